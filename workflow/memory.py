@@ -29,6 +29,7 @@ def buffers(
     zero: int = 0,
     rank: int = 0,
     messages: int = 0,
+    chunks: int = 1,
 ) -> dict[str, int]:
     """Bytes of the flat buffers, and of what a checkpoint copies of this rank's share, by part.
 
@@ -37,10 +38,11 @@ def buffers(
     its share alone; from stage 2 on it accumulates the gradients of its share alone, beside those of one micro-batch.
     Under stage 3 gradients and parameters are of its share alone, too, and `messages` are elements of the memory
     through which layers are fetched; what a checkpoint saves of parameters is a second share, if some are not trained.
+    With several `chunks`, stages of one rank of a pipeline, gradients are added up within a single micro-batch, too.
     """
     start, stop = share(trained, rank, world_size)
     mine = stop - start
-    accumulated = 0 if accumulation == 1 else mine if zero >= 2 else trained
+    accumulated = 0 if accumulation == chunks == 1 else mine if zero >= 2 else trained
     first, last = share(trained + kept, rank, world_size)
     held = mine + kept + (last - first if kept else 0)
     parts = {

@@ -88,12 +88,12 @@ def test_a_layout_trains_as_one_rank_does(name: str, project: Project, one_rank:
 
 def test_a_run_changes_its_layout_as_it_goes_on(project: Project, one_rank: Path) -> None:
     moves: list[tuple[int, int, dict[str, Any]]] = [
-        (4, 2, {"pipeline": 2}), (8, 2, {"horizontal": 2}), (10, 2, {"zero": 1}),
+        (4, 2, {"pipeline": 2}), (6, 4, {"pipeline": 2}), (8, 2, {"horizontal": 2}), (10, 2, {"zero": 1}),
         (14, 4, {"pipeline": 2, "horizontal": 2}), (17, 1, {}), (20, 4, {"pipeline": 2, "zero": 1}),
     ]  # fmt: skip
     for steps, ranks, parallel in moves:
         found = run(project, "moves", ranks, parallel, train__steps=steps)
-    assert [record["step"] for record in of_kind(found, "resume")] == [4, 8, 10, 14, 17]
+    assert [record["step"] for record in of_kind(found, "resume")] == [4, 6, 8, 10, 14, 17]
     same_curve = np.array(curve(found)), np.array(curve(one_rank))
     np.testing.assert_allclose(*same_curve, rtol=1e-5, atol=1e-6)
     here, there = exported(found), exported(one_rank)

@@ -38,7 +38,7 @@ def test_every_element_goes_where_it_belongs(grid: Grid) -> None:
     random = np.random.default_rng([grid.data, grid.pipeline, grid.horizontal])
     for trial in range(6):
         division = random_division(random, grid)
-        read = Division.from_json(division.whole, json.loads(json.dumps(division.to_json())))
+        read = Division.from_json(division.whole, json.loads(json.dumps(division.to_json())), division.grid)
         assert read.to_json() == division.to_json()
         assert [dict(each.regions) for each in read.holdings] == [dict(each.regions) for each in division.holdings]
         values = Values(division, trial)

@@ -8,20 +8,34 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import onnx
 import pytest
+import stage_models
 from graph_build_models import built, run_file, save_model, value
 from kernels import needs_kernels
-from onnx import helper
+from onnx import helper, numpy_helper
 
+from ortflow.workflow.assembly.divide import check_alike
+from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.environment import breaking, differences
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.forecast import forecast
+from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kept import damage, hashes_of
+from ortflow.workflow.layout import FlatIndex, Tensor, share
+from ortflow.workflow.parallel.grid import Grid, Place
+from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.builder import fingerprint_of
+from ortflow.workflow.trainer.canonical import Exchange
+from ortflow.workflow.trainer.divided import DividedTrainer
+from ortflow.workflow.trainer.opening import division_of
+from ortflow.workflow.trainer.part import PartTrainer
 
 pytestmark = needs_kernels
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
@@ -162,6 +176,102 @@ def test_another_layout_is_a_warning_and_not_refused() -> None:
     )
     assert breaking(before, now, same_ranks=True) == []
     assert list(map(str, differences(before, now))) == ["layout: data 2 x pipeline 1 before, pipeline 2 now"]
+
+
+def test_a_run_keeps_its_graphs_and_changes_its_replicas(tmp_path: Path) -> None:
+    model = perceptron(tmp_path / "model.onnx")
+    parallel = {"pipeline": 2, "horizontal": 2}
+    before, now = (run_file(model, resources__ranks_per_node=ranks, parallel=parallel) for ranks in (4, 8))
+    graphs = built(model, resources__ranks_per_node=4, parallel=parallel)
+    assert fingerprint_of(before) == fingerprint_of(now)
+    assert division_of(graphs, before).grid == before.grid
+    division = division_of(graphs, now)
+    assert division.grid == now.grid
+    shares = [Exchange(division, trained=False, sharded=False).share(rank) for rank in range(8)]
+    assert shares == [share(graphs.index.size, rank, 8) for rank in range(8)]
+    # The second replica of the first stage, which the grid before had no rank for.
+    assert division.of(now.grid.place(2)) is division.holdings[0]
+
+
+def test_the_first_stage_holds_what_no_stage_reads(tmp_path: Path) -> None:
+    path = perceptron(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    pooler = numpy_helper.from_array(np.ones((16, 4), np.float32), "pooler.weight")
+    model.graph.initializer.append(pooler)
+    model.graph.node.append(helper.make_node("MatMul", ["h3.tanh", "pooler.weight"], ["pooled"], "/pooler"))
+    model.graph.output.append(value("pooled", ["batch", 4]))
+    onnx.save(model, path)
+    changes: dict[str, Any] = {"resources__ranks_per_node": 2, "parallel": {"pipeline": 2}}
+    loss = {"kind": "cross_entropy", "output": "h4"}
+    graphs = built(path, loss, **changes)
+    first, last = division_of(graphs, run_file(path, loss, **changes)).holdings
+    assert first.index["pooler.weight"].tensor == Tensor("pooler.weight", (16, 4), "frozen")
+    assert "pooler.weight" not in last.index
+
+
+@pytest.mark.parametrize(("zero", "expected"), [(0, 1 + 1 + 2 + 2), (1, 2 * (1 + 1 + 2 + 2))])
+def test_all_ranks_sum_each_square_once(zero: int, expected: float, tmp_path: Path) -> None:
+    grid, sums = Grid(2, 2), list[float]()
+    spec = run_file(tmp_path / "model.onnx", resources__ranks_per_node=4, parallel={"pipeline": 2, "zero": zero})
+    for rank in range(grid.world_size):
+        trainer = object.__new__(PartTrainer)
+        squares, place = HostBuffer(np.zeros(1)), grid.place(rank)
+        # Two spans of each stage, whose replicas have the same gradient, or under ZeRO a share of it each.
+        span = SimpleNamespace(run=lambda squares=squares, place=place: squares.fill(place.stage + 1))
+        world = SimpleNamespace(all_reduce=lambda buffer: sums.append(float(buffer.array[0])))
+        trainer._spec, trainer._squares = spec, squares
+        trainer._squarings = cast(Any, [span, span])
+        trainer._ranks = cast(Any, SimpleNamespace(place=place, world=world))
+        trainer._sum_squares()
+    assert len(sums) == 4
+    assert sum(sums) == expected
+
+
+def test_masks_of_a_stage_wait_for_each_other_once(tmp_path: Path) -> None:
+    model = stage_models.transformer(tmp_path / "model.onnx", layers=2, dropout=0.1)
+    parallel = {"pipeline": 2, "horizontal": 2}
+    graphs = built(model, resources__ranks_per_node=4, parallel=parallel)
+    nodes = onnx.load(graphs.root / "part-1" / "stage01.train.onnx").graph.node
+    dropouts = [node for node in nodes if node.op_type == "Dropout"]
+    waits = [node for node in nodes if node.op_type == "Where" and node.input[1] == node.input[2]]
+    assert len(waits) == len(dropouts) - 1 > 1
+
+
+def test_parts_with_other_collectives_are_refused() -> None:
+    alike: dict[str, list[Kind]] = {"train.onnx": [Kind.ALL_REDUCE, Kind.ALL_REDUCE_MAX], "eval.onnx": []}
+    check_alike([alike, alike])
+    others: list[dict[str, list[Kind]]] = [
+        {**alike, "train.onnx": [Kind.ALL_REDUCE_MAX, Kind.ALL_REDUCE]},
+        {**alike, "train.onnx": [Kind.ALL_REDUCE]},
+        {"eval.onnx": []},
+    ]
+    for other in others:
+        with pytest.raises(UserError, match=r"the parts 0 and 2 of train\.onnx do not run the same collectives"):
+            check_alike([alike, alike, other])
+
+
+@pytest.mark.parametrize(("group", "rows"), [("state", 6), ("frozen", 2)])
+def test_all_stages_check_as_many_samples(group: Any, rows: int, tmp_path: Path, monkeypatch: Any) -> None:
+    checked: list[tuple[int, int]] = []
+
+    class Recorded:
+        def __init__(self, *given: Any) -> None: ...
+
+        def run(self, batch: MicroBatch, keys: Any) -> None:
+            checked.append((batch.count, len(batch.arrays["x"])))
+
+    monkeypatch.setattr("ortflow.workflow.trainer.divided.DividedCheck", Recorded)
+    whole = FlatIndex.place([Tensor("w", (3,), "decay"), Tensor("mean", (3,), group)])
+    trainer = object.__new__(DividedTrainer)
+    trainer.index, trainer._report = whole, Report()
+    trainer._spec = run_file(tmp_path / "model.onnx", data__micro_batch=6)
+    trainer._sessions = cast(Any, SimpleNamespace(kernels=""))
+    trainer._ranks = cast(Any, SimpleNamespace(world=SoloCommunicator(), place=Place(0, 0, 0)))
+    # The stage of this rank has no running statistics.
+    part = SimpleNamespace(graphs=SimpleNamespace(root=tmp_path), index=FlatIndex.place([whole["w"].tensor]))
+    trainer._part = cast(Any, part)
+    trainer.check([MicroBatch({"x": np.zeros((8, 2), np.float32)}, 8)])
+    assert checked == [(rows, rows)]
 
 
 def test_graphs_of_parts_are_looked_after_like_the_others(tmp_path: Path) -> None:

@@ -261,3 +261,32 @@ def test_the_gradient_of_a_whole_tensor_has_the_same_bits_on_all_parts() -> None
     for name, (first, second) in results:
         if divided[0].regions.get(name.removesuffix("_grad"), Region()).whole:
             assert first[name].tobytes() == second[name].tobytes(), name
+
+
+def test_sizes_of_scores_that_are_put_together_are_those_of_the_whole() -> None:
+    random = np.random.default_rng(0)
+    table = random.normal(size=(80, 8)).astype("float32")
+    # A running sum over the axis of a product keeps both layers and scores from being divided further.
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+        g (int64[n, t] ids, float[80, 8] table) => (float "ortflow.loss_sum") {
+            rows = Gather(table, ids)
+            last = Constant <value = int64 {2}> ()
+            state = CumSum(rows, last)
+            turned = Transpose <perm = [1, 0]> (table)
+            scores = MatMul(state, turned)
+            running = CumSum(scores, last)
+            total = ReduceSum <keepdims = 0> (running)
+            size = Size(scores)
+            shape = Shape(scores)
+            count = ReduceSum <keepdims = 0> (shape)
+            both = Add(size, count)
+            divisor = Cast <to = 1> (both)
+            "ortflow.loss_sum" = Div(total, divisor)
+        }""")
+    model = Model(onnx.shape_inference.infer_shapes(proto), {"table": table}, {"ids": random.integers(0, 80, (3, 5))})
+    divided = divide_all(model.proto, model.shapes, ["table"], 2)
+    assert divided[0].regions["table"] == Region(0, ((0, 40),))
+    graphs = [training(each.model, ["table"], kernels=False) for each in divided]
+    expected = run(training(model.proto, ["table"], kernels=False), model.given)
+    differences = off(run_parts(graphs, divided, model.given), expected)
+    assert max(differences.values()) < 1e-5, differences

@@ -132,3 +132,19 @@ def test_the_command_replaces_no_file_and_leaves_none_behind(stages: list[onnx.M
     with pytest.raises(UserError, match=r"stage2\.onnx: .*is not an ONNX model"):
         join_files([Path(file) for file in files], tmp_path / "whole.onnx")
     assert not (tmp_path / "whole.onnx").exists()
+
+
+def test_a_value_inside_one_stage_may_have_the_name_of_anothers_input(tmp_path: Path) -> None:
+    stages = [stage(tmp_path / "0.onnx", ["x", "more"], "a"), stage(tmp_path / "1.onnx", ["a", "product"], "weight.1")]
+    feeds: dict[str, Any] = {
+        name: np.random.default_rng(3).normal(size=(4, 6)).astype("float32") for name in ("x", "more", "product")
+    }
+    # The second stage reads an input of the model that has the name of a value inside the first one.
+    for names in (stages[1].graph.node[0].output, stages[1].graph.node[1].input):
+        names[:] = ["other" if name == "product" else name for name in names]
+    expected = {**feeds, **run_graph(stages[0], feeds)}
+    expected |= run_graph(stages[1], expected)
+    whole, _ = join(stages)
+    onnx.checker.check_model(whole, full_check=True)
+    assert [each.name for each in whole.graph.input] == ["x", "more", "product"]
+    np.testing.assert_array_equal(run_graph(whole, feeds)["weight.1"], expected["weight.1"])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import stage_models
 from graph_build_models import run_graph, save_model, value
@@ -17,10 +18,13 @@ from thread_wire import on_threads
 
 from ortflow.workflow.assembly.stages import Division, StageGraphs
 from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.schedule import Kind
+from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
 from ortflow.workflow.trainer.stage_wire import Held, Wire
 
 LAYOUTS: list[tuple[Kind, int, int]] = [
@@ -201,3 +205,19 @@ def test_a_shape_that_depends_on_the_numbers_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"has the shape \[2, 6\], and \[4, 6\] in another batch"):
         on_threads(2, program)
+
+
+def test_a_value_for_the_next_stage_is_no_metric(tmp_path: Path) -> None:
+    path = stage_models.skipping(tmp_path / "m.onnx")
+    source = onnx.load(path)
+    # As rewrites of ortflow's own name what they make.
+    for node in source.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["ortflow.Identity.1" if name == "1.result" else name for name in names]
+    onnx.save(source, path)
+    made = opened(path).divided(Division(1, chunks=2, cuts=[["ortflow.Identity.1"]]), tmp_path)
+    made.write()
+    device = CpuDevice()
+    sessions = Sessions(device, 1, "error", None)
+    evaluation = StageEvaluation(made.stages, SoloCommunicator(), sessions, lambda session: Binding(session, device))
+    assert evaluation.metrics == {"ortflow.loss_sum", "ortflow.loss_weight"}

@@ -12,7 +12,7 @@ from graph_build_models import run_graph
 from kernels import needs_kernels
 from stage_models import assert_same, batch_of, chain, evaluated, opened
 
-from ortflow.workflow.assembly.stages import Division
+from ortflow.workflow.assembly.stages import Division, build_stages
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import with_kernels_of
 from ortflow.workflow.parallel.stage import StageSet
@@ -140,3 +140,30 @@ def test_more_stages_than_the_model_has_places_for_are_refused(tmp_path: Path) -
     model = model_of("skipping", tmp_path)
     with pytest.raises(UserError, match=r"parallel.pipeline: the model can be cut into \d+ stages at most, and 40"):
         model.divided(Division(40), tmp_path)
+
+
+def test_a_statistic_that_training_and_evaluation_use_in_two_stages_is_refused(tmp_path: Path) -> None:
+    # In training the mean of the batch, which each stage computes for itself, takes the statistic's place.
+    head = """<ir_version: 10, opset_import: ["" : 21]>
+        g (float[n, 4] x, float[4, 4] w0, float[4, 4] w1, float[4] mean) => """
+    body = """
+        p = MatMul(x, w0) h = Relu(p)
+        both = Add(h, middle)
+        out = MatMul(both, w1)
+        "ortflow.loss_sum" = ReduceSum <keepdims = 0> (out)
+        count = Size(out)
+        "ortflow.loss_weight" = Cast <to = 1> (count)
+    """
+    axes = "axes = Constant <value = int64[1] {0}> () part = Constant <value = float {0.1}> ()"
+    moved = "step = Mul(part, average) mean_new = Add(mean, step)"
+    sums = 'float "ortflow.loss_sum", float "ortflow.loss_weight"'
+    prepared, evaluate = (
+        onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+        for text in (
+            f"{head} ({sums}, float[4] mean_new) {{ {axes} average = ReduceMean <keepdims = 0> (x, axes) {moved}"
+            f" middle = Sub(x, average) {body} }}",
+            f"{head} ({sums}) {{ middle = Sub(x, mean) {body} }}",
+        )
+    )
+    with pytest.raises(UserError, match="'mean', one in training and the other in evaluation"):
+        build_stages(prepared, evaluate, ["w0", "w1", "mean"], ["w0", "w1"], Division(2, cuts=[["h"]]), tmp_path)

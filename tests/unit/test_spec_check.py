@@ -219,6 +219,13 @@ def test_a_run_that_agrees_with_itself() -> None:
             ["parallel.zero: is 3, and model.graphs.optimizer updates all parameters together"],
         ),
         (
+            {"parallel": {"zero": 3}, "model": model(graphs={"train": "t.onnx"})},
+            [
+                "parallel.zero: is 3, and gradients are sent by graphs that ortflow has made: "
+                "model.graphs.train is given"
+            ],
+        ),
+        (
             {"parallel": {"zero": 2}, "resources": {"gpus_per_rank": 1}},
             [
                 "parallel.zero: is 2, and ranks on GPUs cannot shard their state in this version: "

@@ -16,7 +16,7 @@ from ortflow.workflow.assembly.stages import Division as Stages
 from ortflow.workflow.assembly.stages import build_stages
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.division.divide import divide as divide_layers
-from ortflow.workflow.graph.ir.collective import finish, has_collectives
+from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, is_collective, kind_of
 from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, Holding, folder_of
@@ -88,17 +88,18 @@ def divide(
     section, cuts = spec.parallel, spec.parallel.cuts
     held: list[list[Held]] = []
     files: dict[Path, bytes] = {}
+    collectives: list[dict[str, list[Kind]]] = []
     notes: list[str] = []
     for part in range(section.horizontal):
         lines: list[str] = []
         forward, evaluated, regions = prepared, evaluate, dict[str, Region]()
         if section.horizontal > 1:
             forward, evaluated, regions, lines = _part_of(spec, whole, prepared, evaluate, trained, part)
-        folder = folder_of(root, part)
+        folder, graphs = folder_of(root, part), dict[str, onnx.ModelProto]()
         if section.pipeline == 1:
             train, faster = train_graph(forward)
-            made = {"train.onnx": train, with_kernels_of(Path("train.onnx")).name: faster, "eval.onnx": evaluated}
-            files |= {folder / name: _finished(model) for name, model in made.items()}
+            graphs = {"train.onnx": train, with_kernels_of(Path("train.onnx")).name: faster, "eval.onnx": evaluated}
+            files |= {folder / name: _finished(model) for name, model in graphs.items()}
             held.append([Held([entry.name for entry in whole], regions)])
         else:
             # The parts of a stage run alike: all are cut where the first is.
@@ -107,12 +108,17 @@ def divide(
             )
             cut = build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
             cuts = cut.cuts
-            for path, data in cut.files.items():
-                files[path] = _finished(onnx.load_from_string(data)) if path.suffix == ".onnx" else data
+            files |= cut.files
+            graphs = {p.name: onnx.load_from_string(data) for p, data in cut.files.items() if p.suffix == ".onnx"}
             lines += cut.notes
             tensors = [cut.stages.tensors_of(stage) for stage in range(section.pipeline)]
+            read = set[str]().union(*tensors)
+            # What only other outputs of the model are computed with is saved and exported all the same.
+            tensors[0] += [entry.name for entry in whole if entry.name not in read]
             held.append([Held(names, {n: regions[n] for n in names if n in regions}) for names in tensors])
+        collectives.append({name: _collectives(model) for name, model in graphs.items()})
         notes += lines if not part else ()
+    check_alike(collectives)
     ordered = [held[part][stage] for stage in range(section.pipeline) for part in range(section.horizontal)]
     try:
         division = division_of(whole, spec.grid, ordered)
@@ -146,6 +152,30 @@ def _finished(model: onnx.ModelProto) -> bytes:
     if has_collectives(model):
         finish(model)
     return bytes(model.SerializeToString(deterministic=True))
+
+
+def _collectives(model: onnx.ModelProto) -> list[Kind]:
+    """The collectives of a graph in the order in which they run."""
+    return [kind_of(node) for node in model.graph.node if is_collective(node)]
+
+
+def check_alike(collectives: Sequence[Mapping[str, Sequence[Kind]]]) -> None:
+    """Raise UserError if parts run other collectives than the first one does: they would wait for each other for ever.
+
+    Parameters
+    ----------
+    collectives
+        Of each part, by the name of its graphs.
+    """
+    first = collectives[0]
+    for part, each in enumerate(collectives):
+        unlike = [name for name in {**first, **each} if first.get(name) != each.get(name)]
+        if unlike:
+            raise UserError(
+                f"the parts 0 and {part} of {unlike[0]} do not run the same collectives in the same order",
+                where="parallel.horizontal",
+                fix="set it to 1, and report the model to ortflow",
+            )
 
 
 def division_of(whole: FlatIndex, grid: Grid, held: Sequence[Held]) -> Division:

@@ -21,7 +21,7 @@ from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.stages.balance import balanced_cuts, sizes_of
-from ortflow.workflow.graph.stages.cut import WHERE
+from ortflow.workflow.graph.stages.cut import STATISTIC, WHERE
 from ortflow.workflow.graph.stages.derivative import Derivative, carries_gradient, differentiate_pieces
 from ortflow.workflow.graph.stages.halves import halves
 from ortflow.workflow.graph.stages.pieces import Piece, cut_graph
@@ -144,6 +144,7 @@ def build_stages(
         )
         behind = derivative.received
     made = StageSet(root, tuple(stages), division.ranks)
+    _check_statistics(prepared.graph, made)
     files: dict[Path, bytes] = {}
     for number in range(count):
         files |= _training_files(made, number, pieces[number], derivatives[number], division, weights)
@@ -154,6 +155,19 @@ def build_stages(
     reached = {name for derivative in derivatives for name in derivative.trained}
     notes += _notes(cuts, made)
     return StageGraphs(made, files, cuts, tuple(name for name in trained if name in reached), tuple(notes))
+
+
+def _check_statistics(prepared: onnx.GraphProto, made: StageSet) -> None:
+    """Only one rank of a pipeline moves a running statistic: no other may evaluate with it."""
+    moving = {value.name.removesuffix(STATISTIC) for value in prepared.output if value.name.endswith(STATISTIC)}
+    for name, ranks in made.holders().items():
+        if name in moving and len(ranks) > 1:
+            raise UserError(
+                f"the ranks {ranks[0]} and {ranks[1]} of a pipeline both use the running statistic {name!r}, one in "
+                "training and the other in evaluation",
+                where=WHERE,
+                fix="cut the model where its layers are not in two stages",
+            )
 
 
 def _training_files(

@@ -120,13 +120,13 @@ class Division:
         return joined(found).within_whole(start, stop)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, the whole index left out."""
-        return {"grid": vars(self.grid), "holdings": [_plain(holding) for holding in self.holdings]}
+        """Plain data, without the whole index and the grid: a run may resume with another number of replicas."""
+        return {"holdings": [_plain(holding) for holding in self.holdings]}
 
     @classmethod
-    def from_json(cls, whole: FlatIndex, data: Mapping[str, Any]) -> Division:
-        """What `to_json` wrote."""
-        return cls(whole, Grid(**data["grid"]), tuple(_holding(each) for each in data["holdings"]))
+    def from_json(cls, whole: FlatIndex, data: Mapping[str, Any], grid: Grid) -> Division:
+        """What `to_json` wrote, on a grid of as many stages and parts."""
+        return cls(whole, grid, tuple(_holding(each) for each in data["holdings"]))
 
 
 def _plain(holding: Holding) -> dict[str, Any]:

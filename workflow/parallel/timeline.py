@@ -1,6 +1,6 @@
 """When each action of a pipeline's schedule begins and ends, and what the ranks wait. Pure.
 
-Called by `ortflow plan` and by tests: a schedule that would wait for ever raises ValueError here.
+Used by `benchmarks/pipeline.py`; a schedule that would wait for ever raises ValueError here.
 """
 
 from __future__ import annotations

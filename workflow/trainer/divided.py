@@ -24,7 +24,7 @@ from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, Step
 from ortflow.workflow.trainer.canonical import PARAMETERS, CanonicalState, to_first
 from ortflow.workflow.trainer.divided_check import DividedCheck, key_of
 from ortflow.workflow.trainer.environment import environment_of
-from ortflow.workflow.trainer.first_gradient import cut
+from ortflow.workflow.trainer.first_gradient import cut, rows_of
 from ortflow.workflow.trainer.inference import export_checked
 from ortflow.workflow.trainer.part import PartTrainer
 
@@ -92,8 +92,10 @@ class DividedTrainer(Trainer):
         if not self._spec.train.check_gradient:
             return
         keys = self._ranks.world.gather(key_of(self._part.graphs.root, self._sessions.kernels, self._ranks.place))
+        # Of the whole model: a stage without running statistics checks with as many samples as one that has some.
+        rows = rows_of(self.index, self._spec.data.micro_batch)
         for batch in islice(samples, 1):
-            few = cut(batch, self._part.rows_to_check)
+            few = cut(batch, rows)
             DividedCheck(self._part, self._ranks, self._spec.seed, self._report).run(few, keys)
 
     def step(

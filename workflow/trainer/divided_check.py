@@ -11,7 +11,6 @@ import math
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,12 @@ import numpy.typing as npt
 from ortflow.workflow.comm.grid import GridRanks
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.division import TRAINED
 from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.differences import SMALLEST_SCALE
+from ortflow.workflow.trainer.first_gradient import has_passed, remember
 from ortflow.workflow.trainer.part import PartTrainer
 
 VERSION = 1
@@ -61,10 +60,8 @@ class DividedCheck:
 
         Raises UserError, equal on all ranks of a replica, if a gradient is wrong.
         """
-        places = list(cache_folders("gradients"))
         key = hashlib.sha256(" ".join(keys).encode()).hexdigest() if keys is not None else ""
-        known = keys is not None and any((place / key).exists() for place in places)
-        if self._ranks.world.broadcast_object(known):
+        if self._ranks.world.broadcast_object(keys is not None and has_passed(key)):
             return
         start = time.perf_counter()
         try:
@@ -79,10 +76,7 @@ class DividedCheck:
         seconds = time.perf_counter() - start
         self._report.record("gradient_check", seconds=round(seconds, 6), compared=compared)
         self._report.note(f"gradient checked: {compared}, {seconds:.1f} s")
-        for place in places:
-            with suppress(OSError):
-                (place / key).touch()
-                return
+        remember(key)
 
     def _compare(self, batch: MicroBatch) -> str | None:
         loss, gradients = self._part.gradient_of(batch, self._seed)

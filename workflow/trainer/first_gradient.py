@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import islice
 
 from ortflow.workflow.kernels.library import cache_folders
+from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.trainer import MicroBatch, Report
 
 
@@ -33,7 +34,7 @@ def check_once(
         seconds = time.perf_counter() - start
         report.record("gradient_check", seconds=round(seconds, 6), compared=compared)
         report.note(f"gradient checked: {compared}, {seconds:.1f} s")
-        _remember(key)
+        remember(key)
 
 
 def has_passed(key: str) -> bool:
@@ -46,7 +47,17 @@ def cut(batch: MicroBatch, rows: int) -> MicroBatch:
     return MicroBatch({name: array[:rows] for name, array in batch.arrays.items()}, min(batch.count, rows))
 
 
-def _remember(key: str) -> None:
+def rows_of(index: FlatIndex, micro_batch: int) -> int:
+    """Samples to check the gradient of a whole model with: few, so that the check takes less memory than training does.
+
+    Statistics over a batch of two are no model of those over a micro-batch, so then it is a whole one.
+    """
+    has_statistics = any(entry.tensor.group == "state" for entry in index)
+    return micro_batch if has_statistics else min(2, micro_batch)
+
+
+def remember(key: str) -> None:
+    """Remember that a check of what `key` stands for has passed, if there is a folder for it."""
     for place in cache_folders("gradients"):
         with suppress(OSError):
             (place / key).touch()

@@ -285,27 +285,16 @@ class GraphTrainer(Trainer):
         """Check the gradient on a micro-batch, if the run file wants it and the same has not passed before."""
         if not self._spec.train.check_gradient:
             return
-        from ortflow.workflow.trainer.first_gradient import check_once
+        from ortflow.workflow.trainer.first_gradient import check_once, rows_of
 
-        key = self.gradient_key()
-        check_once(
-            key, samples, self.rows_to_check, lambda batch: self.check_gradient(batch, self._spec.seed), self._report
-        )
+        key, rows = self.gradient_key(), rows_of(self.index, self._spec.data.micro_batch)
+        check_once(key, samples, rows, lambda batch: self.check_gradient(batch, self._spec.seed), self._report)
 
     def gradient_key(self) -> str:
         """A hash of everything that decides on the gradient: while it stays, one check is enough."""
         from ortflow.workflow.trainer.gradient_check import key_of
 
         return key_of(self._graphs, self._sessions.kernels)
-
-    @property
-    def rows_to_check(self) -> int:
-        """Samples to check the gradient with: few, so that the check takes less memory than training does.
-
-        Statistics over a batch of two are no model of those over a micro-batch, so then it is a whole one.
-        """
-        has_statistics = any(entry.tensor.group == "state" for entry in self.index)
-        return self._spec.data.micro_batch if has_statistics else min(2, self._spec.data.micro_batch)
 
     def check_gradient(self, batch: MicroBatch, seed: int) -> str | None:
         """Check on a real micro-batch, on this rank alone, that the gradient is the loss's; what was compared.
@@ -387,6 +376,7 @@ class GraphTrainer(Trainer):
             world_size=self._comm.world_size,
             zero=self._spec.parallel.zero,
             rank=self._comm.rank,
+            chunks=self._spec.parallel.chunks,
         )
 
     def give_memory_back(self) -> None:

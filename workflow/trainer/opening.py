@@ -30,7 +30,7 @@ def open_divided(
 ) -> DividedTrainer:
     """The trainer of this rank, with the parameters of the model file; collective over the communicator."""
     ranks = GridRanks.connect(communicator, spec.grid)
-    division = Division.from_json(graphs.index, json.loads((graphs.root / NAME).read_text(encoding="utf-8")))
+    division = division_of(graphs, spec)
     holding = division.of(ranks.place)
     here = replace(graphs, root=folder_of(graphs.root, ranks.place.part), index=holding.index)
     if spec.parallel.horizontal > 1:
@@ -50,6 +50,12 @@ def open_divided(
     if communicator.rank == 0:
         report.note(_words(division))
     return DividedTrainer(graphs, spec, sessions, ranks, division, part, report)
+
+
+def division_of(graphs: GraphSet, spec: RunSpec) -> Division:
+    """The division of the graphs, on the grid of this attempt, whose replicas may be more or fewer than before."""
+    data = json.loads((graphs.root / NAME).read_text(encoding="utf-8"))
+    return Division.from_json(graphs.index, data, spec.grid)
 
 
 def _words(division: Division) -> str:

@@ -121,10 +121,12 @@ class PartTrainer(ZeroTrainer):
         for squaring in self._squarings:
             squaring.run()
             total += self._squares.read()
+        if not self._spec.parallel.zero and self._ranks.place.data:
+            # Each replica has the whole gradient. A sum of each over its own ranks may differ in rounding, and then
+            # the replicas' parameters would.
+            total[:] = 0
         self._squares.write(total)
-        # Without ZeRO, each replica has the whole gradient.
-        everyone = self._ranks.world if self._spec.parallel.zero else self._ranks.replica
-        everyone.all_reduce(self._squares)
+        self._ranks.world.all_reduce(self._squares)
 
     def _sum_norms(self, sums: Buffer) -> None:
         self._sharers.all_reduce(sums)

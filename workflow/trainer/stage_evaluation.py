@@ -49,9 +49,12 @@ class StageEvaluation:
         self._stages, self._device, self._ranks = stages, sessions.device, stages.ranks
         self._wire = Wire(pipeline, sessions.device, len(stages.stages))
         self._chunks: list[_Chunk] = []
+        self.metrics: set[str] = set()
+        """Outputs that are for no other stage."""
         for stage in stages.of_rank(pipeline.rank):
             binding = bind(sessions.open(stages.eval(stage.number)))
             made = sorted({value.name for value in stage.eval_sends} & binding.outputs)
+            self.metrics |= binding.outputs.difference(made)
             self._chunks.append(_Chunk(stage, binding, made))
         self._sent: list[Arrival] = []
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ortflow.workflow.device import Buffer
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.sessions.session import Binding
@@ -30,17 +29,13 @@ class StageTrainer(PartTrainer):
             # Chunks of one rank may give gradients of the same weight.
             self._scratch = self._sessions.device.allocate(self.index.trained, np.float32)
         self._runner = StageRunner(
-            stages, parallel.schedule, self._ranks.stages, self._sessions, self.index, self._bind_pass,
+            stages, parallel.schedule, self._ranks.stages, self._sessions, self.index, self._bind_training,
             self._gradients, self._scratch,
         )  # fmt: skip
         self._evaluations: list[Binding] = []
         self._evaluator = StageEvaluation(stages, self._ranks.stages, self._sessions, self._bind_evaluation)
-        here = sorted({name for each in self._evaluations for name in each.outputs if name.startswith("ortflow.")})
-        found = self._ranks.stages.gather(here)
+        found = self._ranks.stages.gather(sorted(self._evaluator.metrics))
         self._metric_outputs = self._ranks.stages.broadcast_object(found[-1] if found is not None else None)
-
-    def _bind_pass(self, session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
-        return self._bind_training(session, gradients)
 
     def _bind_evaluation(self, session: onnxruntime.InferenceSession) -> Binding:
         binding = Binding(session, self._sessions.device)

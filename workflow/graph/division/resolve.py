@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.graph.division.cut import Cut, Unsupported
+from ortflow.workflow.graph.division.cut import Cut
 from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.plan import Plan
 from ortflow.workflow.graph.ir.edit import attributes_of
@@ -72,10 +72,3 @@ def _comes_from_tensor(facts: Facts, value: str) -> bool:
             return False
         value = node.input[0]
     return value in facts.tensors
-
-
-def check(facts: Facts, plan: Plan) -> None:
-    """Raises Unsupported where a constant list would have to change that is not one."""
-    for place, slot in plan.lists:
-        if facts.constant(facts.nodes[place].input[slot]) is None:
-            raise Unsupported("sizes that are computed")

@@ -124,7 +124,9 @@ class Rewrite:
                 node.input[slot] = self._sizes(node.input[slot], *plan.sizes[place, slot])
             if (place, slot) in plan.lists:
                 node.input[slot] = write.ints(*(size // write.parts for size in plan.lists[place, slot]))
-        cut = next((plan.cuts[name] for name in originals if name in plan.cuts), None)
+        # Readers of what is put together read the whole.
+        shared = [name for name in originals if name in plan.cuts and name not in plan.gathered]
+        cut = plan.cuts[shared[0]] if shared else None
         if node.op_type in ("Shape", "Size") and node.domain == "" and cut is not None:
             self._size(node, cut)
         elif node.op_type == "Dropout" and node.domain == "" and cut is not None:

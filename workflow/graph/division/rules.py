@@ -241,6 +241,8 @@ def _split(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Made:
         raise s.unsupported(node)
     if attributes_of(node).get("axis", 0) % rank != cut.axis:
         return [cut] * len(node.output)
+    if any(s.facts.size(name, cut.axis) is None for name in node.output):
+        raise s.unsupported(node)
     sizes = tuple(s.shape(name)[cut.axis] for name in node.output)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     made = [_blocks(s, node, cut, start, start + size, sizes) for start, size in zip(starts, sizes, strict=True)]

@@ -35,12 +35,12 @@ def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[
     inputs: dict[str, onnx.ValueInfoProto] = {}
     outputs: dict[str, onnx.ValueInfoProto] = {}
     last_read: dict[str, int] = {}
-    taken: set[str] = set()
+    # A value inside one stage must not be what another one calls its input or output.
+    taken = {name for model in models for name in _public(model.graph)}
     renamed: list[dict[str, str]] = []
     for number, model in enumerate(models):
         graph = model.graph
-        given = {tensor.name for tensor in graph.initializer}
-        public = [value for value in graph.input if value.name not in given]
+        public = _inputs(graph)
         for value in public:
             last_read[value.name] = number
             if value.name in outputs:
@@ -55,11 +55,9 @@ def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[
                 where=f"{WHERE} {number}",
                 fix=f"name its inputs like outputs of those: {_names(outputs.values())}",
             )
-        fixed = {value.name for value in (*public, *graph.output)}
-        names = {name: _free(name, number, taken) for name in sorted(_own(graph) - fixed)}
+        names = {name: _free(name, number, taken) for name in sorted(_own(graph) - _public(graph))}
         renamed.append(names)
         _append(whole, model, number, names)
-        taken |= fixed
         for value in graph.output:
             made[value.name], outputs[value.name] = number, value
     whole.graph.input.extend(inputs.values())
@@ -120,6 +118,17 @@ def _check_fit(made: onnx.ValueInfoProto, read: onnx.ValueInfoProto, where: str)
             where=where,
             fix="export them alike",
         )
+
+
+def _inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Inputs that are no weights."""
+    given = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in given]
+
+
+def _public(graph: onnx.GraphProto) -> set[str]:
+    """Names of what goes in and out."""
+    return {value.name for value in (*_inputs(graph), *graph.output)}
 
 
 def _own(graph: onnx.GraphProto) -> set[str]:

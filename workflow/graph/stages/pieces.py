@@ -90,15 +90,6 @@ def cut_graph(model: onnx.ModelProto, cuts: Sequence[Sequence[str]], weights: Co
     return pieces
 
 
-def shared_weights(pieces: Sequence[Piece]) -> dict[str, list[int]]:
-    """Weights that several stages hold -> those stages."""
-    holders: dict[str, list[int]] = {}
-    for number, piece in enumerate(pieces):
-        for name in piece.weights:
-            holders.setdefault(name, []).append(number)
-    return {name: stages for name, stages in holders.items() if len(stages) > 1}
-
-
 def _graph(
     model: onnx.ModelProto,
     number: int,

@@ -94,3 +94,7 @@ def _zero(spec: RunSpec) -> Iterator[Problem]:
     elif spec.model is not None and spec.model.graphs.optimizer:
         what = f"is {stage}, and model.graphs.optimizer updates all parameters together"
         yield Problem(ZERO, what, "remove one of them", others=(("model", "graphs", "optimizer"),))
+    elif spec.model is not None and spec.model.graphs.train and stage == 3:
+        # ONNX Runtime checks the gradients that it writes into a buffer, and nobody those that a node sends.
+        what = "is 3, and gradients are sent by graphs that ortflow has made: model.graphs.train is given"
+        yield Problem(ZERO, what, "set it to 2, or remove the graph", others=(("model", "graphs", "train"),))
