@@ -37,7 +37,7 @@ class StageGraphs:
 
     stages: StageSet
     files: dict[Path, bytes]
-    """Path -> content. Graphs of `with_kernels_of` contain ortflow's operators; the description of the set comes last."""
+    """Path -> content. Graphs of `with_kernels_of` contain ortflow's operators; the set's description comes last."""
     cuts: list[list[str]]
     """The tensors at which the model was cut."""
     trained: tuple[str, ...]

@@ -106,7 +106,7 @@ class Context:
             raise trouble
 
     def leave_if_asked(self, *, saved: bool = True) -> None:
-        """Agree with all ranks whether any was asked to exit; if so, raise Preempted. Between steps, nothing is lost."""
+        """Raises Preempted on all ranks if any was asked to exit. Called between steps, so that nothing is lost."""
         asked = self.world.gather(self.stop.reason)
         reason = self.world.broadcast_object(next((r for r in asked if r), None) if asked is not None else None)
         if reason:

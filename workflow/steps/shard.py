@@ -61,7 +61,7 @@ class Stream:
         self._training = batches.read_from(Position(progress.epoch, progress.sample))
 
     def _open_both(self, section: DataSection) -> tuple[Source, Source]:
-        """Training set and held-out set (the training set if there is none). Raises Faults with the problems of both."""
+        """Training set and held-out set (the training set if there is none). Raises Faults with all their problems."""
         faults: list[UserError] = []
         sources: list[Source] = []
         sets = [(section.train, "data.train"), *([(section.eval, "data.eval")] if section.eval else [])]

@@ -34,7 +34,7 @@ TOLERANCE = 0.03
 """Tolerance of a derivative, beyond both errors."""
 PIECE = 1 << 16
 """Elements that are computed together: a multiple of 8, small enough for the processor's cache."""
-CONTROL_VALUES = 2
+DIRECTIONS = 2
 """Number of random directions that must disagree before a tensor is named, or agree before it passes."""
 
 
@@ -112,10 +112,10 @@ class Differences:
         return max(max(losses) - min(losses), abs(losses[1]) * 2.0**-22)
 
     def check(self, tensors: Sequence[Tensor], rounding: float) -> Disagreement | None:
-        """Compare along random directions through all the tensors, until CONTROL_VALUES of them say the same."""
+        """Compare along random directions through all the tensors, until DIRECTIONS of them say the same."""
         agreed, disagreed = 0, 0
         found: Disagreement | None = None
-        while agreed < CONTROL_VALUES and disagreed < CONTROL_VALUES:
+        while agreed < DIRECTIONS and disagreed < DIRECTIONS:
             direction = self._direction(agreed + disagreed, 1 / math.sqrt(len(tensors)))
             claimed = sum(t.derivative(direction(place, t)) for place, t in enumerate(tensors))
             measured = self._contradicts(claimed, tensors, direction, rounding)
@@ -124,7 +124,7 @@ class Differences:
             else:
                 disagreed += 1
                 found = Disagreement(tuple(t.name for t in tensors), claimed, measured)
-        return found if disagreed == CONTROL_VALUES else None
+        return found if disagreed == DIRECTIONS else None
 
     def _contradicts(
         self, claimed: float, tensors: Sequence[Tensor], direction: Direction, rounding: float

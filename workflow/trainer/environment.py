@@ -1,4 +1,4 @@
-"""The computing environment of a rank of the trainer `graph`, as texts and hashes, for the record of every checkpoint."""
+"""The environment of a rank of the trainer `graph`, as texts and hashes, for the record of every checkpoint."""
 
 from __future__ import annotations
 

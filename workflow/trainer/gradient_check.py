@@ -112,7 +112,7 @@ class GradientCheck:
             raise self._differ(f"the gradient of {name!r} (by {share:.2g} of it)")
 
     def _wrong(self, training: Binding, gradients: Vector) -> dict[str, float]:
-        """Tensors whose gradient in the buffer differs from the given one of `training`, and the relative difference."""
+        """Tensors whose gradient in the buffer differs from the given one, and the relative difference."""
         errors, scales = self._errors(gradients), self._scales(gradients)
         wrong = [name for name, error in errors.items() if not error <= TOLERANCE * scales[name]]
         if wrong:
