@@ -71,12 +71,12 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         check_constants(source.skeleton, section.path)
         notes, warnings = list(source.notes), list(source.warnings)
         forward = source.forward(output_of(source.skeleton.graph, section.loss))
-        batch = _batch_input(forward.graph, source)
+        batch = batch_input(forward.graph, source)
         if section.graphs.train:
             train, trained = user_train_graph(section.graphs.train, source)
             faster = placed = halves = prepared = None
         else:
-            prepared, more = _with_loss(forward, spec, source, batch)
+            prepared, more = with_loss(forward, spec, source, batch)
             notes += more
             train, faster, placed, trained, more = _train_graph(prepared, spec, source, length)
             notes += more
@@ -90,7 +90,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
                 f"not trained, because the training graph has no gradient for it: {_some(left)}, {values:,} values,"
                 f" {share:.2%} of the parameters"
             )
-        evaluate, bounds = _eval_graph(forward, spec, source, batch)
+        evaluate, bounds = eval_graph(forward, spec, source, batch)
         data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
         inputs = batch_inputs([train.graph, evaluate.graph], source.tensors, data)
         check_batches(inputs, spec.data)
@@ -151,7 +151,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
     return result
 
 
-def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
+def batch_input(graph: onnx.GraphProto, source: Source) -> str:
     """A data input that the loss depends on: its first axis is the batch."""
     read = used(graph)
     names = [str(v.name) for v in graph.input if v.name in read and v.name not in {SEED, *source.tensors}]
@@ -160,9 +160,7 @@ def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
     return min(names, key=lambda name: name in source.labels)
 
 
-def _with_loss(
-    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
-) -> tuple[onnx.ModelProto, list[str]]:
+def with_loss(forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str) -> tuple[onnx.ModelProto, list[str]]:
     """The forward graph in training mode, its outputs the loss and the new states, and log lines."""
     model = onnx.ModelProto()
     model.CopyFrom(forward)
@@ -214,7 +212,7 @@ def _in_half(
     return halved(prepared, trained, spec.train.precision, spec.onnx_model.recompute)
 
 
-def _eval_graph(
+def eval_graph(
     forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
     """The evaluation graph, and the number of classes if labels are classes and it is known."""

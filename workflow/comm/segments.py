@@ -59,7 +59,7 @@ class Start:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         """Create the record, and remove what dead ranks left; both as far as the folder permits."""
-        self._folder, self._descriptor = folder, -1
+        self._folder, self.descriptor = folder, -1
         self._before = sorted(_there(folder))
         self._path = folder / f"ortflow_mpi_{os.getuid()}_{os.urandom(8).hex()}"
         with suppress(OSError):
@@ -78,7 +78,7 @@ class Start:
             temporary.unlink(missing_ok=True)
             os.close(descriptor)
             raise
-        self._descriptor = descriptor
+        self.descriptor = descriptor
 
     def _text(self, **more: list[str]) -> str:
         record: dict[str, Any] = {"before": self._before, "session": daemon_files.own(), **more}
@@ -93,18 +93,18 @@ class Start:
                     (self._folder / name).unlink()
             else:
                 kept.append(name)
-        if self._descriptor >= 0:
+        if self.descriptor >= 0:
             with suppress(OSError):
                 # A single write, and longer than what it overwrites: the record is complete at every moment.
-                os.pwrite(self._descriptor, self._text(mapped=sorted(set(kept))).encode(), 0)
+                os.pwrite(self.descriptor, self._text(mapped=sorted(set(kept))).encode(), 0)
         daemon_files.remove_topologies()
 
     def close(self) -> None:
         """Remove the record: nothing of this rank's MPI is left."""
-        if self._descriptor >= 0:
+        if self.descriptor >= 0:
             self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def sweep(folder: Path = FOLDER) -> list[str]:
@@ -122,11 +122,11 @@ def sweep(folder: Path = FOLDER) -> list[str]:
     old = there.intersection(*(one.before for one in records if one.alive and one.mapped is None))
     left = {one.path: one.left(there) for one in dead}
     recorded = {name for one in dead for name in one.mapped or ()}
-    gone = _unmapped({name for names in left.values() for name in names if name in old or name in recorded})
+    gone = unmapped({name for names in left.values() for name in names if name in old or name in recorded})
     if gone:
         # Another program of this user may have created one just now, and will map it in a moment.
         time.sleep(SETTLE)
-        gone = _unmapped(gone)
+        gone = unmapped(gone)
     for name in gone:
         with suppress(OSError):
             (folder / name).unlink()
@@ -176,7 +176,7 @@ def _records(folder: Path) -> Iterator[_Record]:
                 os.close(descriptor)
 
 
-def _unmapped(names: set[str]) -> set[str]:
+def unmapped(names: set[str]) -> set[str]:
     if not names:
         return set()
     return names - {name for process in os.listdir("/proc") if process.isdigit() for name in _mapped(process)}

@@ -87,9 +87,9 @@ class Exchange:
         """Perform a step for a node, whose fp32 inputs and outputs lie at these addresses."""
         step = self._steps[channel][number]
         if isinstance(step.step, Fetch):
-            self._fetch(channel, number, [_at(*each) for each in zip(made, step.sizes, strict=True)])
+            self._fetch(channel, number, [memory_at(*each) for each in zip(made, step.sizes, strict=True)])
         else:
-            self._send(step, [_at(*each) for each in zip(given, step.sizes, strict=True)])
+            self._send(step, [memory_at(*each) for each in zip(given, step.sizes, strict=True)])
 
     def take_part(self, channel: int) -> None:
         """Perform all steps of a program without its graph: discards what is fetched, and sends zero gradients."""
@@ -152,7 +152,7 @@ class Exchange:
         return part.array
 
 
-def _at(address: int, count: int) -> Array:
+def memory_at(address: int, count: int) -> Array:
     """The memory of an ONNX Runtime tensor, as an array."""
     if not count:
         return np.empty(0, np.float32)
