@@ -28,7 +28,7 @@ def seconds(limit: str | int) -> int:
 
 
 def digest(text: str) -> str:
-    """A short hash of a text, as letters."""
+    """A short hash of a text, in hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST]
 
 
