@@ -25,10 +25,10 @@ MpiKind = Literal["mpich", "openmpi"]
 
 @dataclass(frozen=True)
 class Mpi:
-    """The process manager of each MPI."""
+    """The process manager of an MPI."""
 
     kind: MpiKind
-    """mpich represents all that start processes with Hydra."""
+    """mpich stands for every MPI whose process manager is Hydra."""
     executable: str
 
 

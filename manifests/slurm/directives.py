@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 SIGNAL = "USR2"
-"""Seconds between the signal and the time limit: the ranks save, and the supervisor process has the job requeued."""
+"""Sent to the supervisor process before the time limit: the ranks save, and it has the job requeued."""
 
 _MIB = 1024**2
 

@@ -37,7 +37,7 @@ REACH = 2e-2
 TOLERANCE = 2e-2
 """Tolerance of a derivative."""
 ROUNDING = 4e-7
-"""Tolerance of a loss."""
+"""Relative rounding error of a loss."""
 Vector = npt.NDArray[np.float32]
 
 

@@ -38,7 +38,7 @@ NOISY = 0.01
 SECONDS, STEPS = 4.0, 4
 """Duration of the comparison with differences, in seconds or steps, whichever is longer."""
 EVALUATIONS = 8
-"""Tolerance of the loss, to compare a correct gradient."""
+"""Evaluations of the loss that the comparison of a correct gradient needs."""
 AT_A_TIME = 16
 """Number of values inside the graph that are fetched together."""
 
