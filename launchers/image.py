@@ -63,7 +63,7 @@ def examine_image(wanted: Wanted) -> Iterator[Finding]:
     yield _home()
     port = _port(wanted.port)
     yield port
-    programs = _ssh_programs()
+    programs = ssh_programs()
     yield from programs.values()
     yield _login(wanted.port, able=not has_fault([user, port, *programs.values()]))
     yield _temporary()
@@ -133,7 +133,7 @@ def _port(port: int) -> Finding:
     return ok(about, f"nothing listens on {port}")
 
 
-def _ssh_programs() -> dict[str, Finding]:
+def ssh_programs() -> dict[str, Finding]:
     paths = {
         "sshd": next((path for path in SSHD if os.access(path, os.X_OK)), None),
         "ssh": shutil.which("ssh"),

@@ -8,21 +8,21 @@ from pathlib import Path
 SCRIPT = "job.sh"
 """The script's name in the run directory, in the folder with the launcher's name."""
 CARRIED = "--run-file"
-"""Of the supervisor process: the run file stands on its standard input."""
+"""Option of the supervisor process: the run file is on its standard input."""
 FOLDER = "--folder"
-"""Of the supervisor process: where `prepare` runs."""
+"""Option of the supervisor process: the folder in which `prepare` runs."""
 BETWEEN = "---"
-"""The line between the run files of an array's tasks, which are all there, from 0 on."""
+"""The line between the run files of an array's tasks, which are numbered from 0."""
 END = "END_OF_THE_RUN_FILE"
-"""A line that stands in no run file of ours: it holds no colon."""
+"""A line that occurs in no run file that ortflow writes: it contains no colon."""
 
 
 def supervisor(
     python: str, module: str, run_dir: Path, *, carried: bool = False, folder: Path | None = None
 ) -> list[str]:
-    """The words in front of the command that starts the ranks.
+    """The arguments before the command that starts the ranks.
 
-    `carried`: the script has the run file (`fed`), and `prepare` runs in `folder`.
+    `carried`: the script contains the run file (`fed`), and `prepare` runs in `folder`.
     """
     words = [python, "-m", module, str(run_dir)]
     if carried:
@@ -31,7 +31,7 @@ def supervisor(
 
 
 def fed(command: list[str], run_file: str | None) -> Iterator[str]:
-    """The lines of a command with the run file on its standard input, as it is: the shell changes nothing there."""
+    """The lines of a command with the run file on its standard input, unchanged by the shell."""
     yield from command[:-1]
     if run_file is None:
         yield command[-1]

@@ -1,7 +1,7 @@
-"""From a run file to the command line and the environment that start its ranks on this machine.
+"""The command line and the environment that start a run's ranks on this machine.
 
 Pure: nothing is looked up, started or written here. `ortflow.launchers.local` finds the interpreter and the MPI and
-runs what this module says; `ortflow render` prints it.
+starts the command; `ortflow render` prints it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 RANK_MODULE = "ortflow.workflow.rank"
 FOREIGN = ("SLURM_", "PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER", "OMPI_COMM_WORLD_", "MPI_LOCAL", "HYDI_")
-"""Variables of a job around this shell: with them a rank takes a place in that job's world for its own."""
+"""Variables of a job that this shell runs in: with them, a rank would join that job's world."""
 
 MpiKind = Literal["mpich", "openmpi"]
 
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI's own starter of processes."""
+    """The process manager of an MPI."""
 
     kind: MpiKind
-    """mpich stands for all that start processes with Hydra."""
+    """mpich stands for every MPI whose process manager is Hydra."""
     executable: str
 
 
 def command(spec: RunSpec, run_dir: Path, python: str, mpi: Mpi | None) -> list[str]:
-    """What starts all ranks of the run; one rank needs no mpirun."""
+    """The command that starts all ranks of the run; a single rank needs no mpirun."""
     rank = [python, "-m", RANK_MODULE, str(run_dir)]
     if spec.world_size == 1:
         return rank
@@ -42,7 +42,7 @@ def command(spec: RunSpec, run_dir: Path, python: str, mpi: Mpi | None) -> list[
     count = ["-n", str(spec.world_size)]
     arguments = spec.backends.local.arguments
     if mpi.kind == "mpich":
-        # Without it Hydra asks the name service for this machine, which a laptop off its network does not find.
+        # Without it Hydra resolves this machine's name, which fails on a laptop without a network.
         return [mpi.executable, "-localhost", "127.0.0.1", "-print-all-exitcodes", *arguments, *count, *rank]
     # Each rank pins its own threads. More ranks than cores is slow, not wrong.
     return [mpi.executable, "--oversubscribe", "--bind-to", "none", *arguments, *count, *rank]
@@ -64,10 +64,10 @@ def settings(spec: RunSpec, run_dir: Path, attempt: int, mpi: Mpi | None) -> dic
 
 
 def environment(own: Mapping[str, str], outer: Mapping[str, str], folder: str) -> dict[str, str]:
-    """The whole environment of mpirun: the shell's (`outer`) without the place in a job around it, then `own`.
+    """The complete environment of mpirun: the shell's (`outer`) without the variables of a surrounding job, then `own`.
 
-    What the user has set for MPI wins over our defaults. Relative entries of PYTHONPATH become absolute, seen from the
-    shell's `folder`, because ranks run in the run directory.
+    MPI settings of the user take precedence over ortflow's defaults. Relative entries of PYTHONPATH become absolute,
+    relative to the shell's `folder`, because ranks run in the run directory.
     """
     merged = {name: value for name, value in outer.items() if not name.startswith(FOREIGN)}
     for name, value in own.items():
@@ -84,14 +84,14 @@ _MPI_SETTINGS: dict[MpiKind, dict[str, str]] = {
     "mpich": {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo"},
     "openmpi": {
         "OMPI_MCA_btl_tcp_if_include": "lo",
-        # Open MPI 4 would look for ssh, which it needs for other machines alone, and give up where there is none.
+        # Open MPI 4 would look for ssh, which it needs only for other machines, and fail if it is missing.
         "OMPI_MCA_plm": "isolated",
         "OMPI_MCA_pml": "ob1",
         # Its search for network hardware takes a second of each start.
         "OMPI_MCA_btl": "^ofi",
-        # Ranks that wait leave the core to those that work, where cores are fewer than ranks.
+        # Waiting ranks yield the core if there are fewer cores than ranks.
         "OMPI_MCA_mpi_yield_when_idle": "1",
-        # Containers often have no other user than root; Open MPI 4 reads the first pair, 5 the second.
+        # Containers often have no user but root; Open MPI 4 reads the first pair, 5 the second.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_ALLOW_RUN_AS_ROOT": "1",

@@ -140,12 +140,12 @@ class _File:
                 double, relative = compute(doubled(call), weights)[0], _RELATIVE
         found = {}
         for name, *values in zip(self.outputs, actual.outputs, single.outputs, double.outputs, strict=True):
-            found[f"output {name!r}"] = _difference(values, relative, 0.0)
+            found[f"output {name!r}"] = difference(values, relative, 0.0)
         floor = _FLOOR * max((_norm(gradient) for gradient in double.gradients.values()), default=0.0)
         for name, gradient in actual.gradients.items():
             others = [result.gradients.get(name, np.zeros_like(gradient)) for result in (single, double)]
             arrays = [self._without_padding(name, each) for each in (gradient, *others)]
-            found[f"{_GRADIENT}{name!r}"] = _difference(arrays, relative, floor)
+            found[f"{_GRADIENT}{name!r}"] = difference(arrays, relative, floor)
         return {what: fault for what, fault in found.items() if fault}
 
     def _without_padding(self, name: str, gradient: np.ndarray) -> np.ndarray:
@@ -207,7 +207,7 @@ class _File:
         }
 
 
-def _difference(values: list[np.ndarray], relative: float, floor: float) -> str:
+def difference(values: list[np.ndarray], relative: float, floor: float) -> str:
     """In which way a result differs by more than rounding; empty where it does not.
 
     `values`: of the file, and of the module in single and in double precision.

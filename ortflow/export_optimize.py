@@ -63,7 +63,7 @@ def _hide_near_identities(model: Any) -> dict[str, Any]:
     values = {}
     for node in [node for node in graph.all_nodes() if node.op_type in _ARITHMETIC and node.domain == ""]:
         for place, value in enumerate(node.inputs):
-            if value is None or value.const_value is None or not _near_identity(value.const_value):
+            if value is None or value.const_value is None or not near_identity(value.const_value):
                 continue
             if id(value) not in hidden:
                 name = next(fresh)
@@ -75,7 +75,7 @@ def _hide_near_identities(model: Any) -> dict[str, Any]:
     return values
 
 
-def _near_identity(tensor: Any) -> bool:
+def near_identity(tensor: Any) -> bool:
     """Whether a number is close to 0 or 1, but neither. Wider than the optimizer's tolerances of 1e-8 and 1e-5."""
     if tensor.size != 1 or not tensor.dtype.is_floating_point():
         return False

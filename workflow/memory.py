@@ -1,6 +1,6 @@
-"""What a rank holds in memory, part by part, in bytes. Pure but for `peak` and `trim`.
+"""The memory of a rank by part, in bytes. Pure except for `peak` and `trim`.
 
-Shown by `ortflow inspect` before a run and by the event `memory` behind its last step.
+Shown by `ortflow inspect` before a run and by the event `memory` after its last step.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ortflow.workflow.layout import share
 from ortflow.workflow.spec.optimizers import moment_counts
 
 ITEM = 4
-"""Bytes of an element: everything that trains is fp32."""
+"""Bytes per element: everything trained is fp32."""
 KEPT = 256 << 20
-"""Bytes of the end of a rank's checkpoint that are copied before it is written."""
+"""Bytes at the end of a rank's checkpoint that are copied before it is written."""
 
 
 def buffers(
@@ -31,14 +31,15 @@ def buffers(
     messages: int = 0,
     chunks: int = 1,
 ) -> dict[str, int]:
-    """Bytes of the flat buffers, and of what a checkpoint copies of this rank's share, by part.
+    """Bytes of the flat buffers, and of the copy of this rank's share that a checkpoint makes, by part.
 
-    `trained` and `kept` are elements: of parameters that are trained, and of frozen ones and running statistics.
-    `moments` is how many values the optimizer keeps for each trained one. From stage 1 of ZeRO on a rank keeps them for
-    its share alone; from stage 2 on it accumulates the gradients of its share alone, beside those of one micro-batch.
-    Under stage 3 gradients and parameters are of its share alone, too, and `messages` are elements of the memory
-    through which layers are fetched; what a checkpoint saves of parameters is a second share, if some are not trained.
-    With several `chunks`, stages of one rank of a pipeline, gradients are added up within a single micro-batch, too.
+    `trained` and `kept` are numbers of elements: of trained parameters, and of frozen ones and running statistics.
+    `moments` is the number of values that the optimizer keeps per trained element. From stage 1 of ZeRO, a rank keeps
+    them for its share only; from stage 2, it accumulates the gradients of its share only, in addition to those of one
+    micro-batch. Under stage 3, gradients and parameters cover its share only, too, and `messages` is the number of
+    elements in the buffers through which layers are fetched. If some parameters are not trained, a checkpoint saves a
+    second share.
+    With several `chunks`, stages of one rank of a pipeline, gradients are accumulated within a single micro-batch, too.
     """
     start, stop = share(trained, rank, world_size)
     mine = stop - start
@@ -63,13 +64,13 @@ HELP: Mapping[str, tuple[str, str]] = {
     "moments": ("train.optimizer.name", f"values stored per parameter: {moment_counts()}"),
     "activations": ("data.micro_batch", f"{LOWER}; model.recompute recomputes values of the forward pass"),
 }
-"""Part of a device's memory -> the key that it follows, and what to do where it is too large."""
+"""Part of a device's memory -> the key that it depends on, and what to do if it is too large."""
 
 
 def fullest(parts: Mapping[str, int], total: int) -> tuple[str, int]:
-    """The part that takes most of a full device of `total` bytes, and its bytes.
+    """The largest part of a full device of `total` bytes, and its bytes.
 
-    `parts` are the flat buffers'; what is left are the values of the graphs, `activations`.
+    `parts` are the flat buffers'; the remainder is `activations`, the values of the graphs.
     """
     buffers_ = {name: count for name, count in parts.items() if name in HELP}
     whole = {**buffers_, "activations": max(0, total - sum(buffers_.values()))}
@@ -78,18 +79,18 @@ def fullest(parts: Mapping[str, int], total: int) -> tuple[str, int]:
 
 
 def with_peak(parts: Mapping[str, int], highest: int) -> dict[str, int]:
-    """The parts, `values` (what graphs, libraries and data took beside them at most), and the `peak` itself."""
+    """The parts, `values` (the maximum used by graphs, libraries and data), and the `peak` itself."""
     return {**parts, "values": max(0, highest - sum(parts.values())), "peak": highest}
 
 
 def peak() -> int:
-    """Bytes that this process has held at most."""
+    """Maximum resident bytes of this process so far."""
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return highest if sys.platform == "darwin" else highest * 1024
 
 
 def trim() -> None:
-    """Give back to the system what the C library keeps of freed memory, where it can: glibc keeps small pieces."""
+    """Return freed memory to the system if the C library supports it: glibc keeps small blocks."""
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is not None:
         release(0)

@@ -1,4 +1,4 @@
-"""What configure resolved: the numbers every rank runs by. Pure; stored as plan.json in the run directory."""
+"""What configure resolved: the sizes that every rank uses. Pure; stored as plan.json in the run directory."""
 
 from __future__ import annotations
 
@@ -23,36 +23,39 @@ class Plan:
     """Resolved sizes of a run."""
 
     fingerprint: str
-    """Of everything the graphs were made from."""
+    """Hash of everything that the graphs were made from."""
     world_size: int
     replicas: int
-    """Copies of the model; plans of versions that had no other layouts lack it: as many as ranks."""
+    """Copies of the model. In plans of versions without other layouts it is missing and equals the number of ranks."""
     micro_batch: int
-    """Samples a replica and micro-step."""
+    """Samples per replica and micro-step."""
     gradient_accumulation: int
     global_batch: int
-    """Samples a step over all ranks."""
+    """Samples per step over all ranks."""
     samples: int
-    """Samples of the training set."""
+    """Samples in the training set."""
     steps_per_epoch: int
     total_steps: int
     """Steps of the whole run."""
     parameters: int
-    """Trained elements."""
+    """Number of trained elements."""
     graphs: Mapping[str, str]
-    """Hash of each file in the folder of graphs, by name."""
+    """Hash of each file in the folder of graphs, by its name."""
     data: str = ""
-    """Hash of the training set's samples; empty in plans of versions that had none."""
+    """Hash of the training set's samples; empty in plans of versions without it."""
     version: int = VERSION
 
     def save(self, path: Path) -> None:
-        """Write as JSON, with a hash of itself."""
+        """Write as JSON, with a hash of its content."""
         body = asdict(self)
         write_atomically(path, (json.dumps({**body, "hash": _hash(body)}, indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Read what `save` wrote, or an earlier version did; ValueError if it is not that, or OSError."""
+        """Read a plan that `save` of this or an earlier version wrote.
+
+        Raises ValueError if the file is not a valid plan, or OSError.
+        """
         try:
             body = {"graphs": {}, **json.loads(read_whole(path))}
             if body.pop("hash", _hash(body)) != _hash(body):
@@ -68,7 +71,7 @@ class Plan:
 
 
 def number_in(path: Path, key: str) -> int | None:
-    """A positive whole number of a plan, which a client's copy has too; None if there is none."""
+    """A positive integer of a plan, which a client's copy has too; None if it is missing."""
     try:
         plan = json.loads(read_whole(path))
     except (OSError, ValueError, RecursionError):
@@ -80,7 +83,7 @@ def number_in(path: Path, key: str) -> int | None:
 
 
 def _hash(body: Mapping[str, object]) -> str:
-    """Of everything but itself; what an earlier version wrote has none."""
+    """Hash of everything but itself; missing in plans of earlier versions."""
     return hashlib.blake2b(json.dumps({**body, "hash": ""}, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -95,9 +98,9 @@ def _fits(declared: str, value: object) -> bool:
 def resolve(
     spec: RunSpec, *, samples: int, data: str, parameters: int, fingerprint: str, graphs: Mapping[str, str]
 ) -> Plan:
-    """The plan of a run over `samples` samples, whose hash is `data`.
+    """The plan of a run over `samples` samples with the hash `data`.
 
-    Raises UserError if the training set is smaller than one global batch and the rest is dropped.
+    Raises UserError if the training set is smaller than one global batch and the remainder is dropped.
     """
     batch, accumulation = spec.data.micro_batch, spec.accumulation
     division = Division(samples, batch, accumulation, spec.replicas, spec.data.last_batch)
@@ -131,9 +134,9 @@ def resolve(
 
 
 def total_steps(plan: Plan, spec: RunSpec, *, step: int, epoch: int, sample: int) -> int:
-    """Steps of the whole run, seen from a position: another number of replicas may have another global batch.
+    """Steps of the whole run, from the current position: another number of replicas may change the global batch.
 
-    A run of N steps ends at step N; a run of N epochs when its samples are through.
+    A run of N steps ends at step N; a run of N epochs ends when its samples are used up.
     """
     epochs = spec.train.epochs
     if epochs is None or step == 0:

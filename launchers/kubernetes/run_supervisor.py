@@ -163,8 +163,8 @@ class RunSupervisor:
     def _supervise(self, mpi: Mpi) -> int:
         spec = self._spec
         job = Job(
-            self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi), self._clear, LOST,
-            comes_back=True, grace=ranks_grace(spec.backends.kubernetes.grace_seconds),
+            self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi),
+            self.wait_for_old_ranks, LOST, comes_back=True, grace=ranks_grace(spec.backends.kubernetes.grace_seconds),
             room_seconds=spec.checkpoint.wait_for_room,
         )  # fmt: skip
         try:
@@ -235,7 +235,7 @@ class RunSupervisor:
         if self._stop.look():
             raise Preempted("asked to end while waiting for workers")
 
-    def _clear(self) -> None:
+    def wait_for_old_ranks(self) -> None:
         """Return when no rank of an earlier attempt can write any more."""
         if open_attempt(self._run.read_attempts()) is not None and not wait_free(self._run.ranks_lock, 0.0):
             self._clock.sleep(DELAY)

@@ -1,7 +1,7 @@
-"""From a run file to the documents of a run in Kubernetes: an MPIJob and what it needs.
+"""The Kubernetes documents of a run: an MPIJob and the objects that it needs.
 
-Pure: nothing is asked, sent or read here. `ortflow render --backend kubernetes` prints the documents, and the launcher
-sends the same ones. A test compares them with those of the chart, which is written by hand.
+Pure: nothing is queried, sent or read here. `ortflow render --backend kubernetes` prints the documents, and the
+launcher sends the same ones. A test compares them with those of the chart, which is written by hand.
 """
 
 from ortflow.manifests.kubernetes.documents import Placement, documents, job_name, without_claim

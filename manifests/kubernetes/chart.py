@@ -1,7 +1,7 @@
 """The chart's values.schema.json: `python -m ortflow.manifests.kubernetes.chart charts/ortflow` writes it.
 
-It is the run file's own schema, in the draft that every Helm knows. The rest of the chart is written by hand; tests
-compare its defaults with the run file's, and the documents that Helm makes of it with those of `ortflow render`.
+It is the run file's schema, in the draft that every Helm supports. The rest of the chart is written by hand; tests
+compare its defaults with the run file's, and Helm's documents with those of `ortflow render`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ortflow.workflow.spec.file.schema import run_file_schema
 
 TITLE = "ortflow run file, as the chart's values"
 LARGEST = 2**53 - 1
-"""Helm reads numbers as floating-point ones: a larger whole number would silently become another."""
+"""Helm reads numbers as floating point: a larger integer would be changed without an error."""
 
 
 def chart_schema() -> dict[str, Any]:
-    """The schema (draft 7): a run file, with what Kubernetes needs, and what Helm adds to values."""
+    """The schema (draft 7): the run file's, with what Kubernetes requires and what Helm adds to values."""
     written = run_file_schema()
     _need_defaults(written, written, defaults())
     _need(written["$defs"]["KubernetesBackend"], "image", "volume")
@@ -41,7 +41,7 @@ def chart_schema() -> dict[str, Any]:
 
 
 def _need(section: dict[str, Any], *keys: str) -> None:
-    """Have a section's keys be there, with a value."""
+    """Require a section's keys, with a value."""
     section["required"] = sorted({*section.get("required", ()), *keys})
     for key in keys:
         values = section["properties"][key]
@@ -50,7 +50,7 @@ def _need(section: dict[str, Any], *keys: str) -> None:
 
 
 def _need_defaults(schema: dict[str, Any], section: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Have the keys of values.yaml be there: Helm removes a default where a value is null."""
+    """Require the keys of values.yaml: Helm removes a default if a value is null."""
     section["required"] = sorted({*section.get("required", ()), *values})
     for key, value in values.items():
         kind = section["properties"][key].get("$ref", "").removeprefix("#/$defs/")
@@ -63,7 +63,7 @@ def _given(kind: str) -> dict[str, Any]:
 
 
 def _older(schema: Any) -> Any:
-    """A schema in the words of draft 7."""
+    """Convert a schema to draft 7."""
     if isinstance(schema, list):
         return [_older(part) for part in schema]
     if not isinstance(schema, dict):
@@ -93,7 +93,7 @@ def _older(schema: Any) -> Any:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A key that may also stand there without a value."""
+    """A key that may also be null."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
     if "type" in schema and "enum" not in schema and "const" not in schema:

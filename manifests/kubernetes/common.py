@@ -1,4 +1,4 @@
-"""What documents share: metadata, labels, names, and where things lie in a pod. Pure."""
+"""Shared by all documents: metadata, labels, names, and paths in a pod. Pure."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ortflow.workflow.spec.run import RunSpec
 Document = dict[str, Any]
 
 RUN_FOLDER = "/etc/ortflow/run"
-"""Where the ConfigMap is mounted."""
+"""Mount point of the ConfigMap."""
 RUN_LABEL, JOB_LABEL, COMPONENT_LABEL = "ortflow.dev/run", "ortflow.dev/job", "ortflow.dev/component"
 VERSION_ANNOTATION = "ortflow.dev/version"
 
 
 @dataclass(frozen=True)
 class Context:
-    """What documents are made from."""
+    """The input of all documents."""
 
     spec: RunSpec
     job: str
     """Name of the MPIJob."""
     namespace: str | None
-    """For documents that must name it."""
+    """Namespace, for documents that must name it."""
     run_file: str
     """Text of the run file in the ConfigMap."""
     run_dir: str
-    """The run directory, as pods see it."""
+    """The run directory as seen in pods."""
     contents: Mapping[str, str]
     """Texts of the files beside the run file, by their key in the ConfigMap."""
     new_budget: bool = False
@@ -64,9 +64,9 @@ def present(section: Mapping[str, Any]) -> Document:
 
 
 def labels(context: Context, component: str | None = None, *, lasting: bool = False) -> dict[str, str]:
-    """The labels of everything, and of a pod of a component.
+    """The labels of every document, or of a pod of a component.
 
-    What is `lasting` outlives a submission: it is not deleted with what has the job's label.
+    A `lasting` document outlives a submission: it lacks the job's label, by which documents are deleted.
     """
     found = {
         "app.kubernetes.io/name": "ortflow",

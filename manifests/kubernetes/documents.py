@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 
 FILES, OVERLAY = "backends.kubernetes.files", "backends.kubernetes.overlay"
 CARRIED_LIMIT = 900 * 1024
-"""Bytes of the run file and the files beside it; the API server takes 1 MiB of a ConfigMap."""
+"""Bytes of the run file and the files beside it; the API server accepts a ConfigMap of 1 MiB."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What a run's documents need beside its run file."""
+    """The input of a run's documents besides its run file."""
 
     suffix: str | None = None
-    """What makes the job's name a new one; a digest of the values if not given."""
+    """Makes the job's name unique; a digest of the values if not given."""
     new_budget: bool = False
-    """Failures and preemptions so far no longer count."""
+    """Do not count earlier failures and preemptions."""
     fresh: bool = False
-    """Put the run that the directory holds aside, and start anew."""
+    """Move the existing run directory aside, and start from the beginning."""
     namespace: str | None = None
-    """Where the documents go, for what must name it; backends.kubernetes.namespace wins."""
+    """Namespace for documents that must name it; backends.kubernetes.namespace takes precedence."""
     contents: Mapping[str, str] = field(default_factory=dict)
     """The text of each of backends.kubernetes.files, by its path there."""
 
 
 def documents(source: Mapping[str, Any], spec: RunSpec, placement: Placement) -> list[Document]:
-    """The documents of a run; raises Faults where one of them could not run.
+    """The documents of a run. Raises Faults if the run could not start from them.
 
-    `source` is the run file as written, which the ConfigMap holds: paths in it mean what they mean in the pods.
+    `source` is the run file as written, for the ConfigMap: its paths are valid in the pods.
     """
     require(spec)
     if spec.backends.kubernetes.supervisor and not (spec.backends.kubernetes.namespace or placement.namespace):
@@ -129,7 +129,7 @@ def _content(path: str, placement: Placement) -> str:
 
 
 def _overlaid(found: list[Document], overlays: Sequence[Overlay]) -> list[Document]:
-    """The documents with every overlay on them; raises Faults with what one of them breaks."""
+    """The documents with all overlays applied. Raises Faults if an overlay breaks a rule."""
     faults: list[UserError] = []
     after = [*found]
     for place, entry in enumerate(overlays):

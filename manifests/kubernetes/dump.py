@@ -17,7 +17,7 @@ else:
     SafeDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _NOT_TEXT = re.compile("[yYnN]|0o[0-7]+")
-"""What other readers of YAML take for a boolean or a number, and PyYAML for text."""
+"""Texts that other YAML readers parse as a boolean or a number, but PyYAML does not."""
 
 
 def dump(documents: Iterable[Any], *, sort_keys: bool = False) -> str:

@@ -1,7 +1,7 @@
-"""The MPIJob, as Kubeflow's mpi-operator takes it (v2beta1). Pure.
+"""The MPIJob for Kubeflow's mpi-operator (v2beta1). Pure.
 
-Every field that the operator has a default for and that decides about success or cost is written: its defaults keep
-workers, and their GPUs, after the end.
+Every field that affects success or cost is written, although the operator has a default: its defaults keep workers, and
+their GPUs, after the end.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def mpijob(context: Context) -> Document:
 
 
 def _workers(context: Context) -> int:
-    """Pods beside the launcher's."""
+    """Number of pods besides the launcher's."""
     return context.spec.resources.nodes - context.backend.launcher_as_worker
 
 
@@ -61,7 +61,7 @@ def _scheduling(context: Context) -> Document | None:
         return None
     return present(
         {
-            # The launcher is made when the workers are ready: a gang with it in would wait forever.
+            # The launcher is created when the workers are ready: a gang that includes it would wait forever.
             "minAvailable": _workers(context),
             "queue": gang.queue,
             "priorityClass": context.backend.priority_class,

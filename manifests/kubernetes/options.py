@@ -1,4 +1,4 @@
-"""What a run may have beside its MPIJob: a supervisor, TensorBoard, a network policy, a disruption budget. Pure."""
+"""Optional objects of a run: a supervisor, TensorBoard, a network policy, a disruption budget. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ortflow.manifests.kubernetes.pods import (
 
 BOARD_PORT = 6006
 GRACE = 5
-"""Seconds that a pod without anything to save has to end: as process 1 it gets no signal while it still imports."""
+"""Grace period in seconds of a pod that saves nothing: as process 1 it receives no signal while it still imports."""
 RULES = (
     ("", ["pods"], ["get", "list", "watch", "delete"]),
     ("", ["pods/log"], ["get"]),
@@ -39,7 +39,7 @@ RULES = (
 
 
 def network_policy(context: Context) -> Document:
-    """Ranks, and the ssh daemons between them, are reached by the run's own pods alone."""
+    """Ranks, and the ssh daemons between them, are reachable only from the run's own pods."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -53,7 +53,7 @@ def network_policy(context: Context) -> Document:
 
 
 def disruption_budget(context: Context) -> Document:
-    """No pod of the run may be evicted; for pods without a scale only a whole number is counted."""
+    """Forbids eviction of the run's pods. For pods without a scale, only an absolute number is allowed."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -66,12 +66,12 @@ def disruption_budget(context: Context) -> Document:
 
 
 def supervisor_account(context: Context) -> Document:
-    """Who the supervisor is."""
+    """The supervisor's service account."""
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(context, context.supervisor)}
 
 
 def role(context: Context) -> Document:
-    """What the supervisor may do."""
+    """The supervisor's permissions."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -81,7 +81,7 @@ def role(context: Context) -> Document:
 
 
 def role_binding(context: Context) -> Document:
-    """Who may do it."""
+    """Binds the permissions to the account."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
@@ -92,7 +92,7 @@ def role_binding(context: Context) -> Document:
 
 
 def supervisor(context: Context) -> Document:
-    """The job that repairs what the operator cannot; its pod is replaced until the run is settled."""
+    """The job that repairs what the operator cannot. Its pod is replaced until the run has ended."""
     backend = context.backend
     container = {
         "name": "supervisor",
@@ -143,7 +143,7 @@ def supervisor(context: Context) -> Document:
 
 
 def tensorboard(context: Context) -> Document:
-    """A TensorBoard on the run directory; the next submission uses it too."""
+    """A TensorBoard on the run directory; later submissions use it, too."""
     backend = context.backend
     logs = inside(context.run_dir, context.spec.monitor.tensorboard_directory)
     container = {
@@ -186,7 +186,7 @@ def tensorboard(context: Context) -> Document:
 
 
 def tensorboard_service(context: Context) -> Document:
-    """Its address in the cluster."""
+    """The service of TensorBoard."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

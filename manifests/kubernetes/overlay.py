@@ -1,7 +1,7 @@
-"""Strategic merge patches, as the API server does them: lists of things with names are merged by name. Pure.
+"""Strategic merge patches as in the API server: lists of named items are merged by name. Pure.
 
-`$patch: delete` takes a section or an item away, `$patch: replace` puts it in place of what is there, null takes a key
-away. The chart does the same in `_overlay.tpl`.
+`$patch: delete` removes a section or an item, `$patch: replace` replaces it, null removes a key. The chart does the
+same in `_overlay.tpl`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ortflow.workflow.spec.kubernetes import Overlay
 
 
 def matches(entry: Overlay, document: Mapping[str, Any]) -> bool:
-    """Whether an overlay is meant for a document: by kind, and by how its name ends."""
+    """Whether an overlay applies to a document: by kind, and by the end of its name."""
     meant = entry.name is None or document["metadata"]["name"].endswith(f"-{entry.name}")
     return bool(entry.kind == document["kind"] and meant)
 
 
 def merge(base: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A section with a patch laid over it."""
+    """A section with a patch applied."""
     found = dict(base)
     for key, value in patch.items():
         if key == DIRECTIVE:
@@ -40,10 +40,10 @@ def merge(base: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_key(key: str, patch: list[Any]) -> str | None:
-    """What the items of a list are known by; None if they are not."""
+    """The key that identifies the items of a list; None if there is none."""
     names = MERGE_KEYS.get(key, ())
     given = next((name for name in names if any(name in item for item in patch)), None)
-    # A list that only says that it replaces names nothing.
+    # A list with only a `$patch: replace` names no items.
     return given or next((name for name in names if any(DIRECTIVE in item for item in patch)), None)
 
 

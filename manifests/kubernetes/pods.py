@@ -53,7 +53,7 @@ def template(context: Context, component: Component) -> Document:
 
 
 def placement(context: Context, component: Component) -> Document:
-    """Who the processes of a pod are, who fetches its image, and on which nodes it may be."""
+    """Security context, image pull secrets and node placement of a pod."""
     backend, launcher = context.backend, component == "launcher"
     selector = backend.launcher_node_selector if launcher else backend.worker_node_selector
     tolerations = backend.launcher_tolerations if launcher else backend.worker_tolerations
@@ -68,7 +68,7 @@ def placement(context: Context, component: Component) -> Document:
 
 
 def container_security(context: Context) -> Document:
-    """What the processes of a container may do; root's ssh daemon cannot serve without the usual capabilities."""
+    """Security context of a container. Root's ssh daemon cannot serve without the usual capabilities."""
     security = context.backend.security
     root = security.run_as_user == 0
     capabilities = present({"drop": None if root else ["ALL"], "add": security.capabilities or None})
@@ -133,7 +133,7 @@ def _gpus(context: Context) -> int:
 
 
 def _gpu_nodes(context: Context, component: Component) -> dict[str, str]:
-    """The label of nodes with the wanted kind of GPU, for pods that have some."""
+    """The node label of the requested kind of GPU, for pods with GPUs."""
     kind, ranks = context.spec.resources.gpu_type, component == "worker" or context.backend.launcher_as_worker
     return {context.backend.gpu.type_label: kind} if kind and ranks and _gpus(context) else {}
 
@@ -174,7 +174,7 @@ def _container(context: Context, component: Component) -> Document:
             "env": _environment(context),
             "resources": _launcher_resources(context) if small else _rank_resources(context),
             "securityContext": container_security(context) or None,
-            # A bare connection costs the ssh daemon a process, so once it has answered it is asked more rarely.
+            # A bare connection costs the ssh daemon a process, so the probe is less frequent once it has answered.
             "startupProbe": None if launcher else {**probe, "periodSeconds": 1, "failureThreshold": 300},
             "readinessProbe": None if launcher else {**probe, "periodSeconds": 10},
             "volumeMounts": _mounts(context),
@@ -183,7 +183,7 @@ def _container(context: Context, component: Component) -> Document:
 
 
 def _environment(context: Context) -> list[Document]:
-    """The variables of launcher and workers: ours, the user's, those from secrets."""
+    """The variables of launcher and workers: ortflow's, the user's, and those from secrets."""
     backend = context.backend
     cache = f"{backend.volume.mount}/cache"
     return [
@@ -193,17 +193,17 @@ def _environment(context: Context) -> list[Document]:
         {"name": "ORTFLOW_MOUNT", "value": backend.volume.mount},
         {"name": "ORTFLOW_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
         {"name": "ORTFLOW_SSH_PORT", "value": str(backend.ssh_port)},
-        # Of the launcher's Job: another MPIJob of the same name is another submission.
+        # UID of the launcher's Job: another MPIJob of the same name is another submission.
         {"name": "ORTFLOW_SUBMISSION", "valueFrom": {"fieldRef": {"fieldPath": SUBMISSION}}},
         *([{"name": "ORTFLOW_NEW_BUDGET", "value": "1"}] if context.new_budget else []),
         *([{"name": "ORTFLOW_FRESH", "value": "1"}] if context.fresh else []),
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         {"name": "XDG_CACHE_HOME", "value": cache},
-        # On a full disk CPython up to 3.12.7 leaves half of a compiled module (its issue 126606), which cannot be
-        # imported from then on. An image has its modules compiled.
+        # On a full disk, CPython up to 3.12.7 leaves a truncated compiled module (its issue 126606), which then cannot
+        # be imported. An image contains its modules compiled.
         {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
         {"name": "CUDA_CACHE_PATH", "value": f"{cache}/cuda"},
-        # The kubelet would put variables in place of $(NAME).
+        # The kubelet would expand $(NAME).
         *({"name": name, "value": literal(value)} for name, value in sorted(backend.env.items())),
         *({"name": name, "valueFrom": _secret(key)} for name, key in sorted(backend.secret_env.items())),
     ]
@@ -215,7 +215,7 @@ def _secret(place: str) -> Document:
 
 
 def _rank_resources(context: Context) -> Document | None:
-    """Of a pod with ranks: requests equal to limits, so that it is the last to be evicted."""
+    """Resources of a pod with ranks: requests equal to limits, so that it is the last to be evicted."""
     backend, resources = context.backend, context.spec.resources
     cpu: str | int | None = backend.worker_cpu
     if cpu is None and resources.cpus_per_rank:

@@ -1,7 +1,7 @@
-"""What overlays must leave as it is: what the operator and the pods of a run rely on. Pure.
+"""Rules for overlays: what they must not change, because the operator and the pods of a run rely on it. Pure.
 
-These are the rules that the API server does not know: it accepts an MPIJob that breaks them, and then nothing runs.
-What it refuses itself is not repeated here. A rule yields the place in the document and what is wrong there.
+The API server does not know these rules: it accepts an MPIJob that breaks them, and then nothing runs. What it rejects
+itself is not repeated here. A rule yields the place in the document and the problem.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _SECTIONS: tuple[KeyPath, ...] = (
     ("spec", "mpiReplicaSpecs"),
     *(("spec", "mpiReplicaSpecs", kind, *path) for kind in ("Launcher", "Worker") for path in _IN_REPLICAS),
 )
-"""What the other rules look into, from the outside in."""
+"""Objects that the other rules inspect, outermost first."""
 _POLICY = ("spec", "runPolicy")
 _WORDS = {
     "cleanPodPolicy": ("None", "Running", "All"),
     "managedBy": ("kubeflow.org/mpi-operator", "kueue.x-k8s.io/multikueue"),
 }
-"""Fields of `runPolicy` that the API server takes as any text, and the operator does not."""
+"""Fields of `runPolicy` for which the API server accepts any text, but the operator does not."""
 _LEAST: dict[KeyPath, int] = {
     ("backoffLimit",): 0,
     ("activeDeadlineSeconds",): 1,
@@ -75,7 +75,7 @@ _FIXED_OF_CONTAINER = (("name",), ("command",), ("args",))
 
 
 def broken(document: Document, before: Document) -> Iterator[Problem]:
-    """Every rule that a document breaks which was `before` when it had no overlay."""
+    """Every rule that a document breaks; `before` is the document without overlays."""
     found = [*_without_sections(document, before)] or [*check_document(document)]
     if found:
         yield from found
@@ -166,7 +166,7 @@ def _replicas(replicas: Document, ours: Document, path: KeyPath) -> Iterator[Pro
 
 
 def _never_starts(pod: Document, container: Document) -> bool:
-    """Whether the kubelet refuses to start it, again and again: the API server does not compare the two fields."""
+    """Whether the kubelet would never start it: the API server does not compare the two fields."""
     user, other = (
         _at(container, ("securityContext", key))
         if _at(container, ("securityContext", key)) is not None

@@ -1,4 +1,4 @@
-"""What an MPIJob needs around it: the run file, a service account, a claim for the volume. Pure."""
+"""The objects around an MPIJob: the run file, a service account, a claim for the volume. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def config_map(context: Context) -> Document:
 
 
 def service_account(context: Context) -> Document:
-    """An account without rights: ranks ask nothing of the cluster."""
+    """An account without permissions: ranks do not use the cluster's API."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",

@@ -1,9 +1,9 @@
 """Checks against the Kubernetes API's published schema, without a cluster. Pure; called by `documents`.
 
-The schema is that of the models in the official client: each names its fields, their types and, from release 37 on,
-which are required. Where the client is not installed nothing is checked. What a schema does not say (allowed words,
-ranges, fields that exclude each other) is left to the API server: `submit` sends every document and every pod to it as
-a dry run before it creates anything.
+The schema is that of the models in the official client: each lists its fields, their types and, from release 37 on,
+which are required. Without the client nothing is checked. What a schema does not contain (allowed values, ranges,
+fields that exclude each other) is left to the API server: `submit` sends every document and every pod to it as a dry
+run before it creates anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.kubernetes import KubernetesBackend
 
 QUANTITIES = frozenset({"limits", "requests", "overhead", "sizeLimit", "divisor"})
-"""Fields with amounts of resources: the schema has them as text, and the API server also takes numbers."""
+"""Fields with amounts of resources: text in the schema, but the API server also accepts numbers."""
 _LIST, _MAPPING = re.compile(r"list\[(.*)\]", re.IGNORECASE), re.compile(r"dict[\[(]str, (.*)[\])]", re.IGNORECASE)
 _TYPES = {"str": (str, "text"), "int": (int, "a whole number"), "bool": (bool, "true or false")}
 
@@ -33,7 +33,7 @@ def available() -> bool:
 
 
 def used(backend: KubernetesBackend) -> bool:
-    """Whether a run file has values for Kubernetes that only the schema can judge."""
+    """Whether a run file has Kubernetes values that only the schema can check."""
     return any(value for _, value, _ in _native(backend)) or bool(backend.overlay)
 
 
@@ -49,7 +49,7 @@ def check_document(document: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def check_native(backend: KubernetesBackend) -> Iterator[Problem]:
-    """Faults of the values that `backends.kubernetes` passes on as they are, each at its key path in the run file."""
+    """Faults of the values that `backends.kubernetes` passes on unchanged, each at its key path in the run file."""
     for path, value, kind in _native(backend):
         if value:
             yield from check(value, kind, ("backends", "kubernetes", *path))
@@ -61,7 +61,7 @@ def _native(backend: KubernetesBackend) -> Iterator[tuple[KeyPath, Any, str]]:
     for key in ("tolerations", "worker_tolerations", "launcher_tolerations"):
         yield (key,), getattr(backend, key), "list[V1Toleration]"
     for place, volume in enumerate(backend.volumes):
-        # The name is a field of the same object in Kubernetes.
+        # In Kubernetes, the name is a field of the same object.
         yield ("volumes", place, "source"), {"name": volume.name, **volume.source}, "V1Volume"
 
 

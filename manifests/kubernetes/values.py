@@ -1,6 +1,7 @@
-"""A run's values as Helm has them: what the run file says, over the chart's defaults; and the text their digest is of.
+"""A run's values as in Helm: the run file's over the chart's defaults; and the text from which their digest is
+computed.
 
-The digest is in names, so the text is exactly what Helm's `toRawJson` writes.
+The digest is part of names, so the text is exactly the output of Helm's `toRawJson`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def with_defaults(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given over the defaults; a key without a value is as good as no key."""
+    """The given values over the defaults; null counts as missing."""
     found = _pruned(given)
     for key, default in defaults.items():
         value = found.get(key)
@@ -53,7 +54,7 @@ def _pruned(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical(values: Any) -> str:
-    """JSON with sorted keys, without blanks, numbers as Go's encoder writes them."""
+    """JSON with sorted keys, without blanks, and numbers as Go's encoder writes them."""
     if isinstance(values, dict):
         return "{" + ",".join(f"{_text(key)}:{canonical(values[key])}" for key in sorted(values)) + "}"
     if isinstance(values, list | tuple):
@@ -79,7 +80,7 @@ def _number(number: float) -> str:
         return "-0" if math.copysign(1, number) < 0 else "0"
     shortest = repr(number)
     if 1e-6 <= abs(number) < 1e21:
-        # The fewest digits that mean the number, and zeros.
+        # The fewest digits that identify the number, and zeros.
         return format(Decimal(shortest), "f").removesuffix(".0")
     mantissa, _, exponent = shortest.partition("e")
     return f"{mantissa}e{int(exponent):+d}"

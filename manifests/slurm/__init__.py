@@ -1,7 +1,7 @@
-"""From a run file to the batch script of a Slurm job.
+"""The batch script of a Slurm job for a run file.
 
-Pure: nothing is looked up, started or written here. What a cluster has to be asked for comes in as a `Placement`;
-`ortflow render --backend slurm` prints the script, and the launcher submits the same text.
+Pure: nothing is looked up, started or written here. Facts about the cluster are passed as a `Placement`. `ortflow
+render --backend slurm` prints the script, and the launcher submits the same text.
 """
 
 from ortflow.manifests.slurm.launch import launch, settings

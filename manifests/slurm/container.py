@@ -1,4 +1,4 @@
-"""A rank inside an image. The supervisor process, srun and mpirun stay outside, where Slurm and its MPI are."""
+"""A rank in a container. The supervisor process, srun and mpirun stay outside, with Slurm and its MPI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PASS_ON = (
     ' $(compgen -e | sed -nE "s/^((ORTFLOW|SLURM|PMI|PMIX|OMPI|PRTE|MPIR|FI|UCX|NCCL|CUDA)_.*)/--env=\\1/p")'
     ' "$@"'
 )
-"""Enroot gives a container no variable that is not named; without them a rank does not know its place."""
+"""Variables that Enroot must pass by name to a container; without them a rank does not know its place."""
 
 
 def inside(spec: RunSpec) -> Container | None:
@@ -32,7 +32,7 @@ def inside(spec: RunSpec) -> Container | None:
 
 
 def srun_words(spec: RunSpec, placement: Placement) -> list[str]:
-    """What srun itself is given: with Pyxis, the image and the mounts."""
+    """Options of srun: with Pyxis, the image and the mounts."""
     container = inside(spec)
     if container is None or container.kind != "pyxis":
         return []
@@ -41,7 +41,7 @@ def srun_words(spec: RunSpec, placement: Placement) -> list[str]:
 
 
 def rank_prefix(spec: RunSpec, placement: Placement) -> list[str]:
-    """What stands before a rank's own command."""
+    """The prefix of a rank's command."""
     container = inside(spec)
     if container is None or container.kind == "pyxis":
         return []
@@ -58,7 +58,7 @@ def rank_prefix(spec: RunSpec, placement: Placement) -> list[str]:
 
 
 def settings(spec: RunSpec) -> dict[str, str]:
-    """Variables by which Enroot's hook shows the GPUs to a container whose image does not ask for them."""
+    """Variables for Enroot's hook to show the GPUs to a container whose image does not request them."""
     container = inside(spec)
     if container is None or container.kind not in ("enroot", "pyxis") or spec.resources.gpus_per_rank == 0:
         return {}
@@ -66,7 +66,7 @@ def settings(spec: RunSpec) -> dict[str, str]:
 
 
 def _mounts(spec: RunSpec, placement: Placement, container: Container) -> Iterator[tuple[str, str, str]]:
-    """(outside, inside, mode): the run directory and what the run reads under their own names, then the user's."""
+    """(outside, inside, mode): the run directory and the run's inputs under their own paths, then the user's."""
     given = [MOUNT.fullmatch(mount) for mount in container.mounts]
     users = [(match[1], match[2] or match[1], match[3] or "") for match in given if match]
     seen = {PurePosixPath(source) for source, target, _ in users if source == target}

@@ -1,4 +1,4 @@
-"""The #SBATCH lines of a job: only what is set, always in the same order."""
+"""The #SBATCH lines of a job: only options that are set, always in the same order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 SIGNAL = "USR2"
-"""What the supervisor process gets ahead of the time limit: the ranks save, and it has the job put back into the
-queue."""
+"""Sent to the supervisor process before the time limit: the ranks save, and it has the job requeued."""
 
 _MIB = 1024**2
 
 
 def directives(spec: RunSpec, placement: Placement) -> list[str]:
-    """The lines; raises UserError if a value cannot stand in one."""
+    """The lines. Raises UserError if a value cannot be written in one."""
     omitted = spec.backends.slurm.omit
     asked = _asked(spec, placement)
     lines = [directive(name, value) for name, value in asked if name.removeprefix("no-") not in omitted]
@@ -86,7 +85,7 @@ def _gpus(spec: RunSpec, start: str) -> Iterator[tuple[str, str | None]]:
 
 
 def gpus_per_task(spec: RunSpec, start: str) -> bool:
-    """Whether GPUs are asked for by rank. mpirun's daemons are one task a node, which would get one rank's GPUs."""
+    """Whether GPUs are requested per rank. mpirun's daemons are one task per node, which would get one rank's GPUs."""
     return spec.backends.slurm.gpus_as == "gpus-per-task" and start != "mpirun"
 
 
@@ -119,7 +118,7 @@ def _when(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None
     dependency = placement.dependency or slurm.dependency
     if dependency is not None:
         yield "dependency", dependency
-    # Without it a job that waits for one that failed waits forever.
+    # Without it, a job that depends on a failed one waits forever.
     yield "kill-on-invalid-dep", "yes"
 
 
@@ -129,14 +128,13 @@ def _how(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]
         yield "no-requeue", None
     else:
         yield "requeue", "expedite" if placement.expedite else None
-    # To the supervisor process alone, which knows whether the limit has been changed since, and tells the ranks in
-    # time.
+    # Sent to the supervisor process only, which knows whether the limit has changed and notifies the ranks in time.
     limit = spec.resources.time_limit
     ahead = min(slurm.signal_seconds, parse_time(limit) // 2) if limit is not None else slurm.signal_seconds
     yield "signal", f"B:{SIGNAL}@{max(1, ahead)}"
     yield "open-mode", "append"
     if placement.run_file is None:
-        # Where its folder is not there, Slurm starts nothing: a run directory that the job makes cannot hold it.
+        # If its folder does not exist, Slurm starts nothing: a run directory created by the job cannot contain it.
         yield "output", _output(placement)
     if slurm.mail.types:
         yield "mail-type", ",".join(slurm.mail.types)
@@ -152,7 +150,7 @@ def _output(placement: Placement) -> str:
 
 
 def _pattern(path: str) -> str:
-    """A path in --output, where `%` stands for something, and with a backslash nothing does any more."""
+    """A path in --output, where `%` starts a pattern, and a backslash disables all patterns."""
     if "\\" in path or carries_control(path):
         raise UserError(
             f"{printable(path)} contains a backslash or a line break, which Slurm does not accept in the path of a log",

@@ -1,4 +1,4 @@
-"""What starts the ranks inside a job: the words that the supervisor process runs as an attempt, and their variables."""
+"""How ranks start inside a job: the command that the supervisor process runs as an attempt, and its variables."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def launch(spec: RunSpec, placement: Placement) -> list[str]:
-    """The words behind the supervisor process's `--`."""
+    """The arguments after the supervisor process's `--`."""
     return [*starter(spec, placement), *rank(spec, placement)]
 
 
 def starter(spec: RunSpec, placement: Placement) -> list[str]:
-    """srun or mpirun, without the rank's command behind it."""
+    """srun or mpirun, without the rank's command."""
     if placement.start == "mpirun":
         return _mpirun(spec, placement)
     if placement.start == "none" and spec.world_size > 1:
@@ -32,19 +32,20 @@ def rank(spec: RunSpec, placement: Placement) -> list[str]:
     """A rank, in its container if it has one."""
     arguments = [placement.rank_python]
     if container.inside(spec) is not None:
-        # Paths of interpreters out here mean nothing in there, and neither does PYTHONPATH, if it comes in at all.
+        # Paths of interpreters outside mean nothing inside, and neither does PYTHONPATH, if it is passed at all.
         code = ["env", f"PYTHONPATH={placement.code}"] if placement.code is not None else []
         arguments = [*code, spec.resources.python or "python"]
     return [*container.rank_prefix(spec, placement), *arguments, "-m", RANK_MODULE, str(placement.run_dir)]
 
 
 def settings(spec: RunSpec, placement: Placement) -> dict[str, str]:
-    """The variables that ortflow sets for srun, mpirun and the ranks, beside the number of the attempt."""
+    """The variables that ortflow sets for srun, mpirun and the ranks, except the number of the attempt."""
     own = {"ORTFLOW_RUN_DIR": str(placement.run_dir), "ORTFLOW_LAUNCHER": "slurm", "PYTHONUNBUFFERED": "1"}
     if spec.world_size > 1 and (placement.kind == "openmpi" or placement.start == "pmix"):
         own.update(_OPENMPI)
     if placement.start == "mpirun":
-        # Under sbatch --export=NONE the srun inside mpirun would start its daemons without PATH. Wins over Slurm's own.
+        # Under sbatch --export=NONE, the srun inside mpirun would start its daemons without PATH. Overrides Slurm's
+        # own.
         own["SLURM_EXPORT_ENV"] = "ALL"
     return own | container.settings(spec)
 
@@ -59,14 +60,13 @@ def _srun(spec: RunSpec, placement: Placement) -> list[str]:
         # The count alone may place 3 ranks on one of two nodes and 1 on the other.
         f"--ntasks-per-node={resources.ranks_per_node}",
     ]
-    # Since Slurm 22.05 a step no longer takes over what the job asked for a task.
+    # Since Slurm 22.05, a step no longer inherits the job's request per task.
     if resources.cpus_per_rank is not None:
         arguments.append(f"--cpus-per-task={resources.cpus_per_rank}")
     if resources.gpus_per_rank:
         arguments += _gpus(spec, placement)
-    # A rank that fails takes the others along. One that is done does not, whatever the site's WaitTime says: another
-    # may still export. Under sbatch --export=NONE ranks would otherwise see nothing of what the supervisor process
-    # sets.
+    # A rank that fails ends the others. One that is done does not, whatever the site's WaitTime: another may still
+    # export. Under sbatch --export=NONE, ranks would otherwise not see the supervisor process's variables.
     arguments += ["--kill-on-bad-exit=1", "--wait=0", "--unbuffered", "--export=ALL"]
     return [*arguments, *slurm.srun_arguments, *container.srun_words(spec, placement)]
 
@@ -77,7 +77,7 @@ def _gpus(spec: RunSpec, placement: Placement) -> list[str]:
     if gpus_per_task(spec, placement.start):
         arguments.append(f"--gpus-per-task={counted(spec, resources.gpus_per_rank)}")
         if resources.gpu_type is not None and bind is None:
-            # Slurm 22.05 reads a type there as 0 GPUs to bind a task to: its ranks see no CUDA_VISIBLE_DEVICES.
+            # Slurm 22.05 reads a type here as 0 GPUs to bind a task to: its ranks see no CUDA_VISIBLE_DEVICES.
             bind = "single:1"
     return arguments if bind is None else [*arguments, f"--gpu-bind={bind}"]
 
@@ -100,7 +100,7 @@ def _mpirun(spec: RunSpec, placement: Placement) -> list[str]:
 
 
 _OPENMPI = {
-    # Ranks that wait leave the core to those that work, where a site gives fewer cores than ranks.
+    # Waiting ranks yield the core if a site gives fewer cores than ranks.
     "OMPI_MCA_mpi_yield_when_idle": "1",
     # Open MPI 4 reads the first pair, 5 the second.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

@@ -1,7 +1,7 @@
-"""Text in a batch script: in a directive as sbatch reads it, in a command as bash does.
+"""Quoting in a batch script: in a directive as sbatch parses it, in a command as bash does.
 
 sbatch splits a directive into words itself: blanks outside quotation marks end a word, `#` outside them ends the line,
-a backslash keeps the next character, nothing else has a meaning. So neither `$` nor a backtick does anything there.
+a backslash escapes the next character, and nothing else has a meaning. So neither `$` nor a backtick is expanded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def directive(name: str, value: str | None = None) -> str:
 
 
 def one_line(text: str, what: str) -> str:
-    """The text itself, if a line of a script can hold it; raises UserError."""
+    """The text itself, if it fits on one line of a script. Raises UserError otherwise."""
     if carries_control(text):
         raise UserError(
             f"{what} contains a line break or another control character: {printable(text)}",
@@ -37,7 +37,7 @@ def one_line(text: str, what: str) -> str:
 
 
 def shell_line(line: str) -> str:
-    """A line of the user's own, as it is; raises UserError if it would be more than that."""
+    """A line of the user's, unchanged. Raises UserError if it contains line breaks or is a directive."""
     if is_directive(one_line(line.replace("\t", " "), "a line of the prologue or epilogue")):
         raise UserError(f"{line} is a directive, not a line for the shell", fix="set it in backends.slurm.directives")
     return line
@@ -61,7 +61,7 @@ def _wrapped(words: Sequence[str], indent: str) -> Iterator[str]:
 
 
 def _shell_word(word: str) -> str:
-    """The word in quotes where it needs them, TASK as what bash puts in its place."""
+    """The word, quoted if necessary, with TASK replaced by bash's variable."""
     if TASK not in word:
         return shlex.quote(word)
     return '"$SLURM_ARRAY_TASK_ID"'.join(shlex.quote(part) if part else "" for part in word.split(TASK))

@@ -1,4 +1,4 @@
-"""The batch script: directives, prologue, the supervisor process with what it starts, epilogue."""
+"""The batch script: directives, prologue, the supervisor process with its command, epilogue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUPERVISOR_MODULE = "ortflow.launchers.slurm.run_supervisor"
 
 
 def script(spec: RunSpec, placement: Placement) -> str:
-    """The whole text; the same input gives the same bytes. Raises UserError if a value has no place in a script."""
+    """The whole text; the same input gives the same bytes. Raises UserError if a value does not fit a script."""
     return "\n".join([*_head(spec, placement), *_body(spec, placement)]) + "\n"
 
 
@@ -35,9 +35,9 @@ def _head(spec: RunSpec, placement: Placement) -> Iterator[str]:
 
 
 def code_lines(placement: Placement) -> Iterator[str]:
-    """What has the job find the code that was brought along: behind the prologue, before whatever else is installed.
+    """Lines that put the copied code on the path: after the prologue, before any other installation.
 
-    In the script and not in the environment, which --export=NONE or a module would take away.
+    In the script and not in the environment, which --export=NONE or a module would remove.
     """
     if placement.code is not None:
         yield "# The code copied with the submission."
@@ -49,8 +49,8 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     slurm = spec.backends.slurm
     command = (_run_supervisor(placement), starter(spec, placement), rank(spec, placement))
     yield ""
-    # Slurm may signal a life that is shorter than the lead before the supervisor process listens: it must not die of
-    # that.
+    # Slurm may signal a start that is shorter than the lead before the supervisor process listens: it must not die of
+    # it.
     yield f"trap '' {SIGNAL}"
     yield ""
     if slurm.prologue:
@@ -61,7 +61,7 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     if not slurm.epilogue:
         yield from batch.fed(shell(["exec", *command[0]], *command[1:]), placement.run_file)
         return
-    # Slurm's signals are the supervisor process's to answer; this shell has to outlive them.
+    # Slurm's signals are for the supervisor process; this shell must outlive them.
     yield "trap '' TERM"
     yield """trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR2"""
     yield f"( trap '' {SIGNAL}"

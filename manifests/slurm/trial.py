@@ -1,7 +1,7 @@
-"""The batch script of `ortflow doctor --job`: every node reports what it sees, in the very job that a run would get.
+"""The batch script of `ortflow doctor --job`: every node reports what it sees, in the same kind of job as a run's.
 
-Directives, prologue, interpreter, container and the start of the ranks are the run's. Nothing here may fail because a
-node does not see the shared folder: that is what the job is to tell.
+Directives, prologue, interpreter, container and the start of the ranks are the run's. A node that does not see the
+shared folder must not make the script fail: the job is to report that.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.slurm import DirectiveName
 
 LIMIT = 120
-"""Seconds that the job may take."""
+"""Time limit of the job, in seconds."""
 LOOK, CONNECT = 55, 45
-"""Seconds for the nodes' reports, and for the ranks to find each other."""
+"""Seconds for the nodes' reports, and for the ranks to connect."""
 UNSEEN = 77
 """Exit code of a job whose first node does not see the folder."""
 REPORT = "node_report.py"
@@ -37,11 +37,11 @@ _NODE = (
     '{ date +%s.%N >"$me.seen"; } 2>/dev/null || exit 0; '
     '"$@" >"$me.log" 2>&1; echo $? >"$me.code"'
 )
-"""What a task does on its node, before any Python: $1 is the folder; the interpreter and its program follow."""
+"""A task's program on its node, before any Python: $1 is the folder; the interpreter and its program follow."""
 
 
 def trial_spec(spec: RunSpec, nodes: int | None) -> RunSpec:
-    """The run as it is tried: for two minutes, now, on so many nodes, and without mails."""
+    """The run for the trial: two minutes, immediately, on the given number of nodes, and without mails."""
     resources = spec.resources.model_copy(update={"time_limit": f"00:{LIMIT // 60:02d}:{LIMIT % 60:02d}"})
     if nodes is not None:
         resources = resources.model_copy(update={"nodes": nodes})
@@ -75,7 +75,7 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield from map(shell_line, spec.backends.slurm.prologue)
     yield from code_lines(placement)
     for name, value in settings(spec, placement).items():
-        # What the prologue has set for MPI wins, as it does in a run.
+        # MPI settings of the prologue take precedence, as in a run.
         yield f"export {name}=${{{name}-{shlex.quote(value)}}}"
     yield ""
     yield "# The supervisor process's interpreter, on the node where it would run."
@@ -98,7 +98,7 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
 
 
 def _recorded(lines: list[str], folder: str, name: str) -> Iterator[str]:
-    """A command whose output and exit code are kept under a name."""
+    """A command whose output and exit code are stored under a name."""
     log, code = shlex.quote(f"{folder}/{name}.log"), shlex.quote(f"{folder}/{name}.code")
     yield from lines[:-1]
     yield f"{lines[-1]} >{log} 2>&1"
@@ -106,7 +106,7 @@ def _recorded(lines: list[str], folder: str, name: str) -> Iterator[str]:
 
 
 def _step(spec: RunSpec, placement: Placement) -> list[str]:
-    """srun as the run has it, but for MPI; the plug-in that is named must be one of several ranks."""
+    """srun as in the run, but without MPI. `starter` needs a plug-in for several ranks, which is then replaced."""
     words = starter(spec, replace(placement, start="pmi2"))
     return [{"--mpi=pmi2": "--mpi=none", "--kill-on-bad-exit=1": "--kill-on-bad-exit=0"}.get(w, w) for w in words]
 

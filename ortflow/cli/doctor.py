@@ -77,7 +77,7 @@ def _examine(
     if not isinstance(launcher, Examining):
         names = ", ".join(offering(Examining))
         raise UserError(f"the launcher {backend!r} has no checks for doctor", fix=f"those that have: {names}")
-    submission = _submission(file, overrides, runs, elsewhere=is_elsewhere(launcher))
+    submission = submission_to_check(file, overrides, runs, elsewhere=is_elsewhere(launcher))
     given = {"file": file is not None, "overrides": bool(overrides)}
     if job is not None and isinstance(launcher, Trying):
         trial = Trial(job[0], job[1], lambda text: typer.echo(text, err=True))
@@ -105,7 +105,7 @@ def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> S
     return Submission(spec, RunDir(Path(str(spec.run_dir))), file.absolute().parent)
 
 
-def _submission(file: Path | None, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:
+def submission_to_check(file: Path | None, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:
     """The run of the file, its inputs there or not; a stand-in where there is no file."""
     if file is not None:
         return _read(file, overrides, runs, elsewhere=elsewhere)

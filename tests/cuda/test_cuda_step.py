@@ -88,7 +88,7 @@ def test_values_sent_and_read_back_are_those_of_the_stream(device: CudaDevice) -
 
 
 def test_another_thread_reads_what_is_settled(device: CudaDevice) -> None:
-    mine = CudaDevice(device._runtime, device.gpu)
+    mine = CudaDevice(device.here(), device.gpu)
     buffer = mine.allocate(COUNT, np.float32)
     buffer.send(np.full(COUNT, 3, np.float32))
     mine.settle()

@@ -119,8 +119,8 @@ class Ranks:
 
     def die(self, start: Start) -> None:
         """The kernel lets go of the lock; nothing else happens."""
-        os.close(start._descriptor)
-        start._descriptor = -1
+        os.close(start.descriptor)
+        start.descriptor = -1
 
     def records(self) -> list[Path]:
         return sorted(self.folder.glob("ortflow_mpi_*"))
@@ -325,13 +325,13 @@ def test_a_segment_that_is_mapped_in_a_moment_stays(ranks: Ranks) -> None:
             return found
         return unmapped(names)
 
-    unmapped = segments_module._unmapped
-    segments_module._unmapped = look
+    unmapped = segments_module.unmapped
+    segments_module.unmapped = look
     try:
         assert sweep(ranks.folder) == []
         assert path.exists()
     finally:
-        segments_module._unmapped = unmapped
+        segments_module.unmapped = unmapped
         for each in kept:
             each.close()
 

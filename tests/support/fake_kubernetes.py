@@ -56,7 +56,7 @@ class FakeCluster:
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         self._server: ThreadingHTTPServer | None = None
-        self._put(
+        self.put(
             "namespaces", "", {"kind": "Namespace", "metadata": {"name": "default"}, "status": {"phase": "Active"}}
         )
 
@@ -87,10 +87,10 @@ class FakeCluster:
         """Store objects unchanged."""
         with self._changed:
             for thing in things:
-                self._put(plural_of(thing["kind"]), thing["metadata"].get("namespace", ""), thing)
+                self.put(plural_of(thing["kind"]), thing["metadata"].get("namespace", ""), thing)
             self._changed.notify_all()
 
-    def _put(self, plural: str, namespace: str, thing: Object) -> Object:
+    def put(self, plural: str, namespace: str, thing: Object) -> Object:
         metadata = thing["metadata"]
         metadata.setdefault("uid", f"uid-{next(self._numbers)}")
         metadata.setdefault("creationTimestamp", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
@@ -208,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse("taken")
         if query.get("dryRun") != "All":
             body["metadata"]["namespace"] = namespace
-            fake._put(plural, namespace, body)
+            fake.put(plural, namespace, body)
         return self._answer(201, body)
 
     def _list(self, plural: str, namespace: str | None, query: dict[str, str]) -> None:

@@ -59,8 +59,8 @@ class Fake:
         self.settings.append(settings)
         name, *arguments = command
         return {
-            "sbatch": self._sbatch, "squeue": self._squeue, "scontrol": self._scontrol, "sacct": self._sacct,
-            "scancel": self._scancel, "srun": self._srun,
+            "sbatch": self.sbatch, "squeue": self.squeue, "scontrol": self.scontrol, "sacct": self.sacct,
+            "scancel": self.scancel, "srun": self.srun,
         }[name](arguments)  # fmt: skip
 
     def count(self, name: str) -> int:
@@ -83,7 +83,7 @@ class Fake:
             return Answer(1, "", DEAD_SBATCH if self.away == "dead" else HUNG_SBATCH)
         return Answer(1, "", DEAD if self.away == "dead" else HUNG)
 
-    def _sbatch(self, arguments: Sequence[str]) -> Answer:
+    def sbatch(self, arguments: Sequence[str]) -> Answer:
         if "--version" in arguments:
             return Answer(0, self.version + "\n", "")
         text = Path(arguments[-1]).read_text()
@@ -105,23 +105,23 @@ class Fake:
         self.take(job)
         return Answer(0, f"{job.id}\n", "")
 
-    def _squeue(self, arguments: Sequence[str]) -> Answer:
+    def squeue(self, arguments: Sequence[str]) -> Answer:
         if (away := self._away("squeue")) is not None:
             return away
         return Answer(0, "".join(_squeue_line(job) for job in self.jobs), "")
 
-    def _scontrol(self, arguments: Sequence[str]) -> Answer:
+    def scontrol(self, arguments: Sequence[str]) -> Answer:
         if (away := self._away("scontrol")) is not None:
             return away
         return Answer(0, self.config, "") if arguments[-1] == "config" else Answer(1, "", UNKNOWN)
 
-    def _sacct(self, arguments: Sequence[str]) -> Answer:
+    def sacct(self, arguments: Sequence[str]) -> Answer:
         if not self.accounted:
             return Answer(1, "", "Slurm accounting storage is disabled\n")
         wanted = arguments[-1].split(",")
         return Answer(0, "".join(_sacct_line(job) for job in self.accounted if job.id in wanted), "")
 
-    def _scancel(self, arguments: Sequence[str]) -> Answer:
+    def scancel(self, arguments: Sequence[str]) -> Answer:
         if (away := self._away("scancel")) is not None:
             return away
         named = {*arguments}
@@ -133,7 +133,7 @@ class Fake:
                 self.change(job.id, state="CANCELLED")
         return Answer(0, "", "")
 
-    def _srun(self, arguments: Sequence[str]) -> Answer:
+    def srun(self, arguments: Sequence[str]) -> Answer:
         kind = arguments[0].removeprefix("--mpi=")
         if kind not in self.plugins:
             return Answer(1, "", f"srun: error: Invalid MPI type '{kind}', --mpi=list for acceptable types\n")

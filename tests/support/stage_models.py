@@ -15,7 +15,7 @@ from graph_build_models import run_file, run_graph, save_model, value
 from kernels import LIBRARY
 from onnx import helper
 
-from ortflow.workflow.assembly.build import _batch_input, _eval_graph, _with_loss
+from ortflow.workflow.assembly.build import batch_input, eval_graph, with_loss
 from ortflow.workflow.assembly.stages import Division, StageGraphs, build_stages
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
@@ -61,9 +61,9 @@ def opened(path: Path, loss: Mapping[str, Any] | None = None, **changes: Any) ->
     spec = run_file(path, loss, **changes)
     source = read_source(spec.onnx_model)
     forward = source.forward(output_of(source.skeleton.graph, spec.onnx_model.loss))
-    batch = _batch_input(forward.graph, source)
-    prepared, _ = _with_loss(forward, spec, source, batch)
-    evaluate, _ = _eval_graph(forward, spec, source, batch)
+    batch = batch_input(forward.graph, source)
+    prepared, _ = with_loss(forward, spec, source, batch)
+    evaluate, _ = eval_graph(forward, spec, source, batch)
     return Model(spec, source, prepared, evaluate)
 
 

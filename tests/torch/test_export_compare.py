@@ -77,7 +77,7 @@ def test_a_difference_at_zeros_is_found(tmp_path: Path, monkeypatch: pytest.Monk
 
     ortflow.export_for_training(Norm(), torch.zeros(2, 3), tmp_path / "model.onnx")
     (tmp_path / "model.onnx").unlink()
-    monkeypatch.setattr("ortflow.export_optimize._near_identity", lambda tensor: False)
+    monkeypatch.setattr("ortflow.export_optimize.near_identity", lambda tensor: False)
     with pytest.raises(UserError, match="output 'output' is not finite"):
         ortflow.export_for_training(Norm(), torch.zeros(2, 3), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
@@ -191,7 +191,7 @@ def test_a_module_without_finite_results_is_not_compared(tmp_path: Path) -> None
 
 def test_rounding_decides_how_far_off_is_far() -> None:
     double = np.full(100, 1.0)
-    fault = ortflow.export_compare._difference
+    fault = ortflow.export_compare.difference
     assert fault([double + 1e-4, double, double], 1e-3, 0.0) == ""
     assert fault([double + 1e-2, double, double], 1e-3, 0.0) == "1.0% off"
     assert fault([double + 1e-2, double + 1e-3, double], 1e-3, 0.0) == ""

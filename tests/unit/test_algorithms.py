@@ -165,7 +165,7 @@ def test_an_algorithm_that_the_library_does_not_propose_is_not_taken(clock: Simp
     fake = FakeLt([3.0, 1.0])
     choices = Choices([tmp_path])
     library = opened(fake, clock, choices)
-    choices.settle(f"{library._where}, {SHAPE}, alignments (256, 256, 256, 256)", bytes((ctypes.c_uint64 * 8)(999)))
+    choices.settle(f"{library.identity}, {SHAPE}, alignments (256, 256, 256, 256)", bytes((ctypes.c_uint64 * 8)(999)))
     assert used(fake, library) == 1
 
 

@@ -213,8 +213,8 @@ def test_the_memory_of_a_large_state_is_bounded(tmp_path: Path, monkeypatch: pyt
     taken = []
     monkeypatch.setattr(image, "KEPT", 1 << 16)
     monkeypatch.setattr(image, "CHUNK", 4096)
-    make = image._memory
-    monkeypatch.setattr(image, "_memory", lambda size: taken.append(size) or make(size))
+    make = image.allocate
+    monkeypatch.setattr(image, "allocate", lambda size: taken.append(size) or make(size))
     writer = Writer(DirectoryStore(tmp_path), state(1, 1 << 20), rank=0, world_size=1, attempt=0)
     writer.start(1)
     assert writer.wait().state == "written"

@@ -202,14 +202,14 @@ def test_no_collective_is_merged_dropped_or_reordered(seed: int, level: str, ord
     seen: list[list[int]] = [[], []]
     with pytest.MonkeyPatch.context() as patch:
         collectives.connect(LIBRARY.path, dict.fromkeys(tags, parts))
-        original = collectives._channels
+        original = collectives.connected
 
         class Watched(dict[int, Any]):
             def get(self, channel: int, default: Any = None) -> Any:
                 seen[parts.rank].append(channel)
                 return original[channel]
 
-        patch.setattr(collectives, "_channels", Watched())
+        patch.setattr(collectives, "connected", Watched())
 
         def one(part: int) -> Any:
             options = ort.SessionOptions()

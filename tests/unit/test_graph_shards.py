@@ -27,7 +27,7 @@ from ortflow.workflow.graph.shards.program import Fetch, Program, Send
 from ortflow.workflow.graph.types import with_kernels_of
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.sessions.shards import listen
-from ortflow.workflow.trainer.exchange import _at
+from ortflow.workflow.trainer.exchange import memory_at
 
 Array = npt.NDArray[Any]
 CHANNEL = 7
@@ -110,9 +110,9 @@ class Rank:
         for place, name in enumerate(step.tensors):
             tensor = self.tensors[name]
             if isinstance(step, Fetch):
-                _at(made[place], tensor.size)[:] = tensor.reshape(-1)
+                memory_at(made[place], tensor.size)[:] = tensor.reshape(-1)
             else:
-                self.gradients[name] = _at(given[place], tensor.size).copy().reshape(tensor.shape)
+                self.gradients[name] = memory_at(given[place], tensor.size).copy().reshape(tensor.shape)
 
     def run(self, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
         options = ort.SessionOptions()

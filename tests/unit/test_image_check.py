@@ -121,7 +121,7 @@ def test_a_port_in_use(wanted: Wanted) -> None:
 def test_no_ssh(wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "SSHD", ("/nowhere/sshd",))
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
-    found = {finding.about: finding for finding in image._ssh_programs().values()}
+    found = {finding.about: finding for finding in image.ssh_programs().values()}
     assert found["sshd"].fix == "install openssh-server in the image"
     assert found["ssh"].fix == "install openssh-client in the image"
 

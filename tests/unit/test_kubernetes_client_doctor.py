@@ -11,7 +11,7 @@ import pytest
 from fake_kubernetes import FakeCluster
 from kubernetes_objects import Object
 
-from ortflow.cli.doctor import _submission
+from ortflow.cli.doctor import submission_to_check
 from ortflow.launchers.findings import Finding, Level
 from ortflow.launchers.kubernetes import checks
 from ortflow.launchers.kubernetes.doctor import examine_kubernetes
@@ -81,7 +81,7 @@ def dns() -> list[Object]:
 
 
 def found(folder: Path, *overrides: str, file: bool = True) -> dict[str, list[Finding]]:
-    run = _submission(folder / "run.yaml" if file else None, list(overrides), folder / "runs", elsewhere=True)
+    run = submission_to_check(folder / "run.yaml" if file else None, list(overrides), folder / "runs", elsewhere=True)
     reported: dict[str, list[Finding]] = {}
     for finding in examine_kubernetes(run, of_user=file):
         reported.setdefault(finding.about, []).append(finding)

@@ -144,7 +144,7 @@ def test_ranks_of_an_earlier_attempt_are_waited_for_and_then_fenced_off(
     lock, begun = hold(run.ranks_lock), clock.now
     if lets_go_after is not None:
         clock.after(lets_go_after, lambda: os.close(lock))
-    run_supervisor._clear()
+    run_supervisor.wait_for_old_ranks()
     fenced = "fenced off" in capsys.readouterr().out
     if lets_go_after is None:
         os.close(lock)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.sessions.session import _refusal
+from ortflow.workflow.sessions.session import run_failure
 
 
 def test_what_cuda_says_through_onnx_runtime_is_told_in_one_sentence() -> None:
@@ -13,7 +13,7 @@ def test_what_cuda_says_through_onnx_runtime_is_told_in_one_sentence() -> None:
         "CUDA failure 900: operation not permitted when stream is capturing ; GPU=0 ; hostname=vm ; "
         "file=/x/cuda_call.h ; line=73 ; expr=cudaStreamSynchronize(stream); "
     )
-    error = _refusal(message)
+    error = run_failure(message)
     assert isinstance(error, OrtflowError)
     assert str(error) == (
         "ONNX Runtime failed in a step: cudaStreamSynchronize(stream): operation not permitted when stream is "

@@ -167,14 +167,14 @@ def test_a_controller_that_is_dead(tmp_path: Path) -> None:
 
 def test_waiting_for_a_controller(tmp_path: Path) -> None:
     fake, wanted = Fake(away="dead"), replace(submission(tmp_path), retry=20.0)
-    answer = fake._sbatch
+    answer = fake.sbatch
 
     def back_after_three(arguments: list[str]) -> Answer:
         if len(fake.scripts) == 3:
             fake.away = None
         return answer(arguments)
 
-    fake._sbatch = back_after_three  # type: ignore[method-assign, assignment]
+    fake.sbatch = back_after_three  # type: ignore[method-assign, assignment]
     assert submit(fake, wanted) == "slurm://100"
     assert events(wanted.run) == ["submitting", "refused"] * 3 + ["submitting", "submit"]
     assert len(fake.jobs) == 1
@@ -203,7 +203,7 @@ def test_a_controller_that_is_slow_gets_one_job(tmp_path: Path, retry: float) ->
 def test_a_job_that_comes_into_the_queue_after_the_first_look(tmp_path: Path) -> None:
     fake, wanted = Fake(), replace(submission(tmp_path), retry=20.0)
     waiting: list[Job] = []
-    squeue = fake._squeue
+    squeue = fake.squeue
 
     def much_later(one: Fake, job: Job) -> Answer:
         waiting.append(job)
@@ -215,7 +215,7 @@ def test_a_job_that_comes_into_the_queue_after_the_first_look(tmp_path: Path) ->
         return squeue(arguments)
 
     fake.on_sbatch = much_later
-    fake._squeue = third_look  # type: ignore[method-assign, assignment]
+    fake.squeue = third_look  # type: ignore[method-assign, assignment]
     assert submit(fake, wanted) == "slurm://100"
     assert len(fake.scripts) == 1, "no second try while it may still come"
 
@@ -788,13 +788,13 @@ def test_a_waiting_job_is_taken_out_of_the_queue(tmp_path: Path, state: str) -> 
 def test_a_job_that_starts_while_it_is_cancelled_saves_and_leaves(tmp_path: Path) -> None:
     fake, wanted = Fake(), submission(tmp_path)
     submit(fake, wanted)
-    scancel = fake._scancel
+    scancel = fake.scancel
 
     def too_late(arguments: list[str]) -> Answer:
         fake.change("100", state="RUNNING")
         return scancel(arguments)
 
-    fake._scancel = too_late  # type: ignore[method-assign, assignment]
+    fake.scancel = too_late  # type: ignore[method-assign, assignment]
     assert cancelled(fake, wanted)
     assert fake.jobs[0].state == "RUNNING", "it is asked, not killed"
     assert json.loads(wanted.run.stop_request.read_text()) == {"reason": "cancel", "now": False}

@@ -1,7 +1,7 @@
-"""Builds the graphs of a run from its model file: the one entry of this package for step `configure`.
+"""Builds the graphs of a run from its model file. The entry point of this package for step `configure`.
 
-Called once, by rank 0. Writes nothing before everything has succeeded, and graphs.json last. Gives the same bytes for
-the same run file and model.
+Called once, by rank 0. Writes nothing until everything has succeeded, and graphs.json last. The same run file and model
+give the same bytes.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ from ortflow.workflow.spec.run import RunSpec
 def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> GraphSet:
     """Make the training, evaluation and inference graph and the initial tensors of a run, and write them into `out`.
 
-    `spec` holds absolute paths; `length` is that of the samples where the model's second axis varies, if it is known.
-    Raises UserError, one sentence, for whatever of model and run file does not fit.
+    `spec` has absolute paths. `length` is the samples' if the model's second axis is dynamic and it is known. Raises
+    UserError if the model and the run file do not fit together.
     """
     section, padded = spec.onnx_model, spec.data.last_batch == "pad"
-    # Sessions are tried in a process of their own, which starts while the model is read.
+    # Sessions are tested in a separate process, which starts while the model is read.
     with Child() as child, ThreadPoolExecutor(1) as beside:
-        # Compiles the first time, for a second or two.
+        # The first call compiles for a second or two.
         library = beside.submit(library_for, spec.kernels)
         source = read_source(section)
         check_constants(source.skeleton, section.path)
         notes, warnings = list(source.notes), list(source.warnings)
         forward = source.forward(output_of(source.skeleton.graph, section.loss))
-        batch = _batch_input(forward.graph, source)
+        batch = batch_input(forward.graph, source)
         if section.graphs.train:
             train, trained = user_train_graph(section.graphs.train, source)
             faster = placed = halves = prepared = None
         else:
-            prepared, more = _with_loss(forward, spec, source, batch)
+            prepared, more = with_loss(forward, spec, source, batch)
             notes += more
             train, faster, placed, trained, more = _train_graph(prepared, spec, source, length)
             notes += more
@@ -90,7 +90,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
                 f"not trained, because the training graph has no gradient for it: {_some(left)}, {values:,} values,"
                 f" {share:.2%} of the parameters"
             )
-        evaluate, bounds = _eval_graph(forward, spec, source, batch)
+        evaluate, bounds = eval_graph(forward, spec, source, batch)
         data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
         inputs = batch_inputs([train.graph, evaluate.graph], source.tensors, data)
         check_batches(inputs, spec.data)
@@ -151,7 +151,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
     return result
 
 
-def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
+def batch_input(graph: onnx.GraphProto, source: Source) -> str:
     """A data input that the loss depends on: its first axis is the batch."""
     read = used(graph)
     names = [str(v.name) for v in graph.input if v.name in read and v.name not in {SEED, *source.tensors}]
@@ -160,9 +160,7 @@ def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
     return min(names, key=lambda name: name in source.labels)
 
 
-def _with_loss(
-    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
-) -> tuple[onnx.ModelProto, list[str]]:
+def with_loss(forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str) -> tuple[onnx.ModelProto, list[str]]:
     """The forward graph in training mode, its outputs the loss and the new states, and log lines."""
     model = onnx.ModelProto()
     model.CopyFrom(forward)
@@ -183,8 +181,9 @@ def _with_loss(
 def _train_graph(
     prepared: onnx.ModelProto, spec: RunSpec, source: Source, length: int
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto | None, list[str], list[str]]:
-    """The training graph, the same with our own operators for CPUs, and for GPUs if they are wanted, the parameters it
-    has gradients of, and log lines."""
+    """The training graph, its variants with ortflow's operators for CPUs and, if wanted, GPUs, the parameters with
+    gradients, and log lines.
+    """
     model, notes = make_differentiable(prepared, source.roles.trained, LOSS_SUM)
     rewrites.before(model.graph)
     model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
@@ -205,7 +204,7 @@ def _train_graph(
 def _in_half(
     prepared: onnx.ModelProto, spec: RunSpec, trained: Sequence[str]
 ) -> tuple[onnx.ModelProto | None, list[str]]:
-    """The training graph in the half precision that is asked for, and log lines; None if it is not."""
+    """The training graph in the requested half precision, and log lines; None if none is requested."""
     if spec.train.precision not in HALF_PRECISIONS:
         return None, []
     from ortflow.workflow.fusion.halved import halved
@@ -213,10 +212,10 @@ def _in_half(
     return halved(prepared, trained, spec.train.precision, spec.onnx_model.recompute)
 
 
-def _eval_graph(
+def eval_graph(
     forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
-    """The evaluation graph, and for labels that are classes the number of classes, where it is known."""
+    """The evaluation graph, and the number of classes if labels are classes and it is known."""
     section = spec.onnx_model
     model = onnx.ModelProto()
     model.CopyFrom(forward)
@@ -232,7 +231,7 @@ def _eval_graph(
 
 
 def _infer_graph(spec: RunSpec, source: Source) -> onnx.ModelProto | None:
-    """The inference graph; None if the model allows none and none is asked for."""
+    """The inference graph; None if the model does not permit one and none is requested."""
     try:
         return infer_graph(source.skeleton, source.labels)
     except UserError:
@@ -242,7 +241,7 @@ def _infer_graph(spec: RunSpec, source: Source) -> onnx.ModelProto | None:
 
 
 def _bytes(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> bytes:
-    """The model with exactly these inputs, in this order: those that it does not read are there all the same."""
+    """The model with exactly these inputs, in this order, including inputs that it does not read."""
     replace(model.graph.input, inputs)
     return bytes(model.SerializeToString(deterministic=True))
 
@@ -267,6 +266,6 @@ def _index(spec: RunSpec, source: Source, trained: Collection[str]) -> FlatIndex
 
 
 def _some(names: Sequence[str], limit: int = 5) -> str:
-    """The first few names, and how many more there are."""
+    """The first few names, and the number of others."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -1,7 +1,7 @@
 """A process in which ONNX Runtime loads a graph for the first time, so that a crash becomes an error message.
 
-Started by `build` as `python -m ortflow.workflow.assembly.child`; this module has both ends of its pipes. The child
-imports ONNX Runtime and little else, and its output does not reach the user's terminal.
+Started by `build` as `python -m ortflow.workflow.assembly.child`. This module contains both ends of its pipes. The
+child imports little besides ONNX Runtime, and its output does not reach the user's terminal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Builds what the ranks of a divided model hold: for each part of each stage its graphs and its tensors.
+"""Builds the graphs and the tensor index of each part of each stage of a divided model.
 
-Called by `build` behind the graphs of the whole model, whose index stays the form of checkpoints and exports.
+Called by `build` after the graphs of the whole model, whose index remains the form of checkpoints and exports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ortflow.workflow.parallel.ties import ties
 from ortflow.workflow.spec.run import RunSpec
 
 TrainGraph = Callable[[onnx.ModelProto], tuple[onnx.ModelProto, onnx.ModelProto]]
-"""From a forward graph with its loss to the training graph, and the same with our own operators."""
+"""Makes the training graph, and its variant with ortflow's operators, from a forward graph with its loss."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Held:
     """The tensors of one part of one stage."""
 
     tensors: Sequence[str]
-    """Names."""
+    """Names of the tensors."""
     regions: Mapping[str, Region]
-    """Of those that are divided."""
+    """Regions of those that are divided."""
 
 
 @dataclass(frozen=True)
 class Divided:
-    """What all ranks hold, in memory."""
+    """The parts of all ranks, in memory."""
 
     division: Division
     files: Mapping[str, bytes]
-    """By their paths in the folder of the whole model's graphs."""
+    """Path in the folder of the whole model's graphs -> content."""
     notes: Sequence[str]
 
 
@@ -59,7 +59,7 @@ def divide(
     length: int,
     train_graph: TrainGraph,
 ) -> Divided:
-    """Divide a model as the run file says.
+    """Divide a model as the run file requests.
 
     Parameters
     ----------
@@ -70,20 +70,20 @@ def divide(
     whole
         Their index.
     prepared
-        The forward graph in training mode, its outputs the loss and the new running statistics.
+        The forward graph in training mode; outputs are the loss and the new running statistics.
     evaluate
         The evaluation graph.
     trained
         Parameters that have a gradient.
     length
-        That of the samples where the model's second axis varies; 0 if it is not known.
+        Length of the samples if the model's second axis is dynamic; 0 if unknown.
     train_graph
         Differentiates a forward graph that is not cut into stages.
 
     Raises
     ------
     UserError
-        If the model cannot be divided so.
+        If the model cannot be divided like this.
     """
     section, cuts = spec.parallel, spec.parallel.cuts
     held: list[list[Held]] = []
@@ -102,7 +102,7 @@ def divide(
             files |= {folder / name: _finished(model) for name, model in graphs.items()}
             held.append([Held([entry.name for entry in whole], regions)])
         else:
-            # The parts of a stage run alike: all are cut where the first is.
+            # The parts of a stage run in step: all are cut where the first is.
             stages = Stages(
                 section.pipeline, section.chunks, cuts, spec.data.micro_batch, length, spec.onnx_model.recompute
             )
@@ -138,7 +138,7 @@ def _part_of(
     trained: Sequence[str],
     part: int,
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, dict[str, Region], list[str]]:
-    """The forward and the evaluation graph of one part, its regions of the tensors that are divided, and log lines."""
+    """The forward and the evaluation graph of one part, its regions of the divided tensors, and log lines."""
     shapes = {entry.name: entry.tensor.shape for entry in whole}
     parts = spec.parallel.horizontal
     forward = divide_layers(prepared, shapes, trained, LOSS_SUM, part, parts, CHANNEL)
@@ -179,10 +179,11 @@ def check_alike(collectives: Sequence[Mapping[str, Sequence[Kind]]]) -> None:
 
 
 def division_of(whole: FlatIndex, grid: Grid, held: Sequence[Held]) -> Division:
-    """The division, in which tensors of several holdings lie behind the others of their group.
+    """The division. Tensors with several holdings come last within their group.
 
-    What a sum over all ranks counts on a rank is then a piece or two of its flat buffer. The parts of a stage have
-    their tensors at the same places: replicas sum them in the same order, and what parts have in common stays equal.
+    The elements that a sum over all ranks counts on a rank are then one or two pieces of its flat buffer. The parts of
+    a stage have their tensors at the same offsets: replicas sum them in the same order, and tensors that parts share
+    stay equal.
     """
     holders: dict[str, int] = {}
     for each in held:
@@ -191,7 +192,7 @@ def division_of(whole: FlatIndex, grid: Grid, held: Sequence[Held]) -> Division:
 
     def index(each: Held) -> FlatIndex:
         there = [entry.tensor for entry in whole if entry.name in set(each.tensors)]
-        # Of a divided tensor each part has its own elements: only other stages hold the same.
+        # The parts hold different elements of a divided tensor: only other stages hold the same ones.
         parts = {t.name: grid.horizontal if t.name in each.regions else 1 for t in there}
         there.sort(key=lambda tensor: holders[tensor.name] > parts[tensor.name])
         return FlatIndex.place(Tensor(t.name, each.regions.get(t.name, WHOLE).shape(t.shape), t.group) for t in there)

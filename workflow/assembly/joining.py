@@ -1,4 +1,4 @@
-"""Makes one model file of the stages of a pipeline that lie in several. Called by `ortflow join`."""
+"""Writes one model file from the stages of a pipeline that lie in several. Called by `ortflow join`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ortflow.workflow.graph.stages.join import join
 from ortflow.workflow.rundir import write_atomically
 
 _LARGEST = 1 << 31
-"""Bytes: where protobuf ends."""
+"""Largest size of a protobuf message, in bytes."""
 
 
 def join_files(stages: Sequence[Path], output: Path) -> list[list[str]]:
-    """Write the model to `output`, which must not exist; the tensors between its stages.
+    """Write the joined model to `output`, which must not exist. Returns the tensors between its stages.
 
     Raises
     ------
     UserError
-        If a file is no model, the stages do not fit together, or `output` exists.
+        If a file is not a model, the stages do not fit together, or `output` exists.
     """
     if os.path.lexists(output):
         raise UserError("exists and is not replaced", where=str(output), fix="choose another path, or remove it")

@@ -51,7 +51,7 @@ def check_loads(child: Child, model: bytes, what: str, device: str, forward: onn
 
 
 def kernels_fault(child: Child, model: bytes, library: Library | None, device: str) -> str | None:
-    """Why the graph with our own operators cannot be loaded; None if it can, or if there is no library."""
+    """Why the graph with ortflow's operators cannot be loaded; None if it can, or if there is no library."""
     if library is None or library.path is None:
         return None
     try:

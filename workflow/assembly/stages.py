@@ -37,34 +37,34 @@ class StageGraphs:
 
     stages: StageSet
     files: dict[Path, bytes]
-    """Path -> content. Graphs of `with_kernels_of` have our own operators; the description of the set comes last."""
+    """Path -> content. Graphs of `with_kernels_of` contain ortflow's operators; the set's description comes last."""
     cuts: list[list[str]]
     """The tensors at which the model was cut."""
     trained: tuple[str, ...]
-    """Parameters that some stage has a gradient of, in the model's order."""
+    """Parameters for which some stage computes a gradient, in the model's order."""
     notes: tuple[str, ...]
     """Lines for the log."""
 
     def write(self) -> None:
-        """Write the files, their description last."""
+        """Write the files, the description last."""
         for path, content in self.files.items():
             write_atomically(path, content)
 
 
 @dataclass(frozen=True)
 class Division:
-    """How a model is to be divided."""
+    """How to divide a model."""
 
     ranks: int
     """Ranks of the pipeline."""
     chunks: int = 1
-    """Stages of each rank."""
+    """Stages per rank."""
     cuts: Sequence[Sequence[str]] | None = None
     """Tensors of each cut; found automatically if None."""
     rows: int = 1
-    """Samples of a micro-batch, to balance with."""
+    """Samples per micro-batch, for balancing."""
     length: int = 0
-    """Length of the axes that vary, to balance with and for kernels of long attention; 0 if it is not known."""
+    """Size of the dynamic axes, for balancing and for the kernels of long attention; 0 if unknown."""
     recompute: Sequence[str] = ()
     """Patterns of `model.recompute`."""
 
@@ -82,7 +82,7 @@ def build_stages(
     Parameters
     ----------
     prepared
-        The forward graph in training mode with its loss: outputs are the loss's and running statistics `<name>_new`.
+        The forward graph in training mode with its loss: outputs are the loss and running statistics `<name>_new`.
     evaluate
         The evaluation graph, which is cut at the same tensors. Outputs whose names do not begin with `ortflow.` are
         left out.
@@ -91,9 +91,9 @@ def build_stages(
     trained
         Parameters that are trained.
     division
-        How.
+        How to divide it.
     root
-        Folder that the files will lie in.
+        Folder in which the files will lie.
 
     Raises
     ------
@@ -225,7 +225,7 @@ def _for_metrics(evaluate: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def keeping(prepared: onnx.ModelProto, cuts: Sequence[Sequence[str]]) -> onnx.ModelProto:
-    """A copy with the tensors of the cuts as further outputs, so that nothing rewrites them away."""
+    """A copy with the tensors of the cuts as additional outputs, so that optimizations keep them."""
     copy = onnx.ModelProto()
     copy.CopyFrom(prepared)
     types, made = shapes.value_types(copy), _made(copy.graph)
@@ -235,13 +235,13 @@ def keeping(prepared: onnx.ModelProto, cuts: Sequence[Sequence[str]]) -> onnx.Mo
 
 
 def _without(whole: onnx.ModelProto, prepared: onnx.ModelProto) -> None:
-    """Take the outputs of `keeping` out again, in place."""
+    """Remove the outputs that `keeping` added, in place."""
     first = {value.name for value in prepared.graph.output}
     replace(whole.graph.output, [value for value in whole.graph.output if value.name in first])
 
 
 def _in_evaluation(prepared: onnx.GraphProto, evaluate: onnx.GraphProto, cut: Sequence[str]) -> list[str]:
-    """The same tensors in the evaluation graph, where Dropout hands its input through."""
+    """The same tensors in the evaluation graph, where Dropout passes on its input."""
     made = _made(evaluate)
     dropped = {node.output[0]: node.input[0] for node in prepared.node if node.op_type == "Dropout" and not node.domain}
     names = []

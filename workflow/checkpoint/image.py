@@ -33,8 +33,8 @@ class Image:
         self._end = _pages(layout.size)
         self._split = _pages(max(0, layout.size - KEPT))
         # Allocated and touched here, so that no step waits for it.
-        self._kept = _memory(self._end - self._split)
-        self._piece = _memory(min(CHUNK, self._split))
+        self._kept = allocate(self._end - self._split)
+        self._piece = allocate(min(CHUNK, self._split))
         self.released = threading.Event()
         """Set while the buffers may change."""
         self.released.set()
@@ -77,7 +77,7 @@ def _pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def _memory(size: int) -> mmap.mmap:
+def allocate(size: int) -> mmap.mmap:
     """Page-aligned zeroed memory with every page touched; one page if nothing is needed."""
     memory = mmap.mmap(-1, max(size, PAGE))
     if hasattr(mmap, "MADV_HUGEPAGE"):

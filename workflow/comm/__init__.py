@@ -15,10 +15,10 @@ TAGS = (1 << 15) - 1
 
 
 class Request(Protocol):
-    """A message under way."""
+    """A message in progress."""
 
     def wait(self) -> None:
-        """Return when the buffer may be used again: what was sent has left it, what was awaited has come."""
+        """Block until the buffer may be used again: what it held has been sent, or what was expected has arrived."""
 
 
 class Communicator(Protocol):
@@ -59,8 +59,8 @@ class Communicator(Protocol):
         Parameters
         ----------
         buffer
-            Contains this rank's `layout.share`; changed in place. Its length must be a multiple of `layout.ALIGNMENT`,
-            as that of all trained parameters is.
+            Contains this rank's `layout.share`; changed in place. Its length must be a multiple of `layout.ALIGNMENT`.
+            Flat buffers of trained parameters satisfy this.
         """
 
     def start_gather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
@@ -110,36 +110,36 @@ class Communicator(Protocol):
         to
             Receiving rank of this communicator.
         tag
-            From 0 to `TAGS` - 1. A message is received only by a call with its tag. Messages of the same two ranks and
-            tag arrive in the order in which they were sent.
+            From 0 to `TAGS` - 1. A receive matches only messages with its tag. Messages between the same two ranks with
+            the same tag arrive in the order in which they were sent.
         """
 
     def start_receive(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
-        """Begin to receive what rank `source` sends with this tag.
+        """Begin to receive a message from rank `source`.
 
         Parameters
         ----------
         buffer
-            Of the sender's type and length; filled once the request has been waited for.
+            Has the sender's type and length; filled once the request has been waited for.
         source
             Sending rank of this communicator.
         tag
-            That of the sender.
+            The tag of the send.
         """
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        """Send a buffer to another rank; may return only when that rank receives it."""
+        """Send a buffer to another rank. May block until that rank receives it."""
         self.start_send(buffer, to, tag).wait()
 
     def receive(self, buffer: Buffer, source: int, tag: int = 0) -> None:
-        """Receive what rank `source` sends with this tag."""
+        """Receive a message with this tag from rank `source`."""
         self.start_receive(buffer, source, tag).wait()
 
     def barrier(self) -> None:
-        """Wait until all ranks have called it."""
+        """Block until all ranks have called it."""
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Send a small plain value to rank 0 (control message).
+        """Gather a small plain value from every rank on rank 0 (control message).
 
         Returns
         -------
@@ -148,7 +148,7 @@ class Communicator(Protocol):
         """
 
     def broadcast_object(self, value: Any) -> Any:
-        """Send rank 0's small plain value to all ranks (control message).
+        """Broadcast rank 0's small plain value to all ranks (control message).
 
         Returns
         -------

@@ -1,9 +1,9 @@
-"""What the daemons of an MPI keep in the temporary folder, and remove only when they leave in order.
+"""Files of MPI daemons in the temporary folder, which a daemon removes only at a normal exit.
 
-Open MPI has a session folder of some hundred kilobytes for each mpirun and each daemon. The next rank on the machine
-removes that of a killed one, as the records of ranks name it (`segments`); so does a launcher that killed mpirun. The
-proxies of MPICH's mpirun have a file with the topology of the machine, whose name no rank knows: ranks remove all of
-them when no proxy but their own is alive, and theirs once every rank has read it.
+Open MPI has a session folder of some hundred kilobytes for each mpirun and each daemon. The folder of a killed rank's
+daemon is removed by the next rank on the machine, which finds its name in the ranks' records (`segments`), or by a
+launcher that killed mpirun. The proxies of MPICH's mpirun have a file with the machine's topology, whose name no rank
+knows. Ranks remove all of them if no proxy but their own is alive, and their own once every rank has read it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _SESSION = re.compile(r"/(?:.*/)?ompi\.[\w.\-]+(?:/pid\.\d+)?")
-"""Its path: of Open MPI 5, and of 4, which puts those of a user into one folder."""
+"""The session folder's path in Open MPI 5, and in Open MPI 4, which puts those of a user into one folder."""
 _PROXY, _TOPOLOGY = "hydra_pmi_proxy", "hydra_hwloc_xmlfile_"
 
 
@@ -29,10 +29,10 @@ def own() -> str:
 
 
 def remove(path: str) -> bool:
-    """Remove the folder of a daemon that was killed; False if some of it has to stay for now.
+    """Remove the folder of a daemon that was killed; False if some of it must stay for now.
 
-    It stays while a process maps a file of it. A link, or what is another user's or not Open MPI's, is nobody's session
-    folder, and is left.
+    It stays while a process maps a file of it. A link, another user's folder or a folder that is not Open MPI's is left
+    alone.
     """
     try:
         found = os.lstat(path)
@@ -67,7 +67,7 @@ def remove_topologies(folder: Path = Path("/tmp")) -> None:
     """
     if not Path("/proc/self").exists():
         return
-    # The files first: the proxy of one that is made after the look at the processes is not among them.
+    # List the files first: a proxy that starts after the processes are listed has no file in this list.
     files = [path for path in folder.glob(f"{_TOPOLOGY}??????") if _is_ours(path)]
     if files and set(proxies()) <= {os.getppid()}:
         for path in files:
@@ -84,7 +84,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def proxies() -> Iterator[int]:
-    """Process ids of MPICH's living proxies, of all users."""
+    """Process ids of MPICH's running proxies, of all users."""
     for process in _processes():
         with suppress(OSError):
             if (process / "comm").read_text().strip() == _PROXY:

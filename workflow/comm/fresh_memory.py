@@ -1,9 +1,9 @@
 """Fresh zeroed memory for MPI's allocations during its start.
 
-MPICH 5.0 publishes the 4,096 bytes that begin with its UCX address, which is a few hundred bytes long, and writes runs
-of zeros in short. What lies behind the address in the heap goes along. Through srun it speaks PMI-1, and Slurm reads
-no more than 1,024 bytes of such a request. Where freed memory with old content lies behind the address, a request can
-be longer, and the rank ends in MPI_Init with "failed to unpack address" (MPICH: ucx_init.c, mpir_pmi.c; Slurm:
+MPICH 5.0 publishes the 4,096 bytes that begin with its UCX address, which is only a few hundred bytes long, and
+abbreviates runs of zeros. Heap content after the address is therefore sent along. Through srun it uses PMI-1, and Slurm
+reads at most 1,024 bytes of such a request. If freed memory with old content follows the address, a request can be
+longer, and the rank ends in MPI_Init with "failed to unpack address" (MPICH: ucx_init.c, mpir_pmi.c; Slurm:
 mpi/pmi2/pmi1.c).
 """
 
@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _SIZES = (65536, 16384, 4096, *range(1032, 56, -16))
-"""Bytes of the blocks that are taken, largest first; the address is longer than the last. Up to 1,032 bytes glibc keeps
-free blocks of each size apart, for requests of that size alone (tcache)."""
+"""Bytes of the blocks that are allocated, largest first; the address is longer than the last. glibc keeps free blocks
+of up to 1,032 bytes apart by size, for requests of exactly that size (tcache).
+"""
 
 
 @contextmanager
 def fresh_memory() -> Iterator[None]:
-    """While it is entered, the C heap's free blocks are taken, so that new ones come from the kernel and are zero.
+    """Allocate the C heap's free blocks while entered, so that new ones come from the kernel and are zero.
 
     Does nothing outside a step of srun, and without glibc.
     """

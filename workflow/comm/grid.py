@@ -1,4 +1,4 @@
-"""The communicators of a rank of a grid: with all ranks, and with those that share something with it."""
+"""The communicators of a rank in a grid: one with all ranks, and one for each group that the rank belongs to."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from ortflow.workflow.parallel.grid import Grid, Place
 
 @dataclass(frozen=True)
 class GridRanks:
-    """A rank's communicators; it has its coordinate along an axis as its rank there."""
+    """A rank's communicators. Its rank in each is its coordinate along that axis."""
 
     grid: Grid
     place: Place
     world: Communicator
     """All ranks."""
     replicas: Communicator
-    """Those that hold the same part of the model."""
+    """Ranks that hold the same part of the model."""
     stages: Communicator
-    """Those of its pipeline: same replica, same part."""
+    """Ranks of the same pipeline: same replica, same part."""
     parts: Communicator
-    """Those that share its layers: same replica, same stage."""
+    """Ranks that share its layers: same replica, same stage."""
     replica: Communicator
-    """Those that read the same samples: all stages and parts of its replica, in the order of the world."""
+    """Ranks that read the same samples: all stages and parts of its replica, ordered by world rank."""
 
     @classmethod
     def connect(cls, world: Communicator, grid: Grid) -> GridRanks:
-        """Collective over the world."""
+        """Create the communicators. Collective over the world."""
         here = grid.place(world.rank)
         same = [rank for rank in range(grid.world_size) if grid.place(rank).data == here.data]
         groups = (grid.replicas(world.rank), grid.stages(world.rank), grid.parts(world.rank), same)
@@ -35,5 +35,5 @@ class GridRanks:
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the one rank of its replica that counts samples and loss: of the last stage, the first."""
+        """Whether this rank counts samples and loss for its replica: the first rank of the last stage."""
         return self.place.stage == self.grid.pipeline - 1 and self.place.part == 0

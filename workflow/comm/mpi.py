@@ -1,7 +1,7 @@
 """Several ranks through MPI, on buffers in host memory.
 
-The only module that imports mpi4py. MPI is initialised here, not at import, with the thread level of one thread that
-calls MPI: background threads of a rank never do.
+The only module that imports mpi4py. MPI is initialised here, not at import, with the thread level MPI_THREAD_FUNNELED:
+background threads of a rank never call MPI.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ mpi4py.rc.finalize = False
 mpi4py.rc.thread_level = "funneled"
 
 CHUNK = 1 << 30
-"""Elements of one call, or bytes of one message: MPI counts in 32-bit integers where a library is old."""
+"""Elements of one call, or bytes of one message: older MPI libraries count in 32-bit integers."""
 PIECE = 1 << 18
-"""Elements of a message of a reduce-scatter, which are kept beside the buffer until they are added to it."""
+"""Elements of a message in a reduce-scatter, which are stored beside the buffer until they are added to it."""
 
 
 class MpiRanks(Communicator):
@@ -58,8 +58,8 @@ class MpiRanks(Communicator):
     def reduce_scatter(self, buffer: Buffer) -> None:
         """Sum over the ranks of this rank's share, in place; the order of summation depends only on the world size.
 
-        Each rank sends every other one its part of that one's share. MPI's own Reduce_scatter_block wants equal blocks
-        apart from the buffer and, where MPICH's was measured, took three times as long.
+        Each rank sends every other rank its part of that rank's share. MPI's own Reduce_scatter_block requires equal
+        blocks apart from the buffer. MPICH's was measured, and took three times as long.
         """
         array, rank, world = _host(buffer), self.rank, self.world_size
         shares = [share(array.size, each, world) for each in range(world)]
@@ -67,7 +67,7 @@ class MpiRanks(Communicator):
         for distance in range(1, world):
             to, source = (rank + distance) % world, (rank - distance) % world
             theirs = array[slice(*shares[to])]
-            # The first share is the longest: as many pieces on every rank, the last of them maybe empty.
+            # The first share is the longest: every rank sends the same number of pieces, the last ones possibly empty.
             for first in range(0, shares[0][1], PIECE):
                 into, last = mine[first : first + PIECE], first + PIECE
                 piece = received[: into.size]
@@ -79,14 +79,14 @@ class MpiRanks(Communicator):
         """Every rank's share, on every rank, in place."""
         array, world = _host(buffer), self.world_size
         places = [[edge // ALIGNMENT for edge in share(array.size, rank, world)] for rank in range(world)]
-        # Counted in rows of the layout, so that no count or place leaves 32 bits.
+        # Counted in rows of the layout, so that counts and offsets fit 32 bits.
         row = self._mpi.BYTE.Create_contiguous(ALIGNMENT * array.itemsize).Commit()
         counts, starts = [stop - start for start, stop in places], [start for start, _ in places]
         self._ranks.Allgatherv(self._mpi.IN_PLACE, [array, (counts, starts), row])
         row.Free()
 
     def start_gather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
-        """Begin to gather; a broadcast where one rank has everything. MPI may move data only while a call waits."""
+        """Begin to gather; a broadcast if one rank has all of it. MPI may transfer data only while a call waits."""
         array, owners = _host(buffer), [rank for rank, count in enumerate(counts) if count]
         if len(owners) == 1:
             requests = [self._ranks.Ibcast(array[at : at + CHUNK], owners[0]) for at in range(0, array.size, CHUNK)]
@@ -118,7 +118,7 @@ class MpiRanks(Communicator):
         return self._ranks.bcast(value, root=0)
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
-        """Some of the ranks; only these call it."""
+        """A communicator of some of the ranks. Only these ranks call it."""
         if self.rank not in ranks or len(set(ranks)) != len(ranks):
             raise ValueError(f"ranks {list(ranks)} are not a subset with rank {self.rank} in it")
         if len(ranks) == 1:
@@ -181,7 +181,7 @@ class MpiCommunicator(MpiRanks):
 
 @dataclass(frozen=True)
 class MpiRequest:
-    """The pieces of a message. It holds the buffer, whose memory MPI uses until they are through."""
+    """The pieces of a message. Holds a reference to the buffer, which MPI uses until they are complete."""
 
     pieces: Sequence[Any]
     buffer: Buffer
@@ -193,7 +193,7 @@ class MpiRequest:
 
 
 def _pieces(buffer: Buffer) -> list[npt.NDArray[np.uint8]]:
-    """The bytes of a buffer, in pieces that MPI can count; one of no bytes if it is empty."""
+    """The bytes of a buffer, in pieces that MPI can count; one empty piece if the buffer is empty."""
     data = _host(buffer).view(np.uint8)
     return [data[start : start + CHUNK] for start in range(0, max(1, data.size), CHUNK)]
 

@@ -1,4 +1,4 @@
-"""Sums over the ranks' GPUs by NCCL, on the stream of each rank's device; everything else goes through MPI.
+"""Collectives over the ranks' GPUs with NCCL, on the stream of each rank's device. Everything else uses MPI.
 
 If a rank dies, its process manager ends the others, as without NCCL. If that fails, or if ranks cannot reach each
 other, every call has a time limit: see `nccl_watch`.
@@ -30,11 +30,12 @@ SUM = 0
 IN_PROGRESS = 7
 """ncclResult_t: a call that continues in the background."""
 CONNECT = 300.0
-"""Seconds in which ranks that MPI has connected must find each other by NCCL."""
+"""Seconds in which ranks that MPI has connected must connect through NCCL."""
 LOOK = 0.01
 LOOKS, FIRST_LOOK = 100, 20e-6
-"""Looks at a call in the background without a pause, and the first pause, in seconds, which grows to LOOK: an
-all-reduce is queued within microseconds, while ranks connect for seconds."""
+"""The number of times that a call in the background is polled without a pause, and the first pause in seconds, which
+grows up to LOOK. An all-reduce is queued within microseconds; connecting takes seconds.
+"""
 
 
 class NcclError(OrtflowError):
@@ -48,7 +49,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as NCCL 2.14 had it, which every later one takes by its size and version."""
+    """ncclConfig_t of NCCL 2.14. Later versions recognise it by its size and version."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -64,9 +65,9 @@ class Config(ctypes.Structure):
 
 
 class NcclCommunicator(StagedCommunicator):
-    """The ranks of `below`, each with a GPU of its own. Collective: all ranks make it together.
+    """The ranks of `below`, each with its own GPU. Collective: all ranks construct it together.
 
-    A sum that takes longer than `limit` seconds ends in an error, which is looked for every `period` seconds.
+    An all-reduce that takes longer than `limit` seconds ends in an error, which is checked for every `period` seconds.
     `one_host`: all ranks are on one machine.
     """
 
@@ -83,12 +84,12 @@ class NcclCommunicator(StagedCommunicator):
     ) -> None:
         super().__init__(below)
         self.one_host = one_host
-        """NCCL's sums over the network call functions on the host, which a captured step must not."""
+        """Over the network, NCCL's collectives call functions on the host, which a captured step must not."""
         self._nccl, self._device, self._clock = library, device, clock
         self._world = ctypes.c_void_p()
         self._watch: Watch | None = None
         self._beside: tuple[int, int, int] | None = None
-        """The stream of sums beside the device's, and the marks at which they part and meet."""
+        """The stream for sums beside the device's, and the events that fork and join the two."""
         unique = UniqueId()
         trouble = None
         if below.rank == 0:
@@ -112,7 +113,7 @@ class NcclCommunicator(StagedCommunicator):
         device.after_wait = self._well
 
     def all_reduce(self, buffer: Buffer) -> None:
-        """Sum over the ranks, in place, behind what is queued; nobody waits here."""
+        """Sum over the ranks, in place, after the work queued so far. Does not block."""
         if not isinstance(buffer, CudaBuffer):
             super().all_reduce(buffer)
             return
@@ -121,10 +122,10 @@ class NcclCommunicator(StagedCommunicator):
         self.watch()
 
     def begin_all_reduce(self, buffer: CudaBuffer) -> None:
-        """Sum over the ranks, in place, of what is queued so far, beside what is queued from now on.
+        """Sum over the ranks, in place, after the work queued so far and concurrently with later work.
 
-        Until `join`, the buffer must not be used. May be captured as part of a CUDA graph; `watch` must be called
-        behind each launch.
+        Until `join`, the buffer must not be used. May be captured in a CUDA graph; `watch` must be called after each
+        launch.
         """
         self._well()
         runtime = self._device.here()
@@ -136,14 +137,14 @@ class NcclCommunicator(StagedCommunicator):
         self._sum(buffer, stream)
 
     def join(self) -> None:
-        """Queue what comes from now on behind all sums that have begun."""
+        """Queue later work after all sums that have begun."""
         if self._beside is not None:
             runtime, (stream, _, met) = self._device.here(), self._beside
             runtime.record(met, stream)
             runtime.after(self._device.stream, met)
 
     def watch(self) -> None:
-        """Watch the sums that are queued: from now on they must not take longer than the limit."""
+        """Watch the queued sums: from now on they must not take longer than the limit."""
         self._well()
         assert self._watch is not None
         self._watch.began()
@@ -159,7 +160,7 @@ class NcclCommunicator(StagedCommunicator):
 
     def close(self) -> None:
         """Disconnect from both."""
-        # NCCL waits for every CUDA graph that has one of its sums in it.
+        # NCCL waits for every CUDA graph that contains one of its sums.
         self._device.memory_moves()
         self._device.synchronize()
         if self._watch is not None:
@@ -221,7 +222,7 @@ class NcclCommunicator(StagedCommunicator):
 
 
 def load() -> Any | None:
-    """NCCL as pip installs it, else as the system has it; None if there is none."""
+    """NCCL as installed by pip, else the system's; None if there is none."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
     found = [path for folder in folders for path in glob.glob(f"{folder}/nvidia/nccl/lib/libnccl.so.2")]
     for path in (*found, "libnccl.so.2"):
@@ -237,9 +238,10 @@ def load() -> Any | None:
 def over_gpus(
     below: Communicator, device: CudaDevice, host: str, limit: float | None = None
 ) -> tuple[Communicator, str]:
-    """What sums over the ranks' GPUs, and its name for the log; waits for a sum no longer than `limit` s. Collective.
+    """The communicator for sums over the ranks' GPUs, and its name for the log. Collective.
 
-    NCCL where each rank has a GPU of its own and the library is there on all; host memory and MPI otherwise.
+    NCCL if each rank has its own GPU and the library is present on all; otherwise host memory and MPI. A sum that takes
+    longer than `limit` seconds ends in an error.
     """
     library = load()
     devices: Sequence[tuple[str, str, bool]] | None = below.gather((host, device.gpu.uuid, library is not None))

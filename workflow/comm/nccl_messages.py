@@ -1,7 +1,7 @@
-"""What NCCL's errors and warnings mean, and which setting helps. Pure; for ranks, launchers and the doctor.
+"""Explains NCCL's errors and warnings, and names the setting that helps. Pure; for ranks, launchers and the doctor.
 
-NCCL's own error is one of seven; what went wrong stands in the warning before it, which `ncclGetLastError` hands out
-and which a log holds where NCCL_DEBUG is WARN or INFO.
+NCCL has only seven error codes. The cause is in the warning before the error, which `ncclGetLastError` returns and
+which a log contains if NCCL_DEBUG is WARN or INFO.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Trouble:
-    """What stands behind a warning of NCCL's, and what to do."""
+    """The cause of an NCCL warning, and what to do about it."""
 
     what: str
     fix: str
@@ -24,7 +24,7 @@ class Trouble:
 _NETWORK = "set NCCL_SOCKET_IFNAME to the interface that connects the nodes (`ip -br addr` lists them)"
 _FABRIC = "check that the InfiniBand ports are up (`ibstat`), or set NCCL_IB_DISABLE=1 to use TCP"
 TABLE: tuple[tuple[str, str, str], ...] = (
-    # pattern, what it means, what to do: the first that is found counts, so what is particular comes first
+    # pattern, cause, what to do: the first match counts, so specific patterns come first
     (r"Duplicate GPU detected", "two ranks have the same GPU",
      "give each rank its own: lower resources.ranks_per_node to the number of GPUs of a node (slices of a GPU "
      "count as one)"),
@@ -70,19 +70,29 @@ CODES: dict[str, str] = {
     "invalid usage": "NCCL was used incorrectly: ranks share a GPU, or have different settings",
     "remote process exited or there was a network error": "another rank has ended or cannot be reached",
 }
-"""NCCL's own words for its errors -> what they mean."""
+"""NCCL's error strings -> their meaning."""
 
 WARNING = re.compile(r"NCCL WARN (?P<words>.*)")
-"""A warning as NCCL writes it into a log: HOST:PID:THREAD [DEVICE] FILE:LINE NCCL WARN WORDS."""
+"""A warning as NCCL writes it into a log: HOST:PID:THREAD [DEVICE] FILE:LINE NCCL WARN MESSAGE."""
 
 
 def trouble(words: str) -> Trouble | None:
-    """What is behind NCCL's words, one warning or several; None if they are not known."""
+    """The cause of one or several NCCL warnings; None if it is unknown."""
     return next((Trouble(what, fix) for pattern, what, fix in TABLE if re.search(pattern, words)), None)
 
 
 def sentence(call: str, error: str, last: str = "") -> str:
-    """For people: `call` of NCCL's gave `error` (ncclGetErrorString), `last` is what ncclGetLastError says."""
+    """Describe a failed NCCL call for the user.
+
+    Parameters
+    ----------
+    call
+        Name of the NCCL function.
+    error
+        Its error, from `ncclGetErrorString`.
+    last
+        The result of `ncclGetLastError`.
+    """
     warning = " ".join(last.split())
     if (known := trouble(warning) or trouble(error)) is not None:
         return f"NCCL failed in {call}: {known.what} ({warning or error}); {known.fix}"
@@ -92,6 +102,6 @@ def sentence(call: str, error: str, last: str = "") -> str:
 
 
 def in_log(text: str) -> Trouble | None:
-    """What NCCL's warnings in a rank's log tell; None if there are none, or none that is known."""
+    """The causes of the NCCL warnings in a rank's log; None if there are none, or none that is known."""
     warnings = "\n".join(match["words"] for match in WARNING.finditer(text))
     return trouble(warnings) if warnings else None

@@ -1,8 +1,8 @@
 """Watch NCCL while the rank waits: an all-reduce that fails or hangs ends with an error.
 
-NCCL's kernels wait on the GPU for the other ranks, and a rank waits for its GPU. A thread looks at the communicator and
-at the oldest sum that is under way; where either is lost it aborts the communicator, which ends the kernels, and the
-rank's wait ends with the reason.
+NCCL's kernels wait on the GPU for the other ranks, and a rank waits for its GPU. A thread checks the communicator and
+the oldest all-reduce in progress. If either fails, it aborts the communicator. This ends the kernels, and the rank's
+wait ends with the reason.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import CudaError
 
 PERIOD = 0.5
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 class Watch:
-    """`fault` tells what NCCL itself has found, empty if nothing; `end` ends what is under way. Sums that take longer
-    than `limit` seconds are taken for lost; None for never."""
+    """Watches one communicator in a thread.
+
+    `fault` returns the error that NCCL has found, empty if there is none; `end` aborts what is in progress. An
+    all-reduce that takes longer than `limit` seconds counts as hung; None disables the limit.
+    """
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
-"""The shared memory of an MPI: files in /dev/shm that it removes only when all ranks leave in order.
+"""The shared memory of an MPI: files in /dev/shm that it removes only when all ranks exit normally.
 
-MPICH's names are taken away as soon as all ranks have mapped them, so that a kill leaves nothing (`Start.done`). The
-rest of a killed rank's the next rank on that machine removes: what MPI made while it started, what MPICH makes for a
-moment when a collective is first used, and all of Open MPI's, which may open its files by name later. Which they are
-tells a record that each rank keeps in /dev/shm from before its MPI starts. The rank holds a lock on it, so that its
-death is known in every container that sees the folder, whatever its process id is there. No clock is read. The record
-also names Open MPI's session folder (see `daemon_files`). Linux; elsewhere there is nothing to find.
+MPICH's names are removed as soon as all ranks have mapped the segments, so that a kill leaves nothing (`Start.done`).
+The next rank on a machine removes what else a killed rank left: what MPI created while it started, what MPICH creates
+for a moment when a collective is first used, and all segments of Open MPI, which may open its files by name later. Each
+rank lists its segments in a record in /dev/shm, written before its MPI starts. The rank holds a lock on the record, so
+that its death is visible in every container that sees the folder, whatever its process id is there. No clock is read.
+The record also names Open MPI's session folder (see `daemon_files`). Linux only; elsewhere there is nothing to find.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ortflow.workflow.comm import daemon_files
 
 FOLDER = Path("/dev/shm")
 SETTLE = 0.2
-"""Seconds in which a process that starts MPI maps what it has made."""
+"""Seconds within which a process that starts MPI maps the segments that it has created."""
 _PASSING = "mpich_shar_tmp"
-"""What MPICH names for a moment at any time, until all ranks have mapped it."""
+"""Segments that MPICH may name for a moment at any time, until all ranks have mapped them."""
 _SEGMENT = r"(?:mpich_shm_|mpich_shar_tmp|vader_segment\.|sm_segment\.)[\w.\-]+"
 _MAPPED = re.compile(rf"/({_SEGMENT})(?: \(deleted\))?$", re.MULTILINE)
 _RECORD = re.compile(r"ortflow_mpi_\d+_[0-9a-f]{16}")
@@ -35,19 +35,19 @@ _RECORD = re.compile(r"ortflow_mpi_\d+_[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class _Record:
-    """What a rank has written down before its MPI started, and once it had."""
+    """What a rank recorded before its MPI started, and afterwards."""
 
     path: Path
     alive: bool
     before: frozenset[str]
-    """The segments that were there before its own."""
+    """The segments that existed before."""
     mapped: frozenset[str] | None
-    """Those that it needs by name; None as long as its MPI has not started."""
+    """The segments that it needs by name; None until its MPI has started."""
     session: str
     """Open MPI's session folder; empty if there is none."""
 
     def left(self, there: frozenset[str]) -> frozenset[str]:
-        """Of the segments that are there those that may be its own."""
+        """Those of the existing segments that may be its own."""
         new = there - self.before
         if self.mapped is None:
             return new
@@ -55,11 +55,11 @@ class _Record:
 
 
 class Start:
-    """A rank's record from before MPI starts until nothing of it can be left."""
+    """A rank's record: exists from before MPI starts until no segment of the rank can be left."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
-        """Begin the record, and remove what dead ranks left; both as far as the folder allows."""
-        self._folder, self._descriptor = folder, -1
+        """Create the record, and remove what dead ranks left; both as far as the folder permits."""
+        self._folder, self.descriptor = folder, -1
         self._before = sorted(_there(folder))
         self._path = folder / f"ortflow_mpi_{os.getuid()}_{os.urandom(8).hex()}"
         with suppress(OSError):
@@ -67,7 +67,7 @@ class Start:
         sweep(folder)
 
     def _begin(self) -> None:
-        # Locked before it has its name: nobody may see a living rank's record without the lock.
+        # Locked before it gets its name: nobody must see a running rank's record without the lock.
         temporary = self._path.with_name(f".{self._path.name}")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -78,14 +78,14 @@ class Start:
             temporary.unlink(missing_ok=True)
             os.close(descriptor)
             raise
-        self._descriptor = descriptor
+        self.descriptor = descriptor
 
     def _text(self, **more: list[str]) -> str:
         record: dict[str, Any] = {"before": self._before, "session": daemon_files.own(), **more}
         return json.dumps(record)
 
     def done(self) -> None:
-        """Every rank of the machine has mapped its segments: nobody opens one of MPICH's by its name any more."""
+        """Called when every rank of the machine has mapped its segments, and none opens MPICH's by name any more."""
         kept = []
         for name in _mapped("self"):
             if name.startswith("mpich_"):
@@ -93,39 +93,40 @@ class Start:
                     (self._folder / name).unlink()
             else:
                 kept.append(name)
-        if self._descriptor >= 0:
+        if self.descriptor >= 0:
             with suppress(OSError):
-                # One write, and longer than what it covers: the record is whole at every moment.
-                os.pwrite(self._descriptor, self._text(mapped=sorted(set(kept))).encode(), 0)
+                # A single write, and longer than what it overwrites: the record is complete at every moment.
+                os.pwrite(self.descriptor, self._text(mapped=sorted(set(kept))).encode(), 0)
         daemon_files.remove_topologies()
 
     def close(self) -> None:
-        """Nothing of this rank's MPI is left."""
-        if self._descriptor >= 0:
+        """Remove the record: nothing of this rank's MPI is left."""
+        if self.descriptor >= 0:
             self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def sweep(folder: Path = FOLDER) -> list[str]:
-    """Remove what this user's dead ranks left, and their records; the segments' names.
+    """Remove the segments and the records of this user's dead ranks. Returns the names of the segments.
 
-    A segment stays that a living process maps, or that a living rank may have made. Safe in several processes at once.
+    A segment stays if a running process maps it, or if a running rank may have created it. Safe in several processes
+    concurrently.
     """
     there = _there(folder)
     records = list(_records(folder))
     dead = [one for one in records if not one.alive]
     if not dead:
         return []
-    # Whatever is there that was not there when a living rank began may be that rank's.
+    # Any segment that did not exist when a running rank began may belong to that rank.
     old = there.intersection(*(one.before for one in records if one.alive and one.mapped is None))
     left = {one.path: one.left(there) for one in dead}
     recorded = {name for one in dead for name in one.mapped or ()}
-    gone = _unmapped({name for names in left.values() for name in names if name in old or name in recorded})
+    gone = unmapped({name for names in left.values() for name in names if name in old or name in recorded})
     if gone:
-        # Another program of this user may have made one just now, and maps it in a moment.
+        # Another program of this user may have created one just now, and will map it in a moment.
         time.sleep(SETTLE)
-        gone = _unmapped(gone)
+        gone = unmapped(gone)
     for name in gone:
         with suppress(OSError):
             (folder / name).unlink()
@@ -133,7 +134,8 @@ def sweep(folder: Path = FOLDER) -> list[str]:
     ended = {one.session for one in dead if one.session} - used
     stay = {session for session in ended if not daemon_files.remove(session)} | (used - {""})
     for one in dead:
-        # What may be somebody else's, or what a dead rank's child has still, is looked at again at the next start.
+        # What may belong to another process, or is still mapped by a dead rank's child, is checked again at the next
+        # start.
         if left[one.path] <= gone and one.session not in stay:
             with suppress(OSError):
                 one.path.unlink()
@@ -151,7 +153,7 @@ def _there(folder: Path) -> frozenset[str]:
 
 
 def _records(folder: Path) -> Iterator[_Record]:
-    """The records of this user; one that cannot be read tells nothing, and is left."""
+    """The records of this user. One that cannot be read is ignored and left in place."""
     for path in sorted(folder.glob(f"ortflow_mpi_{os.getuid()}_*")):
         if not _RECORD.fullmatch(path.name):
             continue
@@ -174,7 +176,7 @@ def _records(folder: Path) -> Iterator[_Record]:
                 os.close(descriptor)
 
 
-def _unmapped(names: set[str]) -> set[str]:
+def unmapped(names: set[str]) -> set[str]:
     if not names:
         return set()
     return names - {name for process in os.listdir("/proc") if process.isdigit() for name in _mapped(process)}

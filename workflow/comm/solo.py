@@ -12,7 +12,7 @@ from ortflow.workflow.device import Buffer
 
 @dataclass(frozen=True)
 class _Done:
-    """Of what needs no message."""
+    """A request that needs no message."""
 
     def wait(self) -> None:
         """Returns immediately."""
@@ -31,7 +31,7 @@ class SoloCommunicator(Communicator):
         """The sum over one rank, whose share is the whole."""
 
     def all_gather(self, buffer: Buffer) -> None:
-        """Does nothing: the share is the whole buffer."""
+        """Does nothing: this rank's share is the whole buffer."""
 
     def start_gather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
         """Does nothing: this rank's part is the whole buffer."""
@@ -41,7 +41,7 @@ class SoloCommunicator(Communicator):
         """The sum over one rank."""
 
     def subset(self, ranks: Sequence[int]) -> SoloCommunicator:
-        """Another one of this rank."""
+        """Another communicator of this one rank."""
         if list(ranks) != [0]:
             raise ValueError(f"ranks {list(ranks)} are not a subset of rank 0")
         return SoloCommunicator()

@@ -1,7 +1,7 @@
-"""Collectives and messages over buffers on a GPU by way of host memory: copied down, reduced by MPI, copied up.
+"""Collectives and messages over buffers on a GPU, staged in host memory: copied down, reduced by MPI, copied up.
 
-For cases that NCCL does not support: ranks that share a GPU, machines without the library. Control messages go straight
-to MPI.
+For cases that NCCL does not support: ranks that share a GPU, and machines without the library. Control messages use MPI
+directly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ortflow.workflow.layout import share
 
 @dataclass(frozen=True)
 class _Arrival:
-    """A message on its way into host memory, and the buffer that it is for."""
+    """A message being received into host memory, and the device buffer that it is for."""
 
     below: Request
     host: HostBuffer
@@ -33,7 +33,7 @@ class _Arrival:
 
 
 class StagedCommunicator(Communicator):
-    """The ranks of `below`, for buffers of any device."""
+    """The ranks of `below`, for buffers on any device."""
 
     def __init__(self, below: Communicator) -> None:
         self.below = below
@@ -68,7 +68,7 @@ class StagedCommunicator(Communicator):
         buffer.write(host.array)
 
     def start_gather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
-        """Copy down, and begin to gather in the copy."""
+        """Copy to the host, and begin to gather in the copy."""
         host = HostBuffer(buffer.read())
         return _Arrival(self.below.start_gather(host, counts), host, buffer)
 
@@ -80,15 +80,15 @@ class StagedCommunicator(Communicator):
             buffer.write(host.array)
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
-        """Some of the ranks, by way of host memory."""
+        """A communicator of some of the ranks, staged in host memory as well."""
         return StagedCommunicator(self.below.subset(ranks))
 
     def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
-        """Copy down, and begin to send the copy."""
+        """Copy to the host, and begin to send the copy."""
         return self.below.start_send(HostBuffer(buffer.read()), to, tag)
 
     def start_receive(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
-        """Begin to receive; `wait` copies up."""
+        """Begin to receive; `wait` copies to the device."""
         host = HostBuffer(np.empty(buffer.count, buffer.dtype))
         return _Arrival(self.below.start_receive(host, source, tag), host, buffer)
 

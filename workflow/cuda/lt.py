@@ -88,7 +88,8 @@ class Library:
         self._handle = c_void_p()
         self._call("Create", byref(self._handle))
         self._library.cublasLtGetVersion.restype = c_size_t
-        self._where = f"{gpu}, cuBLASLt {self._library.cublasLtGetVersion()}"
+        self.identity = f"{gpu}, cuBLASLt {self._library.cublasLtGetVersion()}"
+        """The GPU and the version of the library: part of the key of a choice."""
         self._plans: dict[tuple[Shape, tuple[int, ...]], _Plan] = {}
 
     def run(self, shape: Shape, place: Place, *, measures: bool = True) -> None:
@@ -125,7 +126,7 @@ class Library:
         """How to compute a shape, and whether that is settled."""
         operation, layouts, proposed = self._proposed(shape, alignments)
         plan = _Plan(operation, layouts, proposed[0])
-        key = f"{self._where}, {shape}, alignments {alignments}"
+        key = f"{self.identity}, {shape}, alignments {alignments}"
         found = self._kept.find(key)
         if found is not None and len(found) == ctypes.sizeof(_Algorithm):
             algorithm = _Algorithm.from_buffer_copy(found)

@@ -1,7 +1,7 @@
 """Which tensors, and which regions of them, the ranks of each stage and part hold. Pure.
 
-The flat index of the whole model is the canonical form: checkpoints and exports know no other. A `Holding` has a flat
-index of its own, of the regions that its ranks hold, in any order.
+The flat index of the whole model is the canonical form, and the only one in checkpoints and exports. A `Holding` has
+its own flat index of the regions that its ranks hold, in any order.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ortflow.workflow.parallel.region import WHOLE, Region
 from ortflow.workflow.parallel.runs import Runs, joined, runs_of
 
 NAME = "division.json"
-"""The division, in the folder of the whole model's graphs."""
+"""File of the division, in the folder of the whole model's graphs."""
 CHANNEL = 0
-"""Of the collectives in a part's graphs: the ranks that share its layers."""
+"""Channel of the collectives in a part's graphs: the ranks that share its layers."""
 TRAINED = ("decay", "no_decay")
 """Groups that have gradients and moments."""
 
@@ -33,10 +33,10 @@ class Holding:
     index: FlatIndex
     """Names as in the whole model, shapes of the regions."""
     regions: Mapping[str, Region] = field(default_factory=dict)
-    """Of the tensors that are divided; the others are held whole."""
+    """Regions of the tensors that are divided; the others are held whole."""
 
     def region(self, name: str) -> Region:
-        """What it holds of a tensor."""
+        """The region that it holds of a tensor."""
         return self.regions.get(name, WHOLE)
 
 
@@ -50,7 +50,7 @@ class Division:
     whole: FlatIndex
     grid: Grid
     holdings: Sequence[Holding]
-    """In the order of `place`: the parts of the first stage, then those of the next."""
+    """Ordered by `place`: the parts of the first stage, then those of the next."""
 
     def __post_init__(self) -> None:
         if len(self.holdings) != self.grid.pipeline * self.grid.horizontal:
@@ -76,7 +76,7 @@ class Division:
         return place.stage * self.grid.horizontal + place.part
 
     def of(self, place: Place) -> Holding:
-        """What a rank's replica holds there."""
+        """The holding of a rank."""
         return self.holdings[self.number(place)]
 
     @cached_property
@@ -92,7 +92,7 @@ class Division:
         return self._holders[name, self.holdings[number].region(name)]
 
     def counts(self, number: int, name: str) -> bool:
-        """Whether this holding is the one on which a sum over all ranks counts its elements of a tensor."""
+        """Whether a sum over all ranks counts this holding's elements of a tensor, and not another holding's."""
         return self.holders(number, name)[0] == number
 
     def runs(self, number: int, start: int, stop: int, *, trained: bool, counted: bool) -> Runs:
@@ -101,13 +101,13 @@ class Division:
         Parameters
         ----------
         number
-            Of the holding.
+            Index of the holding.
         start, stop
-            Elements [start, stop) of the canonical buffer; others are left out.
+            Only elements [start, stop) of the canonical buffer.
         trained
-            Only tensors that are trained, as buffers of moments have them.
+            Only trained tensors, as in buffers of moments.
         counted
-            Only what `counts` here: over all holdings, every element of the model once.
+            Only elements that this holding counts (`counts`): over all holdings, every element of the model once.
         """
         found = []
         for entry in self.holdings[number].index:
@@ -120,12 +120,12 @@ class Division:
         return joined(found).within_whole(start, stop)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without the whole index and the grid: a run may resume with another number of replicas."""
+        """As plain data, without the whole index and the grid: a run may resume with another number of replicas."""
         return {"holdings": [_plain(holding) for holding in self.holdings]}
 
     @classmethod
     def from_json(cls, whole: FlatIndex, data: Mapping[str, Any], grid: Grid) -> Division:
-        """What `to_json` wrote, on a grid of as many stages and parts."""
+        """Load the result of `to_json`, on a grid of as many stages and parts."""
         return cls(whole, grid, tuple(_holding(each) for each in data["holdings"]))
 
 
@@ -143,17 +143,17 @@ def _holding(data: Mapping[str, Any]) -> Holding:
 
 
 def folder_of(root: Path, part: int) -> Path:
-    """Where the graphs of a part lie, in the folder of the whole model's."""
+    """Folder of a part's graphs, within that of the whole model's."""
     return root / f"part-{part}"
 
 
 def clear(root: Path) -> None:
-    """Remove what an earlier attempt left there of a division."""
+    """Remove the files of a division that an earlier attempt left there."""
     (root / NAME).unlink(missing_ok=True)
     for folder in root.glob("part-*"):
         shutil.rmtree(folder)
 
 
 def undivided(index: FlatIndex, grid: Grid) -> Division:
-    """Every rank holds the whole model, as under data parallelism alone."""
+    """The division in which every rank holds the whole model, as in data parallelism."""
     return Division(index, grid, tuple(Holding(index) for _ in range(grid.pipeline * grid.horizontal)))

@@ -1,6 +1,6 @@
 """The ranks as a grid: data x pipeline x horizontal. Pure.
 
-Ranks that share one layer are neighbours, so that a machine holds all of them; then come the replicas of a stage, then
+Ranks that share a layer are neighbours, so that one machine holds all of them. The replicas of a stage come next, then
 the stages. This is the order of Megatron-LM (Narayanan et al. 2021).
 """
 
@@ -23,14 +23,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Grid:
-    """Degrees of parallelism; their product is the world size."""
+    """Degrees of parallelism. Their product is the world size."""
 
     data: int
-    """Replicas."""
+    """Number of replicas."""
     pipeline: int = 1
-    """Stages."""
+    """Number of stages."""
     horizontal: int = 1
-    """Parts of a layer."""
+    """Number of parts of a layer."""
 
     @property
     def world_size(self) -> int:
@@ -48,16 +48,16 @@ class Grid:
         return (place.stage * self.data + place.data) * self.horizontal + place.part
 
     def replicas(self, rank: int) -> list[int]:
-        """Ranks that hold the same part of the model, in the order of `Place.data`."""
+        """Ranks that hold the same part of the model, ordered by `Place.data`."""
         here = self.place(rank)
         return [self.rank(Place(data, here.stage, here.part)) for data in range(self.data)]
 
     def stages(self, rank: int) -> list[int]:
-        """Ranks of one pipeline, in the order of the stages."""
+        """Ranks of one pipeline, ordered by stage."""
         here = self.place(rank)
         return [self.rank(Place(here.data, stage, here.part)) for stage in range(self.pipeline)]
 
     def parts(self, rank: int) -> list[int]:
-        """Ranks that share a layer, in the order of the parts."""
+        """Ranks that share a layer, ordered by part."""
         here = self.place(rank)
         return [self.rank(Place(here.data, here.stage, part)) for part in range(self.horizontal)]

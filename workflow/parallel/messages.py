@@ -10,15 +10,15 @@ from ortflow.workflow.parallel.schedule import Action, Pass
 
 @dataclass(frozen=True)
 class Message:
-    """What an action makes for another one, on another rank or on the same."""
+    """A message from one action to another, on another rank or the same."""
 
     direction: Pass
     """forward: activations, backward: gradients."""
     stage: int
-    """The stage that sends."""
+    """The sending stage."""
     micro_batch: int
     sender: tuple[int, int]
-    """Rank, and place in the rank's list of actions."""
+    """Rank, and index in the rank's list of actions."""
     receiver: tuple[int, int]
 
     @property
@@ -29,7 +29,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The messages of one rank, by the place of its own action."""
+    """The messages of one rank, by the index of its own action."""
 
     arriving: dict[int, Message]
     leaving: dict[int, Message]
@@ -43,7 +43,7 @@ def traffic(actions: Sequence[Sequence[Action]], stages: int) -> list[Traffic]:
     actions
         Of each rank, in order.
     stages
-        Stages of the model: the ranks times the chunks of each.
+        Stages of the model: ranks times chunks per rank.
     """
     ranks = len(actions)
     places = {

@@ -1,4 +1,4 @@
-"""Where the elements of some tensors lie when ranks share out the flat buffer. Pure."""
+"""Where the elements of tensors lie when ranks share the flat buffer. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Piece:
 
     rank: int
     tensor: int
-    """Place of the tensor among those that were asked for."""
+    """Index of the tensor among the requested ones."""
     start: int
     stop: int
     offset: int
-    """Of its first element in the flat buffer."""
+    """Offset of its first element in the flat buffer."""
 
     @property
     def count(self) -> int:
@@ -27,14 +27,14 @@ class Piece:
 
 
 def pieces_of(entries: Sequence[Entry], size: int, ranks: int) -> list[Piece]:
-    """All elements of the tensors, in the order of the ranks that hold them, each once.
+    """All elements of the tensors, ordered by the ranks that hold them, each once.
 
     Parameters
     ----------
     entries
         The tensors, all of them in the first `size` elements of the flat buffer.
     size
-        Elements that the ranks share out: rank r has `layout.share` r.
+        Elements that the ranks share: rank r has `layout.share` r.
     ranks
         Number of ranks.
     """
@@ -49,7 +49,7 @@ def pieces_of(entries: Sequence[Entry], size: int, ranks: int) -> list[Piece]:
 
 
 def batches(pieces: Iterable[Piece], size: int) -> Iterator[list[Piece]]:
-    """The pieces in their order, cut into messages of at most `size` elements, each of one rank's elements."""
+    """The pieces in order, grouped into messages of at most `size` elements, each from one rank."""
     batch: list[Piece] = []
     room = size
     for piece in pieces:

@@ -36,7 +36,7 @@ class Region:
 
 
 WHOLE = Region()
-"""Of a tensor that every rank of a stage holds."""
+"""The region of a tensor that every rank of a stage holds whole."""
 
 
 def part_of(shape: tuple[int, ...], axis: int, part: int, parts: int, blocks: int = 1) -> Region:

@@ -1,6 +1,7 @@
 """Runs of elements that two flat buffers have in common, and copies along them. Pure.
 
-A region of a tensor is not contiguous in the flat buffer of the whole model: a run is a piece that is, in both buffers.
+A region of a tensor is not contiguous in the flat buffer of the whole model. A run is a piece that is contiguous in
+both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ortflow.workflow.parallel.region import Region
 Places = npt.NDArray[np.int64]
 Array = npt.NDArray[np.generic]
 LONG = 256
-"""Elements of a run, on average, from which copying run by run is faster than by an index of every element."""
+"""Average length of a run in elements, above which copying run by run is faster than indexing every element."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +31,20 @@ class Runs:
 
     @property
     def count(self) -> int:
-        """Elements in all."""
+        """Total number of elements."""
         return int(self.length.sum())
 
     def moved(self, whole: int, local: int) -> Runs:
-        """The same runs, so many elements further on in the two buffers."""
+        """The same runs, shifted by a number of elements in each of the two buffers."""
         return Runs(self.whole + whole, self.local + local, self.length)
 
     def within_whole(self, start: int, stop: int) -> Runs:
-        """What lies in elements [start, stop) of the one buffer."""
+        """The runs within elements [start, stop) of the first buffer."""
         first, last = np.maximum(self.whole, start), np.minimum(self.whole + self.length, stop)
         return self._cut(first - self.whole, last - first)
 
     def within_local(self, start: int, stop: int) -> Runs:
-        """What lies in elements [start, stop) of the other buffer."""
+        """The runs within elements [start, stop) of the second buffer."""
         first, last = np.maximum(self.local, start), np.minimum(self.local + self.length, stop)
         return self._cut(first - self.local, last - first)
 
@@ -52,7 +53,7 @@ class Runs:
         return Runs((self.whole + skipped)[left], (self.local + skipped)[left], length[left])
 
     def pieces(self, size: int) -> Iterator[Runs]:
-        """The same elements in the same order, at most `size` at a time."""
+        """The same elements in the same order, in groups of at most `size`."""
         ends = np.cumsum(self.length)
         starts = ends - self.length
         for first in range(0, self.count, size):
@@ -67,7 +68,7 @@ NOTHING = Runs(*(np.empty(0, np.int64) for _ in range(3)))
 
 
 def joined(parts: Iterable[Runs]) -> Runs:
-    """All of them, in ascending order of their places in the one buffer."""
+    """All runs, sorted by their places in the first buffer."""
     parts = list(parts)
     if not parts:
         return NOTHING
@@ -79,7 +80,7 @@ def joined(parts: Iterable[Runs]) -> Runs:
 
 
 def runs_of(shape: tuple[int, ...], region: Region) -> Runs:
-    """Of a tensor of `shape`, and of its region as a tensor of its own; both from element 0 on."""
+    """The runs of a region of a tensor of `shape`, with the region stored as a tensor; both start at element 0."""
     if region.axis is None:
         count = math.prod(shape)
         return Runs(*(np.array([number], np.int64) for number in (0, 0, count))) if count else NOTHING
@@ -97,7 +98,7 @@ def runs_of(shape: tuple[int, ...], region: Region) -> Runs:
 
 
 def take(array: Array, starts: Places, lengths: Places) -> Array:
-    """The elements of runs, one after the other, as a copy."""
+    """The elements of runs, concatenated, as a copy."""
     if lengths.sum() >= LONG * len(lengths):
         pieces = [
             array[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
@@ -107,7 +108,7 @@ def take(array: Array, starts: Places, lengths: Places) -> Array:
 
 
 def put(array: Array, starts: Places, lengths: Places, values: Array) -> None:
-    """Write values, one after the other, into the elements of runs."""
+    """Write concatenated values into the elements of runs."""
     if lengths.sum() >= LONG * len(lengths):
         place = 0
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):

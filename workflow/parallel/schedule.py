@@ -1,10 +1,10 @@
-"""The order in which the ranks of a pipeline work through the micro-batches of a step. Pure.
+"""The order in which the ranks of a pipeline process the micro-batches of a step. Pure.
 
 A model is cut into `chunks` x `ranks` stages. Rank r has the stages r, r + ranks, r + 2 ranks and so on, one for each
 of its chunks. GPipe (Huang et al. 2019) runs all forward passes before the first backward pass. 1F1B (PipeDream,
-Narayanan et al. 2019) runs a backward pass as soon as there is one, so that a rank keeps the activations of no more
-micro-batches than there are stages from it to the last. Interleaved 1F1B (Narayanan et al. 2021) does the same with
-several chunks, which makes the bubble shorter by their number.
+Narayanan et al. 2019) runs a backward pass as soon as one is possible, so that a rank keeps the activations of at most
+as many micro-batches as there are stages from it to the last. Interleaved 1F1B (Narayanan et al. 2021) does the same
+with several chunks, which shortens the bubble by a factor of `chunks`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def schedule(kind: Kind, ranks: int, micro_batches: int, chunks: int = 1) -> lis
     Parameters
     ----------
     kind
-        gpipe, 1f1b or interleaved; only this one takes several chunks.
+        gpipe, 1f1b or interleaved; only interleaved supports several chunks.
     ranks
         Ranks of the pipeline.
     micro_batches
-        Of one step; 0 gives empty lists.
+        Per step; 0 gives empty lists.
     chunks
-        Stages of each rank.
+        Stages per rank.
 
     Raises
     ------
     ValueError
-        If a schedule of one chunk is given several.
+        If a schedule for one chunk is requested with several.
     """
     if chunks != 1 and kind != "interleaved":
         raise ValueError(f"{kind} has one chunk a rank, not {chunks}")
@@ -64,7 +64,7 @@ def _gpipe(micro_batches: int) -> list[Action]:
 def _one_forward_one_backward(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
     """Forward passes until the first backward pass can begin, then one of each in turn, then backward passes."""
     if chunks > 1 and micro_batches % ranks:
-        # Without some of its micro-batches, a schedule still has no rank wait for ever.
+        # A schedule from which some micro-batches are removed still never deadlocks.
         whole = _one_forward_one_backward(rank, ranks, -(-micro_batches // ranks) * ranks, chunks)
         return [action for action in whole if action.micro_batch < micro_batches]
     forward = _by_groups(ranks, micro_batches, range(chunks))
@@ -90,7 +90,7 @@ def _by_groups(ranks: int, micro_batches: int, chunks: Sequence[int]) -> list[tu
 
 
 def kept_micro_batches(actions: Sequence[Action]) -> int:
-    """The most forward passes of a rank whose activations are kept at one time, that which runs included."""
+    """The largest number of forward passes whose activations a rank keeps at one time, including the running one."""
     kept = most = 0
     for action in actions:
         kept += 1 if action.direction == "forward" else -1

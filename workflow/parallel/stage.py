@@ -13,12 +13,12 @@ from typing import Any
 
 
 def gradient_of(value: str) -> str:
-    """Name of the output of a stage's backward graph for a value that it receives, or a parameter."""
+    """Name of the output of a stage's backward graph for the gradient of a received value, or of a parameter."""
     return f"{value}_grad"
 
 
 def gradient_from_next(value: str) -> str:
-    """Name of the input of a stage's backward graph for a value that it sends."""
+    """Name of the input of a stage's backward graph for the gradient of a sent value."""
     return f"{value}_grad.next"
 
 
@@ -28,9 +28,9 @@ class Value:
 
     name: str
     dtype: str
-    """As numpy names it."""
+    """As a numpy name."""
     gradient: bool
-    """The loss's gradient with respect to it comes back."""
+    """Whether the loss's gradient with respect to it is sent back."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Stage:
 
     number: int
     receives: tuple[Value, ...]
-    """Values from the stage before, those that are only passed on included."""
+    """Values from the previous stage, including those that are only passed on."""
     sends: tuple[Value, ...]
-    """Values for the stage behind."""
+    """Values for the next stage."""
     passed: tuple[str, ...]
     """Values that it receives and sends without reading them."""
     eval_receives: tuple[Value, ...]
-    """As `receives`, of the evaluation graph."""
+    """Like `receives`, for the evaluation graph."""
     eval_sends: tuple[Value, ...]
     eval_passed: tuple[str, ...]
     batch: tuple[str, ...]
@@ -53,10 +53,11 @@ class Stage:
     tensors: tuple[str, ...]
     """Parameters and running statistics that it holds."""
     trained: tuple[str, ...]
-    """Those that it gives a gradient of."""
+    """Parameters for which it computes a gradient."""
     dropouts: int
-    """Dropout nodes of the earlier stages: by so much a micro-batch's seed differs, so that each node draws what it
-    draws in the undivided graph."""
+    """Number of Dropout nodes in earlier stages: an offset to the seed of a micro-batch, so that each node draws the
+    same mask as in the undivided graph.
+    """
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class StageSet:
 
     @property
     def chunks(self) -> int:
-        """Stages of each rank."""
+        """Stages per rank."""
         return len(self.stages) // self.ranks
 
     def of_rank(self, rank: int) -> list[Stage]:
@@ -82,7 +83,9 @@ class StageSet:
         return list(dict.fromkeys(name for stage in self.of_rank(rank) for name in stage.tensors))
 
     def holders(self, *, trained: bool = False) -> dict[str, list[int]]:
-        """Tensor -> the ranks of the pipeline that hold it, ascending; with `trained`, that give a gradient of it."""
+        """Tensor -> the ranks of the pipeline that hold it, ascending. With `trained`, only ranks that compute its
+        gradient.
+        """
         found: dict[str, list[int]] = {}
         for rank in range(self.ranks):
             for stage in self.of_rank(rank):
@@ -106,7 +109,7 @@ class StageSet:
 
     @property
     def description(self) -> Path:
-        """What `load` reads."""
+        """Path of the file that `load` reads."""
         return self.root / "stages.json"
 
     def eval(self, stage: int) -> Path:
@@ -114,13 +117,13 @@ class StageSet:
         return self.root / f"stage{stage:02}.eval.onnx"
 
     def to_bytes(self) -> bytes:
-        """The content of `description`."""
+        """Content of the file `description`."""
         data = {"ranks": self.ranks, "stages": [asdict(stage) for stage in self.stages]}
         return (json.dumps(data, indent=1) + "\n").encode()
 
     @classmethod
     def load(cls, root: Path) -> StageSet:
-        """The set whose `description` lies in `root`; FileNotFoundError if there is none."""
+        """Load the set from folder `root`. Raises FileNotFoundError if there is none."""
         data = json.loads((root / "stages.json").read_text(encoding="utf-8"))
         return cls(root, tuple(_stage(each) for each in data["stages"]), data["ranks"])
 

@@ -10,19 +10,19 @@ from ortflow.workflow.parallel.grid import Place
 
 @dataclass(frozen=True)
 class Tie:
-    """A tensor that this rank holds, and others with it."""
+    """A tensor that this rank shares with others."""
 
     start: int
     stop: int
     """Its elements of the local flat buffers."""
     stages: tuple[int, ...]
-    """The stages that hold it, that which updates it first."""
+    """The stages that hold it. The first one updates it first."""
 
 
 def ties(division: Division, place: Place) -> list[Tie]:
     """The trained tensors that this rank's stage shares with others, in the same order on all of them.
 
-    Raises ValueError if holders of the same elements are different parts of their stages: they cannot find each other.
+    Raises ValueError if the same elements are held by different parts of the stages: these ranks share no communicator.
     """
     parts, number = division.grid.horizontal, division.number(place)
     index, found = division.holdings[number].index, []
@@ -32,7 +32,7 @@ def ties(division: Division, place: Place) -> list[Tie]:
         holders = [divmod(each, parts) for each in division.holders(number, entry.name)]
         if len({stage for stage, _ in holders}) < 2:
             continue
-        # Where each part of a stage holds the whole tensor, each is tied to the same part of the other stages.
+        # If every part of a stage holds the whole tensor, each is tied to the same part of the other stages.
         stages = tuple(stage for stage, part in holders if part == place.part)
         if len(stages) != len({stage for stage, _ in holders}):
             raise ValueError(f"{entry.name} is not divided alike in all stages that use it")
@@ -42,7 +42,7 @@ def ties(division: Division, place: Place) -> list[Tie]:
 
 
 def common(division: Division, place: Place) -> list[tuple[int, int]]:
-    """Elements [start, stop) of the local flat buffers that every part of the stage holds, neighbours joined."""
+    """Elements [start, stop) of the local flat buffers that every part of the stage holds, adjacent ones joined."""
     if division.grid.horizontal == 1:
         return []
     holding, found = division.of(place), list[tuple[int, int]]()

@@ -1,6 +1,6 @@
-"""When each action of a pipeline's schedule begins and ends, and what the ranks wait. Pure.
+"""When each action of a pipeline's schedule begins and ends, and how long ranks wait. Pure.
 
-Used by `benchmarks/pipeline.py`; a schedule that would wait for ever raises ValueError here.
+Used by `benchmarks/pipeline.py`; a schedule that would deadlock raises ValueError here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Timeline:
 
     @property
     def end(self) -> float:
-        """When the last rank is done."""
+        """End of the last action."""
         return max((span[1] for spans in self.spans for span in spans), default=0.0)
 
     @property
     def bubble(self) -> float:
-        """The share of the time in which ranks wait, averaged over the ranks."""
+        """Fraction of the time in which ranks wait, averaged over the ranks."""
         busy = sum(end - start for spans in self.spans for start, end in spans)
         return 1 - busy / (self.end * len(self.spans)) if self.end else 0.0
 
@@ -32,7 +32,7 @@ class Timeline:
 def timeline(
     actions: Sequence[Sequence[Action]], duration: Callable[[int, Action], float], transfer: float = 0.0
 ) -> Timeline:
-    """Run a schedule on paper.
+    """Simulate a schedule.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def timeline(
 
 
 def sources(action: Action, stage: int, last: int) -> list[tuple[str, int, int]]:
-    """What an action needs: direction, stage and micro-batch of other actions."""
+    """The actions that an action depends on, as direction, stage and micro-batch."""
     number = action.micro_batch
     if action.direction == "forward":
         return [("forward", stage - 1, number)] if stage else []
@@ -82,8 +82,8 @@ def sources(action: Action, stage: int, last: int) -> list[tuple[str, int, int]]
 
 
 def bubble_by_formula(ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """The share of the time in which ranks wait if all stages take equal time: (p-1)/(v m + p-1).
+    """Fraction of the time in which ranks wait if all stages take equal time: (p-1)/(v m + p-1).
 
-    Huang et al. 2019 for one chunk, Narayanan et al. 2021, section 2.2, for several.
+    Huang et al. 2019 for one chunk; Narayanan et al. 2021, section 2.2, for several.
     """
     return (ranks - 1) / (chunks * micro_batches + ranks - 1)

@@ -28,7 +28,8 @@ _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int, *[ctypes.c_int64] * 4, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64,
     ctypes.c_void_p, ctypes.c_int64,
 )  # fmt: skip
-_channels: dict[int, Communicator] = {}
+connected: dict[int, Communicator] = {}
+"""Channel -> the ranks that its collectives run over; see `connect`."""
 _raised = threading.local()
 
 
@@ -42,13 +43,13 @@ def connect(library: Path, channels: Mapping[int, Communicator]) -> None:
     channels
         Added to those connected before; one of the same number is replaced.
     """
-    _channels.update(channels)
+    connected.update(channels)
     ctypes.CDLL(str(library)).ortflow_collective_setup(ctypes.cast(_callback, ctypes.c_void_p))
 
 
 def disconnect() -> None:
     """Forget all communicators: collectives fail from now on."""
-    _channels.clear()
+    connected.clear()
 
 
 def keep_error(error: BaseException) -> None:
@@ -130,7 +131,7 @@ def _run(
 ) -> int:  # fmt: skip
     """A node's turn."""
     try:
-        communicator = _channels.get(channel)
+        communicator = connected.get(channel)
         if communicator is None:
             raise OrtflowError(f"channel {channel} of a collective is not connected")
         if communicator.world_size != parts:

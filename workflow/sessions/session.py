@@ -275,7 +275,7 @@ class Binding:
             raised = take_error()
             if raised is not None:
                 raise raised from None
-            raise self._device.failure(str(error)) if _ran_out(str(error)) else _refusal(str(error)) from error
+            raise self._device.failure(str(error)) if _ran_out(str(error)) else run_failure(str(error)) from error
 
     def run_for(self, outputs: Sequence[str]) -> dict[str, onnxruntime.OrtValue]:
         """Run the graph once; these outputs, none of which may be tied, on the device.
@@ -329,7 +329,7 @@ def _shrinking(arenas: str) -> onnxruntime.RunOptions:
     return options
 
 
-def _refusal(message: str) -> OrtflowError:
+def run_failure(message: str) -> OrtflowError:
     """ONNX Runtime's message about a failed run, shortened to what the user can act on."""
     library = re.search(r"(\w+) failure (\d+): (.*?) ; GPU=.*?; expr=(.*?);", message, re.DOTALL)
     if library is not None:

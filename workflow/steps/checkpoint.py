@@ -1,8 +1,8 @@
-"""Step 5: save the state while training goes on, and find it again at the start.
+"""Step 5: saves the state while training continues, and finds it again at the start.
 
-Recurs inside `train`. Each rank writes its own file in a background thread that talks to nobody; whether all are done
-the ranks learn from numbers that ride along in the step's all-reduce, so no step waits for a disk. Rank 0 then makes
-the files a checkpoint, in a thread of its own, because that waits for the disk too.
+Called throughout `train`. Each rank writes its own file in a background thread that does not communicate. Control
+values in the step's all-reduce tell the ranks whether all have written, so no step waits for a disk. Rank 0 then
+commits the files as a checkpoint, also in a thread, because that waits for the disk, too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.environment import check_environment
 
 CONTROL_VALUES = 3
-"""Numbers a rank adds to the step's all-reduce: still writing, failed, time for a save."""
+"""Control values that a rank adds to the step's all-reduce: still writing, failed, time for a save."""
 
 
 @dataclass
 class Save:
-    """A save under way."""
+    """A save in progress."""
 
     step: int
     progress: dict[str, Any]
@@ -38,7 +38,7 @@ class Save:
 
 
 class Saver:
-    """All the checkpoints of one rank's run."""
+    """The checkpoints of one rank's run."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._clock = context, context.clock
@@ -58,11 +58,11 @@ class Saver:
         self._commit: threading.Thread | None = None
         self._outcome: dict[str, Any] | None = None
         self.lack: OutOfDisk | None = None
-        """The room that the newest save was refused; rank 0."""
+        """The error of the newest save if the disk was full; rank 0."""
         self._notice = Notice(context.run_dir.heartbeat)
 
     def resume(self) -> None:
-        """Fill the state from the newest whole checkpoint; rank 0 chooses it, each rank verifies what it reads."""
+        """Fill the state from the newest complete checkpoint. Rank 0 chooses it, each rank verifies what it reads."""
         context = self._context
         targets = {name: window_for(buffer) for name, buffer in self._buffers.items()}
         loaded: Loaded | None = None
@@ -114,15 +114,16 @@ class Saver:
                 self._distrusted.add(step)
 
     def control_values(self) -> Sequence[float]:
-        """This rank's numbers for the all-reduce of the next step."""
+        """This rank's control values for the all-reduce of the next step."""
         every = self._section.every_seconds
         time_due = self._context.leads and every is not None and self._clock.monotonic() - self._last_save >= every
         status = self._writer.poll()
         return (float(status.state == "writing"), float(status.state == "failed"), float(time_due))
 
     def count(self, control_values: Sequence[float]) -> None:
-        """The control values of all ranks: finish a save that all have written, or give up one that any could not
-        write."""
+        """Act on the sum of all ranks' control values: commit a save that all have written, or abandon one that a rank
+        could not write.
+        """
         writing, _, time_due = control_values
         self._time_due = time_due > 0
         if self._save is not None and writing == 0:
@@ -131,12 +132,12 @@ class Saver:
 
     @property
     def due(self) -> bool:
-        """Whether the run file asks for a save behind the step just done."""
+        """Whether the run file requests a save after the last step."""
         step, every = self._context.progress.step, self._section.every_steps
         return self._time_due or (every is not None and step % every == 0)
 
     def save(self) -> None:
-        """Save behind this step; a save still under way is waited for, so that none is left out."""
+        """Save after this step. Waits for a save in progress first, so that none is skipped."""
         context = self._context
         self.wait()
         step = context.progress.step
@@ -166,9 +167,9 @@ class Saver:
         return None if trouble is None else f"{trouble.filename or self._store.path}: {trouble.strerror}"
 
     def save_in_the_end(self) -> None:
-        """`save_and_wait`; where the disk is full, wait for room and try again, as long as the run file says.
+        """Like `save_and_wait`. On a full disk, wait for space and try again, as long as the run file permits.
 
-        All ranks; raises Preempted where they are asked to leave meanwhile.
+        Called by all ranks. Raises Preempted if they are asked to exit meanwhile.
         """
         context, seconds = self._context, self._section.wait_for_room
         end = self._clock.monotonic() + seconds
@@ -193,12 +194,14 @@ class Saver:
             self._notice.clear()
 
     def _all_reported(self) -> bool:
-        """Whether the disk has taken every event of every rank."""
+        """Whether every event of every rank is on the disk."""
         reported = self._context.world.gather(self._context.events.catch_up())
         return bool(self._context.world.broadcast_object(reported is not None and all(reported)))
 
     def save_and_wait(self) -> bool:
-        """Save behind this step and return when that is done; False where it failed, and the record says why."""
+        """Save after this step, and return when it is complete. Returns False if it failed; the record contains the
+        reason.
+        """
         self.wait()
         if self._context.progress.step not in (0, self._saved_step):
             self.save()
@@ -206,18 +209,18 @@ class Saver:
         return self._context.progress.step in (0, self._saved_step)
 
     def wait(self) -> None:
-        """Return when no save is under way on any rank; the ranks come here together."""
+        """Return when no save is in progress on any rank. Called by all ranks together."""
         if self._save is not None:
             self._writer.wait()
             self._settle(self._save)
         if self._commit is not None:
             self._commit.join()
         self._tell()
-        # What came of a commit only rank 0 has seen.
+        # Only rank 0 knows the result of a commit.
         self._saved_step = self._context.world.broadcast_object(self._saved_step)
 
     def _settle(self, save: Save) -> None:
-        """All ranks have written or failed: rank 0 makes a checkpoint of it, or removes it."""
+        """Called when all ranks have written or failed. Rank 0 commits the checkpoint or removes it."""
         context = self._context
         status = self._writer.wait()
         self._save = None
@@ -261,7 +264,7 @@ class Saver:
         }  # fmt: skip
 
     def _tell(self) -> None:
-        """Put what the commit's thread has done into the record, from the thread that writes events."""
+        """Record the results of the commit thread, from the thread that writes events."""
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             return
@@ -284,9 +287,9 @@ class Saver:
 
 
 def checkpoint(context: Context) -> None:
-    """The step in its own place: the end of training is saved before anything is made of it.
+    """The step's own turn: save the end of training before anything is made from it.
 
-    Raises OrtflowError if it cannot be saved: a run that is done must not be able to lose its result.
+    Raises OrtflowError if it cannot be saved: the result of a finished run must not be lost.
     """
     context.saver.save_in_the_end()
     if (

@@ -1,4 +1,4 @@
-"""What the seven steps hand to each other. Each attribute is made by the step named beside it."""
+"""Shared state of the seven steps. Each attribute is set by the step named beside it."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Context:
     builder: TrainerBuilder = field(init=False)
     """configure"""
     trouble: OrtflowError | None = None
-    """configure: what went wrong on this rank, raised on all ranks as soon as they are connected"""
+    """configure: the error of this rank, raised on all ranks when they are connected"""
     machine: Any = None
     """configure, on rank 0: what `builder.check_machine` found"""
     plan: Plan = field(init=False)
     """runtime, from what configure wrote."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """runtime: what computes on all ranks, for the record of every checkpoint"""
+    """runtime: the environments of all ranks, for the record of every checkpoint"""
     comm: Communicator | None = None
     """runtime"""
     trainer: Trainer = field(init=False)
@@ -58,24 +58,24 @@ class Context:
     monitor: Monitor = field(init=False)
     """runtime"""
     progress: Progress = field(default_factory=Progress)
-    """runtime: of the newest whole checkpoint"""
+    """runtime: of the newest complete checkpoint"""
     stream: Stream = field(init=False)
     """shard"""
 
     @property
     def leads(self) -> bool:
-        """Whether this is the rank that speaks for all."""
+        """Whether this is rank 0, which reports for all."""
         return self.place.rank == 0
 
     @property
     def world(self) -> Communicator:
-        """The ranks; only after runtime began."""
+        """The ranks. Available once runtime has begun."""
         if self.comm is None:
             raise RuntimeError("the ranks are connected only in step runtime")
         return self.comm
 
     def first_trouble(self, mine: OrtflowError | None) -> OrtflowError | None:
-        """The trouble of the first rank that has any, on every rank."""
+        """The error of the first rank that has one, on every rank."""
         troubles = self.world.gather(mine)
         trouble: OrtflowError | None = self.world.broadcast_object(
             next(filter(None, troubles), None) if troubles else None
@@ -83,7 +83,7 @@ class Context:
         return trouble
 
     def try_on_rank_0(self, work: Callable[[], object]) -> None:
-        """Call `work` on rank 0 alone; an OrtflowError of it is raised on every rank."""
+        """Call `work` on rank 0 only. An OrtflowError it raises is raised on every rank."""
         trouble = None
         if self.leads:
             try:
@@ -95,7 +95,7 @@ class Context:
             raise trouble
 
     def try_on_all(self, work: Callable[[], object]) -> None:
-        """Call `work` on every rank; the first OrtflowError of it is raised on every rank."""
+        """Call `work` on every rank. The first OrtflowError is raised on every rank."""
         trouble = None
         try:
             work()
@@ -106,14 +106,14 @@ class Context:
             raise trouble
 
     def leave_if_asked(self, *, saved: bool = True) -> None:
-        """Agree with all ranks whether any was asked to leave, and if so leave: nothing is lost between steps."""
+        """Raises Preempted on all ranks if any was asked to exit. Called between steps, so that nothing is lost."""
         asked = self.world.gather(self.stop.reason)
         reason = self.world.broadcast_object(next((r for r in asked if r), None) if asked is not None else None)
         if reason:
             self.leave(reason, saved=saved)
 
     def leave(self, reason: str, *, saved: bool = True) -> None:
-        """Say that the run is preempted, and whether everything is saved; raises Preempted."""
+        """Report that the run is preempted, and whether everything is saved; raises Preempted."""
         self.events.write("stop_requested", reason=reason)
         self.events.write("preempted", step=self.progress.step, saved=saved)
         reported = "saved at" if saved else "could not save; a restart resumes from the previous checkpoint"

@@ -11,7 +11,7 @@ from ortflow.workflow.steps.context import Context
 
 
 def environment_of_all(context: Context) -> dict[str, str]:
-    """The record of all ranks, on every rank."""
+    """The records of all ranks, on every rank."""
     records = context.world.gather(dict(context.trainer.environment()))
     record: dict[str, str] = context.world.broadcast_object(merged(records) if records is not None else None)
     return record

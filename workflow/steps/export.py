@@ -1,7 +1,7 @@
 """Step 7: the inference model with trained weights, checked against the trained model on real samples.
 
-In a run, rank 0 does it behind the last step; offline, from any whole checkpoint, `export_checkpoint` does the same
-with one rank and no MPI.
+In a run, rank 0 exports after the last step. Offline, `export_checkpoint` exports any complete checkpoint with one rank
+and without MPI.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Exported:
     path: Path
     step: int
     max_difference: float | None
-    """To the trained model on real samples; None if the data is not there to compare on."""
+    """Difference from the trained model on real samples; None if the data is not available."""
 
 
 def try_export(context: Context) -> None:
-    """Make and check the model from the parameters that training begins with, and keep nothing.
+    """Make and check a model from the initial parameters, and discard it.
 
-    Called by all ranks before the first step. Raises UserError, on all, where the export at the end would fail.
+    Called by all ranks before the first step. Raises UserError, on all, if the export at the end would fail.
     """
     if not context.spec.export.enabled or context.progress.step:
         return
@@ -63,9 +63,9 @@ def try_export(context: Context) -> None:
 
 
 def export(context: Context) -> None:
-    """Write and check the model; only rank 0, which has or is given all parameters.
+    """Write and check the model. Rank 0 does the work: it has, or gathers, all parameters.
 
-    Where that fails, the failure says that training is done, where the parameters are, and how to export them later.
+    If that fails, the error says that training is done, where the parameters are, and how to export them later.
     """
     if not context.spec.export.enabled:
         return
@@ -81,7 +81,7 @@ def export(context: Context) -> None:
             raise UserError(_after_training(context, error)) from error
         except _Asked:
             asked = True
-        except Exception as error:  # whatever it is, the training it follows is done
+        except Exception as error:  # whatever the error, the training before it is done
             raise OrtflowError(_after_training(context, error)) from error
         else:
             context.events.write("export", path=str(path), max_difference=difference)
@@ -91,7 +91,7 @@ def export(context: Context) -> None:
 
 
 class _Asked(Exception):
-    """The rank was asked to leave while it waited."""
+    """The rank was asked to exit while it waited."""
 
 
 def _export_when_there_is_room(context: Context, path: Path) -> float | None:
@@ -123,7 +123,7 @@ def _after_training(context: Context, error: Exception) -> str:
 
 
 def deviation(difference: float | None) -> str:
-    """How far the exported model is from the trained model, in words."""
+    """Describe the difference between the exported and the trained model."""
     return (
         "not compared: no samples"
         if difference is None
@@ -132,15 +132,14 @@ def deviation(difference: float | None) -> str:
 
 
 def samples(context: Context) -> list[MicroBatch]:
-    """A few real micro-batches, of the evaluation set where there is one."""
+    """A few real micro-batches, of the evaluation set if there is one."""
     return list(islice(context.stream.samples(), CHECKED_BATCHES))
 
 
 def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> Exported:
-    """The inference model of a checkpoint, the newest whole one if no step is given; one process, no MPI.
+    """Export the inference model of a checkpoint, the newest complete one if `step` is None; one process, no MPI.
 
-    Raises UserError if the run has no such checkpoint, or if the model is off by more than the run file's
-    tolerance.
+    Raises UserError if the run has no such checkpoint, or if the difference exceeds the run file's tolerance.
     """
     spec = moved(load_run_file(run_dir.run_file, others=False), run_dir.root)
     with whole(run_dir, spec) as (builder, plan):
@@ -163,11 +162,11 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
 
 @contextmanager
 def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan]]:
-    """The prepared trainer and the plan of the run, while inside; where its files are not what it wrote, made again
-    beside them.
+    """The prepared trainer and the plan of the run, as a context. Files that have changed since are rebuilt beside
+    them.
 
-    The run directory stays as it is: the run may be going on. The rebuild is reported only if the block succeeds, so
-    that an error is one sentence about its own cause.
+    The run directory is not changed: the run may be in progress. The rebuild is reported only if the block succeeds, so
+    that an error message states one cause.
     """
     plan = None
     try:
@@ -189,7 +188,7 @@ def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan
 
 
 def find(store: DirectoryStore, step: int | None, targets: Mapping[str, Window], index: FlatIndex) -> Loaded:
-    """Fill `targets` from a whole checkpoint, of `step` or the newest; raises UserError if there is none."""
+    """Fill `targets` from a complete checkpoint, of `step` or the newest. Raises UserError if there is none."""
     known = ", ".join(map(str, store.steps())) or "none"
     if step is None:
         loaded = load_newest(store, targets, index=index, partial=True)

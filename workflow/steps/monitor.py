@@ -1,6 +1,6 @@
-"""Step 6: tell what happens. Events of every rank, TensorBoard scalars and log lines of rank 0.
+"""Step 6: reports progress. Events of every rank; TensorBoard scalars and log lines of rank 0.
 
-Recurs inside `train`; in its own place it closes what it wrote. It only tells: nothing here may change a run.
+Called throughout `train`; its own turn closes the files. It only reports: nothing here may change a run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ortflow.workflow.trainer import StepOutcome
 
 
 class Monitor:
-    """Where the numbers of a run go."""
+    """Where a run's metrics are written."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -23,9 +23,9 @@ class Monitor:
         self._writer: ScalarLog | None = None
 
     def begin(self) -> None:
-        """Tell what changed since the attempt before, and open TensorBoard's file.
+        """Report what changed since the previous attempt, and open TensorBoard's file.
 
-        Scalars of steps that are taken back are purged in it.
+        Scalars of steps that will be repeated are purged from it.
         """
         context = self._context
         if context.leads:
@@ -35,7 +35,7 @@ class Monitor:
             self._writer = ScalarLog(folder, purge=context.progress.step + 1)
 
     def _changes(self) -> None:
-        """Put into this record what the launcher found changed in the run file."""
+        """Copy the run file's changes that the launcher found into this record."""
         context, plan = self._context, self._context.plan
         for record in context.run_dir.read_attempts():
             if record.get("event") == "changed" and record.get("attempt") == context.attempt:
@@ -52,7 +52,7 @@ class Monitor:
         )
 
     def step(self, outcome: StepOutcome, *, lr: float, seconds: float, epoch: int, tokens: int | None) -> None:
-        """A training step is done; `tokens` over all ranks, where the model has tokens."""
+        """Report a training step; `tokens` over all ranks, if the model has tokens."""
         context, step = self._context, self._context.progress.step
         if outcome.skipped is not None:
             context.events.write("skipped_step", step=step, reason=outcome.skipped)
@@ -74,7 +74,7 @@ class Monitor:
             )
 
     def evaluation(self, metrics: Mapping[str, float], samples: int, seconds: float) -> None:
-        """The evaluation set is through."""
+        """Report the result of the evaluation set."""
         context, step = self._context, self._context.progress.step
         context.events.write("evaluation", step=step, samples=samples, seconds=round(seconds, 6), **metrics)
         self._scalars(step, {f"eval/{name}": value for name, value in metrics.items()})
@@ -83,11 +83,11 @@ class Monitor:
             print(f"evaluation at step {step}  {reported}", flush=True)
 
     def stall(self, step: int, seconds: float) -> None:
-        """Training stood still for a checkpoint."""
+        """Report that training waited for a checkpoint."""
         self._scalars(step, {"checkpoint_stall_seconds": seconds})
 
     def warn(self, message: str) -> None:
-        """Something a person should know, which the run survives."""
+        """Report a problem that a person should know of and that does not end the run."""
         warn(self._context.events, message)
 
     def _scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -102,7 +102,7 @@ class Monitor:
 
 
 def monitor(context: Context) -> None:
-    """The step in its own place: say what the training took, and close the record."""
+    """The step's own turn: report the total times, and close the record."""
     parts = with_peak(context.trainer.memory(), peak())
     context.events.write("memory", **parts)
     if context.leads:

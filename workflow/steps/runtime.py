@@ -1,4 +1,4 @@
-"""Step 2: MPI, device, trainer, newest checkpoint; the order is a rule.
+"""Step 2: MPI, device, trainer, newest checkpoint. The order matters.
 
 MPI is first, because ranks agree on the device. The machines are checked before the trainer is opened, which needs the
 result. The checkpoint is last, because it is loaded into the trainer's buffers.
@@ -27,7 +27,7 @@ def runtime(context: Context) -> None:
     trouble = context.first_trouble(context.trouble)
     if trouble is not None:
         if not isinstance(trouble, UserError):
-            # The signal that asks a rank to stop may have ended a process that it needs.
+            # The signal that asks a rank to exit may have ended a process that it needs.
             context.leave_if_asked()
         raise trouble
     context.leave_if_asked()
@@ -57,9 +57,8 @@ def runtime(context: Context) -> None:
 def connect(place: Place, spec: RunSpec) -> Communicator:
     """Connect the ranks of this run.
 
-    Raises UserError if their number is not the run file's: with a process manager that the MPI library does not
-    support,
-    every rank becomes a world of its own.
+    Raises UserError if their number differs from the run file's. With a process manager that the MPI library does not
+    support, every rank forms a world of size 1.
     """
     if place.world_size == 1 and spec.world_size == 1:
         return SoloCommunicator()
@@ -123,7 +122,7 @@ def device_of(context: Context, comm: Communicator) -> Device:
 
 
 def threads_of(comm: Communicator, place: Place, spec: RunSpec) -> int:
-    """Threads of a rank: the run file's cores, or a fair share of the available ones."""
+    """Threads per rank: the run file's cores, or an equal share of the available ones."""
     if spec.resources.cpus_per_rank is not None:
         return spec.resources.cpus_per_rank
     mine = grant_of_this_process(place.host)

@@ -1,4 +1,4 @@
-"""Step 3: open the data, check it against what the trainer reads, and go to the place where the run stands."""
+"""Step 3: opens the data, checks it against the trainer's inputs, and seeks to the run's position."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Source = tuple[Dataset, tuple[Feed, ...]]
 
 
 class Stream:
-    """The samples of this rank's replica: training from the run's position on, the evaluation set as often as asked.
+    """The samples of this rank's replica: training samples from the run's position, and the evaluation set on request.
 
-    Raises Faults where the data does not fit `inputs` and `limits`.
+    Raises Faults if the data does not fit `inputs` and `limits`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Stream:
     ) -> None:
         self._spec, self._inputs = spec, inputs
         self._replica = spec.grid.place(place.rank).data
-        # An export reads alone what the ranks of a run share.
+        # An export reads all samples alone that the ranks of a run share.
         self._replicas = spec.replicas if place.world_size == spec.world_size else place.world_size
         section = spec.data
         self._limits = replace(limits, pad_value=section.pad_value)
@@ -61,7 +61,7 @@ class Stream:
         self._training = batches.read_from(Position(progress.epoch, progress.sample))
 
     def _open_both(self, section: DataSection) -> tuple[Source, Source]:
-        """Training set and held-out set (the training set where there is no other); reports all faults of both."""
+        """Training set and held-out set (the training set if there is none). Raises Faults with all their problems."""
         faults: list[UserError] = []
         sources: list[Source] = []
         sets = [(section.train, "data.train"), *([(section.eval, "data.eval")] if section.eval else [])]
@@ -98,7 +98,7 @@ class Stream:
         return self._spec.data.eval_micro_batch or self._spec.data.micro_batch
 
     def next(self) -> StepBatch:
-        """The next step's micro-batches; endless."""
+        """The micro-batches of the next step. Never ends."""
         return next(self._training)
 
     def tokens(self, batch: StepBatch, samples: int) -> int | None:
@@ -111,7 +111,7 @@ class Stream:
         return self._held_out_batches(self._replica, self._replicas, mode == "replicated")
 
     def samples(self) -> Iterator[MicroBatch]:
-        """The held-out samples from the first one on, whatever the rank; of the training set where none is held out."""
+        """The held-out samples from the first on, for any rank; training samples if none are held out."""
         return self._held_out_batches(0, 1, replicated=True)
 
     def _held_out_batches(self, replica: int, replicas: int, replicated: bool) -> Iterator[MicroBatch]:
@@ -131,12 +131,12 @@ class Stream:
             yield from reader
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop prefetching."""
         self._training.close()
 
 
 def shard(context: Context) -> None:
-    """Open this rank's part of the data at the run's position; with real samples, try the export and the training."""
+    """Open this rank's part of the data at the run's position. Tries the export and the training with real samples."""
     from ortflow.workflow.steps.export import try_export
 
     inputs, limits = context.builder.inputs()

@@ -1,4 +1,4 @@
-"""The number of tokens of a step, for the speed in tokens per second. Pure."""
+"""Number of tokens per step, for the speed in tokens per second. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ortflow.workflow.trainer import MicroBatch
 
 
 def token_labels(inputs: Sequence[BatchInput]) -> str | None:
-    """The label with one class per token of a sample, [batch, length] of integers; None if there is none."""
+    """The label with one class per token, integers of shape [batch, length]; None if there is none."""
     found = (one.name for one in inputs if one.role == "label" and len(one.shape) == 2 and one.dtype.startswith("int"))
     return next(found, None)
 
 
 def count_tokens(batches: Sequence[MicroBatch], label: str | None, ignored: int | None, samples: int) -> int | None:
-    """Labels other than `ignored` among the `samples` of a step over all ranks, extrapolated from this rank's part.
+    """Number of labels other than `ignored` in a step over all ranks, extrapolated from this rank's part of its
+    `samples`.
 
     Exact on one rank, and on several if samples have equal length. None if there are no tokens.
     """

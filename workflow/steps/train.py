@@ -1,7 +1,7 @@
-"""Step 4: the loop. Micro-batches, gradient sum over ranks, update, schedule, periodic evaluation.
+"""Step 4: the loop. Micro-batches, gradient all-reduce, update, schedule, periodic evaluation.
 
-Knows the trainer only by its protocol. At every step the ranks agree, with numbers that ride along in the one
-all-reduce, whether anybody was asked to leave and whether it is time for a checkpoint.
+Uses the trainer only through its protocol. At every step the ranks agree, by control values in the one all-reduce,
+whether any was asked to exit and whether a checkpoint is due.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ortflow.workflow.steps.usable import check_usable
 
 
 def train(context: Context) -> None:
-    """Train from where the newest checkpoint left off to the end, or until the run is asked to leave.
+    """Train from the newest checkpoint to the end, or until the run is asked to exit.
 
-    Raises Preempted when asked to leave, with everything saved; UserError when too many steps in a row gave a
-    loss or gradient that is NaN or infinite, or when nothing usable was trained.
+    Raises Preempted if asked to exit, with everything saved; UserError if too many consecutive steps gave a loss or
+    gradient that is NaN or infinite, or if nothing usable was trained.
     """
     rule, progress = context.spec.train.early_stop, context.progress
     progress.stopped_early = still_stopped(rule, progress, watched(rule, context.spec.data) if rule else "")
@@ -42,18 +42,18 @@ def train(context: Context) -> None:
 
 
 def total_of(context: Context) -> int:
-    """Steps of the whole run, seen from where it stands."""
+    """Steps of the whole run, from its current position."""
     progress = context.progress
     return total_steps(context.plan, context.spec, step=progress.step, epoch=progress.epoch, sample=progress.sample)
 
 
 def finished(context: Context, total: int) -> bool:
-    """Whether there is nothing left to train."""
+    """Whether training is complete."""
     return context.progress.step >= total or context.progress.stopped_early
 
 
 def one_step(context: Context, total: int) -> bool:
-    """One optimizer step; whether any rank was asked to leave."""
+    """Run one optimizer step. Returns whether any rank was asked to exit."""
     spec, progress = context.spec, context.progress
     start = context.clock.monotonic()
     batch = context.stream.next()
@@ -95,7 +95,7 @@ def one_step(context: Context, total: int) -> bool:
 
 
 def evaluation_pending(context: Context, total: int) -> bool:
-    """Whether the evaluation set is to be run behind the step just done."""
+    """Whether an evaluation is due after the last step."""
     step, every = context.progress.step, context.spec.train.evaluation.every_steps
     if context.spec.data.eval is None or step == 0 or context.progress.evaluated_step >= step:
         return False
@@ -103,7 +103,7 @@ def evaluation_pending(context: Context, total: int) -> bool:
 
 
 def evaluate(context: Context) -> bool:
-    """Run the evaluation set; False where a rank was asked to leave, so that the result is none."""
+    """Run the evaluation set. Returns False if a rank was asked to exit, so that there is no result."""
     start = context.clock.monotonic()
     batches = takewhile(lambda batch: not context.stop, context.stream.evaluation())
     outcome = context.trainer.evaluate(batches, lambda: [float(bool(context.stop))])

@@ -248,7 +248,7 @@ class Trainer(Protocol):
             Number of the parameter update, from 1.
         seeds
             One seed per micro-batch.
-        control values
+        control_values
             At most 16 numbers, summed over the ranks with the gradients.
 
         Returns
@@ -286,7 +286,7 @@ class Trainer(Protocol):
         ----------
         batches
             This rank's micro-batches.
-        control values
+        control_values
             Called after the last batch; its numbers are summed over the ranks with the metrics.
 
         Returns

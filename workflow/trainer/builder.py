@@ -1,7 +1,7 @@
-"""The trainer `graph`, up to its opening: the check of the runtime, the graphs of a run, and the sessions over them.
+"""The builder of the trainer `graph`: checks the runtime, makes the graphs of a run, and opens sessions over them.
 
-Named by `ortflow.workflow.trainers`. A restart finds the graphs of the attempt before and keeps them while nothing they
-were made from has changed.
+Named by `ortflow.workflow.trainers`. A restart keeps the graphs of the previous attempt if nothing they were made from
+has changed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GraphBuilder(TrainerBuilder):
         self._context, self._spec, self._report = context, context.spec, context.report
 
     def check_machine(self) -> Settings:
-        """What sessions need here; raises UserError if this machine's runtime is of no use."""
+        """The machine's result for sessions. Raises UserError if the runtime of this machine is unusable."""
         from ortflow.workflow.runtime_check.remember import runtime_here
 
         found = runtime_here()
@@ -63,7 +63,7 @@ class GraphBuilder(TrainerBuilder):
         return outcome.settings
 
     def prepare(self, dataset: Dataset, before: Prepared | None) -> Prepared:
-        """The graphs, or those of the attempt before where they are whole and nothing has changed."""
+        """The graphs: those of the previous attempt if they are complete and nothing has changed, else new ones."""
         spec, folder = self._spec, self._context.folder
         if self._context.export_path is not None:
             _check_export(self._context.export_path, spec)
@@ -107,7 +107,7 @@ class GraphBuilder(TrainerBuilder):
         return graphs
 
     def inputs(self) -> tuple[Sequence[BatchInput], Limits]:
-        """Those of the training and the evaluation graph."""
+        """The training and the evaluation graph."""
         graphs, loss = GraphSet.load(self._context.folder), self._spec.onnx_model.loss
         ignored = loss.ignore_index if isinstance(loss, CrossEntropy) else None
         truths = [loss.label] if isinstance(loss, BinaryCrossEntropy) else []
@@ -151,7 +151,7 @@ class GraphBuilder(TrainerBuilder):
 
 
 def trainer_class(device: Device, spec: RunSpec, *, training: bool = True) -> type[GraphTrainer]:
-    """The trainer for a device and a layout; one that only exports has all parameters."""
+    """The trainer for a device and a layout. One that only exports has all parameters."""
     from ortflow.workflow.trainer.graph import GraphTrainer
 
     if device.kind == "cpu" and not training:
@@ -172,7 +172,7 @@ def trainer_class(device: Device, spec: RunSpec, *, training: bool = True) -> ty
 
 
 def write_forms(graphs: GraphSet) -> None:
-    """The graphs of a step as GPUs run them: with ONNX Runtime's kernels alone, and with ours."""
+    """The graphs of a step for GPUs: with ONNX Runtime's kernels only, and with ortflow's."""
     import onnx
 
     from ortflow.workflow.fusion.groups import fuse
@@ -196,7 +196,7 @@ def write_forms(graphs: GraphSet) -> None:
 
 
 def about_model(error: UserError, spec: RunSpec) -> UserError:
-    """A refusal of the model with both the key of the run file and the file that it is about. Pure."""
+    """Add to an error about the model both the key of the run file and the file. Pure."""
     if isinstance(error, Faults):
         return Faults([about_model(fault, spec) for fault in error.faults])
     model = spec.onnx_model
@@ -210,12 +210,12 @@ def about_model(error: UserError, spec: RunSpec) -> UserError:
 
 
 def longest_sequence(dataset: Dataset) -> int:
-    """Length of the longest column of one axis; 0 where there is none of one length."""
+    """Length of the longest column with a single axis; 0 if there is none of fixed length."""
     return max((column.shape[0] for column in dataset.columns.values() if len(column.shape) == 1), default=0)
 
 
 def _check_export(path: Path, spec: RunSpec) -> None:
-    """Raise UserError if the export would replace the model to train, or what ortflow has not written."""
+    """Raise UserError if the export would replace the model to train, or a file that ortflow has not written."""
     model = Path(spec.onnx_model.path)
     if path.exists() and model.exists() and path.samefile(model):
         raise UserError(f"{path} is the model to train", where="export.path", fix="choose another path")
@@ -223,7 +223,7 @@ def _check_export(path: Path, spec: RunSpec) -> None:
 
 
 def fingerprint_of(spec: RunSpec) -> str:
-    """A hash of everything the graphs are made from: model file, its section, the optimizer, us.
+    """A hash of everything the graphs are made from: model file, its section, the optimizer, ortflow's version.
 
     The learning rate is an input of the optimizer's graph.
     """

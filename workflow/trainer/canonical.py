@@ -1,8 +1,8 @@
 """A divided model's state in the canonical form of checkpoints, in which rank r of the world has `layout.share` r.
 
-Each rank keeps a share of every canonical buffer. `gather` fills them from what the ranks hold, before a save;
-`scatter` fills what the ranks hold from them, after a load. Both are collective over the world. They copy and never
-compute, so that a state is the same bits under every layout.
+Each rank keeps a share of every canonical buffer. `gather` fills the shares from the ranks' holdings before a save;
+`scatter` fills the holdings from the shares after a load. Both are collective over the world. They copy and never
+compute, so that a state has the same bits under every layout.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.parallel.runs import Runs, put, take
 
 PIECE = 1 << 20
-"""Elements of a message; one that is sent and one that is received are in memory at a time."""
+"""Elements per message; one sent and one received message are in memory at a time."""
 PARAMETERS = "parameters"
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Which elements of one buffer go between two ranks; the same on both of them. Pure."""
+    """The elements of one buffer that go between two ranks; the same on both of them. Pure."""
 
     division: Division
     trained: bool
-    """Whether it is a buffer of trained elements alone, as moments are."""
+    """Whether the buffer contains trained elements only, as moments do."""
     sharded: bool
     """Whether a rank holds only its share, over the replicas, of its local buffer (ZeRO)."""
 
     @property
     def count(self) -> int:
-        """Elements of the whole canonical buffer."""
+        """Number of elements in the whole canonical buffer."""
         return self.division.whole.trained if self.trained else self.division.whole.size
 
     def share(self, rank: int) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class CanonicalState:
             self.shares[name] = Shard(HostBuffer(np.zeros(stop - start, local[name].dtype)), start, exchange.count)
 
     def gather(self, names: Collection[str] | None = None) -> None:
-        """Fill the shares from what the ranks hold; of the buffers of these names, or of all."""
+        """Fill the shares from the ranks' holdings: the named buffers, or all."""
         me = self._world.rank
         for name, exchange in self._exchanges.items():
             if names is not None and name not in names:
@@ -109,7 +109,7 @@ class CanonicalState:
             swap(self._world, outgoing, incoming, held.local, saved.to_whole)
 
     def scatter(self) -> None:
-        """Fill what the ranks hold from the shares."""
+        """Fill the ranks' holdings from the shares."""
         me = self._world.rank
         for name, exchange in self._exchanges.items():
             held, saved = _Memory.of(self._local[name]), _Memory.of(self.shares[name])
@@ -119,9 +119,9 @@ class CanonicalState:
 
 
 def to_first(world: Communicator, shared: Shard) -> Buffer | None:
-    """The whole of a buffer on rank 0, given each rank's share of it; None on the others. Collective.
+    """Gather a buffer on rank 0 from each rank's share; returns None on the others. Collective.
 
-    Its memory on rank 0 is that of the whole buffer.
+    On rank 0, memory for the whole buffer is needed.
     """
     if world.rank:
         for start in range(0, shared.part.count, PIECE):
@@ -143,21 +143,21 @@ def swap(
     read: Callable[[Runs], Array],
     write: Callable[[Runs, Array], None],
 ) -> None:
-    """Send every other rank what is its, and receive from each, piece by piece; collective.
+    """Exchange elements with every other rank, piece by piece; collective.
 
     Parameters
     ----------
     world
         The ranks.
     outgoing, incoming
-        What goes to a rank, and what comes from it: the same runs on both ranks.
+        Runs to send to, and to receive from, each rank: the same runs on both ranks.
     read, write
-        The values of a piece of the runs, and what becomes of them.
+        Return the values of a piece of the runs; store received values.
     """
     rank, ranks = world.rank, world.world_size
     for piece in outgoing(rank).pieces(PIECE):
         write(piece, read(piece))
-    # All ranks are at the same distance, or wait for one that has not come there: nobody waits in a circle.
+    # All ranks exchange at the same distance, or wait for one that is not there yet: no deadlock.
     for distance in range(1, ranks):
         to, source = (rank + distance) % ranks, (rank - distance) % ranks
         for sent, received in zip_longest(outgoing(to).pieces(PIECE), incoming(source).pieces(PIECE)):
@@ -175,11 +175,11 @@ def swap(
 
 @dataclass(frozen=True)
 class _Memory:
-    """What a rank has of a buffer, as an array of the host."""
+    """A rank's piece of a buffer, as an array on the host."""
 
     array: Array
     start: int
-    """Its first element in the buffer."""
+    """Offset of its first element in the buffer."""
     source: Buffer
 
     @classmethod
@@ -200,6 +200,6 @@ class _Memory:
         put(self.array, runs.local - self.start, runs.length, values)
 
     def done(self) -> None:
-        """Bring back to the device what was written here."""
+        """Copy to the device what was written here."""
         if not isinstance(self.source, HostBuffer):
             self.source.write(self.array)

@@ -1,8 +1,8 @@
-"""Compares derivatives that a training graph claims with differences of the loss that it computes.
+"""Compares derivatives from a training graph with finite differences of the loss.
 
 Pure arithmetic over two callbacks; called by `gradient_check`. A central difference of a loss in single precision has
-two errors: of truncation, estimated from two step sizes, and of rounding, measured by moving the parameters by less
-than they resolve.
+two errors: truncation, estimated from two step sizes, and rounding, measured by moving the parameters by less than
+their resolution.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import numpy.typing as npt
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 Direction: TypeAlias = "Callable[[int, Tensor], Iterator[Vector]]"
-"""From a tensor's place and the tensor to what is added to its values, in pieces of PIECE elements."""
+"""From a tensor's index and the tensor to what is added to its values, in pieces of PIECE elements."""
 
 RELATIVE_STEP = 1e-2
-"""Of a tensor's root mean square: how far its elements are moved."""
+"""How far elements are moved, relative to their tensor's root mean square."""
 SMALLEST_SCALE = 1e-2
-"""Root mean square that a tensor of zeros, such as a bias at the start, is given."""
+"""Root mean square assumed for a tensor of zeros, such as an initial bias."""
 LEVELS, SURE = 5, 2
-"""Steps, each a quarter of the one before, at which a disagreement has to hold, and how many of them always count."""
+"""Steps, each a quarter of the previous one, at which a disagreement must hold, and how many of them always count."""
 USABLE = 0.3
-"""Most that rounding may be of the last disagreement, for a smaller step to say more."""
+"""Largest ratio of rounding to the last disagreement at which a smaller step is still informative."""
 CONVERGED = 0.3
-"""Most that the slope may differ from that of the step before."""
+"""Largest difference of the slope from that of the previous step."""
 TOLERANCE = 0.03
-"""Of a derivative, beyond both errors."""
+"""Tolerance of a derivative, beyond both errors."""
 PIECE = 1 << 16
-"""Elements that are computed together: a multiple of 8, few enough to stay in the processor's cache."""
-CONTROL_VALUES = 2
-"""Random directions that have to disagree before a tensor is named, or to agree before it passes."""
+"""Elements that are computed together: a multiple of 8, small enough for the processor's cache."""
+DIRECTIONS = 2
+"""Number of random directions that must disagree before a tensor is named, or agree before it passes."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter: its values, in memory of their own, and the gradient that the graph computes; both flat."""
+    """A parameter: its values, in separate memory, and the gradient that the graph computes; both flat."""
 
     name: str
     values: Vector
@@ -48,7 +48,7 @@ class Tensor:
 
     @cached_property
     def length(self) -> float:
-        """How far the tensor is moved: its step for each element, times the root of their number."""
+        """Distance by which the tensor is moved: its step per element, times the root of their number."""
         rms = norm(self.values) / math.sqrt(max(1, self.values.size))
         return RELATIVE_STEP * max(rms, SMALLEST_SCALE) * math.sqrt(self.values.size)
 
@@ -58,7 +58,7 @@ class Tensor:
         return norm(self.gradient)
 
     def moved(self, by: Iterable[Vector], length: float) -> Vector:
-        """The values, and so many times what is added to them."""
+        """The values plus a multiple of a direction."""
         values, start = np.empty_like(self.values), 0
         for piece in by:
             stop = start + piece.size
@@ -68,7 +68,7 @@ class Tensor:
         return values
 
     def derivative(self, by: Iterable[Vector]) -> float:
-        """What the gradient says of the loss along what is added."""
+        """The change of the loss along a direction that the gradient predicts."""
         total, start = 0.0, 0
         for piece in by:
             total += float(np.vdot(self.gradient[start : start + piece.size], piece))
@@ -78,7 +78,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Tensors along which the claimed derivative and the differences of the loss are not the same."""
+    """Finds tensors along which the gradient and the differences of the loss disagree."""
 
     names: tuple[str, ...]
     claimed: float
@@ -86,7 +86,7 @@ class Disagreement:
 
 
 class Differences:
-    """`loss(moved)` is the loss with these values in place of the tensors of those names; all others stay."""
+    """`loss(moved)` returns the loss with these values for the named tensors, and all others unchanged."""
 
     def __init__(self, loss: Callable[[Iterable[tuple[str, Vector]]], float], seed: int) -> None:
         self._loss, self._seed = loss, seed
@@ -99,7 +99,7 @@ class Differences:
         )
 
     def rounding(self, tensors: Sequence[Tensor]) -> float:
-        """How much the loss moves when every parameter moves by less than its last bit."""
+        """Change of the loss when every parameter moves by less than its last bit."""
 
         def shake(place: int, tensor: Tensor) -> Iterator[Vector]:
             start = 0
@@ -112,10 +112,10 @@ class Differences:
         return max(max(losses) - min(losses), abs(losses[1]) * 2.0**-22)
 
     def check(self, tensors: Sequence[Tensor], rounding: float) -> Disagreement | None:
-        """Compare along random directions through all the tensors, until CONTROL_VALUES of them say the same."""
+        """Compare along random directions through all the tensors, until DIRECTIONS of them say the same."""
         agreed, disagreed = 0, 0
         found: Disagreement | None = None
-        while agreed < CONTROL_VALUES and disagreed < CONTROL_VALUES:
+        while agreed < DIRECTIONS and disagreed < DIRECTIONS:
             direction = self._direction(agreed + disagreed, 1 / math.sqrt(len(tensors)))
             claimed = sum(t.derivative(direction(place, t)) for place, t in enumerate(tensors))
             measured = self._contradicts(claimed, tensors, direction, rounding)
@@ -124,14 +124,14 @@ class Differences:
             else:
                 disagreed += 1
                 found = Disagreement(tuple(t.name for t in tensors), claimed, measured)
-        return found if disagreed == CONTROL_VALUES else None
+        return found if disagreed == DIRECTIONS else None
 
     def _contradicts(
         self, claimed: float, tensors: Sequence[Tensor], direction: Direction, rounding: float
     ) -> float | None:
-        """The derivative by differences, if it contradicts the claimed one at every step that rounding leaves usable.
+        """The derivative by differences, if it contradicts the gradient at every step size that rounding leaves usable.
 
-        The loss may be far from a straight line over the first step, so that only a smaller one shows its slope.
+        The loss may be far from linear over the first step, so that only a smaller one shows its slope.
         """
         found, gap = 0.0, math.inf
         for level in range(LEVELS):
@@ -142,7 +142,7 @@ class Differences:
             if gap <= TOLERANCE * max(abs(measured), abs(claimed)) + truncation + noise or not math.isfinite(gap):
                 return None
             if level and abs(measured - found) > CONVERGED * abs(measured) + noise:
-                # No slope that another step would show, too: single precision cannot decide here.
+                # Other steps would show no such slope: single precision cannot decide here.
                 return None
             found = measured
         return found
@@ -150,7 +150,7 @@ class Differences:
     def _measure(
         self, tensors: Sequence[Tensor], direction: Direction, factor: float, rounding: float
     ) -> tuple[float, float, float]:
-        """The derivative by central differences, its error of truncation and that of rounding."""
+        """The derivative by central differences, its truncation error and its rounding error."""
         wide, narrow = factor, factor / 2
         at = {length: self._evaluate(tensors, direction, length) for length in (wide, -wide, narrow, -narrow)}
         coarse = (at[wide] - at[-wide]) / (2 * wide)
@@ -160,7 +160,7 @@ class Differences:
     def _direction(self, draw: int, share: float) -> Direction:
         """A direction through each tensor, half along its gradient and half at random.
 
-        Along the gradient a wrong one shows best; but what is missing from it shows only elsewhere.
+        A wrong gradient shows best along itself; missing terms show only in other directions.
         """
 
         def direction(place: int, tensor: Tensor) -> Iterator[Vector]:
@@ -182,7 +182,9 @@ _SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(n
 
 
 def _signs(seed: tuple[int, ...], size: int, factor: float) -> Iterator[Vector]:
-    """+factor or -factor at random, in pieces: made anew each time, because they are as large as the parameters."""
+    """+factor or -factor at random, in pieces. Generated again on each call, because they are as large as the
+    parameters.
+    """
     drawn = np.frombuffer(np.random.default_rng(seed).bytes(size // 8 + 1), np.uint8)
     of_bytes = _SIGNS * np.float32(factor)
     for start in range(0, size, PIECE):

@@ -1,7 +1,7 @@
-"""The trainer of a model that the ranks divide among them: layers, pipeline stages, or both.
+"""The trainer of a model that is divided over ranks: by layers, pipeline stages, or both.
 
-Each rank trains what it holds (`PartTrainer`). Checkpoints and exports know the whole model alone: the state is brought
-into its canonical form before a save, and taken out of it after a load (`CanonicalState`). Opened by `builder`.
+Each rank trains its holding (`PartTrainer`). Checkpoints and exports contain only the whole model: the state is
+converted to its canonical form before a save, and back after a load (`CanonicalState`). Opened by `builder`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DividedTrainer(Trainer):
         report: Report,
     ) -> None:
         self.index: FlatIndex = division.whole
-        # The copies in `state` change only in `before_save`, in front of which the one before is written.
+        # The copies in `state` change only in `before_save`, and the previous save is complete before that.
         self.before_update: Callable[[], None] = lambda: None
         self._graphs, self._spec, self._sessions, self._ranks = graphs, spec, sessions, ranks
         self._part, self._report = part, report
@@ -82,7 +82,7 @@ class DividedTrainer(Trainer):
         self._canonical.scatter()
 
     def environment(self) -> Mapping[str, str]:
-        """That of the undivided graphs, and the layout."""
+        """The environment of the undivided graphs, and the layout."""
         grid = self._ranks.grid
         layout = f"data {grid.data} x pipeline {grid.pipeline} x horizontal {grid.horizontal}"
         return {**environment_of(self._graphs, self._spec.kernels, self._sessions), LAYOUT: layout}
@@ -119,7 +119,7 @@ class DividedTrainer(Trainer):
         return self._part.evaluate(batches, control_values)
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes of what this rank holds; `checkpoint` are its shares, beside the copy of them that is written."""
+        """Bytes of this rank's holding, by part; `checkpoint` are its shares, and the copy that is written."""
         shares = sum(each.part.count * ITEM for each in self._shares.values())
         return {**self._part.memory(), "checkpoint": shares + min(shares, KEPT)}
 
@@ -134,7 +134,7 @@ class DividedTrainer(Trainer):
         self._part.end_training()
 
     def before_export(self) -> None:
-        """Bring all parameters to rank 0."""
+        """Gather all parameters on rank 0."""
         assert self._canonical is not None
         self._canonical.gather([PARAMETERS])
         self._whole = to_first(self._ranks.world, self._shares[PARAMETERS])

@@ -1,7 +1,7 @@
-"""Checks the gradient of a divided model: along random directions, against differences of the loss.
+"""Checks the gradient of a divided model along random directions against differences of the loss.
 
-All ranks move their parameters together, elements that several hold alike, and sum what each predicts. So it covers
-what no check of a single graph can: sums between parts, messages between stages, tied weights.
+All ranks move their parameters together, shared elements alike, and sum their predictions. This covers what a check of
+a single graph cannot: sums between parts, messages between stages, tied weights.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from ortflow.workflow.trainer.first_gradient import has_passed, remember
 from ortflow.workflow.trainer.part import PartTrainer
 
 VERSION = 1
-"""Of the check: a change of it has every run check again."""
+"""Version of the check: changing it repeats the check in every run."""
 GROUPS = 6
-"""Groups of tensors that are moved together; each takes four passes."""
+"""Number of groups of tensors that are moved together; each takes four passes."""
 REACH = 2e-2
-"""How far parameters move, of their tensor's root mean square."""
+"""How far parameters move, relative to their tensor's root mean square."""
 TOLERANCE = 2e-2
-"""Of a derivative."""
+"""Tolerance of a derivative."""
 ROUNDING = 4e-7
-"""Of a loss."""
+"""Relative rounding error of a loss."""
 Vector = npt.NDArray[np.float32]
 
 
 def key_of(folder: Path, kernels: str, place: Place) -> str:
-    """A hash of what decides on the gradient of a rank at a place of the grid: its graphs, kernels, runtime and the
-    check itself."""
+    """A hash of everything that determines the gradient of a rank at a place of the grid: its graphs, kernels, runtime
+    and the check itself.
+    """
     key = hashlib.sha256(f"{VERSION} {onnxruntime.__version__} {kernels} {place.stage} {place.part}".encode())
     for path in sorted(folder.glob("*.onnx")):
         key.update(path.name.encode() + path.read_bytes())
@@ -56,7 +57,7 @@ class DividedCheck:
         self._part, self._ranks, self._seed, self._report = part, ranks, seed, report
 
     def run(self, batch: MicroBatch, keys: Sequence[str] | None) -> None:
-        """Check, unless what the keys of all ranks, on rank 0, stand for has passed before.
+        """Run the check, unless one with the same keys of all ranks has passed before. `keys` are on rank 0.
 
         Raises UserError, equal on all ranks of a replica, if a gradient is wrong.
         """
@@ -81,7 +82,7 @@ class DividedCheck:
     def _compare(self, batch: MicroBatch) -> str | None:
         loss, gradients = self._part.gradient_of(batch, self._seed)
         gradient = gradients.read()
-        # Each rank predicts with what its own graphs say: of a tied weight that is a term of the gradient.
+        # Each rank predicts from its own graphs: for a tied weight, one term of the gradient.
         if not math.isfinite(self._sum(float(np.abs(gradient, dtype=np.float64).sum()) + abs(loss))):
             return None
         names = [entry.name for entry in self._part.division.whole if entry.tensor.group in TRAINED]
@@ -109,7 +110,7 @@ class DividedCheck:
         directions = {name: self._direction(name, step) for name, step in steps.items() if name in here}
         claimed = self._claimed(directions, gradient)
         far, near = (self._measured(directions, reach, batch) for reach in (1.0, 0.5))
-        # Differences of both distances agree but for the loss's curvature: what they disagree in is their error.
+        # Differences over both distances agree except for the loss's curvature: their disagreement is the error.
         error = abs(far - near) + ROUNDING * max(1.0, abs(loss))
         if not abs(near - claimed) <= TOLERANCE * max(abs(near), abs(claimed)) + 2 * error:
             some = ", ".join(map(repr, group[:5])) + (f" and {len(group) - 5} more" if len(group) > 5 else "")
@@ -121,7 +122,7 @@ class DividedCheck:
             )
 
     def _direction(self, name: str, step: float) -> Vector:
-        """Of the whole tensor's random direction this rank's region."""
+        """This rank's region of the whole tensor's random direction."""
         random = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
         signs = random.choice(np.array([-step, step], np.float32), self._part.division.whole[name].tensor.shape)
         return np.ascontiguousarray(self._part.region(name).of(signs), np.float32).reshape(-1)

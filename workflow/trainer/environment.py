@@ -1,4 +1,4 @@
-"""What computes on a rank of the trainer `graph`, in words and hashes, for the record of every checkpoint."""
+"""The environment of a rank of the trainer `graph`, as texts and hashes, for the record of every checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortflow.workflow.sessions.session import Sessions
 
 
 def environment_of(graphs: GraphSet, kernels: str, sessions: Sessions) -> dict[str, str]:
-    """The record of this rank; `kernels` is what the run file asks for."""
+    """The record of this rank; `kernels` is the run file's setting."""
     library = library_for(kernels)
     ours = library.path if library is not None and with_kernels_of(graphs.train).exists() else None
     trained = [

@@ -1,7 +1,7 @@
-"""Brings parameters to the nodes that fetch them, one layer ahead, and adds gradients up where they are kept.
+"""Fetches parameters for the nodes that need them, one layer ahead, and reduces gradients to the ranks that hold them.
 
 Each rank holds its `layout.share` of the trained parameters and of their gradients. Used by the trainer of ZeRO's stage
-3, in the program that `with_exchange` made for each graph. Every rank does every step of a program, in its order.
+3, with the program that `with_exchange` made for each graph. Every rank performs every step of a program, in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.parallel.pieces import Piece, batches, pieces_of
 
 MESSAGE = 1 << 20
-"""Elements of a message of gradients, which are copied beside the tensors."""
+"""Elements per message of gradients, which are copied beside the tensors."""
 Array = npt.NDArray[np.float32]
 
 
@@ -33,13 +33,13 @@ class _Step:
     sizes: Sequence[int]
     """Elements of each tensor."""
     pieces: Sequence[Piece]
-    """In the order of the ranks."""
+    """Ordered by rank."""
     counts: Sequence[int]
     """Elements that each rank holds."""
 
 
 class Exchange:
-    """What the ranks hold, and what is under way between them.
+    """Shares of all ranks, and the messages in progress between them.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Exchange:
     index
         Where tensors lie in the flat buffer.
     parameters, gradients
-        This rank's share; gradients are added to.
+        This rank's share; gradients are added to it.
     """
 
     def __init__(self, communicator: Communicator, index: FlatIndex, parameters: Shard, gradients: Shard) -> None:
@@ -58,10 +58,10 @@ class Exchange:
         self._message = np.empty(0, np.float32)
         self._under_way: tuple[int, int, Request] | None = None
         self.fetched = self.sent = 0
-        """Elements so far, on every rank the same."""
+        """Elements so far, equal on every rank."""
 
     def add(self, channel: int, program: Program) -> None:
-        """Take up the program of a graph."""
+        """Register the program of a graph."""
         steps = []
         for step in program:
             entries = [self._index[name] for name in step.tensors]
@@ -80,19 +80,19 @@ class Exchange:
 
     @property
     def buffered(self) -> int:
-        """Elements of the memory that messages lie in."""
+        """Number of elements in the message buffers."""
         return self._arriving.count + self._message.size
 
     def run(self, channel: int, number: int, given: Sequence[int], made: Sequence[int]) -> None:
-        """Do a step for a node, whose fp32 inputs and outputs lie at these addresses."""
+        """Perform a step for a node, whose fp32 inputs and outputs lie at these addresses."""
         step = self._steps[channel][number]
         if isinstance(step.step, Fetch):
-            self._fetch(channel, number, [_at(*each) for each in zip(made, step.sizes, strict=True)])
+            self._fetch(channel, number, [memory_at(*each) for each in zip(made, step.sizes, strict=True)])
         else:
-            self._send(step, [_at(*each) for each in zip(given, step.sizes, strict=True)])
+            self._send(step, [memory_at(*each) for each in zip(given, step.sizes, strict=True)])
 
     def take_part(self, channel: int) -> None:
-        """Do all steps of a program without its graph: nothing is kept, and the gradients are zero."""
+        """Perform all steps of a program without its graph: discards what is fetched, and sends zero gradients."""
         for number, step in enumerate(self._steps[channel]):
             if isinstance(step.step, Fetch):
                 self._fetch(channel, number, None)
@@ -152,8 +152,8 @@ class Exchange:
         return part.array
 
 
-def _at(address: int, count: int) -> Array:
-    """The memory of a tensor of ONNX Runtime's."""
+def memory_at(address: int, count: int) -> Array:
+    """The memory of an ONNX Runtime tensor, as an array."""
     if not count:
         return np.empty(0, np.float32)
     return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))

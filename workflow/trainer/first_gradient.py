@@ -1,7 +1,7 @@
-"""The check of the gradient before the first step, remembered.
+"""Caches the check of the gradient before the first step.
 
-What has passed is remembered by its hash, in a cache folder of the user's, for every run of the same graphs, kernels
-and runtime.
+Passed checks are recorded by hash in a cache folder of the user, for every run with the same graphs, kernels and
+runtime.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ortflow.workflow.trainer import MicroBatch, Report
 def check_once(
     key: str, samples: Iterable[MicroBatch], rows: int, check: Callable[[MicroBatch], str | None], report: Report
 ) -> None:
-    """`check` the first `rows` samples, unless what `key` stands for has passed before.
+    """`check` the first `rows` samples, unless a check with the same `key` has passed before.
 
-    `check` returns what it compared, None if the micro-batch has no finite gradient.
+    `check` returns what it compared, or None if the micro-batch has no finite gradient.
     """
     if has_passed(key):
         return
@@ -38,7 +38,7 @@ def check_once(
 
 
 def has_passed(key: str) -> bool:
-    """Whether a check of what `key` stands for is remembered."""
+    """Whether a passed check with this `key` is recorded."""
     return any((place / key).exists() for place in cache_folders("gradients"))
 
 

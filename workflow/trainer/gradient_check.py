@@ -1,8 +1,8 @@
 """Checks the gradient that a run will train with, on a real micro-batch, before the first step.
 
-Two independent checks: our kernels against the same graph of ONNX Runtime's operators, every gradient; then, along
-random directions of the parameters, the gradient against differences of the loss. Called by the graph trainer, which
-lends its buffers: parameters are moved in place and put back.
+Two independent checks. First, ortflow's kernels are compared with the same graph of ONNX Runtime's operators, for every
+gradient. Then the gradient is compared with differences of the loss along random directions of the parameters. Called
+by the graph trainer with its buffers: parameters are moved in place and restored.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer.differences import SMALLEST_SCALE, Differences, Disagreement, Tensor, Vector, norm
 
 VERSION = 3
-"""Of the check: a change of it has every run check again."""
+"""Version of the check: changing it repeats the check in every run."""
 TOLERANCE = 1e-2
-"""Between two sets of kernels, of a tensor's gradient."""
+"""Tolerance between two sets of kernels, for a tensor's gradient."""
 FLOOR = 1e-4
-"""Gradients below this share of the whole gradient, by element, are rounding."""
+"""Fraction of the whole gradient, per element, below which gradients count as rounding."""
 LOSS_TOLERANCE = 1e-4
 MAGNIFIED = 20.0
 """A model that magnifies rounding may differ by so many times what moving its parameters by their last bit does."""
@@ -34,17 +34,17 @@ PLACES = (1e-2, 3e-2, 5e-2)
 """How far the parameters move, of their tensor's root mean square, where kernels seem to differ. At a kink of a
 function two right gradients differ, and a deep network has many; but at one of these places right ones agree."""
 NOISY = 0.01
-"""Share of a gradient that moves with the last bit of the parameters, above which differences say nothing of it."""
+"""Fraction of a gradient that changes with the last bit of the parameters, above which differences are inconclusive."""
 SECONDS, STEPS = 4.0, 4
-"""The differences of the loss take as long as this many seconds or steps, whichever is more."""
+"""Duration of the comparison with differences, in seconds or steps, whichever is longer."""
 EVALUATIONS = 8
-"""Of the loss, to compare a right gradient."""
+"""Evaluations of the loss that the comparison of a correct gradient needs."""
 AT_A_TIME = 16
-"""Values inside the graph that are fetched together."""
+"""Number of values inside the graph that are fetched together."""
 
 
 def key_of(graphs: GraphSet, kernels: str) -> str:
-    """A hash of everything that decides on the gradient: graphs, kernels, runtime and the check itself."""
+    """A hash of everything that determines the gradient: graphs, kernels, runtime and the check itself."""
     key = hashlib.sha256(f"{VERSION} {onnxruntime.__version__} {kernels}".encode() + graphs.train.read_bytes())
     for form in (with_kernels_of, on_cuda_of, fused_of, half_of):
         path = form(graphs.train)
@@ -53,7 +53,7 @@ def key_of(graphs: GraphSet, kernels: str) -> str:
 
 
 class GradientCheck:
-    """One check; `bind` ties a training graph to the trainer's buffers, `feed` gives it the micro-batch."""
+    """One check. `bind` binds a training graph to the trainer's buffers, `feed` gives it the micro-batch."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class GradientCheck:
             raise self._differ(f"the gradient of {name!r} (by {share:.2g} of it)")
 
     def _wrong(self, training: Binding, gradients: Vector) -> dict[str, float]:
-        """Tensors whose gradient in the buffer is not the given one of `training`, and by which share of it."""
+        """Tensors whose gradient in the buffer differs from the given one, and the relative difference."""
         errors, scales = self._errors(gradients), self._scales(gradients)
         wrong = [name for name, error in errors.items() if not error <= TOLERANCE * scales[name]]
         if wrong:
@@ -122,7 +122,7 @@ class GradientCheck:
         return {name: errors[name] / max(scales[name], 1e-30) for name in wrong}
 
     def _wrong_at(self, place: float, training: Binding, standard: Binding) -> Collection[str]:
-        """Tensors whose gradients differ where the parameters are moved; all where there is no gradient."""
+        """Tensors whose gradients still differ at moved parameters; all if there is no gradient."""
         values = self._parameters.read()
         try:
             self._parameters.write(self._moved(values, place))
@@ -136,7 +136,7 @@ class GradientCheck:
             self._parameters.write(values)
 
     def _errors(self, gradients: Vector) -> dict[str, float]:
-        """How far each tensor's gradient in the buffer is from the given one."""
+        """Difference of each tensor's gradient in the buffer from the given one."""
         return {entry.name: norm(self._gradient(entry) - _part(gradients, entry)) for entry in self._trained}
 
     def _gradient(self, entry: Entry) -> Vector:
@@ -151,7 +151,7 @@ class GradientCheck:
         }
 
     def _shaken(self, training: Binding) -> float:
-        """The loss, and in the buffer the gradients, where every parameter has moved by about its last bit."""
+        """The loss, with the gradients in the buffer, after every parameter has moved by about its last bit."""
         values = self._parameters.read()
         try:
             signs = np.random.default_rng(self._seed).choice(np.array([-1e-7, 1e-7], np.float32), values.size)
@@ -161,7 +161,7 @@ class GradientCheck:
             self._parameters.write(values)
 
     def _moved(self, values: Vector, share: float) -> Vector:
-        """A copy of the parameters, the trained ones moved by this share of their tensor's root mean square."""
+        """A copy of the parameters, the trained ones moved by this fraction of their tensor's root mean square."""
         moved: Vector = values.copy()
         random = np.random.default_rng(self._seed)
         for entry in self._trained:
@@ -269,7 +269,7 @@ class GradientCheck:
 
 
 def _groups(tensors: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
-    """Neighbouring tensors together, in at most `count` groups."""
+    """Groups of adjacent tensors, at most `count` of them."""
     size = -(-len(tensors) // count)
     return [tensors[start : start + size] for start in range(0, len(tensors), size)]
 

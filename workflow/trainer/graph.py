@@ -1,8 +1,8 @@
-"""The trainer of ONNX graphs over flat buffers: training, evaluation and optimizer graph run by ONNX Runtime.
+"""The trainer of ONNX graphs over flat buffers: ONNX Runtime runs the training, evaluation and optimizer graph.
 
-One buffer holds all parameters (and running statistics behind them), one all gradients. The gradients are followed
-in the same memory by the running statistics and a short tail of sums, so that one all-reduce a step carries
-everything the ranks have to agree on. Driven by the training loop; never looks at files but its graphs.
+One buffer holds all parameters followed by the running statistics, one all gradients. In the same memory, the gradients
+are followed by the running statistics and a short tail of sums, so that one all-reduce per step carries everything that
+the ranks must agree on. Called by the training loop. Reads no files except its graphs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GraphTrainer(Trainer):
             self._open_for_training()
 
     def _allocate_parameters(self) -> None:
-        """The whole flat buffer, and what of it is here: all of it."""
+        """The whole flat buffer, and this rank's part of it: all of it."""
         self._parameters = self._sessions.device.allocate(self.index.size, np.float32)
         self._here: Sliced = self._parameters
 
@@ -68,12 +68,12 @@ class GraphTrainer(Trainer):
         state_start, state_end = self.index.span("state")
         self._state_span = (state_start, state_end)
         held, states = self._gradients_held, state_end - state_start
-        # Gradients, running statistics and tail in one piece: one collective call a step.
+        # Gradients, running statistics and tail in one piece: one collective call per step.
         self._sync = device.allocate(held + states + TAIL, np.float32)
         self._gradients = self._sync.slice(0, held)
         self._statistics = self._sync.slice(held, held + states)
         self._tail = self._sync.slice(held + states, held + states + TAIL)
-        # The running statistics that a micro-batch starts from: the state proper moves only with an update.
+        # The running statistics that a micro-batch starts from: the state itself changes only with an update.
         self._running = device.allocate(states, np.float32)
         self._sums = device.allocate(2, np.float32)
         self._allocate_for_update()
@@ -85,7 +85,7 @@ class GraphTrainer(Trainer):
         self._bind_update()
 
     def _open_passes(self) -> None:
-        """The graphs of training and evaluation, tied to the buffers, and the names of the metrics' sums."""
+        """The graphs of training and evaluation, bound to the buffers, and the names of the metrics' sums."""
         training = self._open_train()
         self._first = self._bind_training(training, self._gradients)
         self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
@@ -109,7 +109,7 @@ class GraphTrainer(Trainer):
         return self._sessions.open(self._graphs.eval)
 
     def _allocate_for_update(self) -> None:
-        """The moments, and where the gradients of further micro-batches come to lie."""
+        """The moments, and the buffer for the gradients of further micro-batches."""
         device, spec, trained = self._sessions.device, self._spec, self.index.trained
         self._moments = {name: device.allocate(trained, np.float32) for name in moments(spec.train.optimizer)}
         self._scratch = device.allocate(trained, np.float32) if spec.accumulation > 1 else None
@@ -154,7 +154,7 @@ class GraphTrainer(Trainer):
     def _bind_pieces(
         self, session: onnxruntime.InferenceSession, cuts: Sequence[Segment], gradients: Buffer | Shard
     ) -> Binding:
-        """An update's graph, tied to pieces of the flat buffers, of which it may read or write not all."""
+        """An update's graph, bound to pieces of the flat buffers. It may leave some unread or unwritten."""
         update = Binding(session, self._sessions.device)
         update.read_from("learning_rate", self._rate, (1,))
         update.read_from("step", self._update_number, (1,))
@@ -213,7 +213,7 @@ class GraphTrainer(Trainer):
         self._comm.all_reduce(self._sync)
 
     def _scale_gradients(self, weight: float) -> float:
-        """Average and clip the summed gradients; their norm before it was clipped."""
+        """Average and clip the summed gradients. Returns the norm before clipping."""
         clip = self._spec.train.clip_norm
         self._scale.write(np.array([1.0 / weight, math.inf if clip is None else clip], np.float32))
         self._scaling.run()
@@ -227,7 +227,7 @@ class GraphTrainer(Trainer):
         self._gradients.fill(0)
 
     def _accumulate(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Gradients and running statistics of this rank's micro-batches; the tail they give."""
+        """Compute gradients and running statistics of this rank's micro-batches. Returns their tail."""
         self._statistics.copy_from(self._here.slice(*self._state_span))
         return self._add_up(batches, seeds)
 
@@ -247,8 +247,8 @@ class GraphTrainer(Trainer):
         return tail
 
     def _forward_and_backward(self, binding: Binding, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
-        """Run the training graph on a micro-batch; what it adds to the tail."""
-        # Running statistics move with each micro-batch, as they do in PyTorch.
+        """Run the training graph on a micro-batch. Returns its contribution to the tail."""
+        # Running statistics are updated by each micro-batch, as in PyTorch.
         self._running.copy_from(self._statistics)
         self._feed(binding, batch, seed)
         # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
@@ -282,7 +282,7 @@ class GraphTrainer(Trainer):
         return environment_of(self._graphs, self._spec.kernels, self._sessions)
 
     def check(self, samples: Iterable[MicroBatch]) -> None:
-        """Check the gradient on a micro-batch, if the run file wants it and the same has not passed before."""
+        """Check the gradient on a micro-batch, if the run file requests it and the same check has not passed before."""
         if not self._spec.train.check_gradient:
             return
         from ortflow.workflow.trainer.first_gradient import check_once, rows_of
@@ -291,7 +291,7 @@ class GraphTrainer(Trainer):
         check_once(key, samples, rows, lambda batch: self.check_gradient(batch, self._spec.seed), self._report)
 
     def gradient_key(self) -> str:
-        """A hash of everything that decides on the gradient: while it stays, one check is enough."""
+        """A hash of everything that determines the gradient: while it is unchanged, one check is enough."""
         from ortflow.workflow.trainer.gradient_check import key_of
 
         return key_of(self._graphs, self._sessions.kernels)
@@ -334,7 +334,7 @@ class GraphTrainer(Trainer):
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
     ) -> EvaluationOutcome:
         """Sums of every metric over this rank's batches, then over the ranks."""
-        # Values of the two graphs differ in size: what one leaves in the arena is of little use to the other.
+        # Values of the two graphs differ in size: memory that one leaves in the arena hardly serves the other.
         self.give_memory_back()
         sums = np.zeros(self._totals.count, np.float64)
         names = self._metric_outputs
@@ -381,12 +381,12 @@ class GraphTrainer(Trainer):
 
     def give_memory_back(self) -> None:
         """See the protocol."""
-        # Any graph will do whose results nobody reads: gradients mean nothing between two steps.
+        # Any graph whose results are not read will do: gradients are unused between two steps.
         self._scaling.run(give_back=True)
         trim()
 
     def end_training(self) -> None:
-        """Give back what only a step needs; see the protocol."""
+        """Release the memory that only steps need; see the protocol."""
         self.give_memory_back()
         self.before_update = lambda: None
         self._moments = {}
@@ -409,7 +409,7 @@ class GraphTrainer(Trainer):
 
 
 def ratios(sums: Mapping[str, float]) -> dict[str, float]:
-    """`ortflow.NAME_sum` over `ortflow.NAME_weight`, by name; NaN where nothing counted."""
+    """`ortflow.NAME_sum` over `ortflow.NAME_weight`, by name; NaN if the weight is 0."""
     metrics = {}
     for name in sums:
         if name.endswith("_sum"):

@@ -1,8 +1,8 @@
-"""Writes the inference model and compares it with the graph it was made of, on real samples.
+"""Writes the inference model and compares it on real samples with the graph it was made from.
 
 Called by the graph trainer and by the export of a checkpoint. The file runs as its users will run it: in a plain
-session, with ONNX Runtime's own optimisations, its weights inside. The graph runs as it is written, not optimised, with
-the trained parameters as inputs, tied to their flat buffer.
+session, with ONNX Runtime's optimisations, and with its weights inside. The graph runs unoptimised, with the trained
+parameters as inputs bound to their flat buffer.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ortflow.workflow.sessions.session import SESSION_ERRORS, Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
 
 TOLERANCE = 1e-4
-"""Largest difference where the run file names none and the model's own rounding is smaller."""
+"""Largest difference if the run file specifies none and the model's own rounding is smaller."""
 UNITS = 16
-"""Units in the last place that every parameter is moved by to see what rounding does to the model."""
+"""Units in the last place by which every parameter is moved to measure the model's rounding."""
 _PIECE = 1 << 20
 
 Array = npt.NDArray[Any]
@@ -35,7 +35,7 @@ Outputs = Callable[[MicroBatch], list[Array]]
 
 
 class FlatTensors(Mapping[str, Array]):
-    """The tensors of a flat buffer by name; each is copied to the host when it is asked for."""
+    """The tensors of a flat buffer by name; each is copied to the host on access."""
 
     def __init__(self, index: FlatIndex, buffer: Buffer) -> None:
         self._index, self._buffer = index, buffer

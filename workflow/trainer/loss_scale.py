@@ -1,8 +1,8 @@
-"""The factor by which the gradient of the loss is multiplied in fp16, so that small gradients are not lost.
+"""The factor for the gradient of the loss in fp16, which keeps small gradients from underflow.
 
-Pure: the trainer asks for the scale before a step and tells behind it whether the gradients overflowed. A dynamic scale
-is halved then, and doubled after many steps without (Micikevicius et al. 2018, section 3.2). Its state is in each
-checkpoint.
+Pure: the trainer reads the scale before a step and reports afterwards whether the gradients overflowed. A dynamic scale
+is then halved, and doubled after many steps without overflow (Micikevicius et al. 2018, section 3.2). Its state is in
+each checkpoint.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ortflow.workflow.data.inputs import BatchInput
 
 START = 65536.0
 SMALLEST, LARGEST = 1.0, 2.0**24
-"""Powers of two, so that scaling rounds nothing."""
+"""Powers of two, so that scaling does not round."""
 PERIOD = 2000
-"""Steps without overflow after which it is doubled."""
+"""Steps without overflow after which the scale is doubled."""
 VALUE, GOOD = "loss_scale", "loss_scale_good_steps"
 """Names of the numbers in a checkpoint."""
 
@@ -33,11 +33,11 @@ class LossScale:
 
     @property
     def can_fall(self) -> bool:
-        """Whether an overflow may be the scale's fault: a smaller one follows."""
+        """Whether the scale may have caused an overflow: a smaller one follows."""
         return self.dynamic and self.value > SMALLEST
 
     def after(self, overflow: bool) -> LossScale:
-        """The scale of the step behind one that overflowed, or did not."""
+        """The scale after a step that overflowed, or did not."""
         if not self.dynamic:
             return self
         if overflow:
@@ -47,13 +47,13 @@ class LossScale:
         return replace(self, good=self.good + 1)
 
     def numbers(self) -> dict[str, float]:
-        """What a checkpoint keeps of it."""
+        """The numbers for a checkpoint."""
         return {VALUE: self.value, GOOD: self.good} if self.dynamic else {}
 
     def restored(self, numbers: Mapping[str, float]) -> LossScale:
-        """As a checkpoint kept it; the same where it has none, or where the run file gives the scale.
+        """Restore from a checkpoint; unchanged if it has no scale, or if the run file specifies the scale.
 
-        Raises ValueError if no run can have kept such numbers.
+        Raises ValueError if the numbers are invalid.
         """
         if not self.dynamic or VALUE not in numbers:
             return self
@@ -64,14 +64,14 @@ class LossScale:
 
 
 def unit_of(inputs: Sequence[BatchInput], micro_batch: int) -> float:
-    """What a loss scale of 1 is in a graph whose loss is a sum over the micro-batch: about one over its labels.
+    """The factor for a scale of 1 in a graph whose loss is a sum over the micro-batch: about one over its labels.
 
-    So the scale means the same as in frameworks that differentiate the mean. A power of two.
+    The scale then means the same as in frameworks that differentiate the mean. A power of two.
     """
     labels = [prod(size or 1 for size in given.shape[1:]) for given in inputs if given.role == "label"]
     return 2.0 ** -floor(log2(micro_batch * max(labels, default=1)))
 
 
 def loss_scale_of(asked: float | str) -> LossScale:
-    """What the run file's `train.loss_scale` asks for: `dynamic` or a number."""
+    """The scale for the run file's `train.loss_scale`: `dynamic` or a number."""
     return LossScale() if isinstance(asked, str) else LossScale(float(asked), dynamic=False)

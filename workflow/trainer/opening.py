@@ -59,7 +59,7 @@ def division_of(graphs: GraphSet, spec: RunSpec) -> Division:
 
 
 def _words(division: Division) -> str:
-    """How many elements the ranks of each part of each stage hold."""
+    """Number of elements that the ranks of each part of each stage hold."""
     held = ", ".join(f"{sum(entry.tensor.count for entry in each.index):,}" for each in division.holdings)
     whole = sum(entry.tensor.count for entry in division.whole)
     grid = division.grid

@@ -1,4 +1,4 @@
-"""Gradients summed over the ranks' GPUs bucket by bucket, while the backward pass still computes the others.
+"""Sums gradients over the ranks' GPUs bucket by bucket, while the backward pass computes the others.
 
 Used by the trainer on GPUs. The sums run on a stream beside the pass, and are captured with it.
 """
@@ -20,7 +20,7 @@ from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 
 FEWEST = 2
-"""Buckets from which there is something to overlap."""
+"""Number of buckets from which overlap is possible."""
 
 
 class Overlap:
@@ -31,7 +31,7 @@ class Overlap:
         self, communicator: NcclCommunicator, sync: CudaBuffer, trained: int, buckets: Sequence[Bucket]
     ) -> None:
         self._comm = communicator
-        # The last piece of the flat gradient goes with the sums behind it: both are complete last.
+        # The last piece of the flat gradient is summed with the tail after it: both are complete last.
         self._early = [bucket for bucket in buckets if bucket.stop < trained]
         start = max((bucket.start for bucket in buckets if bucket.stop == trained), default=trained)
         self._buckets = [sync.slice(bucket.start, bucket.stop) for bucket in self._early]
@@ -40,7 +40,7 @@ class Overlap:
         self._next: int | None = None
 
     def begin(self) -> None:
-        """A backward pass follows, whose gradient is all that this rank has for the step."""
+        """Called before the backward pass that gives this rank's complete gradient of the step."""
         self._next = 0
 
     def ready(self, number: int, gradients: Sequence[int]) -> None:
@@ -55,9 +55,9 @@ class Overlap:
         self._next += 1
 
     def finish(self) -> None:
-        """Sum what is left, and queue what comes from now on behind all sums.
+        """Sum the remainder, and queue later work after all sums.
 
-        Without `begin` everything is left: a rank that has no samples must take part in every sum.
+        Without `begin` everything remains: a rank without samples must take part in every sum.
         """
         for buffer in self._buckets[self._next or 0 :]:
             self._comm.begin_all_reduce(buffer)

@@ -1,7 +1,7 @@
-"""The trainer of what one rank holds of a divided model: a part of its layers, a stage of its pipeline, or both.
+"""Trains one rank's holding of a divided model: a part of its layers, a stage of its pipeline, or both.
 
-Its index, buffers and graphs are this rank's own. Data parallelism and ZeRO act on them over the replicas, and what
-concerns the whole model is summed over all ranks, each element and each sample once. Driven by `DividedTrainer`.
+Its index, buffers and graphs are this rank's own. Data parallelism and ZeRO act on them over the replicas. Quantities
+of the whole model are summed over all ranks, each element and each sample once. Called by `DividedTrainer`.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ class PartTrainer(ZeroTrainer):
         return self.division.counts(self.division.number(self._ranks.place), name)
 
     def predicts(self, name: str) -> bool:
-        """Whether this rank's own gradient of a tensor is a term of the change of the loss.
+        """Whether this rank's gradient of a tensor is a term of the change of the loss.
 
-        Of a tensor that each part holds whole, the gradient is complete on each. Of one that is tied between stages,
-        each stage has a term.
+        For a tensor that each part holds whole, the gradient is complete on each part. For one that is tied between
+        stages, each stage has one term.
         """
         return name in self.division.of(self._ranks.place).regions or self._ranks.place.part == 0
 
     def region(self, name: str) -> Region:
-        """What this rank holds of a tensor."""
+        """This rank's region of a tensor."""
         return self.division.of(self._ranks.place).region(name)
 
     def values(self, name: str) -> npt.NDArray[np.float32]:
-        """A copy of what this rank holds of a tensor, flat."""
+        """A flat copy of this rank's region of a tensor."""
         entry = self.index[name]
         return self._parameters.slice(entry.offset, entry.end).read()
 
     def set_values(self, name: str, values: npt.NDArray[np.float32]) -> None:
-        """Replace what this rank holds of a tensor."""
+        """Replace this rank's region of a tensor."""
         entry = self.index[name]
         self._parameters.slice(entry.offset, entry.end).write(values)
 
@@ -95,7 +95,7 @@ class PartTrainer(ZeroTrainer):
         return scaling
 
     def _counted_spans(self) -> Iterator[tuple[int, int]]:
-        """Elements of what this rank updates that the sum of all squares counts here; neighbours joined."""
+        """Elements updated by this rank that count here in the sum of squares over all ranks; adjacent ones joined."""
         trained = [entry for entry in self.index if entry.tensor.group in TRAINED]
         edges = [*(entry.offset for entry in trained), self.index.trained][1:]
         start, stop = self._own.start, self._own.stop
@@ -132,7 +132,7 @@ class PartTrainer(ZeroTrainer):
         self._sharers.all_reduce(sums)
         cuts = segments(self._spec.train.optimizer, self.index)
         offsets = {entry.offset: entry.name for entry in self.index if entry.tensor.count}
-        # A tensor that every part holds whole has its norm already; of one that is divided each has a part of it.
+        # The norm of a tensor that every part holds whole is complete; of a divided one, each part has one term.
         mine = np.array([self.predicts(offsets[cut.start]) for cut in cuts])
         values = sums.read()
         sums.write(np.where(np.tile(mine, 2), values, 0))
@@ -166,7 +166,7 @@ class PartTrainer(ZeroTrainer):
         return super().evaluate(self._together(batches), control_values)
 
     def _together(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-        """The batches until the first rank of the replica has no more: one that was asked to stop has none."""
+        """Yield batches until the first rank of the replica has no more. A rank that was asked to exit has none."""
         source, ended = iter(batches), HostBuffer(np.zeros(1))
         while True:
             batch = next(source, None)
@@ -184,10 +184,10 @@ class PartTrainer(ZeroTrainer):
         self._ranks.world.all_reduce(self._totals)
 
     def gradient_of(self, batch: MicroBatch, seed: int) -> tuple[float, Buffer]:
-        """The summed loss of a micro-batch on all ranks of the replica, and the gradient of what this rank holds.
+        """The summed loss of a micro-batch on all ranks of the replica, and the gradient of this rank's holding.
 
-        Collective over the replica. Leaves the state unchanged; the gradient is that of this rank's own graph, without
-        what other stages add to tied weights. Call `forget_gradient` behind it.
+        Collective over the replica. Leaves the state unchanged. The gradient is that of this rank's own graph, without
+        the terms of other stages for tied weights. Call `forget_gradient` afterwards.
         """
         self._running.copy_from(self._parameters.slice(*self._state_span))
         self._statistics.copy_from(self._running)
@@ -201,7 +201,7 @@ class PartTrainer(ZeroTrainer):
         self._gradients.fill(0)
 
     def state(self) -> dict[str, Buffer | Shard]:
-        """What this rank holds."""
+        """The tensors that this rank holds."""
         if self._spec.parallel.zero:
             return dict(super().state())
         whole = {name: each.part if isinstance(each, Shard) else each for name, each in self._moments.items()}

@@ -1,4 +1,4 @@
-"""How far a gradient in lower precision is from the one in fp32, before the first step. Pure."""
+"""Compares a gradient in lower precision with the one in fp32, before the first step. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy.typing as npt
 from ortflow.workflow.layout import Entry
 
 APART = 0.5
-"""Difference of two gradients that is more than rounding to 8 bits explains, relative to the gradient."""
+"""Relative difference of two gradients that exceeds what rounding to 8 bits explains."""
 SHARE = 0.05
-"""Of the whole gradient's norm: tensors with less are not judged."""
+"""Fraction of the whole gradient's norm below which tensors are not judged."""
 
 Vector = npt.NDArray[np.float32]
 
 
 def apart(exact: Vector, other: Vector, entries: Sequence[Entry]) -> tuple[float, str] | None:
-    """The largest relative difference of a tensor's gradients above APART, and the tensor; None if none is.
+    """The largest relative difference of a tensor's gradients above APART, and the tensor; None if there is none.
 
-    `exact` and `other` are flat gradients fp32 [n]; `other` may be a multiple, so directions are compared: the
-    difference is the sine of the angle, and 1 where the gradients point away from each other.
+    `exact` and `other` are flat fp32 gradients [n]. `other` may be scaled, so directions are compared: the difference
+    is the sine of the angle between them, and 1 if the angle is above 90 degrees.
     """
     whole = np.linalg.norm(exact)
     found = []

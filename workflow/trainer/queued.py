@@ -1,7 +1,7 @@
-"""The trainer on a GPU: a step is queued whole, and the host waits once, for its loss.
+"""The trainer on a GPU: a step is queued as a whole, and the host waits once, for its loss.
 
-Sums, scaling, the decision whether the gradient is of use, and the update stay on the device; what repeats on the same
-memory is captured as CUDA graphs. Opened by `builder` in place of `GraphTrainer`.
+Sums, scaling, the check whether the gradient is finite, and the update stay on the device; work that repeats on the
+same memory is captured as CUDA graphs. Opened by `builder` in place of `GraphTrainer`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ortflow.workflow.trainer.overlap import Overlap, overlapped, suits
 from ortflow.workflow.trainer.precision_check import apart
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
-"""Places in the tail that are filled behind the all-reduce: see `queued_gradient_graph`."""
+"""Elements of the tail that are filled after the all-reduce: see `queued_gradient_graph`."""
 SEEDED = frozenset(
     {
         "BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "Dropout", "Multinomial", "RandomNormal",
         "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
     }
 )  # fmt: skip
-"""Operators whose kernels in ONNX Runtime count on the host: a captured one would draw the same numbers again."""
+"""Operators whose ONNX Runtime kernels count on the host: a captured one would draw the same numbers again."""
 
 
 class QueuedTrainer(GraphTrainer):
@@ -71,7 +71,7 @@ class QueuedTrainer(GraphTrainer):
         self._given = device.allocate(TAIL, np.float32)
         self._loss = self._tail.slice(0, 2)
         self._result = device.readback(self._tail)
-        device.blas()  # so that no capture has to make it
+        device.blas()  # created here so that no capture has to
         choices().keep_in(self._graphs.root / PURPOSE)
         self._repeat()
 
@@ -130,7 +130,7 @@ class QueuedTrainer(GraphTrainer):
         self._update.read_from(FACTOR, self._factor, (1,))
 
     def _repeat(self) -> None:
-        """What is queued again and again."""
+        """The work that is queued repeatedly."""
         asked = self._spec.resources.cuda_graph
         drawn = obstacle_in(self._sessions.form_of(self._graphs.train) or self._graphs.train) if asked else ""
         if copied := sorted(self._first.read_on_host):
@@ -148,7 +148,7 @@ class QueuedTrainer(GraphTrainer):
         self._update_run = repeated("the update", lambda: self._update.run())
 
     def _run_first(self) -> None:
-        # Running statistics move with each micro-batch, as they do in PyTorch.
+        # Running statistics are updated by each micro-batch, as in PyTorch.
         self._running.copy_from(self._statistics)
         if self._overlap is not None:
             self._overlap.begin()
@@ -173,7 +173,7 @@ class QueuedTrainer(GraphTrainer):
         seeds: Sequence[int],
         control_values: Sequence[float],
     ) -> StepOutcome:
-        """See the protocol: all of it queued, then the loss waited for while the update goes on."""
+        """See the protocol. Queues everything, then waits for the loss while the update continues."""
         tail = np.zeros(TAIL, np.float32)
         tail[2] = sum(batch.count for batch in batches)
         tail[CONTROL_VALUES : CONTROL_VALUES + len(control_values)] = control_values
@@ -216,7 +216,7 @@ class QueuedTrainer(GraphTrainer):
                 self._overlap.finish()
 
     def _wait(self) -> npt.NDArray[np.float32]:
-        """The tail behind scaling."""
+        """The tail after scaling."""
         return self._result.read()
 
     def _outcome(self, tail: npt.NDArray[np.float32], control_values: int) -> StepOutcome:
@@ -271,7 +271,7 @@ class QueuedTrainer(GraphTrainer):
         exact.run()
         expected = self._gradients.read()
         self._feed(self._first, batch, seed)
-        # Of the gradient in fp16 only the direction counts: any scale will do at which nothing overflows.
+        # Only the direction of the fp16 gradient counts: any scale without overflow will do.
         before = self._scale.read()
         for scale in (65536.0, 1024.0, 16.0, 1.0) if LOSS_SCALE in self._first.inputs else (1.0,):
             self._scale.send(np.array([scale * self._unit], np.float32))

@@ -1,9 +1,9 @@
-"""The trainer of ZeRO's stage 3 (Rajbhandari et al. 2020): the ranks share out the parameters, too.
+"""The trainer of ZeRO's stage 3 (Rajbhandari et al. 2020): parameters are sharded, too.
 
-Beside moments and gradients, a rank keeps its `layout.share` of the trained parameters alone. Graphs fetch the
-parameters of a layer when they need them (`graph/shards`), and ONNX Runtime frees them behind their last reader. Frozen
-parameters and running statistics are whole on every rank. What rank 0 does alone, the check of the gradient and the
-export, it does with all parameters, which it gets for that and gives back.
+Like moments and gradients, the trained parameters are stored only as each rank's `layout.share`. Graphs fetch the
+parameters of a layer when they need them (`graph/shards`), and ONNX Runtime frees them after their last reader. Frozen
+parameters and running statistics are whole on every rank. The check of the gradient and the export run on rank 0 with
+all parameters, which are gathered for that purpose and released afterwards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Held:
-    """What a rank has of a flat buffer: its share of the trained elements, and all that lies behind them."""
+    """A rank's slice of a flat buffer: its share of the trained elements, and everything after them."""
 
     own: Shard
     rest: Buffer
@@ -75,7 +75,7 @@ class ShardedTrainer(ZeroTrainer):
         if size == trained:
             self._saved = Shard(self._shard.part, start, size)
         else:
-            # Shares of all parameters begin elsewhere than those of the trained ones.
+            # Shares of all parameters begin at other offsets than those of the trained ones.
             first, last = share(size, comm.rank, comm.world_size)
             self._saved = Shard(device.allocate(last - first, np.float32), first, size)
 
@@ -155,7 +155,7 @@ class ShardedTrainer(ZeroTrainer):
         return super().evaluate(self._in_step(batches), control_values)
 
     def _in_step(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-        """The batches; while another rank has one and this one has none, it takes part in what that one fetches."""
+        """Yield batches. While another rank has one and this one has none, takes part in the fetches."""
         left, there = iter(batches), self._sessions.device.allocate(1, np.float64)
         while True:
             batch = next(left, None)
@@ -169,11 +169,11 @@ class ShardedTrainer(ZeroTrainer):
                 yield batch
 
     def state(self) -> Mapping[str, Buffer | Shard]:
-        """This rank's share of everything; that of the parameters is up to date behind `before_save`."""
+        """This rank's shares; that of the parameters is up to date after `before_save`."""
         return {"parameters": self._saved, **self._moments}
 
     def load_tensors(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Set what this rank has of every tensor of the index to the values given by name."""
+        """Set this rank's slice of every tensor of the index to the values given by name."""
         trained, own = self.index.trained, self._shard
         for entry in self.index:
             start, stop = (max(own.start, entry.offset), min(own.stop, entry.end))
@@ -208,7 +208,7 @@ class ShardedTrainer(ZeroTrainer):
             self._swap(self._saved_by, lambda rank: behind, self._saved, self._here)
 
     def _swap(self, have: Callable[[int], Range], want: Callable[[int], Range], source: Sliced, to: Sliced) -> None:
-        """Bring elements that ranks have to the ranks that want them."""
+        """Send elements from the ranks that have them to the ranks that need them."""
         me = self._comm.rank
 
         def read(runs: Runs) -> npt.NDArray[np.generic]:
@@ -255,7 +255,7 @@ class ShardedTrainer(ZeroTrainer):
                 self._forget_whole()
 
     def check_gradient(self, batch: MicroBatch, seed: int) -> str | None:
-        """See the class above; the graphs are those that fetch nothing."""
+        """See the class above; uses the graphs without fetches."""
         mine = self._here, self._gradients, self._first
         self._here, self._gradients = self._parameters, self._sessions.device.allocate(self.index.trained, np.float32)
         try:

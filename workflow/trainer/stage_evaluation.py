@@ -1,6 +1,6 @@
-"""Runs the stages that one rank has of a pipeline's evaluation graph: forward passes alone, batch behind batch.
+"""Runs this rank's stages of a pipeline's evaluation graph: only forward passes, one batch after the other.
 
-Called by the trainer of a divided model. While a stage evaluates a batch, the stage before it has begun the next.
+Called by the trainer of a divided model. While a stage evaluates a batch, the previous stage has begun the next.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class StageEvaluation:
         self._sent: list[Arrival] = []
 
     def run(self, batch: MicroBatch, feed: Callable[[Binding], None]) -> None:
-        """Evaluate one batch; its metrics are then there on the last rank. All ranks of the pipeline call it.
+        """Evaluate one batch. Its metrics are then on the last rank. Called by all ranks of the pipeline.
 
         Parameters
         ----------
         batch
-            The same on all ranks; of one sample at least.
+            The same on all ranks, with at least one sample.
         feed
-            Feeds it to what a graph reads of it.
+            Binds the batch to the inputs of a graph.
         """
-        # Each graph writes over what it has made of the batch before.
+        # Each graph overwrites its outputs of the previous batch.
         self.finish()
         for chunk in self._chunks:
             number = chunk.stage.number
@@ -86,7 +86,7 @@ class StageEvaluation:
                 self._sent.append(self._wire.send(link, chunk.stage.eval_sends, present, batch, to))
 
     def finish(self) -> None:
-        """Wait until everything is sent; behind the last batch."""
+        """Wait until everything is sent; called after the last batch."""
         for sent in self._sent:
             sent.wait()
         self._sent = []

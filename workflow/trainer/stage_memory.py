@@ -1,4 +1,4 @@
-"""Memory of a pipeline's stages: what a graph hands out, and gradients that add up over micro-batches.
+"""Memory of a pipeline's stages: outputs of graphs, and gradients accumulated over micro-batches.
 
 Called by `stage_runner` and `stage_evaluation`.
 """
@@ -27,7 +27,7 @@ _DTYPES = {
 
 
 def held(value: onnxruntime.OrtValue, device: Device) -> Held:
-    """A value of a binding's, in whose memory it stays."""
+    """An output of a binding, in the binding's memory."""
     if device.kind != "cpu":
         raise OrtflowError(f"stages of a pipeline do not run on {device.kind} yet")
     dtype, shape = np.dtype(_DTYPES[value.data_type()]), tuple(value.shape())
@@ -39,19 +39,19 @@ def held(value: onnxruntime.OrtValue, device: Device) -> Held:
 
 
 def give(binding: Binding, values: Mapping[str, Held]) -> None:
-    """Tie what a graph reads of values to it."""
+    """Bind values to the inputs of a graph."""
     for name, each in values.items():
         binding.read_from(name, each.buffer, each.shape)
 
 
 def handed_out(outputs: Iterable[str], index: FlatIndex) -> list[str]:
-    """Outputs of a forward graph that are neither sums of the loss nor running statistics."""
+    """Outputs of a forward graph other than sums of the loss and running statistics."""
     tied = {LOSS_SUM, LOSS_WEIGHT, *(f"{entry.name}_new" for entry in index)}
     return sorted(name for name in outputs if name not in tied)
 
 
 def runs(index: FlatIndex, names: Collection[str]) -> Iterator[tuple[int, int]]:
-    """Elements [start, stop) of the flat buffer that hold the tensors, neighbours joined."""
+    """Elements [start, stop) of the flat buffer that hold the tensors, adjacent ones joined."""
     start = stop = 0
     for entry in sorted((index[name] for name in names), key=lambda entry: entry.offset):
         follows = not any(stop <= other.offset < entry.offset for other in index) if stop else False
@@ -65,18 +65,18 @@ def runs(index: FlatIndex, names: Collection[str]) -> Iterator[tuple[int, int]]:
 
 
 class Pool:
-    """Bindings of one graph, one for each micro-batch whose activations are kept: they lie in its memory."""
+    """Bindings of one graph, one per micro-batch whose activations are kept in its memory."""
 
     def __init__(self, bind: Callable[[], Binding], outputs: Sequence[str]) -> None:
         self._bind, self._outputs = bind, outputs
         self._free: list[Binding] = [bind()]
 
     def take(self) -> Binding:
-        """A binding that nobody else has."""
+        """Return an unused binding."""
         return self._free.pop() if self._free else self._bind()
 
     def give_back(self, binding: Binding) -> None:
-        """What it has made is not needed any more."""
+        """Release a binding whose outputs are no longer needed."""
         binding.forget(self._outputs)
         self._free.append(binding)
 
@@ -84,8 +84,8 @@ class Pool:
 class GradientSums:
     """The gradients of one stage, summed over the micro-batches of a step in their order.
 
-    The first backward pass of a step writes the gradients of `fresh` in their place. Everything else goes to `scratch`
-    and is added: further micro-batches, and weights that another stage of this rank has a gradient of already.
+    The first backward pass of a step writes the gradients of `fresh` to their place. Everything else is written to
+    `scratch` and added: further micro-batches, and weights of which another stage of this rank already has a gradient.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class GradientSums:
         return [(self._gradients.slice(a, b), scratch.slice(a, b)) for a, b in found if scratch is not None]
 
     def tie(self, binding: Binding, *, first: bool) -> None:
-        """Tie a graph's gradients to where they belong in the first pass of a step, or in a further one."""
+        """Bind a graph's gradients for the first pass of a step, or for a further one."""
         for name in self._trained:
             target = self._gradients if first and name in self._fresh else self._scratch
             if target is None:
@@ -116,6 +116,6 @@ class GradientSums:
             binding.write_to(f"{name}_grad", target.slice(entry.offset, entry.end), entry.tensor.shape)
 
     def add(self, *, first: bool) -> None:
-        """Add what a pass has left in the scratch buffer."""
+        """Add the gradients that a pass wrote to the scratch buffer."""
         for target, addend in self._to_add[0 if first else 1]:
             target.add(addend)

@@ -1,6 +1,6 @@
-"""The trainer of one rank of a pipeline: its stages' passes in the order of the schedule, through `StageRunner`.
+"""The trainer of one rank of a pipeline: runs its stages' passes in the order of the schedule, with `StageRunner`.
 
-Everything behind the passes, from the sums over the replicas to the update, is that of `PartTrainer`.
+Everything after the passes, from the sums over the replicas to the update, is `PartTrainer`'s.
 """
 
 from __future__ import annotations

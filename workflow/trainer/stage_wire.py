@@ -1,8 +1,8 @@
-"""What the stages of a pipeline send each other: activations and their gradients, over a communicator.
+"""Messages between the stages of a pipeline: activations and their gradients, over a communicator.
 
-Called by `stage_runner`. A receiver must know the shapes of what comes. The sender tells them ahead of the first
-message of each link whose batch has certain shapes; later batches of the same shapes need no such message, so that
-a receive can be posted before anything is sent.
+Called by `stage_runner`. A receiver must know the shapes. The sender sends them before the first message of each link
+whose batch has certain shapes. Later batches of the same shapes need no such message, so that a receive can be posted
+before anything is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ortflow.workflow.trainer import MicroBatch
 
 Shape = tuple[int, ...]
 Link = tuple[str, int]
-"""forward, backward or eval, and the stage that sends."""
+"""forward, backward or eval, and the sending stage."""
 _MOST_AXES = 8
 _KINDS = ("forward", "backward", "eval")
 
@@ -36,13 +36,13 @@ class Held:
 
 @dataclass
 class Arrival:
-    """Values that are on their way."""
+    """Values being received."""
 
     values: dict[str, Held]
     requests: list[Request] = field(default_factory=list)
 
     def wait(self) -> dict[str, Held]:
-        """The values, once they have come."""
+        """Block until the values have arrived."""
         for request in self.requests:
             request.wait()
         return self.values
@@ -83,15 +83,15 @@ class Wire:
         return self._start_send(link, values, held, to, requests)
 
     def send_gradients(self, link: Link, values: Sequence[Value], held: Mapping[str, Held], to: int) -> Arrival:
-        """Begin to send the gradients of activations, in whose shapes they are."""
+        """Begin to send the gradients of activations, which have the activations' shapes."""
         return self._start_send(link, values, held, to, [])
 
     def knows(self, activations: Link, batch: MicroBatch) -> bool:
-        """Whether the shapes of what a link carries are known before it is sent."""
+        """Whether the shapes of a link's values are known before they are sent."""
         return (activations, signature(batch)) in self._shapes
 
     def shapes(self, activations: Link, values: Sequence[Value], batch: MicroBatch) -> dict[str, Shape]:
-        """Shapes of the values that a link carries, once they are known."""
+        """Shapes of a link's values, if known."""
         names = (value.name for value in values)
         return dict(zip(names, self._shapes[activations, signature(batch)], strict=True))
 
@@ -107,7 +107,7 @@ class Wire:
     def receive_gradients(
         self, link: Link, activations: Link, sent: Sequence[Value], batch: MicroBatch, source: int
     ) -> Arrival:
-        """Begin to receive gradients of what this rank has `sent` over the link `activations`."""
+        """Begin to receive the gradients of `sent`, which this rank sent over the link `activations`."""
         shapes, values = self.shapes(activations, sent, batch), [value for value in sent if value.gradient]
         return self._start_receive(link, values, [shapes[value.name] for value in values], source)
 
@@ -132,7 +132,7 @@ class Wire:
 
 
 def signature(batch: MicroBatch) -> object:
-    """What decides on the shapes of all values."""
+    """Everything that determines the shapes of all values."""
     return tuple((name, array.shape) for name, array in sorted(batch.arrays.items()))
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FileTensors(Mapping[str, "npt.NDArray[np.float32]"]):
-    """The tensors of a safetensors file by name, each read when it is asked for."""
+    """The tensors of a safetensors file by name, each read on access."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open

@@ -1,7 +1,8 @@
 """Weights that several ranks of a replica hold: stages that share an embedding, parts that share a norm's scale.
 
-The first of them updates it and the others take over its values, so that they stay equal bit for bit, whatever the
-order in which the replicas of each are summed. Of stages, the first adds up the gradients of all; parts have it whole.
+The first of these ranks updates the weight and the others copy its values, so that they stay bit-identical, whatever
+the order in which the replicas of each are summed. The first stage sums the gradients of all stages; parts have the
+whole gradient.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ class TiedWeights:
     Parameters
     ----------
     ties
-        Those of this rank; see `ties`.
+        This rank's ties; see `ties`.
     stages
-        The ranks of its pipeline, in the order of the stages.
+        The ranks of its pipeline, ordered by stage.
     """
 
     def __init__(self, ties: Sequence[Tie], stages: Communicator) -> None:
         self._ties, self._stages = ties, stages
 
     def sum_gradients(self, gradients: Buffer) -> None:
-        """On the stage that updates a tensor, the sum of its gradient over the stages; on the others zero."""
+        """Sum the gradient of each tied tensor over the stages; on stages that do not update it, set it to zero."""
         here, requests = self._stages.rank, []
         for number, tie in enumerate(self._ties):
             mine = gradients.slice(tie.start, tie.stop)
@@ -50,7 +51,7 @@ class TiedWeights:
             request.wait()
 
     def take_over(self, parameters: Buffer) -> None:
-        """The values of the stage that updates a tensor, on all that hold it."""
+        """Copy the values from the stage that updates a tensor to all that hold it."""
         here, requests = self._stages.rank, []
         for number, tie in enumerate(self._ties):
             mine = parameters.slice(tie.start, tie.stop)
@@ -63,7 +64,7 @@ class TiedWeights:
 
 
 def take_over_common(parameters: Buffer, spans: Sequence[tuple[int, int]], parts: Communicator) -> None:
-    """The first part's values of what all parts hold, on all of them."""
+    """Copy the first part's values of tensors that all parts hold to all parts."""
     requests = []
     for number, (start, stop) in enumerate(spans):
         mine = parameters.slice(start, stop)

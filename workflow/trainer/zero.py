@@ -1,8 +1,9 @@
-"""The trainer of ZeRO (Rajbhandari et al. 2020): the ranks share out the optimizer's moments, and what they accumulate.
+"""The trainer of ZeRO stages 1 and 2 (Rajbhandari et al. 2020): moments and accumulated gradients are sharded.
 
-Each rank updates its `layout.share` of the flat parameters and keeps the moments of that share alone (stage 1). From
-stage 2 on, it also accumulates the gradients of its share alone: those of one micro-batch are added up over the ranks
-as soon as they are there. Opened by `builder` in place of `GraphTrainer`; a curve differs from its in rounding alone.
+Each rank updates its `layout.share` of the flat parameters and keeps the moments of that share only (stage 1). From
+stage 2, it also accumulates the gradients of its share only: those of a micro-batch are reduced over the ranks
+immediately. Opened by `builder` in place of `GraphTrainer`; its loss curve differs from that trainer's by rounding
+only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ortflow.workflow.trainer.graph import TAIL, GraphTrainer
 
 
 class ZeroTrainer(GraphTrainer):
-    """See the module. The graphs of the update are each rank's own, and are made here."""
+    """See the module. Each rank makes its own graphs of the update here."""
 
     def _allocate_for_update(self) -> None:
         device, spec, trained = self._sessions.device, self._spec, self.index.trained
@@ -40,10 +41,10 @@ class ZeroTrainer(GraphTrainer):
         kept = moments(spec.train.optimizer)
         self._moments = {name: Shard(device.allocate(stop - start, np.float32), start, trained) for name in kept}
         self._each = spec.parallel.zero == 3 or (spec.parallel.zero == 2 and spec.accumulation > 1)
-        """Gradients are added up over the ranks behind each micro-batch, not behind the last."""
+        """Gradients are reduced over the ranks after each micro-batch, not after the last."""
         own = device.allocate(stop - start, np.float32) if self._each else self._gradients.slice(start, stop)
         self._own = Shard(own, start, trained)
-        # Few parameters and many ranks: a rank without a share scales zeros.
+        # With few parameters and many ranks, a rank without a share scales zeros.
         self._scaled = own if own.count else device.allocate(ALIGNMENT, np.float32)
         self._scratch = None if self._each or spec.accumulation == 1 else device.allocate(trained, np.float32)
         if spec.parallel.zero and self._comm.rank == 0:
@@ -55,7 +56,7 @@ class ZeroTrainer(GraphTrainer):
 
     @property
     def _sharers(self) -> Communicator:
-        """The ranks among which the moments are shared out."""
+        """The ranks over which the moments are sharded."""
         return self._comm
 
     @property
@@ -99,7 +100,7 @@ class ZeroTrainer(GraphTrainer):
             self._updates = []
 
     def _lamb(self, optimizer: Lamb, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
-        """Trust ratios are of whole tensors, of which a rank may have a piece: their norms are sums over the ranks."""
+        """Trust ratios are per tensor, and a rank may have a piece of one: the norms are summed over the ranks."""
         sums = self._sessions.device.allocate(2 * tensors, np.float64)
         add = [lambda: sums.fill(0), lambda: self._sum_norms(sums)]
         if not mine:
@@ -138,7 +139,7 @@ class ZeroTrainer(GraphTrainer):
         return super()._add_up(batches, seeds)
 
     def _reduce_gradients(self) -> None:
-        """The sum over the ranks of what this one updates."""
+        """The sum over the ranks of the elements that this rank updates."""
         self._comm.reduce_scatter(self._gradients)
 
     def _sum_over_ranks(self) -> None:

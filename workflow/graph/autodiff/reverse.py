@@ -1,7 +1,7 @@
-"""The walk from the loss, or from other outputs, back to the parameters.
+"""Reverse-mode differentiation: from the loss, or from other outputs, back to the parameters.
 
-The gradient of a value is the sum of what each node that reads it yields for it: a node's rule is asked when the
-gradients of its outputs are complete, which is in the reverse order of the forward nodes.
+The gradient of a value is the sum of the contributions of the nodes that read it. A node's rule is applied when the
+gradients of its outputs are complete, which is the case in the reverse order of the forward nodes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LOSS_GRADIENT = "ortflow.loss_grad"
 
 
 def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of a forward graph with a further output `<parameter>_grad` for each parameter the loss depends on.
+    """A copy of a forward graph with an additional output `<parameter>_grad` for each parameter the loss depends on.
 
     `loss` is an fp32 scalar. Returns the copy and those parameters, in the order given. Raises UserError, naming node
-    and operator, where a node between a parameter and the loss has no rule, or one that does not fit its form.
+    and operator, if a node between a parameter and the loss has no rule, or has a form that its rule does not support.
     """
     return vector_jacobian_product(model, parameters, {loss: LOSS_GRADIENT}, {})
 
@@ -38,7 +38,7 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
 def vector_jacobian_product(
     model: onnx.ModelProto, wanted: Sequence[str], constant: Mapping[str, str], given: Mapping[str, str]
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of a forward graph with a further output `<name>_grad` for each input in `wanted` that has a gradient.
+    """A copy of a forward graph with an additional output `<name>_grad` for each input in `wanted` with a gradient.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def vector_jacobian_product(
     Raises
     ------
     UserError
-        Naming node and operator, if a node on the way has no rule, or one that does not fit its form.
+        Naming node and operator, if a node on the way has no rule, or has a form that its rule does not support.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -75,7 +75,7 @@ def vector_jacobian_product(
     described: dict[str, onnx.TypeProto] = {}
 
     def total(value: str) -> str:
-        """The complete gradient of a value; empty where it has none."""
+        """The complete gradient of a value; empty if there is none."""
         if value not in path.values or value not in terms:
             return ""
         names = terms[value]
@@ -120,7 +120,7 @@ def vector_jacobian_product(
 
 
 def _name_outputs(made: list[onnx.NodeProto], gradients: dict[str, str]) -> dict[str, str]:
-    """Gives the gradients of parameters the names of outputs, in place; the old names with the new ones.
+    """Rename the gradients of parameters to the names of the outputs, in place. Returns old names with new ones.
 
     A gradient that two parameters share, or that is a value of the forward graph, gets its name by an Identity.
     """

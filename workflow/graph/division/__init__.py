@@ -1,6 +1,6 @@
 """Divides the layers of a forward graph over ranks: tensor parallelism (Shoeybi et al. 2019, Megatron-LM).
 
-`layers` finds what can be divided, by following through the graph what becomes of a weight's columns (`rules`) until
-the rows of another weight sum them up. `vocabulary` divides tables of tokens and the scores over them. `rewrite` makes
-the graph of one part, and `divide` is the entry.
+`layers` finds what can be divided: it follows a weight's columns through the graph (`rules`) until the rows of another
+weight sum them. `vocabulary` divides token embeddings and the scores over the vocabulary. `rewrite` makes the graph of
+one part, and `divide` is the entry point.
 """

@@ -10,11 +10,11 @@ from ortflow.workflow.parallel.region import Region
 
 
 class Unsupported(Exception):
-    """What becomes of a divided value here is not known; the message says where."""
+    """Raised if no rule says how this node handles divided values; the message says where."""
 
 
 class Indivisible(Unsupported):
-    """A length is not a multiple of the number of parts."""
+    """Raised if a size is not a multiple of the number of parts."""
 
     def __init__(self, length: int, parts: int, seed: int | None = None) -> None:
         super().__init__(f"{length} is not divisible by {parts}")
@@ -22,7 +22,7 @@ class Indivisible(Unsupported):
 
 
 class Reblock(Exception):
-    """The columns of a weight seem to consist of several blocks: queries, keys and values in one."""
+    """Raised if the columns of a weight seem to consist of several blocks, such as packed queries, keys and values."""
 
     def __init__(self, seed: int, blocks: tuple[int, ...]) -> None:
         super().__init__(f"{blocks}")
@@ -35,27 +35,27 @@ class Cut:
 
     axis: int
     blocks: tuple[int, ...]
-    """Lengths; each divided evenly, unless there is one block alone (a vocabulary)."""
+    """Sizes of the blocks. Each is divided evenly, except a single block (a vocabulary)."""
     seed: int | None = field(default=None, compare=False)
-    """Place of the node whose columns these are, as long as the axis is just theirs."""
+    """Index of the node whose columns these are, as long as the axis contains nothing else."""
     varies: bool = False
     """Whether the number of blocks varies (a batch of heads): the blocks are those of a trial."""
 
     @property
     def length(self) -> int:
-        """Of the whole axis."""
+        """Size of the whole axis."""
         return sum(self.blocks)
 
     def at(self, axis: int) -> Cut:
-        """The same along another axis."""
+        """The same cut along another axis."""
         return replace(self, axis=axis)
 
     def is_even(self, parts: int) -> bool:
-        """Whether all parts are equally long."""
+        """Whether all parts have the same size."""
         return not any(block % parts for block in self.blocks)
 
     def region(self, part: int, parts: int) -> Region:
-        """What a part has of it."""
+        """The ranges that a part has."""
         ranges = []
         start = 0
         for block in self.blocks:
@@ -65,7 +65,7 @@ class Cut:
         return Region(self.axis, tuple(ranges))
 
     def local(self, part: int, parts: int) -> int:
-        """A part's length of the axis."""
+        """A part's size along the axis."""
         return sum(stop - start for start, stop in self.region(part, parts).ranges)
 
 
@@ -78,21 +78,21 @@ def even(axis: int, blocks: Sequence[int], parts: int, seed: int | None = None) 
 
 
 def reshaped(cut: Cut, old: Sequence[int], new: Sequence[int], parts: int, *, propose: bool = True) -> Cut:
-    """The cut behind a Reshape from one shape to another.
+    """The cut after a Reshape from one shape to another.
 
-    Each part's elements have to be some of the new shape along one axis. Raises Unsupported, Indivisible if the number
-    of parts is the reason, and, if it may `propose`, Reblock where columns are taken apart into two or three first.
+    The elements of each part must be a share of the new shape along one axis. Raises Unsupported; Indivisible if the
+    number of parts is the reason; and, with `propose`, Reblock if columns must first be split into two or three blocks.
     """
     start, first, group_old, group_new = _group(cut.axis, old, new)
     place = cut.axis - first
     if [size for size in group_old if size != 1] == [size for size in group_new if size != 1] and cut.length != 1:
-        # Axes of length 1 come or go.
+        # Axes of length 1 are added or removed.
         moved = [i for i, size in enumerate(group_new) if size != 1]
         nth = len([size for size in group_old[:place] if size != 1])
         return cut.at(start + moved[nth])
     if len(set(cut.blocks)) > 1:
         raise Unsupported("blocks of unequal lengths are reshaped")
-    # Rows of the group that are divided alike, one behind the other.
+    # Rows of the group that are divided alike, one after the other.
     outer = math.prod(group_old[:place]) * len(cut.blocks)
     if propose and cut.seed is not None and len(cut.blocks) == 1 and group_new[0] in (2, 3) and len(group_new) > 2:
         raise Reblock(cut.seed, (cut.length // group_new[0],) * group_new[0])
@@ -110,8 +110,9 @@ def reshaped(cut: Cut, old: Sequence[int], new: Sequence[int], parts: int, *, pr
 
 
 def _group(axis: int, old: Sequence[int], new: Sequence[int]) -> tuple[int, int, list[int], list[int]]:
-    """The smallest runs of neighbouring axes with an equal number of elements, the old one with `axis`; where they
-    begin in the new and in the old shape."""
+    """The smallest groups of adjacent axes with the same number of elements, with `axis` in the old one; and the index
+    at which they begin in the new and the old shape.
+    """
     i = j = 0
     while i < len(old) or j < len(new):
         first_old, first_new = i, j
@@ -125,7 +126,7 @@ def _group(axis: int, old: Sequence[int], new: Sequence[int]) -> tuple[int, int,
             else:
                 raise Unsupported("a Reshape whose shapes do not match")
             of_old, of_new = old[first_old:i], new[first_new:j]
-        # Axes of length 1 behind a run belong to it.
+        # Axes of length 1 after a group belong to it.
         while i < len(old) and old[i] == 1 and (j >= len(new) or new[j] != 1):
             i += 1
         while j < len(new) and new[j] == 1 and (i >= len(old) or old[i] != 1):

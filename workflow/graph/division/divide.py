@@ -1,4 +1,4 @@
-"""The graph of one part of a model, and which part of each tensor its rank holds: the entry of this package."""
+"""Entry point of this package: the graph of one part of a model, and the regions that its rank holds."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Divided:
     """A part of a model."""
 
     model: onnx.ModelProto
-    """Its graph; `ir.collective.finish` is still to be called when nothing else changes it any more."""
+    """Its graph. Call `ir.collective.finish` after the last change to it."""
     regions: Mapping[str, Region]
-    """What of each tensor the part holds."""
+    """The region of each divided tensor that the part holds."""
     notes: tuple[str, ...]
     """Log lines: what is divided, and which matrices are not."""
     cuts: Mapping[str, Cut]
-    """How the divided tensors are cut; the same on all parts."""
+    """How the tensors are cut; the same on all parts."""
 
 
 def divide(
@@ -52,19 +52,19 @@ def divide(
     Parameters
     ----------
     model
-        Before it is differentiated; sorted, with inferred shapes.
+        Not yet differentiated; sorted, with inferred shapes.
     tensors
         Shapes of the whole parameters and states, which are inputs of the graph.
     trained
-        Those that gradients are wanted of; empty for an evaluation graph.
+        Tensors that need gradients; empty for an evaluation graph.
     loss
         Output that is differentiated.
     part
-        Which part's graph to make. The graphs of all parts run the same collectives in the same order.
+        Index of the part. The graphs of all parts run the same collectives in the same order.
     channel
-        Under which `sessions.collectives` knows the ranks of the parts.
+        Channel under which `sessions.collectives` registers the ranks of the parts.
     like
-        The divided training graph, if this is the evaluation graph: the same tensors are divided, the same way.
+        The divided training graph, if this is the evaluation graph: the same tensors are divided in the same way.
     whole
         Tensors that stay whole.
 
@@ -113,7 +113,7 @@ def divide(
 
 
 def _undo(facts: Facts, plan: Plan, held: Mapping[str, Cut], like: Divided) -> None:
-    """Let nodes slice the tensors that this graph would hold shares of, and the other one does not."""
+    """Slice the tensors that this graph would hold shares of and the other one does not."""
     for name, cut in held.items():
         if like.cuts.get(name) != cut:
             for slot in facts.readers[name]:

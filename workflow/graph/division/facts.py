@@ -1,4 +1,4 @@
-"""What the search has to know of a graph: sizes, constants, who makes and who reads a value, what is trained."""
+"""Facts about a graph for the search: sizes, constants, producers and readers of values, trained inputs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ortflow.workflow.graph.ir.edit import dims_of
 from ortflow.workflow.graph.memory.concrete import followed
 
 _FIRST, _SECOND = (11, 7, 13, 17, 19), (29, 5, 23, 31, 37)
-"""Lengths that dynamic axes are tried with: those of the first, second, … axis of every input."""
+"""Sizes for dynamic axes in the trials: those of the first, second, … axis of every input."""
 _SMALL = 1 << 16
-"""Elements of a constant that may be cut."""
+"""Largest number of elements of a constant that may be cut."""
 
 
 class Facts:
-    """Of a graph whose nodes are sorted. Dynamic axes are known by what they were in two trials of other lengths."""
+    """Facts about a graph with sorted nodes. Dynamic axes are recognised by two trials with different sizes."""
 
     def __init__(
         self, model: onnx.ModelProto, tensors: Mapping[str, Sequence[int]], trained: Collection[str], loss: str
@@ -32,7 +32,7 @@ class Facts:
         self.outputs = {value.name for value in graph.output}
         self.makers: dict[str, int] = {}
         self.readers: dict[str, list[tuple[int, int]]] = {}
-        """Value -> places of the nodes that read it, each with the place of the input (-1: read by a subgraph)."""
+        """Value -> indices of the nodes that read it, each with the index of the input (-1: read by a subgraph)."""
         for place, node in enumerate(self.nodes):
             for name in node.output:
                 if name:
@@ -54,14 +54,14 @@ class Facts:
         self.trained = gradient_path(graph, types, trained, [loss]).values if trained else frozenset[str]()
 
     def shape(self, value: str) -> tuple[int, ...] | None:
-        """Shape in the first trial; None if it is not known."""
+        """Shape in the first trial; None if unknown."""
         if value in self.tensors:
             return self.tensors[value]
         found = self._types.get(value)
         return None if found is None else found[1]
 
     def size(self, value: str, axis: int) -> int | None:
-        """Length of an axis that never varies; None if it does or is not known."""
+        """Size of an axis that never varies; None if it varies or is unknown."""
         first = self.shape(value)
         if value in self.tensors:
             return None if first is None else first[axis]
@@ -71,13 +71,13 @@ class Facts:
         return first[axis] if first[axis] == other[1][axis] else None
 
     def value(self, name: str) -> np.ndarray | None:
-        """What a value is in the first trial: a constant's elements, sizes that nodes compute."""
+        """Content of a value in the first trial: a constant's elements, or sizes that nodes compute."""
         if name in self._values:
             return self._values[name]
         return self.constant(name)
 
     def constant(self, name: str) -> np.ndarray | None:
-        """A small constant's elements; None of everything else."""
+        """The elements of a small constant; None for other values."""
         tensor = self.constants.get(name)
         return None if tensor is None or name in self.tensors else numpy_helper.to_array(tensor)
 
@@ -96,6 +96,6 @@ def _batch(graph: onnx.GraphProto, lengths: Sequence[int]) -> dict[str, list[int
 
 
 def _length(name: str | None, length: int) -> int:
-    """Of a dynamic axis: one that is said to be a multiple of a number is."""
+    """Size of a dynamic axis in a trial; a multiple if the axis is declared as the multiple of a number."""
     found = re.fullmatch(r"(\d+)\*\w+", name or "")
     return length * int(found[1]) if found else length

@@ -1,8 +1,8 @@
-"""Finds layers that can be divided: weights whose columns, and weights whose rows, each part has a share of.
+"""Finds layers that can be divided: weights split by columns, followed by weights split by rows.
 
-A product with a weight may be the end of such a layer: its rows are then divided, and the parts' results summed. What
-it reads comes from other products with weights, whose columns are divided. The layer is one if everything between them
-can be computed of a share: heads of attention, activations, gates, norms over a head.
+A matrix product with a weight may be the end of such a layer: the weight's rows are divided, and the parts' results
+summed. Its input comes from other products with weights, whose columns are divided. The layer can be divided if
+everything between them can be computed on one part: attention heads, activations, gates, norms over a head.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _FIRST_ALONE = frozenset(
      "ReduceSum", "ReduceSumSquare", "Reshape", "Slice", "Split", "Squeeze", "Trilu", "Unsqueeze", "LayerNormalization",
      "SimplifiedLayerNormalization")
 )  # fmt: skip
-"""Operators whose other inputs list sizes, places or parameters."""
+"""Operators whose other inputs are lists of sizes or indices, or parameters."""
 _MOST = 16
-"""Attempts for one layer."""
+"""Attempts per layer."""
 
 
 @dataclass
@@ -33,16 +33,16 @@ class Weights:
     """Nodes that read weights."""
 
     linears: dict[int, int]
-    """Place of a product with a weight -> the input that is no weight."""
+    """Index of a product with a weight -> the input that is not a weight."""
     tables: set[int]
-    """Places of look-ups in a table."""
+    """Indices of look-ups in a table."""
     of: dict[int, str]
-    """Place -> the weight's name."""
+    """Index -> the weight's name."""
 
 
 @dataclass
 class Layers:
-    """What the search has found."""
+    """The results of the search."""
 
     plan: Plan = field(default_factory=Plan)
     columns: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ def weights_of(facts: Facts) -> Weights:
 
 
 def weight_of(facts: Facts, value: str) -> str | None:
-    """The matrix that a value is, turned or not; None if it is none."""
+    """The matrix that a value equals, possibly transposed; None if it equals none."""
     while value not in facts.tensors and value in facts.makers:
         node = facts.nodes[facts.makers[value]]
         if node.op_type not in ("Transpose", "Identity", "Cast"):
@@ -85,9 +85,9 @@ def _is_plain(flags: Mapping[str, float]) -> bool:
 
 
 def find_layers(facts: Facts, weights: Weights, parts: int, kept: Collection[str]) -> Layers:
-    """Every layer that can be divided; the weights in `kept` stay whole.
+    """Find every layer that can be divided; the weights in `kept` stay whole.
 
-    Raises UserError where a layer could be divided if a length of it were a multiple of the parts.
+    Raises UserError if a layer could be divided, but one of its sizes is not a multiple of the number of parts.
     """
     found = Layers()
     linears = {place: slot for place, slot in weights.linears.items() if weights.of[place] not in kept}
@@ -113,7 +113,7 @@ def _refuse(
     facts: Facts, weights: Weights, linears: Mapping[int, int], taken: set[int], row: int, error: Indivisible,
     parts: int,
 ) -> None:  # fmt: skip
-    """Raises UserError if nothing but the length is in the way."""
+    """Raise UserError if only a size prevents the division."""
     try:
         _, plan = _Search(facts, weights, linears, taken, 1).layer(row)
     except Unsupported:
@@ -141,7 +141,7 @@ class _Search:
             try:
                 return self._closed(row, left)
             except Indivisible as error:
-                # A few heads of keys and values that all heads of queries share stay whole.
+                # A few heads of keys and values that are shared by all heads of queries stay whole.
                 first = first or error
                 if error.seed is None or error.seed in left:
                     raise first from None
@@ -152,7 +152,7 @@ class _Search:
                 raise
 
     def _closed(self, row: int, left: Collection[int]) -> tuple[dict[int, tuple[int, ...]], Plan]:
-        """Layers that share a divided value are one."""
+        """Merge layers that share a divided value."""
         seeds = self._seeds(row, left)
         rows = {row}
         while True:
@@ -201,7 +201,7 @@ class _Search:
         return found
 
     def _seeds(self, row: int, left: Collection[int]) -> set[int]:
-        """Where what a product reads comes from: products with weights and tables, the nearest ones."""
+        """The sources of a product's input: the nearest products with weights or tables."""
         facts, found, seen = self._facts, set(), set()
         waiting = [facts.nodes[row].input[self._linears[row]]]
         while waiting:
@@ -223,12 +223,12 @@ class _Search:
 
 
 def names_of(weights: Weights, places: Collection[int]) -> Iterator[str]:
-    """The weights at places, in order, each once."""
+    """The weights at these places, in order, each once."""
     yield from dict.fromkeys(weights.of[place] for place in sorted(places))
 
 
 def cut_of_scores(facts: Facts, place: int) -> Cut | None:
-    """How the scores that a product makes are divided; None if their number is not known."""
+    """How the scores of a product are divided; None if their rank is unknown."""
     value = facts.nodes[place].output[0]
     shape = facts.shape(value)
     if shape is None:

@@ -1,4 +1,4 @@
-"""Who holds what: shares of tensors where every reader wants the same one, else shares of what is computed whole."""
+"""Which tensors are held in shares: those of which every reader wants the same share. Others are sliced when read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _TURNING = frozenset(["Transpose", "Identity", "Cast", "Unsqueeze"])
 
 
 def resolve(facts: Facts, plan: Plan) -> dict[str, Cut]:
-    """The tensors that parts hold shares of, and how; the plan's slices are then those that are left, in place.
+    """The tensors of which parts hold shares, and their cuts. Removes these from the plan's slices, in place.
 
-    What only moves a tensor's axes is computed of the share.
+    An operator that only moves a tensor's axes is computed on the share.
     """
     found: dict[str, Cut] = {}
     waiting = sorted({facts.nodes[place].input[slot] for place, slot in plan.slices})
@@ -42,7 +42,7 @@ def resolve(facts: Facts, plan: Plan) -> dict[str, Cut]:
 
 
 def _before(facts: Facts, place: int, cut: Cut) -> Cut | None:
-    """What a node that moves axes reads for its result to be cut so."""
+    """The cut that an operator which moves axes needs of its input, to give this one."""
     node = facts.nodes[place]
     if node.op_type not in _TURNING or node.domain != "" or len(node.output) > 1:
         return None

@@ -1,4 +1,4 @@
-"""The graph of one part: carries out a plan."""
+"""Makes the graph of one part from a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ortflow.workflow.graph.ir.origin import inherit
 
 
 class PartWriter(Editor):
-    """Writes the nodes of a part one behind the other."""
+    """Appends the nodes of a part."""
 
     def __init__(self, graph: onnx.GraphProto, part: int, parts: int, channel: int) -> None:
         super().__init__(graph)
@@ -31,15 +31,15 @@ class PartWriter(Editor):
         self._taken.update(node.output)
 
     def keep(self, node: onnx.NodeProto) -> None:
-        """A node of the undivided graph."""
+        """Append a node of the undivided graph."""
         self.made.append(node)
 
     def reduce(self, value: str, kind: Kind = Kind.ALL_REDUCE, output: str | None = None) -> str:
-        """The value's sum, or what else, over the parts."""
+        """Append a reduction of the value over the parts, a sum by default."""
         return collective(self, kind, value, self.channel, self.parts, output)
 
     def share(self, value: str, cut: Cut, output: str | None = None) -> str:
-        """This part's share of an undivided value."""
+        """Append a slice: this part's share of an undivided value."""
         ranges = cut.region(self.part, self.parts).ranges
         axis = self.ints(cut.axis)
         if len(ranges) == 1:
@@ -49,7 +49,7 @@ class PartWriter(Editor):
         return self("Concat", *pieces, axis=cut.axis, output=output)
 
     def whole(self, value: str, cut: Cut, rank: int, output: str | None = None) -> str:
-        """A divided value put together, on each part: each fills its places, and the rest with zeros."""
+        """Append a gather of a divided value: each part fills its share of zeros, and the results are summed."""
         ranges = cut.region(self.part, self.parts).ranges
         edges, start = [], 0
         for first, stop in ranges:
@@ -85,7 +85,7 @@ class Rewrite:
         self._renamed: dict[str, str] = {}
 
     def gather_tensors(self, names: Mapping[str, Cut]) -> None:
-        """Put tensors together that this graph reads whole, though parts hold shares."""
+        """Gather tensors that this graph reads whole, although parts hold shares."""
         for name, cut in names.items():
             self._renamed[name] = self._write.whole(name, cut, len(self._facts.tensors[name]))
 
@@ -155,7 +155,7 @@ class Rewrite:
         return name in self._facts.trained
 
     def _copy(self, name: str) -> str:
-        """The value, the gradient of which is summed over the parts."""
+        """The value, with its gradient summed over the parts."""
         source = self._renamed.get(name, name)
         if not self._is_trained(name):
             return source
@@ -171,7 +171,7 @@ class Rewrite:
         if constant is not None:
             region = cut.region(self._write.part, self._write.parts)
             own = self._write.fresh("constant")
-            # Elements of a constant of another kind than numbers are not changed.
+            # Only elements of numeric constants are changed.
             self._model.graph.initializer.append(
                 numpy_helper.from_array(np.ascontiguousarray(region.of(constant)), own)
             )
@@ -181,7 +181,7 @@ class Rewrite:
         return self._shared[key]
 
     def _sizes(self, name: str, axis: int, cut: Cut) -> str:
-        """A list of sizes with this part's length in it, unless the length is left open there."""
+        """A list of sizes with this part's size in it, except where the list leaves the size open."""
         write = self._write
         even, listed = cut.is_even(write.parts), self._facts.constant(name)
         local = cut.local(write.part, write.parts)
@@ -206,7 +206,7 @@ class Rewrite:
         return write("Where", here, whole, listed, output=output)
 
     def _size(self, node: onnx.NodeProto, cut: Cut) -> None:
-        """What computes with sizes computes with those of the whole."""
+        """Nodes that compute with sizes use those of the whole."""
         write, output = self._write, node.output[0]
         flags = attributes_of(node)
         if node.op_type == "Size":
@@ -248,7 +248,7 @@ class Rewrite:
         write("Mul", value, write.share(node.output[0], cut), output=output)
 
     def _row(self, node: onnx.NodeProto) -> None:
-        """The sum of the parts' products; a bias is added to it once."""
+        """The sum of the parts' products; a bias is added once."""
         write, output = self._write, node.output[0]
         bias = node.input[2] if len(node.input) > 2 else ""
         del node.input[2:]

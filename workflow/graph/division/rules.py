@@ -1,4 +1,4 @@
-"""What operators make of divided inputs."""
+"""How operators act on divided inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _broadcast(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Mad
 
 
 def _met(s: Spread, place: int, node: onnx.NodeProto, given: Given, cut: Cut, rank: int) -> Cut:
-    """The result's cut, where the undivided inputs are broadcast or read in part."""
+    """The cut of the result. Undivided inputs are broadcast, or read in part."""
     for slot, name in enumerate(node.input):
         if given[slot] is not None or not name:
             continue
@@ -50,7 +50,7 @@ def _met(s: Spread, place: int, node: onnx.NodeProto, given: Given, cut: Cut, ra
 
 
 def _beside(s: Spread, place: int, slot: int, cut: Cut, rank: int) -> None:
-    """An undivided input of an operator that broadcasts to `rank` axes, `cut` among them."""
+    """The undivided input of an operator that broadcasts to `rank` axes, of which `cut` is divided."""
     shape = s.shape(s.facts.nodes[place].input[slot])
     axis = cut.axis - (rank - len(shape))
     if axis < 0 or shape[axis] == 1:
@@ -75,7 +75,7 @@ def _clip(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Made:
 
 @rule("Dropout")
 def _dropout(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Made:
-    # `rewrite` draws the mask of the whole and takes this part's share of it.
+    # `rewrite` draws the whole mask and takes this part's share.
     if any(given[1:]) or given[0] is None or given[0].varies:
         raise s.unsupported(node)
     return [given[0]] * len(node.output)
@@ -252,7 +252,7 @@ def _split(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Made:
 
 
 def _blocks(s: Spread, node: onnx.NodeProto, cut: Cut, start: int, stop: int, sizes: tuple[int, ...]) -> Cut:
-    """The whole blocks of a range along a divided axis. Proposes to cut at its ends if there is none."""
+    """The whole blocks within a range along a divided axis. Proposes to cut at its ends if there is none."""
     edges = [sum(cut.blocks[:i]) for i in range(len(cut.blocks) + 1)]
     if start in edges and stop in edges and not cut.varies:
         blocks = cut.blocks[edges.index(start) : edges.index(stop)]

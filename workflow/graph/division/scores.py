@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 
 class Scores:
-    """Writes what stands for one node."""
+    """Writes the replacement of one node."""
 
     def __init__(self, write: PartWriter) -> None:
         self._write = write
 
     def _own(self, places: str, cut: Cut) -> tuple[str, str]:
-        """Places within this part's share, 0 for those of others; and which are its own."""
+        """Indices within this part's share, 0 for those of other parts; and a mask of its own."""
         write = self._write
         ((start, stop),) = cut.region(write.part, write.parts).ranges
         zero = write.constant(0, "int64")
-        # ONNX Runtime takes out what subtracts 0, which only the first part's graph would: all have to stay alike.
+        # ONNX Runtime removes a subtraction of 0, which would occur in the first part's graph only. All graphs must
+        # stay alike.
         moved = write("Sub", write("Add", places, write.constant(1, "int64")), write.constant(start + 1, "int64"))
         own = write(
             "And", write("GreaterOrEqual", moved, zero), write("Less", moved, write.constant(stop - start, "int64"))
@@ -46,7 +47,7 @@ class Scores:
         write.reduce(kept, output=output)
 
     def _normalizer(self, scores: str, axis: int) -> tuple[str, str]:
-        """The largest score, and the sum of the exponentials of what the scores are below it; both of all parts."""
+        """The maximum of the scores, and the sum of the exponentials of the scores minus it; both over all parts."""
         write = self._write
         axes = write.ints(axis)
         largest = write.reduce(write("ReduceMax", scores, axes, keepdims=1), Kind.ALL_REDUCE_MAX)
@@ -59,7 +60,7 @@ class Scores:
         largest, total = self._normalizer(scores, cut.axis)
         logarithm = write("Log", total)
         if copied:
-            # Every part's probabilities depend on it.
+            # The probabilities of every part depend on it.
             logarithm = write.reduce(logarithm, Kind.COPY)
         write("Sub", write("Sub", scores, largest), logarithm, output=node.output[0])
 

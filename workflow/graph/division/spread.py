@@ -1,4 +1,4 @@
-"""Follows divided values through a graph: what each node makes of them, until sums over the parts end it."""
+"""Follows divided values through a graph, node by node, until sums over the parts end them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ortflow.workflow.graph.ir import walk
 Given = Sequence[Cut | None]
 Rule = Callable[["Spread", int, onnx.NodeProto, Given], Sequence[Cut | None]]
 RULES: dict[tuple[str, str], Rule] = {}
-"""(Domain, operator) -> what it makes of divided inputs. Raises Unsupported where that is not known."""
+"""(Domain, operator) -> its rule for divided inputs. A rule raises Unsupported if it does not apply."""
 
 
 def rule(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
-    """Enter a rule for operators."""
+    """Register a rule for operators."""
 
     def enter(function: Rule) -> Rule:
         for operator in operators:
@@ -30,18 +30,18 @@ def rule(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
 
 
 class Spread:
-    """One attempt: `seeds` make divided values, `linears` are products with weights, which may sum them up."""
+    """One attempt: `seeds` produce divided values, and `linears` are products with weights that may sum them."""
 
     def __init__(
         self, facts: Facts, parts: int, linears: Mapping[int, int], refused: Collection[int], *, scores: bool = False
     ) -> None:
         self.facts, self.parts, self.linears, self.refused = facts, parts, linears, refused
         self.scores = scores
-        """Whether these are scores over a vocabulary, over which sums and losses may be taken."""
+        """Whether these are scores over a vocabulary, over which sums and losses may be computed."""
         self.plan = Plan()
 
     def run(self, seeds: Mapping[int, Cut]) -> Plan:
-        """The changes; `seeds` are places of nodes and the cuts of what they make. Raises Unsupported and Reblock."""
+        """Find the changes. `seeds` maps nodes to the cuts of their outputs. Raises Unsupported and Reblock."""
         facts, cuts = self.facts, self.plan.cuts
         for place in range(min(seeds), len(facts.nodes)):
             node = facts.nodes[place]
@@ -97,28 +97,28 @@ class Spread:
         return found(self, place, node, given)
 
     def unsupported(self, node: onnx.NodeProto) -> Unsupported:
-        """For a node that has no rule for what it reads."""
+        """Rule for a node that has none for its inputs."""
         return Unsupported(f"{walk.called(node)} reads it")
 
     def copy(self, place: int, slot: int) -> None:
-        """An undivided input is read whole."""
+        """Record that an undivided input is read whole."""
         self.plan.copies.add((place, slot))
 
     def demand(self, place: int, slot: int, cut: Cut) -> None:
-        """An undivided input is read in part. Raises Unsupported if the part's place varies."""
+        """Record that an undivided input is read in part. Raises Unsupported if the offset of the part varies."""
         if cut.varies:
             raise Unsupported("the length of a divided axis varies")
         self.plan.slices[place, slot] = cut
 
     def shape(self, value: str) -> tuple[int, ...]:
-        """Raises Unsupported if it is not known."""
+        """The shape of a value. Raises Unsupported if it is unknown."""
         found = self.facts.shape(value)
         if found is None:
             raise Unsupported(f"the shape of {value!r} is not known")
         return found
 
     def axes(self, node: onnx.NodeProto, slot: int, rank: int) -> list[int] | None:
-        """The axes that an input or the attribute `axes` lists, from 0; None if they are left out."""
+        """The axes in an input or in the attribute `axes`, counted from 0; None if not given."""
         name = node.input[slot] if len(node.input) > slot else ""
         if not name:
             listed = next((list(a.ints) for a in node.attribute if a.name == "axes"), None)
@@ -131,5 +131,5 @@ class Spread:
 
 
 def transposed(node: onnx.NodeProto) -> bool:
-    """Whether a product with a weight reads it turned."""
+    """Whether a product reads its weight transposed."""
     return node.op_type == "Gemm" and any(a.name == "transB" and a.i for a in node.attribute)

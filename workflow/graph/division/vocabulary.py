@@ -1,7 +1,8 @@
-"""Divides tables of tokens by their rows, and the products that score all tokens by their columns.
+"""Divides token embeddings by rows, and the products that score all tokens by columns.
 
-A token is looked up by the part that has its row; the others add zeros. Of the scores, the loss needs their largest,
-the sum of their exponentials, and the one of the label: all three are reduced over the parts, no score is gathered.
+A token is looked up by the part that has its row; the others add zeros. The loss needs the maximum of the scores, the
+sum of their exponentials, and the score of the label. All three are reduced over the parts; the scores are not
+gathered.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from ortflow.workflow.graph.division.plan import Plan
 from ortflow.workflow.graph.division.spread import Spread
 
 LEAST = 64
-"""Rows of a table that is worth dividing."""
+"""Number of rows from which on a table is worth dividing."""
 
 
 def find_vocabulary(
     facts: Facts, weights: Weights, parts: int, free: Collection[int], wanted: Collection[str] | None
 ) -> tuple[Plan, list[str]]:
-    """Changes, and the names of the matrices that they divide.
+    """The changes, and the names of the matrices that they divide.
 
-    `free` are the places of products and look-ups that no layer has taken; `wanted` the only tables to divide, if the
-    evaluation graph has to be like the training graph.
+    `free` are the indices of products and look-ups outside divided layers. `wanted` restricts the division to these
+    tables, if the evaluation graph must match the training graph.
     """
     plan, names = Plan(), []
     by_name: dict[str, list[int]] = {}
@@ -58,14 +59,14 @@ def _divided(facts: Facts, weights: Weights, parts: int, name: str, places: list
         if scores is None:
             return None
         if lookups and scores.cuts[facts.nodes[place].output[0]].length != rows:
-            # The product sums over the rows: the table is used for something else.
+            # The product sums over the rows: the table has another use.
             return None
         plan.add(scores)
     return plan
 
 
 def _scores(facts: Facts, parts: int, place: int, gather: bool) -> Plan | None:
-    """The product's columns are divided up to the loss; or, with `gather`, its scores are put together."""
+    """Divide the product's columns up to the loss or, with `gather`, gather its scores."""
     cut, node = cut_of_scores(facts, place), facts.nodes[place]
     if cut is None or cut.length < max(LEAST, parts):
         return None
@@ -97,7 +98,7 @@ def _scores(facts: Facts, parts: int, place: int, gather: bool) -> Plan | None:
 
 
 def _only_read_by(facts: Facts, name: str, places: list[int]) -> bool:
-    """No other nodes read a matrix, turned or not."""
+    """Whether no other nodes read a matrix, transposed or not."""
     for place, slot in facts.readers.get(name, []):
         node = facts.nodes[place]
         if place in places:
@@ -110,7 +111,7 @@ def _only_read_by(facts: Facts, name: str, places: list[int]) -> bool:
 
 
 def _is_data(facts: Facts, value: str) -> bool:
-    """A value is an input of the model, reshaped or shifted at most."""
+    """Whether a value is an input of the model, at most reshaped or shifted."""
     while value in facts.makers:
         node = facts.nodes[facts.makers[value]]
         if node.op_type not in ("Cast", "Identity", "Reshape", "Flatten", "Slice", "Squeeze", "Unsqueeze", "Where"):

@@ -1,1 +1,1 @@
-"""Parameters that a graph has only while it uses them: which make up a layer, and nodes that fetch and send them."""
+"""Parameters that a graph holds only while it uses them: their layers, and nodes that fetch and send them."""

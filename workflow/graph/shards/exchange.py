@@ -1,8 +1,8 @@
-"""Nodes that fetch parameters when a graph needs them, and send gradients away when they are complete. Pure.
+"""Nodes that fetch parameters when a graph needs them, and send gradients when they are complete. Pure.
 
-A parameter is no input of the rewritten graph. It is an output of a node `Shards` (`workflow/kernels/shards.c`) which
-stands where the parameter is read, and ONNX Runtime frees it behind its last reader. What reads it again much later, as
-the backward pass does, has a node of its own. All these nodes form a chain, so that every rank runs them in one order.
+A parameter is not an input of the rewritten graph. It is an output of a node `Shards` (`workflow/kernels/shards.c`)
+placed where the parameter is read, and ONNX Runtime frees it after its last reader. Later readers, such as those in the
+backward pass, have their own node. All these nodes form a chain, so that every rank runs them in the same order.
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ from ortflow.workflow.graph.shards.visits import Visit, derived_nodes, visits_of
 
 OPERATOR = "Shards"
 TOKEN, LAST_TOKEN = "ortflow.token", "ortflow.token.last"
-"""Input and output, fp32 [1]: both ends of the chain."""
+"""Input and output, fp32 [1]: the two ends of the chain."""
 
 
 def with_exchange(
     model: onnx.ModelProto, layers: Sequence[Layer], shapes: Mapping[str, Shape], channel: int
 ) -> tuple[onnx.ModelProto, Program]:
-    """A copy of a training or evaluation graph that fetches the parameters of `layers` and sends their gradients, and
-    the program of its nodes.
+    """Rewrite a training or evaluation graph to fetch the parameters of `layers` and send their gradients.
 
     Parameters
     ----------
     model
         Its nodes are sorted. Gradients are its outputs `NAME_grad`.
     shapes
-        Of the parameters.
+        Shapes of the parameters.
     channel
-        Tells the listener which graph a node is of.
+        Identifies the graph to the listener.
+
+    Returns
+    -------
+    tuple
+        The rewritten copy, and the program of its nodes.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -50,7 +54,7 @@ def with_exchange(
 
 
 def sizes_as_constants(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
-    """Make constants of the shapes and sizes of parameters, in place: nobody fetches a parameter for them."""
+    """Replace the shapes and sizes of parameters by constants, in place, so that reading them needs no fetch."""
     outputs, kept = {value.name for value in graph.output}, []
     for node in graph.node:
         shape = shapes.get(node.input[0]) if node.op_type in ("Shape", "Size") and not node.domain else None
@@ -68,7 +72,7 @@ def sizes_as_constants(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> N
 
 
 class _Rewrite:
-    """One rewriting, node by node."""
+    """Rewrites one graph, node by node."""
 
     def __init__(
         self, graph: onnx.GraphProto, layers: Sequence[Layer], shapes: Mapping[str, Shape], channel: int
@@ -110,7 +114,7 @@ class _Rewrite:
 
     @property
     def _token(self) -> str:
-        """What the next node of the chain reads; the last one is renamed by nobody, so it is numbered, too."""
+        """What the next node of the chain reads. All are numbered, since the last one is not renamed."""
         return f"{TOKEN}.{len(self._program)}" if self._program else TOKEN
 
     def _fetch(self, visit: Visit, reader: onnx.NodeProto) -> None:
@@ -124,8 +128,9 @@ class _Rewrite:
             )
 
     def _trigger(self, reader: onnx.NodeProto) -> list[str]:
-        """What the first reader also reads, of those the one that is made last: ONNX Runtime runs a node as early as it
-        can, and nothing may be fetched before its time."""
+        """An additional input of the first reader: of its other inputs, the one computed last. ONNX Runtime runs a node
+        as early as possible, and nothing must be fetched too early.
+        """
         read = [name for name in walk.inputs(reader) if name in self._places and name not in self._derived]
         if not read and self._nodes:
             before = [name for name in self._nodes[-1].output if name in self._places]
@@ -147,8 +152,9 @@ class _Rewrite:
         )  # fmt: skip
 
     def _local(self, name: str, used: Mapping[str, Visit]) -> str:
-        """The name under which a node finds a parameter, or what is computed from parameters alone, which is computed
-        again for each fetch."""
+        """The name under which a node reads a parameter, or a value computed from parameters alone, which is computed
+        again for each fetch.
+        """
         if name not in self._derived:
             return _fetched(name, used[name].number)
         node, parameters = self._derived[name]
@@ -178,7 +184,7 @@ def _fetched(name: str, number: int) -> str:
 
 
 def _sends(graph: onnx.GraphProto, layers: Sequence[Layer]) -> dict[int, list[Send]]:
-    """Place of the node behind which all gradients of a layer are there -> what is sent then."""
+    """Index of the node after which all gradients of a layer are complete -> the send that follows."""
     wanted = {value.name for value in graph.output}
     places = {name: place for place, node in enumerate(graph.node) for name in node.output}
     sends: dict[int, list[Send]] = {}
@@ -191,7 +197,7 @@ def _sends(graph: onnx.GraphProto, layers: Sequence[Layer]) -> dict[int, list[Se
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy that reads values under other names, its subgraphs too."""
+    """A copy that reads values under other names, including in its subgraphs."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     if names:

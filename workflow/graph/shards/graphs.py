@@ -1,4 +1,4 @@
-"""The graphs of a run with nodes that fetch parameters and send gradients; called by the trainer that runs them."""
+"""The graphs of a run with nodes that fetch parameters and send gradients. Called by the trainer that runs them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Sharded:
 
 
 def sharded(train: Path, form: Path, evaluate: Path, index: FlatIndex) -> Sharded:
-    """Of the training graph in the form that is run, and the evaluation graph.
+    """Make the sharded graphs from the training graph in the form that is run, and from the evaluation graph.
 
     Parameters
     ----------
     train
-        The training graph of ONNX's operators, whose nodes have the model's names.
+        The training graph in ONNX operators, whose nodes have the model's names.
     form
-        The same as it is run.
+        The training graph as it is run.
     evaluate
         The evaluation graph.
     index

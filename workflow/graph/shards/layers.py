@@ -1,8 +1,8 @@
-"""Which parameters make up a layer, so that ranks exchange a few large messages. Pure.
+"""Groups parameters into layers, so that ranks exchange a few large messages. Pure.
 
 A model repeats its blocks, and exporters keep the block's path with its number in the names of parameters or of the
-nodes that read them: `h.0`, `encoder.layer.11`. Parameters of one such path are a layer, in the order of their first
-use. What has no number is grouped by its module, and small layers join the next one.
+nodes that read them: `h.0`, `encoder.layer.11`. Parameters with one such path form a layer, in the order of their first
+use. Parameters without a number are grouped by module, and small layers join the next one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ortflow.workflow.graph.optimize.recompute import scopes_of
 SMALL = 1 << 12
 """Elements below which a layer joins the next one: a shorter message takes hardly less time."""
 PARTS = 64
-"""A layer joins the next one, too, if it is less than this part of the model: blocks without a number are in pieces."""
+"""A layer below this fraction of the model also joins the next one: blocks without a number come in pieces."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -33,10 +33,10 @@ class Layer:
 
 
 def layers_of(nodes: Iterable[onnx.NodeProto], counts: Mapping[str, int]) -> list[Layer]:
-    """The layers of the parameters in `counts`, which gives their numbers of elements.
+    """The layers of the parameters in `counts`, a map from name to number of elements.
 
-    `nodes` are those of the forward pass, sorted. A large parameter that several blocks read (tied embeddings) is a
-    layer of its own: it would be there for as long as any of them. What no node reads comes last.
+    `nodes` are those of the forward pass, sorted. A large parameter that several blocks read (tied embeddings) is its
+    own layer: otherwise it would stay in memory as long as any of them. Parameters that no node reads come last.
     """
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
@@ -58,7 +58,8 @@ def layers_of(nodes: Iterable[onnx.NodeProto], counts: Mapping[str, int]) -> lis
 
 def block_of(name: str, readers: Sequence[onnx.NodeProto] = ()) -> str:
     """Path of the block that a parameter belongs to: its own up to its first number, else that of its first reader;
-    without a number, the path of its module."""
+    without a number, the path of its module.
+    """
     numbered = _to_number(re.split(r"[./]", name))
     if numbered is None and readers:
         numbered = _block_of_node(readers[0])
@@ -78,7 +79,7 @@ def _to_number(steps: Sequence[str]) -> str | None:
 
 
 def _joined(groups: Mapping[str, list[str]], counts: Mapping[str, int], limit: int, alone: set[str]) -> list[Layer]:
-    """Layers of at least `limit` elements, as far as there are neighbours to join."""
+    """Join layers with their neighbours until each has at least `limit` elements, if possible."""
     layers: list[Layer] = []
     waiting: list[str] = []
     first = ""

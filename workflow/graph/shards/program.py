@@ -6,30 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 GRADIENT = "_grad"
-"""Behind the name of a parameter: its gradient."""
+"""Suffix to a parameter's name: its gradient."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Parameters that a node brings from the ranks that hold them."""
+    """Parameters that a node fetches from the ranks that hold them."""
 
     tensors: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Send:
-    """Parameters whose gradients a node takes to the ranks that hold them."""
+    """Parameters whose gradients a node sends to the ranks that hold them."""
 
     tensors: tuple[str, ...]
 
 
 def largest(program: Sequence[Fetch | Send], counts: Mapping[str, int], kind: type[Fetch | Send]) -> int:
-    """Elements of the largest step of a kind, for parameters of so many elements; 0 if there is none."""
+    """Size of the largest step of a kind, given the parameters' numbers of elements; 0 if there is none."""
     steps = (step for step in program if isinstance(step, kind))
     return max((sum(counts[name] for name in step.tensors) for step in steps), default=0)
 
 
 Program = tuple[Fetch | Send, ...]
-"""In the order in which the nodes run: node number n does step n."""
+"""The steps in the order in which the nodes run: node n performs step n."""

@@ -1,7 +1,7 @@
-"""When a graph needs which parameters: uses that are near each other are one visit, for which they are fetched once.
+"""When a graph needs which parameters: uses close to each other form one visit, with a single fetch.
 
-Pure. A value that is computed from parameters alone, such as a transposed weight, counts as a use where it is read: it
-is computed again for each visit, because keeping it would be keeping the parameter.
+Pure. A value computed from parameters alone, such as a transposed weight, counts as a use where it is read. It is
+computed again for each visit, because storing it would mean storing the parameter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from ortflow.workflow.graph.shards.layers import Layer
 from ortflow.workflow.graph.shards.program import GRADIENT
 
 APART = 2
-"""Visits to other layers that begin between two uses of a layer in one pass, from which on it is fetched again."""
+"""Number of visits to other layers that begin between two uses of a layer in one pass, from which on the layer is
+fetched again.
+"""
 _DRAWS = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
@@ -31,17 +33,17 @@ class Visit:
     """Uses of a layer that one fetch serves."""
 
     first: int
-    """Place of the node that uses it first."""
+    """Index of the node that uses it first."""
     backward: bool
     tensors: dict[str, None] = field(default_factory=dict)
     seen: int = 0
-    """Visits that had begun at the last use."""
+    """Number of visits that had begun at the last use."""
     number: int = -1
-    """Of its fetch in the program; -1 as long as there is none."""
+    """Index of its fetch in the program; -1 until it has one."""
 
 
 def derived_nodes(graph: onnx.GraphProto, parameters: Collection[str]) -> Derived:
-    """Values that are computed from parameters and constants alone, and are no outputs of the graph."""
+    """Values that are computed from parameters and constants alone, and are not outputs of the graph."""
     outputs = {value.name for value in graph.output}
     constants = {tensor.name for tensor in graph.initializer}
     found: dict[str, tuple[onnx.NodeProto, tuple[str, ...]]] = {}
@@ -62,7 +64,7 @@ def _of(name: str, parameters: Collection[str], derived: Derived) -> tuple[str, 
 
 
 def visits_of(graph: onnx.GraphProto, layers: Sequence[Layer], derived: Derived) -> dict[int, dict[str, Visit]]:
-    """Place of a node -> for each parameter that it uses the visit that serves it; nodes without any are left out."""
+    """Index of a node -> the visit that serves each parameter it uses; nodes without parameters are left out."""
     nodes = list(graph.node)
     forward = needed_by(nodes, [value.name for value in graph.output if not value.name.endswith(GRADIENT)])
     homes = {name: number for number, layer in enumerate(layers) for name in layer.tensors}

@@ -1,7 +1,7 @@
-"""Finds cuts that give each stage about as much to do, and little to send. Pure.
+"""Finds cuts for which the stages take about equal time and send little. Pure.
 
-Nodes stay in the order of the graph, so that a cut is a place in it: an optimal partition of a chain by dynamic
-programming, as in PipeDream (Narayanan et al. 2019), over the places where the least crosses.
+Nodes stay in the order of the graph, so that a cut is a position in it: an optimal partition of a chain by dynamic
+programming, as in PipeDream (Narayanan et al. 2019), over the positions that the fewest bytes cross.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ortflow.workflow.graph.stages.costs import Costs
 from ortflow.workflow.graph.stages.cut import STATISTIC, free_nodes
 
 PER_BYTE = 20
-"""Operations that a processor does while one byte is sent: an estimate, of ranks on CPUs of one machine."""
+"""Operations that a processor performs while one byte is sent: an estimate for CPU ranks on one machine."""
 MESSAGE = 10_000
-"""Bytes that a message of its own is counted as, for the time that it takes to begin."""
+"""Bytes that a message counts as in addition to its content, for its latency."""
 _PLACES = 50
-"""Places considered for each stage."""
+"""Positions considered per stage."""
 
 
 _Way = tuple[tuple[float, int], tuple[int, ...]]
@@ -32,19 +32,19 @@ _Way = tuple[tuple[float, int], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Place:
-    """A place to cut at: behind a node."""
+    """A possible cut: after a node."""
 
     node: int
     work: float
     """Operations of all nodes up to here."""
     bytes: int
-    """Of all values that cross, and of their beginnings."""
+    """Bytes of all values that cross, including the latency of their messages."""
     names: tuple[str, ...]
-    """Values that cross, in the order in which they are made."""
+    """Values that cross, in the order of computation."""
 
 
 def sizes_of(graph: onnx.GraphProto, weights: Collection[str], rows: int, length: int) -> dict[str, int]:
-    """Axis name -> size: `rows` for the first axis of what a batch brings, `length` for the others."""
+    """Axis name -> size: `rows` for the first axis of the batch's inputs, `length` for the others."""
     found: dict[str, int] = {}
     for value in graph.input:
         dims = dims_of(value) if value.name not in weights else None
@@ -64,7 +64,7 @@ def balanced_cuts(
     seconds: Callable[[onnx.NodeProto], float] | None = None,
     per_byte: float = PER_BYTE,
 ) -> list[list[str]]:
-    """Cuts of a forward graph with its loss, such that the slowest of the stages is as fast as it can be.
+    """Find cuts of a forward graph with its loss that make the slowest stage as fast as possible.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def balanced_cuts(
     allowed
         Values at which the graph may be cut; all if None.
     seconds
-        Measured cost of a node; by default the operations that its shapes tell. `per_byte` is in the same unit.
+        Measured cost of a node; by default the operations estimated from its shapes. `per_byte` has the same unit.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def _places(
     allowed: Collection[str] | None,
     work_of: Callable[[onnx.NodeProto], float],
 ) -> list[Place]:
-    """Each place to cut at, and the end of the graph as the last."""
+    """Each possible cut, and the end of the graph as the last."""
     free = free_nodes(graph, weights)
     to_loss = needed_by(graph.node, [v.name for v in graph.output if not v.name.endswith(STATISTIC)])
     nodes = [place for place in sorted(to_loss) if place not in free]
@@ -133,7 +133,7 @@ def _places(
 
 
 def _thinned(places: list[Place], most: int) -> list[Place]:
-    """Of places with about as much work before them, that where the least crosses; the last place stays."""
+    """Of positions with similar work before them, the one that the fewest bytes cross. The last position stays."""
     *inner, end = places
     best: dict[int, Place] = {}
     for place in inner:
@@ -147,7 +147,7 @@ def _thinned(places: list[Place], most: int) -> list[Place]:
 def _partition(places: Sequence[Place], total: float, stages: int, per_byte: float) -> list[Place]:
     """The cuts with the smallest maximum over the stages of work and transfers, then the fewest bytes.
 
-    The backward pass costs twice the forward pass; what crosses goes forward once, and its gradient back.
+    The backward pass costs twice the forward pass. A value that crosses is sent forward once, and its gradient back.
     """
     starts = [0.0, *(place.work for place in places)]
     inward = [0, *(place.bytes for place in places)]
@@ -155,7 +155,7 @@ def _partition(places: Sequence[Place], total: float, stages: int, per_byte: flo
     outward = [*inward[1:], 0]
 
     def cost(start: int, end: int) -> float:
-        """Of a stage from behind place `start - 1` to place `end`, counted with the two ends."""
+        """Cost of a stage from after position `start - 1` to position `end`, including the transfers at both ends."""
         return 3 * (ends[end] - starts[start]) + 2 * per_byte * (inward[start] + outward[end])
 
     count = len(places)

@@ -1,7 +1,7 @@
-"""What a forward pass costs, node by node, estimated from shapes: operations and bytes. Pure.
+"""Estimates the cost of a forward pass per node from shapes: operations and bytes. Pure.
 
-Products are counted by their multiplications and additions; other operators by the elements that they read and write,
-each weighted as several operations, because they wait for memory.
+Matrix products are counted by their multiplications and additions. Other operators are counted by the elements that
+they read and write, each weighted as several operations, because they are bound by memory.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.replacement import attribute
 
 TRAFFIC = 8
-"""Operations that moving one element is counted as: an estimate for processors of today."""
+"""Operations that moving one element counts as: an estimate for current processors."""
 _NO_WORK = frozenset({"Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze"})
-"""Operators that look at shapes alone."""
+"""Operators that use shapes only."""
 
 
 class Costs:
-    """Of the nodes of one graph, where axes of unknown size have the sizes given by name, else `other`."""
+    """Costs of the nodes of one graph. Axes of unknown size have the sizes given by name, else `other`."""
 
     def __init__(self, model: onnx.ModelProto, sizes: Mapping[str, int], other: int) -> None:
         self._types, self._sizes, self._other = shapes.value_types(model), sizes, other
 
     def dims(self, value: str) -> list[int]:
-        """Sizes of a value's axes; none if their number is not known."""
+        """Sizes of a value's axes; empty if its rank is unknown."""
         found = shapes.named_shape(self._types, value) or []
         return [size if isinstance(size, int) else self._sizes.get(size or "", self._other) for size in found]
 
     def elements(self, value: str) -> int:
-        """Elements of a value."""
+        """Number of elements of a value."""
         return math.prod(self.dims(value))
 
     def bytes(self, value: str) -> int:
-        """Bytes of a value."""
+        """Number of bytes of a value."""
         kind = shapes.element_type(self._types, value)
         size = onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize if kind else 4
         return self.elements(value) * int(size)

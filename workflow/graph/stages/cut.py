@@ -1,9 +1,9 @@
-"""Which stage computes which node of a forward graph, given the tensors at which it is cut. Pure.
+"""Assigns the nodes of a forward graph to stages, given the tensors at which it is cut. Pure.
 
-A stage computes what the tensors of its cut depend on and no earlier stage has computed; the last one the rest. Three
-kinds of nodes differ. What depends on weights alone, or on the batch alone, is computed again in each stage that reads
-it, if that is cheap: a transposed embedding, a mask. What the loss does not depend on (running statistics) is computed
-as early as it can be.
+A stage computes what the tensors of its cut depend on and no earlier stage has computed; the last stage computes the
+rest. Two kinds of nodes differ. Nodes that depend on weights alone, or on the batch alone, are computed again in each
+stage that reads them if that is cheap: a transposed embedding, a mask. Nodes that the loss does not depend on (running
+statistics) are computed as early as possible.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ HEAVY = frozenset(
 )
 """Operators that are computed once."""
 DRAWING = frozenset({"Bernoulli", "Dropout", "Multinomial"})
-"""Operators that draw from ONNX Runtime's generator: a second time they would draw other numbers."""
+"""Operators that draw from ONNX Runtime's generator: a second run would draw other numbers."""
 STATISTIC = "_new"
-"""How the names of outputs end that are running statistics after the batch."""
+"""Suffix of outputs that are running statistics after the batch."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Assignment:
     """The nodes of a graph by stage."""
 
     stages: Sequence[Collection[int]]
-    """For each stage the places of its nodes; a node may be in several."""
+    """For each stage the indices of its nodes; a node may be in several."""
     makers: dict[str, int]
-    """Value -> the one stage that makes it for others; values that each stage makes for itself are missing."""
+    """Value -> the stage that computes it for others. Values that each stage computes for itself are missing."""
 
 
 def assign(graph: onnx.GraphProto, cuts: Sequence[Sequence[str]], weights: Collection[str]) -> Assignment:
@@ -92,8 +92,10 @@ def assign(graph: onnx.GraphProto, cuts: Sequence[Sequence[str]], weights: Colle
 
 
 def free_nodes(graph: onnx.GraphProto, weights: Collection[str]) -> set[int]:
-    """Places of the nodes that each stage computes for itself: what they make is of weights, or of the batch, alone."""
-    # Constants are of neither kind.
+    """Indices of the nodes that each stage computes for itself: their outputs depend on weights alone, or on the batch
+    alone.
+    """
+    # Constants belong to neither kind.
     sources = {value.name: "weight" if value.name in weights else "batch" for value in graph.input}
     dependent: set[str] = set()
     found = set()
@@ -110,7 +112,7 @@ def free_nodes(graph: onnx.GraphProto, weights: Collection[str]) -> set[int]:
 
 
 def _reader(nodes: Sequence[onnx.NodeProto], stages: Sequence[Collection[int]], output: str) -> int:
-    """The stage for an output that any could make: the first that reads the statistic itself, else the last."""
+    """The stage of an output that any stage could compute: the first that reads the statistic itself, else the last."""
     weight, last = output.removesuffix(STATISTIC), len(stages) - 1
     if weight == output:
         return last
@@ -118,7 +120,7 @@ def _reader(nodes: Sequence[onnx.NodeProto], stages: Sequence[Collection[int]], 
 
 
 def _complete(nodes: Sequence[onnx.NodeProto], stage: set[int], free: Collection[int]) -> None:
-    """Add the nodes to a stage that it computes for itself, in place."""
+    """Add to a stage the nodes that it computes for itself, in place."""
     wanted = {name for place in stage for name in walk.inputs(nodes[place])}
     for place in sorted(free, reverse=True):
         if place in stage or wanted.intersection(nodes[place].output):
@@ -158,7 +160,7 @@ def _check_progress(
     to_loss: Collection[int],
     free: Collection[int],
 ) -> None:
-    """Whether a stage has something of its own to do, and the loss needs what it makes."""
+    """Check that a stage has nodes of its own, and that the loss needs its outputs."""
     where, names = f"{WHERE}[{number}]", ", ".join(map(repr, cuts[number]))
     makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
     for name in cuts[number]:
@@ -198,7 +200,7 @@ def _check_loss(
 def _check_crossing(
     nodes: Sequence[onnx.NodeProto], cuts: Sequence[Sequence[str]], home: dict[int, int], stage_of: dict[str, int]
 ) -> None:
-    """Whether each tensor that is named leaves its stage."""
+    """Check that each named tensor leaves its stage."""
     reach: dict[str, int] = {}
     for place, node in enumerate(nodes):
         for name in walk.inputs(node):

@@ -1,7 +1,7 @@
 """The forward and backward pass of one stage as one graph: a vector-Jacobian product. Pure.
 
-The gradients of what a stage sends come in as inputs, those of what it receives are outputs. The chain of all stages
-computes what the undivided training graph does.
+The gradients of sent values are inputs, those of received values are outputs. The chain of all stages computes the same
+as the undivided training graph.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Derivative:
     trained: tuple[str, ...]
     """Weights with an output `<name>_grad`."""
     received: tuple[str, ...]
-    """Values from the stage before whose gradients go back to it, those that it only passes on included."""
+    """Received values whose gradients are sent back, including values that are only passed on."""
     roots: tuple[str, ...]
-    """Names of the gradients that the backward pass begins with."""
+    """Names of the gradients that the backward pass starts from."""
 
 
 def carries_gradient(model: onnx.ModelProto, trained: Collection[str]) -> frozenset[str]:

@@ -1,8 +1,8 @@
 """Divides the graph of a stage's two passes into a forward and a backward graph. Pure.
 
-What the backward graph needs of the forward pass is an output of the one and an input of the other: a saved activation.
-Weights and what the stage receives are inputs of both and not saved. What only gives a saved value another shape is
-computed a second time, so that a value is not kept twice, and so is what depends on weights alone.
+A value of the forward pass that the backward graph needs is an output of the former and an input of the latter: a saved
+activation. Weights and received values are inputs of both and are not saved. Nodes that only reshape a saved value are
+computed again, so that no value is kept twice; so are nodes that depend on weights alone.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ortflow.workflow.graph.stages.cut import DRAWING, HEAVY
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose result has the elements of their first input."""
 _CHEAP = frozenset({"Not", "Shape", "Size"})
-"""Operators that are computed again where their input is there anyway."""
+"""Operators that are computed again if their input is available anyway."""
 
 
 def halves(
     model: onnx.ModelProto, forward: Sequence[str], weights: Collection[str], changing: Collection[str]
 ) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """The forward graph and the backward graph.
+    """Split a graph into the forward and the backward graph.
 
     Parameters
     ----------
     model
-        Both passes, sorted. All that `forward` needs is the forward pass.
+        Both passes, sorted. The forward pass is everything that `forward` depends on.
     forward
         Outputs of the forward graph, apart from saved activations.
     weights
-        Inputs that are the same numbers in both passes of all micro-batches of a step.
+        Inputs that have the same values in both passes of all micro-batches of a step.
     changing
-        Inputs that may be other numbers when the backward graph runs (running statistics): they are saved.
+        Inputs that may have changed when the backward graph runs (running statistics): they are saved.
     """
     graph = model.graph
     first = needed_by(graph.node, forward)
@@ -77,7 +77,7 @@ def _saved(
     inputs: Collection[str],
     weights: Collection[str],
 ) -> tuple[list[str], list[onnx.NodeProto]]:
-    """Values to save, in the order in which they are made, and the nodes that are computed again, sorted."""
+    """Values to save, in the order of computation, and the nodes that are computed again, sorted."""
     makers = {name: place for place, node in enumerate(ahead) for name in node.output if name}
     constant = set(weights) | {tensor.name for tensor in model.graph.initializer}
     light = set()
@@ -113,7 +113,7 @@ def _types(model: onnx.ModelProto, names: Sequence[str]) -> Mapping[str, onnx.Ty
     types = {value.name: value.type for part in (graph.value_info, graph.input, graph.output) for value in part}
     if any(name not in types for name in names):
         types = {**shapes.value_types(model), **types}
-    # The operators of the CPU library make fp32 alone (library.c).
+    # The operators of the CPU library support fp32 only (library.c).
     ours = {name for node in graph.node if node.domain == CPU_DOMAIN for name in node.output}
     fp32 = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
     types = {**{name: fp32 for name in names if name in ours}, **types}

@@ -1,7 +1,7 @@
-"""Puts a model together whose stages lie in several files: outputs of one are inputs of later ones, by name. Pure.
+"""Joins a model whose stages lie in several files: outputs of one stage are inputs of later ones, by name. Pure.
 
-Inputs that no earlier stage makes are inputs of the whole, outputs that no later stage reads its outputs. Names that
-stand for different things in two files get the number of their stage in front: `stage1.weight`.
+Inputs that no earlier stage computes are inputs of the whole model; outputs that no later stage reads are its outputs.
+Names that mean different things in two files get a prefix with the number of their stage: `stage1.weight`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ ROLES = ("ortflow.parameters", "ortflow.frozen", "ortflow.constants")
 
 
 def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[str]]]:
-    """The whole model, and the tensors that leave each stage but the last: the cuts that give the stages again.
+    """Join the stages to one model.
+
+    Returns
+    -------
+    tuple
+        The whole model, and the tensors that leave each stage but the last: the cuts that reproduce the stages.
 
     Raises
     ------
     UserError
-        If the stages do not fit together, naming stage, from 0, and tensor.
+        If the stages do not fit together; names stage, from 0, and tensor.
     """
     _check(models)
     whole = onnx.ModelProto(ir_version=max(model.ir_version for model in models), opset_import=models[0].opset_import)
@@ -101,7 +106,7 @@ def _check(models: Sequence[onnx.ModelProto]) -> None:
 
 
 def _check_fit(made: onnx.ValueInfoProto, read: onnx.ValueInfoProto, where: str) -> None:
-    """Whether an output and an input, or two inputs, may be one value."""
+    """Raise UserError if an output and an input, or two inputs, cannot be the same value."""
     one, other = dims_of(made), dims_of(read)
     kinds = made.type.tensor_type.elem_type, read.type.tensor_type.elem_type
     if kinds[0] != kinds[1]:
@@ -138,7 +143,7 @@ def _own(graph: onnx.GraphProto) -> set[str]:
 
 
 def _free(name: str, number: int, taken: set[str]) -> str:
-    """The name, or with the stage in front if another stage has it."""
+    """The name, prefixed with the stage if another stage uses it."""
     while name in taken:
         name = f"stage{number}.{name}"
     taken.add(name)
@@ -174,7 +179,7 @@ def _append(whole: onnx.ModelProto, model: onnx.ModelProto, number: int, names: 
 
 
 def _say_roles(whole: onnx.ModelProto, models: Sequence[onnx.ModelProto], renamed: Sequence[Mapping[str, str]]) -> None:
-    """Take over what `export_for_training` wrote of tensors, if it wrote it into all stages."""
+    """Copy the metadata that `export_for_training` wrote about tensors, if all stages have it."""
     said = [{prop.key: prop.value for prop in model.metadata_props if prop.key in ROLES} for model in models]
     if not all(said):
         return
@@ -185,7 +190,7 @@ def _say_roles(whole: onnx.ModelProto, models: Sequence[onnx.ModelProto], rename
 
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Give the values of a node and of its subgraphs their new names, in place."""
+    """Rename the values of a node and of its subgraphs, in place."""
     node.input[:] = [names.get(name, name) for name in node.input]
     node.output[:] = [names.get(name, name) for name in node.output]
     for graph in walk.subgraphs(node):

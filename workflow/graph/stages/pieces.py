@@ -1,7 +1,7 @@
 """Cuts a forward graph into the graphs of its stages. Pure.
 
-A value that a later stage reads is an output of the stage that makes it, and an input of every stage behind it up to
-the last that reads it; stages in between pass it on. Weights are inputs of each stage that reads them.
+A value that a later stage reads is an output of the stage that computes it, and an input of every later stage up to the
+last one that reads it; the stages in between pass it on. Weights are inputs of each stage that reads them.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ class Piece:
     """The forward graph of one stage."""
 
     model: onnx.ModelProto
-    """Inputs: what it receives and reads, its part of the batch, its weights. Outputs: what it makes for later stages,
-    then the loss or other outputs of the whole graph, and running statistics."""
+    """Inputs: received values that it reads, its part of the batch, its weights. Outputs: values for later stages, then
+    the loss or other outputs of the whole graph, and running statistics.
+    """
     receives: tuple[str, ...]
-    """Values that come from the stage before, those that it does not read included."""
+    """Values from the previous stage, including those that it does not read."""
     sends: tuple[str, ...]
-    """Values that go to the stage behind."""
+    """Values for the next stage."""
     passed: tuple[str, ...]
     """Values that it receives and sends without reading them."""
     batch: tuple[str, ...]
-    """Inputs of the whole graph that it reads and that are no weights."""
+    """Inputs of the whole graph that it reads, except weights."""
     weights: tuple[str, ...]
-    """Parameters and running statistics that it reads or moves."""
+    """Parameters and running statistics that it reads or updates."""
     dropouts: int
-    """Dropout nodes in all earlier stages."""
+    """Number of Dropout nodes in all earlier stages."""
 
 
 def cut_graph(model: onnx.ModelProto, cuts: Sequence[Sequence[str]], weights: Collection[str]) -> list[Piece]:
@@ -131,7 +132,7 @@ def _check_type(types: dict[str, onnx.TypeProto], name: str, number: int) -> Non
 
 
 def _check_statistics(graph: onnx.GraphProto, reads: Sequence[Collection[str]], made: dict[str, int]) -> None:
-    """A running statistic moves in one stage: the next micro-batch begins with what the last one left there."""
+    """A running statistic is updated in one stage: the next micro-batch starts from its last value there."""
     for value in graph.output:
         if value.name.endswith(STATISTIC) and value.name in made:
             name, home = value.name.removesuffix(STATISTIC), made[value.name]
