@@ -46,7 +46,7 @@ class Limit:
         self._lead = ahead
 
     def take(self, left: float | None, now: float) -> None:
-        """Update: so many seconds are left at `now`; None if there is no limit."""
+        """Set the seconds that are left at the time `now`; None if there is no limit."""
         if left is None:
             return
         if self._end is None or abs(now + left - self._end) > MOVED:
