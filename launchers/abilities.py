@@ -1,7 +1,7 @@
-"""What a launcher may offer besides the five methods of `Launcher`: one protocol for each ability.
+"""Optional abilities of a launcher besides the five methods of `Launcher`: one protocol for each.
 
-The command line asks for an ability with `isinstance`, and never for a launcher's name. A launcher has an ability by
-having its methods, and derives from nothing. Docs: docs/launchers.md.
+The command line tests for an ability with `isinstance`, and never for a launcher's name. A launcher has an ability if
+it has its methods; it need not derive from the protocol. Docs: docs/launchers.md.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Sweeping(Protocol):
     """Submits the runs of a sweep as one job: `ortflow submit --set`."""
 
     def check_sweep(self, count: int) -> None:
-        """Raise UserError if a sweep of so many runs does not fit."""
+        """Raise UserError if a sweep with this number of runs does not fit."""
 
     def request_sweep(self, sweep: Sweep, submissions: Sequence[Submission], at_once: int | None) -> Request:
         """Return the request for a sweep: at most `at_once` of its runs run at the same time. Starts nothing."""

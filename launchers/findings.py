@@ -28,7 +28,7 @@ class Finding:
 
     level: Level
     about: str
-    """Subject of the check, in a word or two."""
+    """Subject of the check, in one or two words."""
     what: str
     fix: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)

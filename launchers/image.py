@@ -1,6 +1,6 @@
-"""`ortflow image check`: whether the image that this process runs in has what the pods of a run need.
+"""`ortflow image check`: checks whether the image that this process runs in has what the pods of a run need.
 
-For ssh it starts a daemon as workers run it, and a client that logs in. It leaves nothing behind.
+For ssh it starts a daemon as workers do, and a client that logs in. It leaves nothing behind.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def fruitless(records: Records) -> int:
 
 
 def pending_changes(records: Records) -> list[str]:
-    """Messages about what the launcher found changed for the next attempt."""
+    """Messages about the changes that the launcher found for the next attempt."""
     coming = next_attempt(records)
     changed = [r for r in records if r.get("event") == "changed" and r.get("attempt") == coming]
     return [str(note) for record in changed for note in record.get("notes", ())]

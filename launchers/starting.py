@@ -125,7 +125,7 @@ def supervise(request: LocalRequest, view: View) -> int:
     try:
         return Supervisor(job, view, Stop(run.stop_request, parse_time(limit) if limit else None)).supervise()
     finally:
-        # Of the last attempt's killed ranks: nobody may start another one here.
+        # The last attempt's killed ranks leave segments, and possibly no later rank starts here to remove them.
         sweep()
 
 

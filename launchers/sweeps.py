@@ -73,14 +73,14 @@ class SweepDir(RunDir):
     runs: Mapping[int, RunDir] = field(default_factory=dict)
     """Those that are submitted, by task."""
     earlier: int = 0
-    """Records of submissions before, which have ended and tell nothing of these."""
+    """Number of records of earlier submissions, which have ended and say nothing about these."""
 
     def read_attempts(self) -> list[dict[str, Any]]:
         """Records of this submission alone, with all its tries."""
         return super().read_attempts()[self.earlier :]
 
     def record_attempt(self, **fields: Any) -> None:
-        """Append a record to all; first to the sweep's own, which stands for all."""
+        """Append a record to all runs, first to the sweep's own directory, which represents all."""
         super().record_attempt(**fields)
         for task, run in self.runs.items():
             run.record_attempt(**fields, task=str(task))

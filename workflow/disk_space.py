@@ -140,7 +140,7 @@ class Notice:
         self._path = heartbeat
         self._reported: str | None = None
 
-    def tell(self, lack: OutOfDisk, *, fatal: bool = False) -> None:
+    def report(self, lack: OutOfDisk, *, fatal: bool = False) -> None:
         """Write the notice, which `status` reports. `fatal`: this rank fails because of it, and may be unable to record
         that.
         """
@@ -215,7 +215,7 @@ def wait_for_room(
     lack: OutOfDisk, notice: Notice, seconds: float, leave: Callable[[], object], clock: Clock = SYSTEM_CLOCK
 ) -> bool:
     """Wait until there is space, at most `seconds`; returns whether there is. Ends early if `leave` returns True."""
-    notice.tell(lack)
+    notice.report(lack)
     end = clock.monotonic() + seconds
     while not leave() and clock.monotonic() < end:
         if has_room(lack.path, lack.needed):

@@ -18,7 +18,7 @@ bit-identically.
 """
 LAYOUT = "layout"
 """Key of the record: how the ranks divide the model. A change of it is intended to change the layout."""
-WORDS = {
+LABELS = {
     "kernels": "kernels",
     "package": "ONNX Runtime's package",
     "onnxruntime": "ONNX Runtime",
@@ -43,7 +43,7 @@ class Difference:
     now: str
 
     def __str__(self) -> str:
-        return f"{WORDS.get(self.name, self.name)}: {self.before} before, {self.now} now"
+        return f"{LABELS.get(self.name, self.name)}: {self.before} before, {self.now} now"
 
 
 def merged(records: Iterable[Mapping[str, str]]) -> dict[str, str]:

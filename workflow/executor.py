@@ -63,7 +63,7 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
     except OrtflowError as error:
         print(f"error: {error}", flush=True)
         if is_full(error):
-            Notice(run_dir.heartbeat).tell(out_of_disk(error, default=run_dir.root), fatal=True)
+            Notice(run_dir.heartbeat).report(out_of_disk(error, default=run_dir.root), fatal=True)
         events.write("failure", reason=str(error), exit_code=error.exit_code)
         code = error.exit_code
     except OSError as error:
@@ -81,7 +81,7 @@ def _failed_on_disk(error: OSError, events: EventLog, run_dir: RunDir) -> int:
     """Report an OSError: a file or disk by its name; an error without a name is a bug, with its traceback."""
     if is_full(error):
         lack = out_of_disk(error, default=run_dir.root)
-        Notice(run_dir.heartbeat).tell(lack, fatal=True)
+        Notice(run_dir.heartbeat).report(lack, fatal=True)
         print(f"error: {lack}", flush=True)
         events.write("failure", reason=str(lack), exit_code=EXIT_FAILURE)
         return EXIT_FAILURE

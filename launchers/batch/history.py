@@ -49,7 +49,7 @@ def placed(records: Sequence[dict[str, Any]], launcher: str) -> list[Placed]:
         elif event == "refused" and submission in found:
             del found[submission]
         elif event == "copied":
-            # What stands before it is the history of the directory that this one was copied from.
+            # Records before it are the history of the directory that this one was copied from.
             found.clear()
     return list(found.values())
 
@@ -82,7 +82,7 @@ def belongs(job: BatchJob, one: Placed) -> bool:
 
 
 def in_doubt(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The record of the last submission, if one was since the last end and nobody knows what came of it."""
+    """The last submission's record, if it is after the last end and its result is unknown."""
     answered = {record.get("submission") for record in records if record.get("event") in ("submit", "refused")}
     for record in reversed(records):
         if record.get("event") == "submitting" and record.get("submission") not in answered:

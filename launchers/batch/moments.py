@@ -19,12 +19,14 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def stamp(clock: Clock) -> dict[str, Any]:
-    """What a record says of the moment at which it is made."""
+    """Fields of a record that identify the moment at which it is made."""
     return {"host": socket.gethostname(), "boot": _boot(), "uptime": clock.monotonic()}
 
 
 def passed(record: Mapping[str, Any], clock: Clock) -> float | None:
-    """Seconds since a record with a `stamp` was made; infinite if a reboot lies between, None if nobody here knows."""
+    """Seconds since a record with a `stamp` was made; infinite if a reboot lies between, None if this cannot be known
+    here.
+    """
     boot, uptime = record.get("boot"), record.get("uptime")
     if not boot or not isinstance(uptime, int | float):
         return None

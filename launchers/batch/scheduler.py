@@ -76,17 +76,17 @@ class NoAnswer(OrtflowError):
 
     who: ClassVar[str] = "the scheduler"
 
-    def __init__(self, words: str, *, then: str = "try again later") -> None:
-        self.words = words
-        super().__init__(f"{self.who} does not answer ({words}); {then}")
+    def __init__(self, message: str, *, then: str = "try again later") -> None:
+        self.message = message
+        super().__init__(f"{self.who} does not answer ({message}); {then}")
 
 
 class Refused(Exception):
-    """The scheduler rejects the job; `words` is its message."""
+    """The scheduler rejects the job; `message` is its reason."""
 
-    def __init__(self, words: str) -> None:
-        self.words = words
-        super().__init__(words)
+    def __init__(self, message: str) -> None:
+        self.message = message
+        super().__init__(message)
 
 
 class Scheduler(ABC, Generic[JobT]):
@@ -127,13 +127,13 @@ class Scheduler(ABC, Generic[JobT]):
         """The same for many jobs with one query, by id."""
         return {}
 
-    def was_not_sent(self, words: str) -> bool:
+    def was_not_sent(self, message: str) -> bool:
         """Whether the message of a NoAnswer shows that the submission did not reach the scheduler. Pure."""
         return False
 
-    def refusal(self, words: str) -> UserError:
+    def refusal(self, message: str) -> UserError:
         """Return the error for the message of a Refused, with the key to change. Pure."""
-        return UserError(f"{self.name} does not take the job: {words}")
+        return UserError(f"{self.name} does not take the job: {message}")
 
     def expected_start(self, job: JobT) -> float | None:
         """Return the Unix time at which a pending job is expected to start; None if unknown. Pure."""

@@ -78,7 +78,7 @@ def status(
 
 
 def _copy(run: RunDir, records: Sequence[dict[str, Any]], other: Path, last: str | None) -> RunStatus:
-    """Of a directory that was copied while its run was under way: nobody is at work in it."""
+    """Status of a directory that was copied while its run was in progress: no process works in it."""
     reported = read_status(run, records=records, alive=False)
     job = f"job {last} belongs to that" if last is not None else "its job belongs to that"
     cause = f"this is a copy of {other}, and {job}; `ortflow resume {run.root}` goes on here"
@@ -125,7 +125,7 @@ def _lost(
 
 
 def _elsewhere(doubt: dict[str, Any], command: str) -> str:
-    """Of a submission by another machine: how long ago that was, only its own clock could tell."""
+    """Status of a submission by another machine, whose age only that machine's clock could tell."""
     where = f" on {doubt['host']}" if doubt.get("host") else ""
     return (
         f"{command}{where} did not answer, and the job is not in the queue: it may still enter it; submitting again "

@@ -29,7 +29,7 @@ MOVED = 5.0
 EARLY = 75.0
 """Seconds by which a scheduler may send the signal ahead of the limit too early, with a margin."""
 LIMIT = "time limit"
-WORDS = {
+CAUSES = {
     Fate.PREEMPTED: None,
     Fate.UNKNOWN: None,
     Fate.TIME_LIMIT: "the time limit was reached",
@@ -46,7 +46,7 @@ class Limit:
         self._lead = ahead
 
     def take(self, left: float | None, now: float) -> None:
-        """Update: so many seconds are left at `now`; None if there is no limit."""
+        """Set the seconds that are left at the time `now`; None if there is no limit."""
         if left is None:
             return
         if self._end is None or abs(now + left - self._end) > MOVED:
@@ -142,7 +142,7 @@ class JobStop(Stop):
         if found is Fate.QUEUED:
             return self._job.taken_away(self._output())
         if found is not Fate.RUNNING:
-            return WORDS[found]
+            return CAUSES[found]
         if self.reason is None and self.limit.warns(self._clock.monotonic()):
             return "the time limit is near"
         name = f" ({self.reason})" if self.signalled else ""

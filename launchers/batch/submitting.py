@@ -67,14 +67,14 @@ def place(
                 run.record_attempt(event="refused", submission=submission, why="no room for the job's script")
             raise
         except Refused as error:
-            run.record_attempt(event="refused", submission=submission, why=error.words)
-            raise scheduler.refusal(error.words) from error
+            run.record_attempt(event="refused", submission=submission, why=error.message)
+            raise scheduler.refusal(error.message) from error
         except NoAnswer as error:
-            if scheduler.was_not_sent(error.words):
-                run.record_attempt(event="refused", submission=submission, why=error.words)
+            if scheduler.was_not_sent(error.message):
+                run.record_attempt(event="refused", submission=submission, why=error.message)
                 if scheduler.clock.monotonic() + PAUSE >= end:
                     raise type(error)(
-                        error.words, then="nothing was submitted; try again later, or wait with --retry"
+                        error.message, then="nothing was submitted; try again later, or wait with --retry"
                     ) from error
             elif (job := _look(run, scheduler, begun, end, error, ask or f"ortflow status {run.root}")) is not None:
                 return submission, job
@@ -98,7 +98,7 @@ def _look(run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doub
             pass
         if scheduler.clock.monotonic() + PAUSE >= max(end, begun + PATIENCE):
             raise InDoubt(
-                f"{doubt.who} did not answer in time ({doubt.words}), and may have taken the job or not; "
+                f"{doubt.who} did not answer in time ({doubt.message}), and may have taken the job or not; "
                 f"`{ask}` shows which when it answers again, and submitting again starts no second one"
             ) from doubt
         scheduler.clock.sleep(PAUSE)

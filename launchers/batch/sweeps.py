@@ -1,6 +1,6 @@
-"""A sweep as one job array: each task is a run with its own directory, in any batch scheduler that has arrays.
+"""A sweep as one job array: each task is a run with its own directory, in any batch scheduler with arrays.
 
-Each run also keeps the script of a job of its own, which follows a task that may not be requeued.
+Each run also keeps the script of a separate job, which follows a task that may not be requeued.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def leave_to_another(run: RunDir, job: OwnJob, scheduler: Scheduler[Any]) -> Non
                 return
             if scheduler.clock.monotonic() >= end:
                 raise UserError(
-                    f"{run.root} may be another job's, and {error.who} does not answer ({error.words})",
+                    f"{run.root} may be another job's, and {error.who} does not answer ({error.message})",
                     fix="submit the script again when it does",
                 ) from error
             scheduler.clock.sleep(PAUSE)

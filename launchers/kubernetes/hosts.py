@@ -41,8 +41,8 @@ def short(host: str) -> str:
 def address(host: str, port: int, *, greets: bool = True) -> str | None:
     """The address at which the host answers as ssh does; None if it does not.
 
-    `greets` False: at which it takes a connection. Its kernel does so at once; on a node with much to do the daemon
-    says who it is seconds later.
+    `greets` False: the address at which it accepts a connection. Its kernel does so immediately; on a
+    busy node the daemon sends its banner seconds later.
     """
     try:
         with socket.create_connection((host, port), timeout=TIMEOUT) as connection:
@@ -55,7 +55,7 @@ def address(host: str, port: int, *, greets: bool = True) -> str | None:
 
 
 def addresses(hosts: Sequence[str], port: int, *, greets: bool = True) -> dict[str, str | None]:
-    """The same of many at once."""
+    """The same for many hosts, in parallel."""
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         return dict(zip(hosts, pool.map(lambda host: address(host, port, greets=greets), hosts), strict=True))
 

@@ -183,7 +183,7 @@ def lacking(run: RunDir, record: Mapping[str, Any]) -> None:
     """Record the space that the run lacks on its volume, or that it lacks none, for `status`."""
     notice = Notice(run.heartbeat)
     if record:
-        notice.tell(OutOfDisk(Path(str(record["path"])), int(record["needed"])))
+        notice.report(OutOfDisk(Path(str(record["path"])), int(record["needed"])))
     else:
         notice.clear()
 

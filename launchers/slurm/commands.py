@@ -68,7 +68,7 @@ class Answer:
     err: str
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """Its error message on one line, without the command's name."""
         return "; ".join(line.strip() for line in _PREFIX.sub("", self.err or self.out).splitlines() if line.strip())
 
@@ -89,7 +89,7 @@ class NotInstalled(UserError):
 
 
 class Refused(scheduler.Refused):
-    """sbatch rejects the job; `words` is its message."""
+    """sbatch rejects the job; `message` is its reason."""
 
 
 def run_in_job(command: Sequence[str], settings: Settings, seconds: float) -> Answer:
@@ -147,13 +147,13 @@ class Slurm(scheduler.Scheduler[Job]):
         sbatch.keep(folder, script, job)
         return job
 
-    def was_not_sent(self, words: str) -> bool:
+    def was_not_sent(self, message: str) -> bool:
         """Whether sbatch reports that it reached no controller: nothing was submitted. Pure."""
-        return sbatch.NOT_SENT.search(words) is not None
+        return sbatch.NOT_SENT.search(message) is not None
 
-    def refusal(self, words: str) -> UserError:
+    def refusal(self, message: str) -> UserError:
         """Return the error for sbatch's refusal. Pure."""
-        return refusal(words)
+        return refusal(message)
 
     def waiting(self, job: Job) -> str | None:
         if job.waits:
@@ -182,7 +182,7 @@ class Slurm(scheduler.Scheduler[Job]):
         command = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--Format={FORMAT}"]
         answer = self._run(command, SETTINGS, seconds)
         if answer.code:
-            raise OrtflowError(f"squeue failed: {answer.words}")
+            raise OrtflowError(f"squeue failed: {answer.message}")
         return read_squeue(answer.out)
 
     def job(self, job_id: str) -> Job | None:
@@ -205,13 +205,13 @@ class Slurm(scheduler.Scheduler[Job]):
         answer = self._read("scontrol", "requeue", job_id)
         # For a task of an array scontrol writes it to standard output, beside what other programs write to the other.
         if answer.code and not _UNDER_WAY.search(f"{answer.err}\n{answer.out}"):
-            raise Refused(answer.words)
+            raise Refused(answer.message)
 
     def script(self, job_id: str) -> str:
         """The batch script of a job."""
         answer = self._read("scontrol", "write", "batch_script", job_id, "-")
         if answer.code:
-            raise OrtflowError(f"scontrol failed: {answer.words}")
+            raise OrtflowError(f"scontrol failed: {answer.message}")
         return answer.out
 
     def accounted(self, job_ids: Sequence[str]) -> dict[str, Job]:
@@ -226,7 +226,7 @@ class Slurm(scheduler.Scheduler[Job]):
         """sbatch a script and return the job's id. Raises Refused, and NoAnswer if the result is unknown."""
         answer = self._run(["sbatch", "--parsable", *options, script], {"LC_ALL": "C", **settings})
         if answer.code:
-            raise Refused(answer.words)
+            raise Refused(answer.message)
         match = _SUBMITTED.search(answer.out.strip())
         if match is None:
             raise NoAnswer(f"sbatch printed {answer.out.strip()!r}, without a job id")
@@ -238,8 +238,8 @@ class Slurm(scheduler.Scheduler[Job]):
         filtered = [job_id for job_id in job_ids if pending and "_" not in job_id]
         for some, options in ((filtered, ["--state=PENDING"]), ([one for one in job_ids if one not in filtered], [])):
             answer = self._read("scancel", *options, *some) if some else None
-            if answer is not None and answer.code and "Invalid job id" not in answer.words:
-                raise OrtflowError(f"scancel failed: {answer.words}")
+            if answer is not None and answer.code and "Invalid job id" not in answer.message:
+                raise OrtflowError(f"scancel failed: {answer.message}")
 
     def version(self) -> tuple[int, int]:
         """Major and minor version, such as (22, 5); (0, 0) if the text has none."""
@@ -293,9 +293,9 @@ class Slurm(scheduler.Scheduler[Job]):
             raise NoAnswer(f"{command[0]} cannot be started: {error.strerror}") from error
         if answer.code and _UNCONFIGURED.search(answer.err):
             raise UserError(
-                f"Slurm's commands find no cluster here: {answer.words.splitlines()[0]}",
+                f"Slurm's commands find no cluster here: {answer.message.splitlines()[0]}",
                 fix="set SLURM_CONF to the cluster's slurm.conf, or load the site's module for Slurm",
             )
         if answer.code and _AWAY.search(answer.err):
-            raise NoAnswer(answer.words)
+            raise NoAnswer(answer.message)
         return answer

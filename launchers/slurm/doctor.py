@@ -154,11 +154,11 @@ def _sbatch(request: SlurmRequest, slurm: Survey) -> Finding:
             file.flush()
             words = slurm.would_take(file.name, settings(text, os.environ, Path.cwd()))
     except Refused as error:
-        if NO_PLACE in error.words:
+        if NO_PLACE in error.message:
             # Without --test-only it would accept the job and let it wait.
             more = "nodes may be down, or backends.slurm.constraint, nodelist and exclude leave too few"
-            return warning(about, f"cannot place the job now: {error.words}", more)
-        return from_error(about, refusal(error.words))
+            return warning(about, f"cannot place the job now: {error.message}", more)
+        return from_error(about, refusal(error.message))
     except UserError as error:
         return from_error(about, error)
     return ok(about, f"takes the job {words}")

@@ -51,7 +51,7 @@ class Survey(Slurm):
         begun = time.monotonic()
         answer = self._read("scontrol", "ping")
         if not re.search(r"is UP\b", answer.out):
-            raise NoAnswer(answer.words.partition(";")[0])
+            raise NoAnswer(answer.message.partition(";")[0])
         return time.monotonic() - begun
 
     def config(self) -> dict[str, str]:
@@ -99,13 +99,13 @@ class Survey(Slurm):
         """sbatch's check of a script without submission; raises Refused."""
         answer = self._run(["sbatch", "--test-only", script], {"LC_ALL": "C", **settings})
         if answer.code:
-            raise Refused(answer.words)
-        return re.sub(r"^(?:sbatch: )?Job \d+ ", "", answer.words)
+            raise Refused(answer.message)
+        return re.sub(r"^(?:sbatch: )?Job \d+ ", "", answer.message)
 
     def _reported(self, *command: str) -> str:
         answer = self._run(command, SETTINGS)
         if answer.code:
-            raise OrtflowError(f"{command[0]} says: {answer.words}")
+            raise OrtflowError(f"{command[0]} says: {answer.message}")
         return answer.out
 
 

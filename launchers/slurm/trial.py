@@ -145,7 +145,7 @@ def _run(folder: Path, spec: RunSpec, placement: Placement, slurm: Survey, wait:
         try:
             job_id = slurm.submit(str(file), settings(text, os.environ, Path.cwd()))
         except Refused as error:
-            raise NotRun(from_error("job", refusal(error.words))) from error
+            raise NotRun(from_error("job", refusal(error.message))) from error
         job = _until_started(slurm, job_id, begun + wait, wait, tell)
         waited = time.monotonic() - begun
         job = _until_ended(slurm, job, tell)

@@ -250,7 +250,7 @@ def test_a_notice_of_a_dead_writer_ends_with_the_shortage(disk: Path, folder: Pa
     heartbeat, lack = folder / ".heartbeat", OutOfDisk(folder / "checkpoints", 1 << 20)
     Notice(heartbeat).clear()
     filler = fill(disk)
-    Notice(heartbeat).tell(lack)
+    Notice(heartbeat).report(lack)
     assert str(Notice(heartbeat).read()) == str(lack)
     filler.unlink()
     assert Notice(heartbeat).read() is None
@@ -267,7 +267,7 @@ def test_a_kill_after_a_freed_disk_is_not_blamed_on_the_disk(disk: Path, folder:
     running.until(lambda: len(bench.events("step")) > 2)
     filler = fill(disk)
     # A rank writes this when a checkpoint finds no space, and continues.
-    Notice(RunDir(bench.run_dir).heartbeat).tell(OutOfDisk(bench.run_dir, 1 << 20))
+    Notice(RunDir(bench.run_dir).heartbeat).report(OutOfDisk(bench.run_dir, 1 << 20))
     filler.unlink()
     done = running.wait(30)
     assert done.code == 0, done.err

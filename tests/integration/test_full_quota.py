@@ -74,11 +74,11 @@ def test_a_notice_needs_no_disk_space(quota: Path, folder: Path) -> None:
     notice = Notice(folder / ".heartbeat")
     notice.clear()
     filler = fill(quota)
-    notice.tell(OutOfDisk(folder, 1 << 20))
+    notice.report(OutOfDisk(folder, 1 << 20))
     assert "out of disk on" in str(Notice(folder / ".heartbeat").read())
     filler.unlink()
     subprocess.run(["btrfs", "filesystem", "sync", str(quota)], check=True, capture_output=True)
-    notice.tell(OutOfDisk(folder, 3 << 20))
+    notice.report(OutOfDisk(folder, 3 << 20))
     assert "3.1 MB needed" in str(notice.read())
     notice.clear()
     assert notice.read() is None

@@ -91,7 +91,7 @@ def do(act: dict, rank: int, events: EventLog, run: RunDir, comm: object) -> Non
             comm.Abort(code)
         os._exit(code)
     elif what == "full":
-        Notice(run.heartbeat).tell(OutOfDisk(run.root, 1))
+        Notice(run.heartbeat).report(OutOfDisk(run.root, 1))
         os._exit(1)
     elif what == "hog":
         held = []

@@ -43,17 +43,17 @@ def test_a_notice_is_written_into_its_block(tmp_path: Path) -> None:
     notice.clear()
     assert notice.read() is None
     lack = OutOfDisk(tmp_path / ("d" * 200), 1 << 20)
-    notice.tell(lack)
+    notice.report(lack)
     assert (tmp_path / ".heartbeat").stat().st_size == BLOCK
     assert str(Notice(tmp_path / ".heartbeat").read()) == str(lack)
     assert notice.fatal() is None
-    notice.tell(lack, fatal=True)
+    notice.report(lack, fatal=True)
     assert str(Notice(tmp_path / ".heartbeat").fatal()) == str(lack)
     notice.clear()
     assert notice.read() is None
     assert notice.fatal() is None
     (tmp_path / "theirs").mkdir()
-    Notice(tmp_path / "theirs").tell(lack)
+    Notice(tmp_path / "theirs").report(lack)
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
@@ -67,9 +67,9 @@ def test_a_notice_whose_block_is_refused_is_reported_all_the_same(
     notice.clear()
     with monkeypatch.context() as refused:
         refused.setattr("os.pwrite", refuse)
-        notice.tell(OutOfDisk(tmp_path / "checkpoints", 7 << 20))
+        notice.report(OutOfDisk(tmp_path / "checkpoints", 7 << 20))
     assert str(notice.read()) == str(OutOfDisk(tmp_path, 1))
-    notice.tell(OutOfDisk(tmp_path / "checkpoints", 7 << 20))
+    notice.report(OutOfDisk(tmp_path / "checkpoints", 7 << 20))
     assert str(notice.read()) == str(OutOfDisk(tmp_path / "checkpoints", 7 << 20)), "reported once there is a block"
     notice.clear()
     assert notice.read() is None
@@ -79,7 +79,7 @@ def test_a_quota_and_a_disk_elsewhere_are_not_judged_by_a_reader(tmp_path: Path)
     heartbeat = tmp_path / "run" / ".heartbeat"
     heartbeat.parent.mkdir()
     for lack in (OutOfDisk(heartbeat.parent / "checkpoints", 1), OutOfDisk(tmp_path / "elsewhere", 1 << 60)):
-        Notice(heartbeat).tell(lack)
+        Notice(heartbeat).report(lack)
         assert str(Notice(heartbeat).read()) == str(lack)
     # Written on a machine that mounts the run directory elsewhere.
     heartbeat.write_text('{"path": "/else/where/run/checkpoints", "needed": 1, "short": true}')

@@ -105,7 +105,7 @@ def test_what_sbatch_refuses_is_on_one_line_without_its_name(path: Path) -> None
     write(path, "sbatch", "printf 'sbatch: error: one\\nsbatch: error: two\\n' >&2; exit 255")
     with pytest.raises(Refused) as raised:
         Slurm().submit("/job.sh", {})
-    assert raised.value.words == "one; two"
+    assert raised.value.message == "one; two"
 
 
 def test_an_answer_that_names_no_job_is_none(path: Path) -> None:

@@ -603,7 +603,7 @@ def test_a_waiting_job_does_not_report_the_disk_of_its_last_start(tmp_path: Path
     fake, wanted = Fake(), submission(tmp_path)
     submit(fake, wanted)
     attempt(wanted.run)
-    Notice(wanted.run.heartbeat).tell(OutOfDisk(wanted.run.root / "checkpoints", 1))
+    Notice(wanted.run.heartbeat).report(OutOfDisk(wanted.run.root / "checkpoints", 1))
     slurm = SlurmLauncher(fake.slurm)
     fake.change("100", state="RUNNING", nodes="n[1-2]")
     assert "out of disk on" in (slurm.status(wanted.run).waits or "")

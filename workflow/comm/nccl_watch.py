@@ -60,7 +60,7 @@ class Watch:
             try:
                 self.trouble = self._found()
             except CudaError as error:
-                self.trouble = f"the GPU failed in an all-reduce: {error.words}"
+                self.trouble = f"the GPU failed in an all-reduce: {error.message}"
             if self.trouble:
                 self._end()
                 return

@@ -244,7 +244,7 @@ class Operators:
             try:
                 self._scratch.append((self._device.reserve(size), size))
             except CudaError as error:
-                raise self._device.failure(error.words) from error
+                raise self._device.failure(error.message) from error
         return self._scratch[-1][0]
 
     def launch(

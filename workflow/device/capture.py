@@ -88,7 +88,7 @@ class Repeated:
         try:
             self._device.here().launch(self._made, self._device.stream)
         except CudaError as error:
-            raise self._device.failure(error.words) from error
+            raise self._device.failure(error.message) from error
 
     def _capture(self) -> bool:
         runtime = self._device.here()
@@ -103,7 +103,7 @@ class Repeated:
             if not fault:
                 made = runtime.instantiate(graph)
         except CudaError as error:
-            fault = error.words
+            fault = error.message
         if fault:
             with contextlib.suppress(CudaError):
                 runtime.forget_graph(graph, 0)

@@ -85,8 +85,8 @@ def explained(error: CudaError, found: Runtime, host: str, environment: Mapping[
     if error.code == NONE:
         return _hidden(host, environment)
     if error.code == BUSY:
-        return OrtflowError(f"the GPU of this rank on {host} is in use by another process ({error.words})")
-    return OrtflowError(f"the GPU of this rank on {host} cannot be used: {error.words}")
+        return OrtflowError(f"the GPU of this rank on {host} is in use by another process ({error.message})")
+    return OrtflowError(f"the GPU of this rank on {host} cannot be used: {error.message}")
 
 
 def _hidden(host: str, environment: Mapping[str, str]) -> UserError:

@@ -192,7 +192,7 @@ class CudaDevice:
         try:
             memory = _Memory(self.here(), max(count * kind.itemsize, ALIGNMENT))
         except CudaError as error:
-            raise self.failure(error.words) from error
+            raise self.failure(error.message) from error
         buffer = CudaBuffer(self, memory, memory.pointer, kind, count)
         buffer.fill(0)
         return buffer
@@ -223,14 +223,14 @@ class CudaDevice:
                 memory.staging = Staging(runtime, memory.size)
             except CudaError as error:
                 self._pins = False
-                print(f"batches are copied through pageable memory: {error.words}", flush=True)
+                print(f"batches are copied through pageable memory: {error.message}", flush=True)
         if memory.staging is None:
             self.copy(target, array.ctypes.data, array.nbytes, TO_DEVICE)
             return
         try:
             memory.staging.send(target, array, self.stream)
         except CudaError as error:
-            raise self.failure(error.words) from error
+            raise self.failure(error.message) from error
 
     def readback(self, buffer: CudaBuffer) -> Readback:
         """Read a buffer repeatedly at a point of the stream."""
@@ -259,7 +259,7 @@ class CudaDevice:
             if kind != WITHIN:
                 self.wait(lambda: runtime.wait(stream))
         except CudaError as error:
-            raise self.failure(error.words) from error
+            raise self.failure(error.message) from error
 
     def _stream_here(self, runtime: Runtime) -> int:
         """The stream for this thread's copies, after the work that they must see."""
@@ -350,7 +350,7 @@ class CudaDevice:
         try:
             self.wait(lambda: self.here().wait(self.stream))
         except CudaError as error:
-            raise self.failure(error.words) from error
+            raise self.failure(error.message) from error
 
 
 def _gib(size: int) -> str:

@@ -30,9 +30,9 @@ _PROPERTIES = 1 << 14
 class CudaError(Exception):
     """A call that failed: CUDA's error code and message."""
 
-    def __init__(self, code: int, words: str) -> None:
-        super().__init__(words)
-        self.code, self.words = code, words
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Runtime:
         if code:
             # CUDA reports an error that can be recovered from again at the next call, unless it is cleared.
             self._cuda.cudaGetLastError()
-            raise CudaError(code, self._words(code))
+            raise CudaError(code, self._message(code))
 
-    def _words(self, code: int) -> str:
+    def _message(self, code: int) -> str:
         ask = self._cuda.cudaGetErrorString
         ask.restype = ctypes.c_char_p
-        words: bytes = ask(code) or b"an unknown error"
-        return f"{words.decode()} (CUDA error {code})"
+        text: bytes = ask(code) or b"an unknown error"
+        return f"{text.decode()} (CUDA error {code})"
 
     def count(self) -> int:
         """Number of GPUs that this process sees."""

@@ -66,14 +66,14 @@ class Readback:
             runtime.copy(block.pointer, self._buffer.pointer, self._buffer.size, TO_HOST, self._device.stream)
             runtime.record(block.event, self._device.stream)
         except CudaError as error:
-            raise self._device.failure(error.words) from error
+            raise self._device.failure(error.message) from error
 
     def read(self) -> npt.NDArray[Any]:
         """Return the values, after waiting for the GPU to reach that point."""
         try:
             self._device.wait(lambda: self._device.here().wait_event(self._block.event))
         except CudaError as error:
-            raise self._device.failure(error.words) from error
+            raise self._device.failure(error.message) from error
         values = np.empty(self._buffer.count, self._buffer.dtype)
         ctypes.memmove(values.ctypes.data, self._block.pointer, self._buffer.size)
         return values

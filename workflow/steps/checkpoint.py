@@ -184,7 +184,7 @@ class Saver:
                 context.monitor.warn(f"{lack}: training is done; waiting {seconds:g} s for disk space to save")
             waits = True
             if context.leads:
-                self._notice.tell(lack)
+                self._notice.report(lack)
             while not context.world.broadcast_object(has_room(lack.path, lack.needed) or self._clock.monotonic() > end):
                 context.leave_if_asked(saved=saved)
                 self._clock.sleep(LOOK_PERIOD)
@@ -281,7 +281,7 @@ class Saver:
 
     def _failed(self, step: int, reason: str) -> None:
         if self.lack is not None:
-            self._notice.tell(self.lack)
+            self._notice.report(self.lack)
         self._context.events.write("checkpoint_failed", step=step, reason=reason)
         print(f"warning: no checkpoint of step {step}: {reason}; the previous one is kept", flush=True)
 

@@ -111,8 +111,8 @@ class GridEngine(scheduler.Scheduler[Job]):
             if done.returncode and "does not exist" not in done.stdout:
                 raise OrtflowError(f"qdel failed: {done.stdout.strip()}")
 
-    def was_not_sent(self, words: str) -> bool:
-        return "Connection refused" in words
+    def was_not_sent(self, message: str) -> bool:
+        return "Connection refused" in message
 
     def waiting(self, job: Job) -> str | None:
         if job.waits:
