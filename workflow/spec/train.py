@@ -57,7 +57,7 @@ class TrainSection(Section):
     """Samples of an optimizer step over all ranks, which determines gradient_accumulation. A resumed
     run keeps its first value unless another one is set here."""
     gradient_accumulation: Positive = 1
-    """Micro-batches a rank accumulates before an optimizer step, if global_batch is not given."""
+    """Micro-batches a replica (by default a rank) adds up before an optimizer step, if global_batch is not given."""
     clip_norm: PositiveFloat | None = None
     """Largest L2 norm of the gradient; larger ones are scaled down."""
     evaluation: Evaluation = Evaluation.model_construct()
