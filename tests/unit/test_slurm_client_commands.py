@@ -73,7 +73,7 @@ def test_a_job_that_may_not_be_queued_again(path: Path) -> None:
     write(path, "scontrol", "echo 'scontrol: error: Requested operation is presently disabled' >&2; exit 1")
     with pytest.raises(Refused) as raised:
         Slurm().requeue("7")
-    assert raised.value.words == "Requested operation is presently disabled"
+    assert raised.value.message == "Requested operation is presently disabled"
 
 
 def test_a_command_that_hangs_is_given_up(path: Path) -> None:
