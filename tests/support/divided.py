@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import onnxruntime
 from kernels import LIBRARY
 from onnx import helper, numpy_helper
 from parts import Parts
+from real_ranks import on_ranks
 
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.autodiff.compose import compose
@@ -161,14 +159,8 @@ def run_ranks(
     for rank, graph in enumerate(graphs):
         (folder / f"{rank}.onnx").write_bytes(graph.SerializeToString())
         np.savez(folder / f"{rank}.npz", **_held(divided[rank], given))
-    # mpirun of the environment's own MPI is beside its Python.
-    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    program = [sys.executable, str(Path(__file__).with_name("part_of_model.py")), str(folder), str(CHANNEL), str(SEED)]
-    done = subprocess.run(
-        ["mpirun", "-n", str(len(graphs)), *program], env={**os.environ, "PATH": search}, capture_output=True,
-        text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    program = str(Path(__file__).with_name("part_of_model.py"))
+    on_ranks(len(graphs), program, str(folder), str(CHANNEL), str(SEED))
     results = [dict(np.load(folder / f"{rank}-results.npz")) for rank in range(len(graphs))]
     return {name: _together(name, divided, given, results) for name in results[0]}
 

@@ -8,13 +8,12 @@ mpirun -n RANKS python dividing_ranks.py FOLDER    # the jobs in FOLDER/jobs.jso
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from real_ranks import on_ranks
 from safetensors.numpy import load_file
 from sharing_ranks import SAMPLES, Array, Job, Outcome
 from sharing_ranks import train as train_alone
@@ -89,14 +88,7 @@ def run_grid(data: int, parts: int, folder: Path, jobs: list[Divided]) -> dict[s
     """Curve and whole state of each job, by name."""
     folder.mkdir(parents=True)
     (folder / "jobs.json").write_text(json.dumps([asdict(job) for job in jobs]))
-    # mpirun of the environment's own MPI is beside its Python.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["mpirun", "-n", str(data * parts), sys.executable, __file__, str(folder)],
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-        timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    on_ranks(data * parts, __file__, str(folder), timeout=300, OMP_NUM_THREADS="1")
     found: dict[str, tuple[Array, dict[str, Array]]] = {}
     for job in jobs:
         files = [np.load(folder / f"{job.name}-{rank}.npz") for rank in range(data * parts)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from graph_build_models import built, run_file, save_model, value
 from onnx import helper
+from real_ranks import on_ranks
 from trainers import opened, write_update
 
 from ortflow.workflow.checkpoint.commit import commit
@@ -232,14 +232,7 @@ def run_ranks(count: int, folder: Path, jobs: list[Job], **variables: str) -> li
     """Results of each of `count` ranks for each job, by name and stage."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps([asdict(job) for job in jobs]))
-    # mpirun of the environment's own MPI is beside its Python.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["mpirun", "-n", str(count), sys.executable, __file__, str(folder)],
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables}, capture_output=True, text=True,
-        check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    on_ranks(count, __file__, str(folder), timeout=300, **{"OMP_NUM_THREADS": "1", **variables})
     return [{job.name: _read(folder, job, rank) for job in jobs} for rank in range(count)]
 
 

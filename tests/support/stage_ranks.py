@@ -5,9 +5,7 @@ mpirun -n RANKS python stage_ranks.py FOLDER    # the graphs and job.json are th
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from real_ranks import on_ranks
 from safetensors.numpy import load_file, save_file
 from stage_models import Model, batch_of
 from thread_wire import on_threads
@@ -206,13 +205,7 @@ def run_mpi(
     """One step, with real ranks."""
     count = StageSet.load(root).ranks
     (root / "job.pickle").write_bytes(pickle.dumps((kind, list(batches), list(seeds), list(state))))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["mpirun", "-n", str(count), sys.executable, __file__, str(root)],
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-        timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    on_ranks(count, __file__, str(root), OMP_NUM_THREADS="1")
     return [dict(np.load(root / f"rank{rank}.npz")) for rank in range(count)]
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from divided_models import Values, random_division
+from real_ranks import all_good
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import HostBuffer
@@ -199,14 +197,8 @@ world.close()
     [(2, [(2, 1, 1), (1, 2, 1), (1, 1, 2)]), (4, [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 4, 1)])],
 )
 def test_real_ranks_exchange_it(ranks: int, grids: list[tuple[int, int, int]]) -> None:
-    # mpirun of the environment's own MPI is beside its Python.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     program = PROGRAM.replace("GRIDS", repr(grids)).replace("SUPPORT", repr(str(SUPPORT)))
-    done = subprocess.run(
-        ["mpirun", "-n", str(ranks), sys.executable, "-c", program], env={**os.environ, "PATH": path},
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.count("good")) == (0, ranks), done.stdout + done.stderr
+    all_good(ranks, program)
 
 
 def test_a_share_is_not_taken_for_a_whole_buffer() -> None:

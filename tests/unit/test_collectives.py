@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +14,7 @@ import pytest
 from kernels import LIBRARY, needs_kernels
 from onnx import TensorProto, helper
 from parts import Parts
+from real_ranks import on_ranks
 
 from ortflow.workflow.assembly.child import Child
 from ortflow.workflow.device.cpu import CpuDevice
@@ -329,10 +327,4 @@ def test_real_ranks_reduce_on_mpis_thread(tmp_path: Path) -> None:
     finish(model)
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    # mpirun of the environment's own MPI is beside its Python.
-    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["mpirun", "-n", "2", sys.executable, "-c", RANKS, str(path)], env={**os.environ, "PATH": search},
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    on_ranks(2, "-c", RANKS, str(path))

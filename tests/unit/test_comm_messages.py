@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from real_ranks import all_good
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import HostBuffer
@@ -111,25 +107,14 @@ base.close()
 """
 
 
-def run(program: str, ranks: int) -> subprocess.CompletedProcess[str]:
-    # mpirun of the environment's own MPI is beside its Python.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["mpirun", "-n", str(ranks), sys.executable, "-c", program], env={**os.environ, "PATH": path},
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_subsets_of_real_ranks(ranks: int) -> None:
-    done = run(SUBSETS, ranks)
-    assert (done.returncode, done.stdout.count("good")) == (0, ranks), done.stdout + done.stderr
+    all_good(ranks, SUBSETS)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_messages_between_real_ranks(ranks: int) -> None:
-    done = run(MESSAGES, ranks)
-    assert (done.returncode, done.stdout.count("good")) == (0, ranks), done.stdout + done.stderr
+    all_good(ranks, MESSAGES)
 
 
 def test_one_rank_has_no_other() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from real_ranks import all_good
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import HostBuffer
@@ -52,13 +48,7 @@ below.close()
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_parts_over_real_ranks(ranks: int) -> None:
-    # mpirun of the environment's own MPI is beside its Python.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["mpirun", "-n", str(ranks), sys.executable, "-c", PROGRAM], env={**os.environ, "PATH": path},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.count("good")) == (0, ranks), done.stdout + done.stderr
+    all_good(ranks, PROGRAM, timeout=300)
 
 
 def test_one_rank_has_it_all() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
+from real_ranks import all_good
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
@@ -47,13 +44,7 @@ below.close()
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_shares_over_real_ranks(ranks: int) -> None:
-    # mpirun of the environment's own MPI is beside its Python.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["mpirun", "-n", str(ranks), sys.executable, "-c", PROGRAM], env={**os.environ, "PATH": path},
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.count("good")) == (0, ranks), done.stdout + done.stderr
+    all_good(ranks, PROGRAM)
 
 
 def test_one_rank_has_it_all() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +15,7 @@ import stage_models
 from graph_build_models import built, run_file, save_model, value
 from kernels import needs_kernels
 from onnx import helper, numpy_helper
+from real_ranks import all_good
 
 from ortflow.workflow.assembly.divide import check_alike
 from ortflow.workflow.comm.solo import SoloCommunicator
@@ -154,14 +152,7 @@ def test_a_state_of_any_layout_is_every_layouts(ranks: int, tmp_path: Path) -> N
         spec = run_file(folder / "model.onnx", **changes)
         (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
         folders.append(str(folder))
-    # mpirun of the environment's own MPI is beside its Python.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "ORTFLOW_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        ["mpirun", "-n", str(ranks), sys.executable, "-c", PROGRAM, *folders], env=variables,
-        capture_output=True, text=True, check=False, timeout=280,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.count("good")) == (0, ranks), done.stdout + done.stderr
+    all_good(ranks, PROGRAM, *folders, timeout=280, OMP_NUM_THREADS="1", ORTFLOW_CACHE=str(tmp_path / "cache"))
 
 
 def test_memory_is_predicted_only_for_whole_models(tmp_path: Path) -> None:
