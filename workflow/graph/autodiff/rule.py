@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.registry import registered_in
 from ortflow.workflow.graph.ir.replacement import Context, Replacement
 
 Gradients = Iterator[tuple[int, str]]
@@ -152,11 +153,4 @@ RULES: dict[tuple[str, str], Rule] = {}
 
 def rule(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
     """Register a rule for operators of a domain."""
-
-    def enter(function: Rule) -> Rule:
-        for operator in operators:
-            assert (domain, operator) not in RULES
-            RULES[domain, operator] = function
-        return function
-
-    return enter
+    return registered_in(RULES, *operators, domain=domain)

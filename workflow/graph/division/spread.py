@@ -10,6 +10,7 @@ from ortflow.workflow.graph.division.cut import Cut, Unsupported
 from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.plan import Plan
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.registry import registered_in
 
 Given = Sequence[Cut | None]
 Rule = Callable[["Spread", int, onnx.NodeProto, Given], Sequence[Cut | None]]
@@ -19,14 +20,7 @@ RULES: dict[tuple[str, str], Rule] = {}
 
 def rule(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
     """Register a rule for operators."""
-
-    def enter(function: Rule) -> Rule:
-        for operator in operators:
-            assert (domain, operator) not in RULES
-            RULES[domain, operator] = function
-        return function
-
-    return enter
+    return registered_in(RULES, *operators, domain=domain)
 
 
 class Spread:
