@@ -39,14 +39,8 @@ def _divided(spec: RunSpec) -> Iterator[Problem]:
     parallel = spec.parallel
     name, degree = ("pipeline", parallel.pipeline) if parallel.pipeline > 1 else ("horizontal", parallel.horizontal)
     path: KeyPath = ("parallel", name)
-    if spec.on_gpus:
-        what = f"is {degree}, and ranks on GPUs cannot divide a model in this version: resources.gpus_per_rank"
-        gpus = spec.resources.gpus_per_rank
-        yield Problem(path, f"{what} is {gpus}", "set it to 1", others=(("resources", "gpus_per_rank"),))
-    if spec.trainer.name != "graph":
-        what = f"is {degree}, and a model is divided by the trainer {spec.trainer.name}"
-        yield Problem(path, what, "set it to 1", others=(("trainer", "name"),))
-    elif spec.model is not None:
+    yield from _elsewhere(spec, path, degree, 1, "divide a model", "a model is divided by")
+    if spec.trainer.name == "graph" and spec.model is not None:
         for graph, given in spec.model.graphs.model_dump().items():
             if given:
                 what = f"is {degree}, and model.graphs.{graph} is of the whole model"
@@ -84,17 +78,31 @@ def _zero(spec: RunSpec) -> Iterator[Problem]:
         if stage == 3 and degree > 1:
             what = f"is 3, which shards whole layers, and parallel.{name} is {degree}, which divides the model itself"
             yield Problem(ZERO, what, "set it to 1", others=(("parallel", name),))
-    if spec.on_gpus:
-        what = f"is {stage}, and ranks on GPUs cannot shard their state in this version: resources.gpus_per_rank"
-        gpus = spec.resources.gpus_per_rank
-        yield Problem(ZERO, f"{what} is {gpus}", "set it to 0", others=(("resources", "gpus_per_rank"),))
-    if spec.trainer.name != "graph":
-        what = f"is {stage}, and sharding is defined by the trainer {spec.trainer.name}"
-        yield Problem(ZERO, what, "set it to 0", others=(("trainer", "name"),))
-    elif spec.model is not None and spec.model.graphs.optimizer:
+    yield from _elsewhere(spec, ZERO, stage, 0, "shard their state", "sharding is defined by")
+    graphs = spec.model.graphs if spec.trainer.name == "graph" and spec.model is not None else None
+    if graphs is not None and graphs.optimizer:
         what = f"is {stage}, and model.graphs.optimizer updates all parameters together"
         yield Problem(ZERO, what, "remove one of them", others=(("model", "graphs", "optimizer"),))
-    elif spec.model is not None and spec.model.graphs.train and stage == 3:
+    elif graphs is not None and graphs.train and stage == 3:
         # ONNX Runtime checks the gradients that it writes into a buffer, and nobody those that a node sends.
         what = "is 3, and gradients are sent by graphs that ortflow has made: model.graphs.train is given"
         yield Problem(ZERO, what, "set it to 2, or remove the graph", others=(("model", "graphs", "train"),))
+
+
+def _elsewhere(spec: RunSpec, path: KeyPath, value: int, off: int, cannot: str, by: str) -> Iterator[Problem]:
+    """Where a key is refused because ranks are on GPUs or another trainer runs.
+
+    Parameters
+    ----------
+    value, off
+        The key's value, and the one that turns it off.
+    cannot, by
+        What ranks on GPUs cannot do, and what another trainer does.
+    """
+    gpus, fix = spec.resources.gpus_per_rank, f"set it to {off}"
+    if spec.on_gpus:
+        what = f"is {value}, and ranks on GPUs cannot {cannot} in this version: resources.gpus_per_rank is {gpus}"
+        yield Problem(path, what, fix, others=(("resources", "gpus_per_rank"),))
+    if spec.trainer.name != "graph":
+        what = f"is {value}, and {by} the trainer {spec.trainer.name}"
+        yield Problem(path, what, fix, others=(("trainer", "name"),))
