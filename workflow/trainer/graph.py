@@ -376,8 +376,14 @@ class GraphTrainer(Trainer):
             world_size=self._comm.world_size,
             zero=self._spec.parallel.zero,
             rank=self._comm.rank,
+            messages=self._messages,
             chunks=self._spec.parallel.chunks,
         )
+
+    @property
+    def _messages(self) -> int:
+        """Elements of the buffers through which parameters and gradients pass."""
+        return 0
 
     def give_memory_back(self) -> None:
         """See the protocol."""

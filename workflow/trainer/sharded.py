@@ -23,7 +23,7 @@ from ortflow.workflow.graph.shards.exchange import TOKEN
 from ortflow.workflow.graph.shards.graphs import Sharded, sharded
 from ortflow.workflow.graph.shards.program import Program
 from ortflow.workflow.layout import share
-from ortflow.workflow.memory import ITEM, buffers
+from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.runs import NOTHING, Runs
 from ortflow.workflow.sessions.session import Binding
@@ -264,19 +264,9 @@ class ShardedTrainer(ZeroTrainer):
         finally:
             self._here, self._gradients, self._first = mine
 
-    def memory(self) -> Mapping[str, int]:
-        """Bytes of the flat buffers, of messages, and of a checkpoint's copy, by part."""
-        trained = self.index.trained
-        return buffers(
-            trained,
-            self.index.size - trained,
-            len(self._moments),
-            accumulation=self._spec.accumulation,
-            world_size=self._comm.world_size,
-            zero=3,
-            rank=self._comm.rank,
-            messages=self._exchange.buffered,
-        )
+    @property
+    def _messages(self) -> int:
+        return self._exchange.buffered
 
     def before_export(self) -> None:
         """See the protocol."""
