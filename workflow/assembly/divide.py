@@ -109,7 +109,8 @@ def divide(
             cut = build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
             cuts = cut.cuts
             files |= cut.files
-            graphs = {p.name: onnx.load_from_string(data) for p, data in cut.files.items() if p.suffix == ".onnx"}
+            if section.horizontal > 1:
+                graphs = {p.name: onnx.load_from_string(data) for p, data in cut.files.items() if p.suffix == ".onnx"}
             lines += cut.notes
             tensors = [cut.stages.tensors_of(stage) for stage in range(section.pipeline)]
             read = set[str]().union(*tensors)
