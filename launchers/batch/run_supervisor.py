@@ -126,7 +126,7 @@ class RunSupervisor:
             spec.restart,
             self._start,
             self._clear,
-            f"{self._job.scheduler} ended the job before more could be told: its node was lost, or it was killed "
+            f"{self._job.scheduler} ended the job before its cause was recorded: its node was lost, or it was killed "
             "without grace",
             hands_back=True,
             comes_back=True,

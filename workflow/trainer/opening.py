@@ -48,7 +48,7 @@ def open_divided(
         mine = holding.region(entry.name).of(whole[entry.name])
         part.set_values(entry.name, np.ascontiguousarray(mine, np.float32).reshape(-1))
     if communicator.rank == 0:
-        report.note(_words(division))
+        report.note(_summary(division))
     return DividedTrainer(graphs, spec, sessions, ranks, division, part, report)
 
 
@@ -58,7 +58,7 @@ def division_of(graphs: GraphSet, spec: RunSpec) -> Division:
     return Division.from_json(graphs.index, data, spec.grid)
 
 
-def _words(division: Division) -> str:
+def _summary(division: Division) -> str:
     """Number of elements that the ranks of each part of each stage hold."""
     held = ", ".join(f"{sum(entry.tensor.count for entry in each.index):,}" for each in division.holdings)
     whole = sum(entry.tensor.count for entry in division.whole)
