@@ -10,9 +10,30 @@ import numpy.typing as npt
 from ortflow.workflow.layout import GROUPS, FlatIndex, Tensor
 from ortflow.workflow.parallel.division import Division, Holding
 from ortflow.workflow.parallel.grid import Grid
-from ortflow.workflow.parallel.region import WHOLE, Region, part_of
+from ortflow.workflow.parallel.region import WHOLE, Region
 
 Array = npt.NDArray[np.float32]
+
+
+def part_of(shape: tuple[int, ...], axis: int, part: int, parts: int, blocks: int = 1) -> Region:
+    """Part `part` of `parts` along an axis that consists of `blocks` blocks, each divided alike (packed q, k and v).
+
+    Raises
+    ------
+    ValueError
+        If a block cannot be divided evenly.
+    """
+    each, rest = divmod(shape[axis], parts * blocks)
+    if rest:
+        raise ValueError(f"axis {axis} of {list(shape)} is not divisible by {parts * blocks}")
+    block = each * parts
+    starts = [number * block + part * each for number in range(blocks)]
+    return Region(axis, tuple((start, start + each) for start in starts))
+
+
+def undivided(index: FlatIndex, grid: Grid) -> Division:
+    """The division in which every rank holds the whole model, as in data parallelism."""
+    return Division(index, grid, tuple(Holding(index) for _ in range(grid.pipeline * grid.horizontal)))
 
 
 def random_division(random: np.random.Generator, grid: Grid) -> Division:

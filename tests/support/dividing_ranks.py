@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from divided_models import undivided
 from real_ranks import on_ranks
 from safetensors.numpy import load_file
 from sharing_ranks import SAMPLES, Array, Job, Outcome
@@ -24,7 +25,6 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.library import library_for
-from ortflow.workflow.parallel.division import undivided
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import Report

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from divided_models import Values, random_division
+from divided_models import Values, part_of, random_division, undivided
 from real_ranks import all_good
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.parallel.division import Division, Holding, undivided
+from ortflow.workflow.parallel.division import Division, Holding
 from ortflow.workflow.parallel.grid import Grid
-from ortflow.workflow.parallel.region import Region, part_of
+from ortflow.workflow.parallel.region import Region
 from ortflow.workflow.parallel.runs import Runs, put, runs_of, take
 from ortflow.workflow.trainer.canonical import CanonicalState, Exchange
 
@@ -150,7 +150,7 @@ PROGRAM = """
 import sys
 import numpy as np
 sys.path.insert(0, SUPPORT)
-from divided_models import Values, random_division
+from divided_models import Values, part_of, random_division, undivided
 from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.shard import Shard

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
-from ortflow.workflow.parallel.schedule import Action, Kind, kept_micro_batches, schedule
+from ortflow.workflow.parallel.schedule import Action, Kind, schedule
 from ortflow.workflow.parallel.timeline import bubble_by_formula, sources, timeline
 
 KINDS = [("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 2), ("interleaved", 3), ("interleaved", 4)]
@@ -42,6 +43,15 @@ def test_bubble_is_that_of_the_papers(kind: Kind, chunks: int) -> None:
         if chunks == 1 or micro_batches % ranks == 0:
             found = timeline(schedule(kind, ranks, micro_batches, chunks), lambda _, action: unit(action, chunks))
             assert found.bubble == pytest.approx(bubble_by_formula(ranks, micro_batches, chunks))
+
+
+def kept_micro_batches(actions: Sequence[Action]) -> int:
+    """The largest number of forward passes whose activations a rank keeps at one time, including the running one."""
+    kept = most = 0
+    for action in actions:
+        kept += 1 if action.direction == "forward" else -1
+        most = max(most, kept)
+    return most
 
 
 @of_every_kind

@@ -152,8 +152,3 @@ def clear(root: Path) -> None:
     (root / NAME).unlink(missing_ok=True)
     for folder in root.glob("part-*"):
         shutil.rmtree(folder)
-
-
-def undivided(index: FlatIndex, grid: Grid) -> Division:
-    """The division in which every rank holds the whole model, as in data parallelism."""
-    return Division(index, grid, tuple(Holding(index) for _ in range(grid.pipeline * grid.horizontal)))

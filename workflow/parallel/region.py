@@ -37,19 +37,3 @@ class Region:
 
 WHOLE = Region()
 """The region of a tensor that every rank of a stage holds whole."""
-
-
-def part_of(shape: tuple[int, ...], axis: int, part: int, parts: int, blocks: int = 1) -> Region:
-    """Part `part` of `parts` along an axis that consists of `blocks` blocks, each divided alike (packed q, k and v).
-
-    Raises
-    ------
-    ValueError
-        If a block cannot be divided evenly.
-    """
-    each, rest = divmod(shape[axis], parts * blocks)
-    if rest:
-        raise ValueError(f"axis {axis} of {list(shape)} is not divisible by {parts * blocks}")
-    block = each * parts
-    starts = [number * block + part * each for number in range(blocks)]
-    return Region(axis, tuple((start, start + each) for start in starts))

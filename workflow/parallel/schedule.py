@@ -87,12 +87,3 @@ def _by_groups(ranks: int, micro_batches: int, chunks: Sequence[int]) -> list[tu
         for chunk in chunks
         for micro_batch in range(start, min(start + ranks, micro_batches))
     ]
-
-
-def kept_micro_batches(actions: Sequence[Action]) -> int:
-    """The largest number of forward passes whose activations a rank keeps at one time, including the running one."""
-    kept = most = 0
-    for action in actions:
-        kept += 1 if action.direction == "forward" else -1
-        most = max(most, kept)
-    return most
