@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
@@ -13,7 +15,7 @@ from safetensors.numpy import save_file
 from ortflow.workflow.disk_space import FULL, OutOfDisk, is_full
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, placed_of, with_kernels_of
-from ortflow.workflow.parallel.division import clear
+from ortflow.workflow.parallel.division import NAME
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
 
@@ -26,7 +28,7 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
         )
     try:
         root.mkdir(parents=True, exist_ok=True)
-        clear(root)
+        _remove_division(root)
         forms = (
             form(graph)
             for form in (with_kernels_of, on_cuda_of, placed_of, fused_of, half_of)
@@ -59,3 +61,10 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
         place = getattr(error, "filename2", None) or getattr(error, "filename", None) or root
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write {place}: {reason}", where="run_dir") from None
+
+
+def _remove_division(root: Path) -> None:
+    """Remove the files of a division that an earlier attempt left there."""
+    (root / NAME).unlink(missing_ok=True)
+    for folder in root.glob("part-[0-9]*"):
+        shutil.rmtree(folder)

@@ -6,7 +6,6 @@ its own flat index of the regions that its ranks hold, in any order.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -145,10 +144,3 @@ def _holding(data: Mapping[str, Any]) -> Holding:
 def folder_of(root: Path, part: int) -> Path:
     """Folder of a part's graphs, within that of the whole model's."""
     return root / f"part-{part}"
-
-
-def clear(root: Path) -> None:
-    """Remove the files of a division that an earlier attempt left there."""
-    (root / NAME).unlink(missing_ok=True)
-    for folder in root.glob("part-*"):
-        shutil.rmtree(folder)
