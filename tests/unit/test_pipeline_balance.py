@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from graph_build_models import save_model, value
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 from stage_models import opened, transformer
 
 from ortflow.workflow.graph.stages.balance import balanced_cuts, sizes_of
@@ -70,3 +71,54 @@ def test_measured_costs_replace_the_estimate(tmp_path: Path) -> None:
 def test_axes_are_the_rows_and_the_length_of_a_batch(tmp_path: Path) -> None:
     model = opened(transformer(tmp_path / "m.onnx"))
     assert sizes_of(model.prepared.graph, model.source.tensors, 4, 16) == {"batch": 4, "sequence": 16}
+
+
+NODES = 9
+
+
+def products(widths: Sequence[int]) -> tuple[onnx.ModelProto, list[str]]:
+    """Products in a row and their sum as the loss, and the weights; value `i` has the width `widths[i]`."""
+    nodes, weights = [], []
+    for number, (read, made) in enumerate(itertools.pairwise(widths)):
+        weights.append(numpy_helper.from_array(np.ones((read, made), np.float32), f"w{number}"))
+        nodes.append(helper.make_node("MatMul", [f"v{number}", f"w{number}"], [f"v{number + 1}"], name=str(number)))
+    last = len(widths) - 1
+    nodes.append(helper.make_node("ReduceSum", [f"v{last}"], ["loss"], name=str(last), keepdims=0))
+    x = helper.make_tensor_value_info("v0", TensorProto.FLOAT, [4, widths[0]])
+    loss = helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])
+    graph = helper.make_graph(nodes, "products", [x], [loss], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    return onnx.shape_inference.infer_shapes(model), [weight.name for weight in weights]
+
+
+def ends(widths: Sequence[int], stages: int, seconds: Sequence[float], per_byte: float = 0) -> list[int]:
+    """The nodes behind which `products` is cut, for a time of each node."""
+    model, weights = products(widths)
+    cuts = balanced_cuts(
+        model, stages, weights, {}, seconds=lambda node: float(seconds[int(node.name)]), per_byte=per_byte
+    )
+    return [int(name.removeprefix("v")) for [name] in cuts]
+
+
+def slowest(seconds: Sequence[float], found: Sequence[int]) -> float:
+    """The time of the stage that takes longest."""
+    return max(sum(seconds[start:stop]) for start, stop in itertools.pairwise([0, *found, len(seconds)]))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_no_cuts_are_faster(stages: int, seed: int) -> None:
+    seconds = np.random.default_rng(seed).integers(1, 10, NODES).astype(float).tolist()
+    every = itertools.combinations(range(1, NODES), stages - 1)
+    assert slowest(seconds, ends([8] * NODES, stages, seconds)) == min(slowest(seconds, each) for each in every)
+
+
+@pytest.mark.parametrize(("widths", "expected"), [([8, 2, 8, 8], [1, 3]), ([8, 8, 2, 8], [2, 3])])
+def test_of_equally_fast_cuts_the_fewest_bytes_cross(widths: list[int], expected: list[int]) -> None:
+    assert ends(widths, 3, [1, 1, 1, 100]) == expected
+
+
+def test_bytes_that_cross_count_as_time() -> None:
+    widths, seconds = [8, 8, 8, 8, 4096, 8, 8, 8], [1] * 8
+    assert ends(widths, 2, seconds) == [4]
+    assert ends(widths, 2, seconds, per_byte=1) == [3]

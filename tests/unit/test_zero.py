@@ -201,6 +201,7 @@ def held_here(outcome: Outcome, index: FlatIndex, rank: int, ranks: int) -> None
     rest = index.size - index.trained
     assert outcome.memory["parameters"] == 4 * (stop - start + rest + (last - first if rest else 0))
     assert outcome.state["parameters"].size == last - first
+    assert outcome.memory["messages"] > 0
     states = index.size - index.span("decay", "no_decay", "frozen")[1] if rest else 0
     assert outcome.largest <= max(stop - start, rest, last - first, states + TAIL), "a buffer of everything"
 

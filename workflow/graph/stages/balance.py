@@ -145,8 +145,9 @@ def _thinned(places: list[Place], most: int) -> list[Place]:
 
 
 def _partition(places: Sequence[Place], total: float, stages: int, per_byte: float) -> list[Place]:
-    """The cuts with the smallest maximum over the stages of work and transfers, then the fewest bytes.
+    """The cuts with the smallest maximum over the stages of work and transfers.
 
+    Of equal ones, those whose first stages have the smaller maximum, then those that fewer bytes cross.
     The backward pass costs twice the forward pass. A value that crosses is sent forward once, and its gradient back.
     """
     starts = [0.0, *(place.work for place in places)]
