@@ -24,6 +24,9 @@ SHAPE: dict[str, Any] = {
     "train__schedule": {"name": "constant"}, "train__evaluation": {"every_steps": 10}, "checkpoint__every_steps": 4,
     "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}, "train__clip_norm": 1.0,
 }  # fmt: skip
+LAMB: dict[str, Any] = {
+    "train__optimizer": {"name": "lamb", "lr": 1e-2, "weight_decay": 0.1}, "train__steps": 10
+}  # fmt: skip
 LIMIT = 500
 """Seconds of a run, at most."""
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -84,6 +87,16 @@ def test_a_layout_trains_as_one_rank_does(name: str, project: Project, one_rank:
     memory, whole = of_kind(found, "memory")[0], of_kind(one_rank, "memory")[0]
     assert memory["parameters"] < whole["parameters"]
     assert memory["moments"] < whole["moments"]
+
+
+@pytest.fixture(scope="module")
+def lamb(project: Project) -> Path:
+    return run(project, "lamb", 1, {}, **LAMB)
+
+
+@pytest.mark.parametrize("name", ["horizontal-2", "data-horizontal", "pipeline-horizontal"])
+def test_trust_ratios_are_those_of_whole_tensors(name: str, project: Project, lamb: Path) -> None:
+    same(run(project, f"lamb-{name}", *LAYOUTS[name], **LAMB), lamb)
 
 
 def test_a_run_changes_its_layout_as_it_goes_on(project: Project, one_rank: Path) -> None:
