@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from ortflow.workflow.rundir import RunDir
 
 if TYPE_CHECKING:
     from ortflow.launchers.findings import Finding
+    from ortflow.workflow.spec.run import RunSpec
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,15 @@ class LocalRequest:
     mpi: Mpi | None
     """None if one rank runs without mpirun."""
 
-    def start(self, attempt: int) -> tuple[list[str], dict[str, str]]:
-        """Command line and environment of an attempt."""
-        spec, run = self.submission.spec, self.submission.run
-        own = settings(spec, run.root, attempt, self.mpi)
+    def start(
+        self, attempt: int, spec: RunSpec | None = None, more: Mapping[str, str] | None = None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Command line and environment of an attempt.
+
+        `spec` is the run on the attempt's nodes, if it is elastic, and `more` the variables that its ranks get then.
+        """
+        spec, run = spec or self.submission.spec, self.submission.run
+        own = {**settings(spec, run.root, attempt, self.mpi), **(more or {})}
         return command(spec, run.root, self.python, self.mpi), environment(own, os.environ, os.getcwd())
 
     def __str__(self) -> str:
@@ -57,7 +63,7 @@ class LocalLauncher:
     def request(self, submission: Submission) -> LocalRequest:
         """Return the request; without an installed MPI it names `mpirun`, and `submit` refuses it."""
         spec = submission.spec
-        if spec.resources.nodes > 1:
+        if spec.resources.nodes > 1 and not spec.elastic:
             raise UserError(
                 f"is {spec.resources.nodes}, and the local backend has one machine",
                 where="resources.nodes",

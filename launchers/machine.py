@@ -43,7 +43,7 @@ TRIED = LITTLE // 10
 def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator[Finding]:
     """All findings, as each check ends; `of_user` False: the run stands for an unknown one."""
     spec = submission.spec
-    if spec.resources.nodes > 1:
+    if spec.resources.nodes > 1 and not spec.elastic:
         yield fault("resources.nodes", f"is {spec.resources.nodes}, and the local backend has one machine",
                     "set resources.nodes=1, or use another --backend")  # fmt: skip
     good = True

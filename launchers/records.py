@@ -122,6 +122,12 @@ def open_attempt(records: Records) -> int | None:
     return None
 
 
+def elastic_ranks(records: Records) -> str | None:
+    """Ranks and nodes of the newest attempt of an elastic run; None for another."""
+    start = next((record for record in reversed(records) if record.get("event") == "start"), {})
+    return f"{start.get('world_size')}, on {start['elastic']}" if start.get("elastic") else None
+
+
 def last_end(records: Records) -> dict[str, Any] | None:
     """The newest record of how an attempt, or the pause after one, ended."""
     return next((record for record in reversed(records) if record.get("event") in ("end", "stop")), None)

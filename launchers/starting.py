@@ -14,18 +14,21 @@ from dataclasses import dataclass
 
 from ortflow.launchers import open_files, processes
 from ortflow.launchers.attempt import Attempt
+from ortflow.launchers.elastic import ElasticNodes
 from ortflow.launchers.interpreter import check, examine
 from ortflow.launchers.local import LocalRequest
 from ortflow.launchers.locks import wait_free
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, last_end, state
 from ortflow.launchers.run_directory_lock import Opened, opened
+from ortflow.launchers.simulated import SimulatedAttempt, SimulatedNodes
 from ortflow.launchers.stop import Stop, interruptible
 from ortflow.launchers.supervised import Job, View
 from ortflow.launchers.supervisor import Supervisor
 from ortflow.workflow.comm.segments import sweep
 from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.elastic import variables
 from ortflow.workflow.spec.units import parse_time
 
 FILES_OF_MPIRUN, FILES_OF_A_RANK = 64, 8
@@ -111,8 +114,15 @@ def supervise(request: LocalRequest, view: View) -> int:
     limit = spec.resources.time_limit
     mpi = request.mpi.kind if request.mpi else None
 
+    pool = SimulatedNodes(run, spec.resources.nodes)
+    nodes = ElasticNodes(spec, pool) if spec.elastic else None
+
     def start(number: int) -> Attempt:
-        return Attempt(run, number, *request.start(number), spec.world_size, mpi)
+        if nodes is None:
+            return Attempt(run, number, *request.start(number), spec.world_size, mpi)
+        ranks = nodes.spec.world_size
+        started = request.start(number, nodes.spec, variables(nodes.spec, nodes.words))
+        return SimulatedAttempt(run, number, *started, ranks, mpi if ranks > 1 else None, pool, nodes.names)
 
     job = Job(
         run,
@@ -121,6 +131,7 @@ def supervise(request: LocalRequest, view: View) -> int:
         start,
         lambda: clear_leftovers(run),
         room_seconds=spec.checkpoint.wait_for_room,
+        nodes=nodes,
     )
     try:
         return Supervisor(job, view, Stop(run.stop_request, parse_time(limit) if limit else None)).supervise()

@@ -14,7 +14,7 @@ import yaml
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.plain import total_steps
 from ortflow.launchers.progress import Progress
-from ortflow.launchers.records import State, last_end, next_attempt, state, used
+from ortflow.launchers.records import State, elastic_ranks, last_end, next_attempt, state, used
 from ortflow.launchers.tail import telling
 from ortflow.workflow.disk_space import Notice
 from ortflow.workflow.files import CHUNK, open_regular, read_whole
@@ -61,6 +61,8 @@ class RunStatus:
     """The scheduler's id of the run's current or last job."""
     job_restarts: int | None = None
     """How often the scheduler has restarted that job."""
+    ranks: str | None = None
+    """Ranks and nodes of the newest attempt of an elastic run, and why they are not more."""
     nodes: str | None = None
     """Where it runs, in the scheduler's notation."""
     waits: str | None = None
@@ -118,6 +120,7 @@ def read_status(
         exported=_here(run, progress.exported),
         damaged=_damage(run, damaged, unread),
         waits=_lack(run) if found.active else None,
+        ranks=elastic_ranks(records) if found.active else None,
     )
 
 

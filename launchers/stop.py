@@ -20,6 +20,8 @@ from ortflow.workflow.errors import Preempted
 from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import write_atomically
 
+GROWTH = "growth"
+"""The reason in the stop file while an elastic run saves to restart with more nodes: ranks leave, the run goes on."""
 FILE_PERIOD = 0.25
 """Seconds between two checks of the file, which may be on a slow file system."""
 
@@ -64,7 +66,8 @@ class Stop:
         moment = self._clock.monotonic()
         if at_once or moment >= self._next_look:
             self._next_look = moment + FILE_PERIOD
-            if (request := read_request(self._file)) is not None:
+            request = read_request(self._file)
+            if request is not None and request.get("reason") != GROWTH:
                 # An empty file was written on a full disk, perhaps for the signal that is already known.
                 if "reason" in request or self.reason is None:
                     self.take(str(request.get("reason", "cancel")))

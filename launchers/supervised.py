@@ -30,6 +30,28 @@ class View(Protocol):
         """Called ten times a second."""
 
 
+class Nodes(Protocol):
+    """The nodes of an elastic run, of which each attempt takes those that are there."""
+
+    def muster(self, view: View, stopped: Callable[[], object]) -> Crew | None:
+        """Choose the nodes of the next attempt, and wait for them; None if `stopped` returned a reason meanwhile."""
+
+    def growing(self, trained: float) -> str | None:
+        """Why the attempt is to make room for one with more nodes, `trained` seconds after its first step; else None."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The nodes of an attempt."""
+
+    world_size: int
+    nodes: int
+    words: str
+    """The number and its reason, such as `2 of 4 nodes: n3 and n4 are missing`."""
+    names: tuple[str, ...] = ()
+    """The nodes' names."""
+
+
 class Running(Protocol):
     """A started attempt."""
 
@@ -82,3 +104,5 @@ class Job:
     """The sender of a stop signal starts the run again."""
     room_seconds: float = 600.0
     """Seconds to wait for space on a full disk."""
+    nodes: Nodes | None = None
+    """Chooses the number of ranks of each attempt, which `start` then starts; None: always `world_size`."""

@@ -20,7 +20,7 @@ from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.room import Room
 from ortflow.launchers.stop import Stop
-from ortflow.launchers.supervised import Job, View
+from ortflow.launchers.supervised import Crew, Job, View
 from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records
 from ortflow.launchers.watch import ASKED, TICK, Watch, failures
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
@@ -56,6 +56,7 @@ class Supervisor:
     def __init__(self, job: Job, view: View, stop: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
         self._job, self._run, self._view, self._stop, self._clock = job, job.run, view, stop, clock
         self._room = Room(job, view, stop, clock)
+        self._crew: Crew | None = None
 
     def supervise(self) -> int:
         """Supervise the run to its end.
@@ -87,7 +88,7 @@ class Supervisor:
         self._room.notice.clear()  # takes its block while there is room
         if not self._close_lost_attempt():
             return EXIT_FAILURE
-        while not self._pause(pause):
+        while not self._pause(pause) and self._muster():
             outcome, decision = self._attempt(next_attempt(self._run.read_attempts()))
             if not decision.again:
                 return EXIT_CODES[outcome]
@@ -100,6 +101,16 @@ class Supervisor:
         why = f"requested by {ASKED.get(asked, asked)}"
         self._record(event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=asked)
         return EXIT_PREEMPTED
+
+    def _muster(self) -> bool:
+        """Wait for the nodes of an elastic run; returns whether an attempt may start."""
+        if self._job.nodes is None:
+            return True
+        self._crew = self._job.nodes.muster(self._view, self._stop.look)
+        if self._crew is None:
+            return False
+        self._job = replace(self._job, world_size=self._crew.world_size)
+        return True
 
     @property
     def _comes_back(self) -> bool:
@@ -139,9 +150,12 @@ class Supervisor:
         kills = oom_kills()
         attempt = self._room.having(lambda: job.start(number))
         watch = Watch(job, attempt, tail, self._view, self._stop, self._clock)
+        crew = self._crew
+        elastic = {} if crew is None else {"nodes": crew.nodes, "on": list(crew.names), "elastic": crew.words}
         self._record(
-            event="start", attempt=number, world_size=job.world_size, pid=attempt.pid, host=socket.gethostname()
-        )
+            event="start", attempt=number, world_size=job.world_size, pid=attempt.pid, host=socket.gethostname(),
+            **elastic,
+        )  # fmt: skip
         try:
             returncode, verdict = watch.follow()
         finally:
@@ -167,7 +181,7 @@ class Supervisor:
         lack = self._lack(found) if found.outcome is Outcome.FAILURE else None
         if lack is not None:
             found = replace(found, sentence=str(lack))
-        decision = self._judge(number, found, counts=lack is None)
+        decision = self._judge(number, found, counts=lack is None, growing=watch.growing)
         if lack is not None and decision.again and not self._room.wait(lack):
             raise lack
         return found.outcome, decision
@@ -190,11 +204,19 @@ class Supervisor:
         """Whether every rank has written an event in an attempt: before that there is nothing to save."""
         return all(last_records(self._run.events(rank), attempt=number) for rank in range(self._job.world_size))
 
-    def _judge(self, number: int, found: Cause, *, counts: bool) -> Decision:
-        """Decide what follows, record it and show it. `counts` False: the failure counts against no budget."""
+    def _judge(self, number: int, found: Cause, *, counts: bool, growing: str | None = None) -> Decision:
+        """Decide what follows, record it and show it.
+
+        `counts` False: the failure counts against no budget. `growing`: why the ranks were asked to save for more
+        nodes, which is no preemption either.
+        """
         asked = self._stop.settle()
         end = {"event": "end", "attempt": number, "outcome": found.outcome.value, "step": self._step()}
-        if found.outcome is Outcome.PREEMPTED and (other := self._stop.other_than_preemption()):
+        if found.outcome is Outcome.PREEMPTED and growing is not None and asked is None:
+            with suppress(OSError):
+                self._run.stop_request.unlink(missing_ok=True)
+            found, counts, end["grows"] = replace(found, sentence=f"{found.sentence}: {growing}"), False, True
+        elif found.outcome is Outcome.PREEMPTED and (other := self._stop.other_than_preemption()):
             found = replace(found, sentence=f"{found.sentence}: {other}")
             counts = False
         if not counts:

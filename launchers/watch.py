@@ -8,7 +8,7 @@ from typing import Any
 from ortflow.launchers.cause import Cause, cause
 from ortflow.launchers.moving import Liveness
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.stop import Stop, write_request
+from ortflow.launchers.stop import GROWTH, Stop, read_request, write_request
 from ortflow.launchers.supervised import Job, Running, View
 from ortflow.launchers.tail import EventTail, ends_of, newest
 from ortflow.workflow.clock import Clock
@@ -51,6 +51,9 @@ class Watch:
     def __init__(self, job: Job, attempt: Running, tail: EventTail, view: View, stop: Stop, clock: Clock) -> None:
         self._job, self._attempt, self._tail = job, attempt, tail
         self._view, self._stop, self._clock = view, stop, clock
+        self.growing: str | None = None
+        """Why the ranks were asked to save for an attempt with more nodes."""
+        self._trains_since: float | None = None
 
     def follow(self) -> tuple[int, Cause | None]:
         """Wait for the end of the attempt; the exit code, and the cause if it was ended here."""
@@ -67,6 +70,8 @@ class Watch:
             if self._stop.look() and asked_at is None:
                 asked_at = moment
                 self._ask()
+            if asked_at is None and self._grow():
+                asked_at = moment
             if self._stop.now or (asked_at is not None and moment > asked_at + self._job.grace):
                 attempt.kill()
                 late = "" if self._stop.now else f": they did not leave within {self._job.grace:g} s"
@@ -93,6 +98,8 @@ class Watch:
     def pass_on(self) -> None:
         """Show the new events of rank 0."""
         for record in self._tail.read():
+            if self._trains_since is None and record.get("event") == "step":
+                self._trains_since = self._clock.monotonic()
             self._view.record(record)
 
     def _ask(self) -> None:
@@ -103,6 +110,20 @@ class Watch:
         self._attempt.ask_to_leave()
         again = "; Ctrl-C again leaves now" if reason == "interrupt" else ""
         self._view.say(f"{ASKED.get(reason, reason)}: saving and leaving{again}")
+
+    def _grow(self) -> bool:
+        """Ask the ranks to save and exit if more nodes can take part; returns whether they were asked."""
+        if self._job.nodes is None or self._trains_since is None:
+            return False
+        self.growing = self._job.nodes.growing(self._clock.monotonic() - self._trains_since)
+        if self.growing is None:
+            return False
+        if read_request(self._job.run.stop_request) is None:  # never replace a request of the user
+            with suppress(OSError):
+                write_request(self._job.run.stop_request, GROWTH)
+        self._attempt.ask_to_leave()
+        self._view.say(f"{self.growing}: saving and restarting")
+        return True
 
     def _dead(self) -> set[int]:
         """Ranks that have ended without a final event."""

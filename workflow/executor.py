@@ -20,6 +20,7 @@ from ortflow.workflow.fence import Fence
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.spec.elastic import REASON, of_this_attempt
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.steps.checkpoint import checkpoint
 from ortflow.workflow.steps.configure import configure
@@ -51,7 +52,13 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
     events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid())
     context = None
     try:
-        spec = load_run_file(run_dir.run_file, others=False)
+        whole = load_run_file(run_dir.run_file, others=False)
+        spec = of_this_attempt(whole, os.environ)
+        if whole.elastic:
+            events.write(
+                "elastic", nodes=spec.resources.nodes, of_nodes=whole.resources.nodes, world_size=place.world_size,
+                gradient_accumulation=spec.accumulation, reason=os.environ.get(REASON, ""),
+            )  # fmt: skip
         context = Context(run_dir, spec, place, attempt, stop, events, fence)
         context.engine = Engine(STEPS, events)
         context.engine.run(context)

@@ -23,7 +23,7 @@ from ortflow.workflow.record import ATTEMPTS, read_records
 OWN_FILES = re.compile(
     rf"""
     (run\.yaml | plan\.json | attempts\.jsonl(\.damaged)? | kubernetes\.json | \.(launcher|ranks|log replicator)\.lock
-    | \.stop | \.owner | \.run_supervisor | \.heartbeat
+    | \.stop | \.lost_nodes | \.owner | \.run_supervisor | \.heartbeat
     | events/rank-\d{{4,}}\.jsonl(\.damaged)?
     | logs/(attempt-\d{{2,}}/)?[\w-]+\.log
     | graphs/(\.?[\w.]+\.(onnx|safetensors) | graphs\.json)
@@ -79,6 +79,11 @@ class RunDir:
     def stop_request(self) -> Path:
         """Exists while a request to save and stop is pending."""
         return self.root / ".stop"
+
+    @property
+    def lost_nodes(self) -> Path:
+        """Names of the simulated nodes that are lost, for the local launcher; one on a line."""
+        return self.root / ".lost_nodes"
 
     @property
     def owner(self) -> Path:

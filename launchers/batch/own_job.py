@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -114,6 +115,18 @@ class OwnJob(ABC):
         except OrtflowError:
             return Fate.UNKNOWN
         return Fate.UNKNOWN if job is None else self.fate_of(job)
+
+    def nodes(self) -> list[str] | None:
+        """Return the names of the nodes that the scheduler has given to this job; None if it cannot tell."""
+        return None
+
+    def more_nodes(self, count: int, script: Path, ours: Sequence[str]) -> bool:
+        """Whether the scheduler would start a job of the script on `count` nodes besides `ours` now."""
+        return False
+
+    def lost_nodes(self, names: Sequence[str]) -> list[str]:
+        """Return those of some nodes that are down, or that do not answer."""
+        return []
 
     def taken_away(self, output: str) -> str | None:
         """Return why the scheduler has requeued the job, if not for a preemption; `output` is the attempt's. Pure."""

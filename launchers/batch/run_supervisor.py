@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ortflow.launchers import processes
+from ortflow.launchers.batch.elastic import AllocatedNodes
 from ortflow.launchers.batch.job_validity import is_on_record, submission_of
 from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob, requeue, words_of
 from ortflow.launchers.batch.scheduler import Refused
@@ -31,6 +32,7 @@ from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rank import lacking
 from ortflow.workflow.record import ATTEMPTS, damage_message, set_aside
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.elastic import variables
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
 
@@ -92,6 +94,7 @@ class RunSupervisor:
         self._spec: RunSpec = load_run_file(run.run_file)
         self._view = PlainView(run, self._spec.monitor.every_steps)
         self._attempt: Started | None = None
+        self._nodes: AllocatedNodes | None = None
         self._held: int | None = None
         self._fence: Fence = claim(run, job=job.id, restarts=job.restarts, node=job.node)
 
@@ -120,6 +123,9 @@ class RunSupervisor:
         for note in pending_changes(self._run.read_attempts()):
             self._view.say(note)
         spec = self._spec
+        if spec.elastic and self._job.nodes() is not None:
+            script = self._run.root / self._job.folder / SCRIPT
+            self._nodes = AllocatedNodes(spec, self._job, script, self._run.read_attempts(), self._clock)
         job = Job(
             self._run,
             spec.world_size,
@@ -131,6 +137,7 @@ class RunSupervisor:
             hands_back=True,
             comes_back=True,
             room_seconds=spec.checkpoint.wait_for_room,
+            nodes=self._nodes,
         )
         stop = JobStop(self._run.stop_request, self._job, self._ranks.lead(spec), self._output, self._clock)
         code = Supervisor(job, self._view, stop, self._clock).supervise()
@@ -156,7 +163,11 @@ class RunSupervisor:
 
     def _start(self, number: int) -> Started:
         environment = {**os.environ, "ORTFLOW_ATTEMPT": str(number), VARIABLE: self._fence.token}
-        self._attempt = self._ranks.start(self._spec, number, environment)
+        spec = self._spec
+        if self._nodes is not None:
+            spec = self._nodes.spec
+            environment |= variables(spec, self._nodes.words)
+        self._attempt = self._ranks.start(spec, number, environment)
         return self._attempt
 
     def _output(self) -> str:

@@ -276,7 +276,11 @@ class Slurm(scheduler.Scheduler[Job]):
             return Answer(127, "", "sacct is not installed")
 
     def _read(self, *command: str) -> Answer:
-        return self._run(command, SETTINGS)
+        return self.answer(command)
+
+    def answer(self, command: Sequence[str], settings: Settings = SETTINGS) -> Answer:
+        """What a command of Slurm's answers, also if it refuses."""
+        return self._run(command, settings)
 
     def _run(self, command: Sequence[str], settings: Settings, seconds: float | None = None) -> Answer:
         seconds = seconds or self.patience

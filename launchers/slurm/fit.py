@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ortflow.launchers.slurm.site import Node, Partition
 from ortflow.workflow.spec.checks.slurm_syntax import gpus_in
+from ortflow.workflow.spec.elastic import permitted
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def asked(spec: RunSpec) -> Asked:
     resources, slurm = spec.resources, spec.backends.slurm
     gpus = resources.ranks_per_node * resources.gpus_per_rank
     return Asked(
-        nodes=resources.nodes,
+        # An elastic run can start on fewer.
+        nodes=permitted(spec)[0],
         cpus=resources.ranks_per_node * (resources.cpus_per_rank or 1),
         memory=-(-parse_memory(resources.memory) // _MIB) if resources.memory is not None else None,
         gpus=gpus if gpus else (gpus_in(slurm.gres) or 0),

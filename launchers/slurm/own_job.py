@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ortflow.launchers.batch.own_job import Fate, OwnJob
+from ortflow.launchers.slurm.allocation import hostnames, lost, would_start
 from ortflow.launchers.slurm.commands import Slurm, run_in_job
 from ortflow.launchers.slurm.jobs import WAITING, Job
 from ortflow.launchers.slurm.outcome import begin_job, leave_result
@@ -65,6 +66,17 @@ class SlurmJob(OwnJob):
     def follow_up(self, script: Path) -> str:
         ours = {name: None for name in os.environ if name.startswith("SBATCH_")}
         return self._slurm.submit(str(script), ours, f"--dependency=afterany:{self.id}")
+
+    def nodes(self) -> list[str] | None:
+        names = os.environ.get("SLURM_JOB_NODELIST")
+        return hostnames(self._slurm, names) if names else None
+
+    def more_nodes(self, count: int, script: Path, ours: Sequence[str]) -> bool:
+        # An array's script is beside the runs, and would start all its tasks.
+        return self.task is None and script.exists() and would_start(self._slurm, script, count, ours)
+
+    def lost_nodes(self, names: Sequence[str]) -> list[str]:
+        return lost(self._slurm, names)
 
     def taken_away(self, output: str) -> str | None:
         return taken_away(output)

@@ -16,9 +16,11 @@ from ortflow.launchers.slurm.own_job import SlurmJob
 from ortflow.launchers.slurm.step import StepAttempt
 from ortflow.manifests.local import MpiKind
 from ortflow.manifests.slurm import Placement, settings
+from ortflow.manifests.slurm.launch import sized
 from ortflow.manifests.slurm.placement import Start
 from ortflow.workflow.errors import EXIT_USER
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.elastic import VARIABLE
 from ortflow.workflow.spec.run import RunSpec
 
 OURS = ("ORTFLOW_", "SLURM_")
@@ -36,7 +38,8 @@ class SlurmRanks:
         own = settings(spec, self._placement)
         ours = {name: value for name, value in own.items() if name not in environment or name.startswith(OURS)}
         mpirun = self._placement.kind if self._placement.start == "mpirun" else None
-        return StepAttempt(self._run, number, self._launch, {**environment, **ours}, mpirun)
+        launch = sized(self._launch, spec) if VARIABLE in environment else self._launch
+        return StepAttempt(self._run, number, launch, {**environment, **ours}, mpirun)
 
     def lead(self, spec: RunSpec) -> float:
         """Seconds ahead of the time limit at which the ranks save."""

@@ -9,6 +9,7 @@ from ortflow.manifests.slurm.placement import TASK, Placement
 from ortflow.manifests.slurm.quoting import directive
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.checks.slurm_syntax import carries_control, gpus_in
+from ortflow.workflow.spec.elastic import permitted
 from ortflow.workflow.spec.problem import printable
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
@@ -56,10 +57,17 @@ def _who(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]
 
 def _what(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]]:
     resources = spec.resources
-    yield "nodes", str(resources.nodes)
-    yield "ntasks-per-node", str(resources.ranks_per_node)
-    if resources.cpus_per_rank is not None:
-        yield "cpus-per-task", str(resources.cpus_per_rank)
+    if spec.elastic:
+        # Of a range Slurm gives as many nodes as it can without delaying the start, but no more than it counts tasks:
+        # sbatch takes those of the smallest number of nodes. So cores are requested for each node.
+        fitting = permitted(spec)
+        yield "nodes", f"{fitting[0]}-{fitting[-1]}"
+        yield "mincpus", str(resources.ranks_per_node * (resources.cpus_per_rank or 1))
+    else:
+        yield "nodes", str(resources.nodes)
+        yield "ntasks-per-node", str(resources.ranks_per_node)
+        if resources.cpus_per_rank is not None:
+            yield "cpus-per-task", str(resources.cpus_per_rank)
     yield from _gpus(spec, placement.start)
     if resources.memory is not None:
         mebibytes = -(-parse_memory(resources.memory) // _MIB)
@@ -74,7 +82,7 @@ def _gpus(spec: RunSpec, start: str) -> Iterator[tuple[str, str | None]]:
     slurm, each = spec.backends.slurm, spec.resources.gpus_per_rank
     of_node = each * spec.resources.ranks_per_node
     gres = [slurm.gres] if slurm.gres is not None else []
-    if each and gpus_per_task(spec, start):
+    if each and gpus_per_task(spec, start) and not spec.elastic:
         yield "gpus-per-task", counted(spec, each)
     elif each and slurm.gpus_as != "gres":
         yield "gpus-per-node", counted(spec, of_node)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortflow.manifests.local import RANK_MODULE
@@ -26,6 +28,17 @@ def starter(spec: RunSpec, placement: Placement) -> list[str]:
     if placement.start == "none" and spec.world_size > 1:
         raise ValueError(f"{spec.world_size} ranks need an MPI to start them")
     return _srun(spec, placement)
+
+
+def sized(launch: Sequence[str], spec: RunSpec) -> list[str]:
+    """The arguments after the supervisor process's `--` for the nodes of an attempt, as in `spec`, of an elastic run.
+
+    srun's have no numbers in the script, mpirun's those of all nodes.
+    """
+    if Path(launch[0]).name == "srun":
+        return [launch[0], f"--nodes={spec.resources.nodes}", f"--ntasks={spec.world_size}", *launch[1:]]
+    place = list(launch).index("-n") + 1
+    return [*launch[:place], str(spec.world_size), *launch[place + 1 :]]
 
 
 def rank(spec: RunSpec, placement: Placement) -> list[str]:
@@ -55,8 +68,8 @@ def _srun(spec: RunSpec, placement: Placement) -> list[str]:
     arguments = [
         "srun",
         f"--mpi={placement.start}",
-        f"--nodes={resources.nodes}",
-        f"--ntasks={spec.world_size}",
+        # Of an elastic run the supervisor process adds both, for the nodes that Slurm has given.
+        *([] if spec.elastic else [f"--nodes={resources.nodes}", f"--ntasks={spec.world_size}"]),
         # The count alone may place 3 ranks on one of two nodes and 1 on the other.
         f"--ntasks-per-node={resources.ranks_per_node}",
     ]

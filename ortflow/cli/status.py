@@ -117,7 +117,7 @@ def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None
 
 def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
     """Many statuses as rows for people; an empty column is left out. Pure."""
-    head = ("NAME", "STATE", "STEP", "LOSS", "HEARD OF", "JOB", "WAITS")
+    head = ("NAME", "STATE", "STEP", "LOSS", "HEARD OF", "RANKS", "JOB", "WAITS")
     rows = [
         (
             Path(how.directory).name,
@@ -125,6 +125,7 @@ def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
             _step(how),
             _number(how.loss),
             _ago(how.time, now),
+            (how.ranks or "").partition(":")[0],
             how.job or "",
             (how.waits or "").partition(";")[0],
         )
@@ -158,6 +159,7 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "job": job,
         "job ends": None if how.job_ends_at is None else _moment(how.job_ends_at, now),
         "doing": how.phase,
+        "ranks": how.ranks,
         "step": _step(how),
         "loss": None if how.loss is None else _number(how.loss),
         "evaluation": evaluation_words(how.evaluation) or None,

@@ -112,6 +112,9 @@ class Resources(Section):
 
     nodes: Positive = 1
     """Machines."""
+    min_nodes: Positive | None = None
+    """Smallest number of machines that an elastic run goes on with when some are lost; by default the run always has
+    `nodes`."""
     ranks_per_node: Positive = 1
     """Ranks on each."""
     cpus_per_rank: Positive | None = None
@@ -151,6 +154,11 @@ class Restart(Section):
     hung_seconds: PositiveFloat | None = 1800.0
     """Seconds without a heartbeat from rank 0 after which an attempt counts as hung, which is a failure; null disables
     the check."""
+    shrink_seconds: NonNegativeFloat = 60.0
+    """Seconds that an elastic run waits for missing nodes before it goes on with fewer; Slurm decides that itself."""
+    grow_seconds: PositiveFloat | None = 300.0
+    """Seconds that an elastic run trains with fewer nodes before it saves and restarts with those that are back; null:
+    it grows only when it is restarted for another reason."""
     backoff: Backoff = Backoff.model_construct()
     """Pause before a restart."""
 
@@ -209,6 +217,11 @@ class RunSpec(Section):
     def world_size(self) -> int:
         """Ranks in all."""
         return self.resources.nodes * self.resources.ranks_per_node
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of nodes may change from attempt to attempt."""
+        return self.resources.min_nodes is not None and self.resources.min_nodes < self.resources.nodes
 
     @property
     def grid(self) -> Grid:

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.backends import BUILT_IN, sections_of
 from ortflow.workflow.spec.checks.batch import undivided
+from ortflow.workflow.spec.checks.elastic import check_elastic
 from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.checks.parallel import check_parallel
@@ -217,7 +218,7 @@ def _launchers(spec: RunSpec) -> Iterator[Problem]:
 
 RESERVED = frozenset(
     {
-        *("run.yaml", "plan.json", "attempts.jsonl", "events", "logs", "graphs", ".launcher"),
+        *("run.yaml", "plan.json", "attempts.jsonl", "events", "logs", "graphs", ".launcher", ".lost_nodes"),
         *(".launcher.lock", ".ranks.lock", ".log_replicator.lock", ".stop", ".owner", ".run_supervisor", ".heartbeat"),
         *(name for options in BUILT_IN.values() for name in options.FORMS.reserved),
     }
@@ -240,6 +241,7 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _padding,
     _columns,
     check_parallel,
+    check_elastic,
     _recompute,
     _resources,
     check_gpus,

@@ -1,0 +1,132 @@
+"""The nodes of an elastic run in a batch job: the scheduler chooses them from a range at each start of the job.
+
+Used by the run supervisor. A job keeps its nodes until it ends. So a run that has lost one is queued again, with the
+same range, and starts with what the scheduler has; to grow it saves and is queued again, when the scheduler says that
+the missing nodes would be free now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ortflow.launchers.batch.own_job import OwnJob
+from ortflow.launchers.elastic import absent, described, grown, most, say_crew, there_again
+from ortflow.launchers.lines import counted
+from ortflow.launchers.supervised import Crew, View
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.spec.elastic import on_nodes, permitted, skipped_words
+from ortflow.workflow.spec.run import RunSpec
+
+GROWTH_PERIOD = 60.0
+"""Most seconds between two questions to the scheduler for more nodes."""
+
+
+class AllocatedNodes:
+    """The nodes of one start of a job.
+
+    Parameters
+    ----------
+    spec
+        The run, with all its nodes.
+    job
+        The job of this process.
+    script
+        Its script, by which the scheduler is asked for more nodes.
+    records
+        Those of the run's earlier attempts.
+    clock
+        The clock of the questions.
+
+    Raises
+    ------
+    UserError
+        The scheduler has given fewer nodes than the run can use.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        job: OwnJob,
+        script: Path,
+        records: Sequence[dict[str, Any]] = (),
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._whole, self._job, self._script, self._clock = spec, job, script, clock
+        self._fitting = permitted(spec)
+        self.names = job.nodes() or []
+        """All that the scheduler has given."""
+        chosen = most(len(self.names), self._fitting)
+        if chosen is None:
+            raise UserError(
+                f"{job.scheduler} has given {counted(len(self.names), 'node')}, and the run needs {self._fitting[0]}",
+                where="resources.min_nodes",
+                fix="submit the run again with the number of nodes that it needs",
+            )
+        self.spec = on_nodes(spec, chosen)
+        """The run on the nodes of this start."""
+        self._before = [name for name in nodes_before(records) if name not in self.names]
+        self._vain = in_vain(records, chosen)
+        self.words = ""
+        self._next_look = clock.monotonic()
+
+    def muster(self, view: View, stopped: Callable[[], object]) -> Crew | None:
+        """The nodes of this start; the scheduler waits for them."""
+        if not self.words:
+            for words in skipped_words(self._whole):
+                view.say(words)
+            self.words = self._words()
+        say_crew(view, self.words, self.spec)
+        return Crew(self.spec.world_size, self.spec.resources.nodes, self.words, tuple(self.names))
+
+    def _words(self) -> str:
+        given, running = len(self.names), self.spec.resources.nodes
+        lost: list[str] = []
+        if given < self._whole.resources.nodes:
+            with suppress(OrtflowError):
+                lost = self._job.lost_nodes(self._before)
+        why = absent(lost, "lost") or f"{self._job.scheduler} has given {counted(given, 'node')}"
+        if given > running:
+            why += f", and {given} nodes do not divide a step's samples"
+        return described(running, self._whole.resources.nodes, why)
+
+    def growing(self, trained: float) -> str | None:
+        """Why the attempt is to make room for one with more nodes, `trained` seconds after its first step; else None."""
+        now, period = self._clock.monotonic(), self._whole.restart.grow_seconds
+        if period is None or trained < period * 2.0 ** min(self._vain, 30) or now < self._next_look:
+            return None
+        self._next_look = now + min(GROWTH_PERIOD, period)
+        running, given = self.spec.resources.nodes, len(self.names)
+        for wanted in reversed(self._fitting):
+            if wanted <= given:
+                return None
+            with suppress(OrtflowError):
+                free = self._job.more_nodes(wanted - given, self._script, self.names)
+                if free and grown(running, wanted, self._fitting) is not None:
+                    return there_again(wanted, self._whole)
+        return None
+
+
+def in_vain(records: Sequence[dict[str, Any]], nodes: int) -> int:
+    """How many attempts in a row, before one of so many nodes, made room for more and were followed by no more. Pure.
+
+    The period is doubled for each: another job may take the nodes that the scheduler has promised.
+    """
+    count = 0
+    for record in reversed(records):
+        if record.get("event") == "end" and not record.get("grows"):
+            break
+        if record.get("event") == "start":
+            if record.get("nodes", 0) < nodes:
+                break
+            count += 1
+    return count
+
+
+def nodes_before(records: Sequence[dict[str, Any]]) -> list[str]:
+    """The nodes of the newest attempt that recorded them. Pure."""
+    starts = (record for record in reversed(records) if record.get("event") == "start" and "on" in record)
+    return [str(name) for name in next(starts, {"on": []})["on"]]

@@ -1,0 +1,165 @@
+"""How many nodes the next attempt of an elastic run takes, and when a running one makes room for more.
+
+The decisions are pure functions of what is there and how long it has been so. `ElasticNodes` applies them where the
+launcher itself chooses the nodes: on this machine, where nodes are simulated, and on Kubernetes. A batch scheduler
+chooses them with the job (`ortflow.launchers.batch.elastic`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ortflow.launchers.supervised import Crew, View
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.spec.elastic import on_nodes, permitted, skipped_words
+from ortflow.workflow.spec.run import RunSpec
+
+PERIOD = 0.5
+"""Seconds between two looks for missing nodes before an attempt."""
+GROWTH_PERIOD = 5.0
+"""Seconds between two looks for nodes that are back, during an attempt."""
+TELL = 30.0
+"""Seconds between two messages about missing nodes."""
+LISTED = 3
+
+
+def most(present: int, fitting: Sequence[int]) -> int | None:
+    """The largest permitted number of nodes that are there; None if even the smallest is not."""
+    return max((nodes for nodes in fitting if nodes <= present), default=None)
+
+
+def next_nodes(present: int, fitting: Sequence[int], waited: float, patience: float) -> int | None:
+    """The number of nodes of an attempt that starts now; None to wait.
+
+    Parameters
+    ----------
+    present
+        Nodes that are there.
+    fitting
+        Permitted numbers, ascending.
+    waited, patience
+        Seconds for which nodes were awaited, and for which a larger number is worth waiting.
+    """
+    found = most(present, fitting)
+    return None if found is None or (found < fitting[-1] and waited < patience) else found
+
+
+def grown(running: int, present: int, fitting: Sequence[int]) -> int | None:
+    """The larger number of nodes for which an attempt of `running` nodes is to make room; None to let it run."""
+    found = most(present, fitting)
+    return found if found is not None and found > running else None
+
+
+def described(nodes: int, wanted: int, lost: str = "") -> str:
+    """`all 4 nodes`, or `2 of 4 nodes: n3 is lost`."""
+    if nodes == wanted:
+        return f"all {wanted} nodes"
+    return f"{nodes} of {wanted} nodes" + (f": {lost}" if lost else "")
+
+
+def absent(names: Sequence[str], state: str) -> str:
+    """`n3 is lost`, `n3 and n4 are lost`, with at most a few names."""
+    if not names:
+        return ""
+    shown = list(names[:LISTED])
+    if len(names) > LISTED:
+        shown.append(f"{len(names) - LISTED} more")
+    text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return f"{text} {'is' if len(names) == 1 else 'are'} {state}"
+
+
+class Pool(Protocol):
+    """The nodes that may take part in an attempt."""
+
+    names: Sequence[str]
+    """All of them, in the order of the ranks."""
+    state: str
+    """What is the matter with a node that is not there, such as `lost`."""
+
+    def present(self, among: Sequence[str]) -> list[str]:
+        """Return those that are there, in the order of `among`."""
+
+
+class ElasticNodes:
+    """The nodes of an elastic run whose launcher chooses them.
+
+    Parameters
+    ----------
+    spec
+        The run, with all its nodes.
+    pool
+        The nodes.
+    clock
+        The clock of every wait.
+    """
+
+    def __init__(self, spec: RunSpec, pool: Pool, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._whole, self._pool, self._clock = spec, pool, clock
+        self._fitting = permitted(spec)
+        self._next_look = clock.monotonic()
+        self._told_skipped = False
+        self.spec = spec
+        """The run on the nodes of the present attempt."""
+        self.names: list[str] = []
+        """The names of these nodes."""
+        self.words = ""
+        """Their number, and why it is not larger."""
+
+    def muster(self, view: View, stopped: Callable[[], object]) -> Crew | None:
+        """Choose the nodes of the next attempt, and wait for them; None if `stopped` returned a reason meanwhile."""
+        if not self._told_skipped:
+            self._told_skipped = True
+            for words in skipped_words(self._whole):
+                view.say(words)
+        begun = told = self._clock.monotonic()
+        while not stopped():
+            now = self._clock.monotonic()
+            present = self._pool.present(self._pool.names)
+            chosen = next_nodes(len(present), self._fitting, now - begun, self._whole.restart.shrink_seconds)
+            if chosen is not None:
+                return self._take(present, chosen, view)
+            if now >= told + TELL or now == begun:
+                told = now
+                view.say(f"waiting for nodes: {self._lost(present)}")
+            view.tick()
+            self._clock.sleep(PERIOD)
+        return None
+
+    def _take(self, present: Sequence[str], chosen: int, view: View) -> Crew:
+        self.names, self.spec = list(present[:chosen]), on_nodes(self._whole, chosen)
+        wanted = self._whole.resources.nodes
+        why = self._lost(present)
+        if len(present) > chosen:
+            why += f", and {len(present)} nodes do not divide a step's samples"
+        self.words = described(chosen, wanted, why)
+        say_crew(view, self.words, self.spec)
+        return Crew(self.spec.world_size, chosen, self.words, tuple(self.names))
+
+    def _lost(self, present: Sequence[str]) -> str:
+        missing = [name for name in self._pool.names if name not in present]
+        return absent(missing, self._pool.state)
+
+    def growing(self, trained: float) -> str | None:
+        """Why the attempt is to make room for one with more nodes, `trained` seconds after its first step; else None."""
+        now, period, running = self._clock.monotonic(), self._whole.restart.grow_seconds, len(self.names)
+        if period is None or trained < period or now < self._next_look or running == self._fitting[-1]:
+            return None
+        self._next_look = now + GROWTH_PERIOD
+        # Those of the attempt are watched by the attempt.
+        back = self._pool.present([name for name in self._pool.names if name not in self.names])
+        more = grown(running, running + len(back), self._fitting)
+        return None if more is None else there_again(more, self._whole)
+
+
+def there_again(nodes: int, whole: RunSpec) -> str:
+    """Why an attempt is to save."""
+    return f"{nodes} of {whole.resources.nodes} nodes are there again"
+
+
+def say_crew(view: View, words: str, spec: RunSpec) -> None:
+    """Show the nodes and ranks of an attempt, and how they divide a step's samples."""
+    view.say(
+        f"{words}; {spec.world_size} ranks, gradient accumulation {spec.accumulation} for {spec.global_batch} samples "
+        "a step"
+    )

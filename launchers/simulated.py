@@ -1,0 +1,77 @@
+"""The nodes of an elastic run on this machine: groups of its ranks, which a file in the run directory takes away.
+
+Used by the local launcher, to try out on a laptop what happens to an elastic run on a cluster. A node whose name stands
+in `.lost_nodes` is lost: its ranks are killed, and no attempt gets it until the name is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ortflow.launchers import processes
+from ortflow.launchers.attempt import Attempt
+from ortflow.launchers.cause import Cause
+from ortflow.launchers.elastic import absent
+from ortflow.launchers.records import Outcome
+from ortflow.manifests.local import MpiKind
+from ortflow.workflow.errors import EXIT_FAILURE
+from ortflow.workflow.rundir import RunDir
+
+
+class SimulatedNodes:
+    """The nodes node1, node2, … of a run on this machine."""
+
+    state = "lost"
+
+    def __init__(self, run: RunDir, nodes: int) -> None:
+        self._file = run.lost_nodes
+        self.names: Sequence[str] = [f"node{number}" for number in range(1, nodes + 1)]
+
+    def present(self, among: Sequence[str]) -> list[str]:
+        """Those that the file does not name."""
+        try:
+            lost = self._file.read_text(encoding="utf-8", errors="replace").split()
+        except OSError:
+            lost = []
+        return [name for name in among if name not in lost]
+
+
+class SimulatedAttempt(Attempt):
+    """An attempt whose nodes can be lost; `nodes` are their names, in the order of the ranks."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        world_size: int,
+        mpi: MpiKind | None,
+        pool: SimulatedNodes,
+        nodes: Sequence[str],
+    ) -> None:
+        self._pool, self._nodes, self._lost = pool, list(nodes), list[str]()
+        super().__init__(run, number, command, environment, world_size, mpi)
+
+    def poll(self) -> int | None:
+        """As of every attempt; kills the ranks of a node that is lost."""
+        returncode = super().poll()
+        if returncode is None and not self._lost:
+            present = self._pool.present(self._nodes)
+            self._lost = [name for name in self._nodes if name not in present]
+            if self._lost:
+                self._kill_lost()
+        return returncode
+
+    def _kill_lost(self) -> None:
+        each = self.world_size // len(self._nodes)
+        places = [self._nodes.index(name) for name in self._lost]
+        ranks = {place * each + k for place in places for k in range(each)}
+        if ranks <= self.ranks.keys():
+            processes.kill(self.ranks[rank] for rank in ranks)
+        else:
+            self.kill()
+
+    def verdict(self, returncode: int) -> Cause | None:
+        """A lost node, which no rank can report."""
+        return Cause(Outcome.LOST, EXIT_FAILURE, absent(self._lost, "lost")) if self._lost else None

@@ -1,0 +1,56 @@
+"""A run that names a range of nodes: one is switched off in the middle of it, and on again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster import ENDS, Cluster, slow
+from project import Project, curve, evaluations, of_kind
+from testbed import Testbed, wait_until
+
+SHAPE: dict[str, Any] = {
+    "data__micro_batch": 2,
+    "train__global_batch": 24,
+    "train__steps": 32,
+    "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1},
+    "train__schedule": {"name": "constant"},
+    "checkpoint__every_steps": 4,
+    "restart": {
+        "failures": 0, "preemptions": 0, "grow_seconds": 2.0, "backoff": {"first": 0.0, "limit": 0.0},
+    },
+}  # fmt: skip
+NODES = {"nodes": 4, "min_nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "memory": "1Gi"}
+
+
+@pytest.fixture
+def without_dropout(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """Dropout would draw other masks on another number of ranks."""
+    return Cluster(testbed, Project.make(tmp_path_factory.mktemp("elastic"), dropout=0.0))
+
+
+def test_a_node_is_lost_and_comes_back(without_dropout: Cluster) -> None:
+    testbed, project = without_dropout.testbed, without_dropout.project
+    run = without_dropout.submit("elastic", **SHAPE, resources=NODES, **slow(0.5, attempts=2))
+    run.until_step(7)
+    lost = testbed.hosts(run.job)[2]
+    testbed.node("off", lost)
+    undisturbed = project.run("undisturbed", **SHAPE, resources={"ranks_per_node": 1})
+    wait_until(lambda: len(run.records("start")) == 2, ENDS, run.transcript)
+    assert run.records("start")[1]["elastic"] == f"3 of 4 nodes: {lost} is lost"
+    run.until_attempt(1, 10)
+    assert run.status()["ranks"] == f"3, on 3 of 4 nodes: {lost} is lost"
+    assert "3 of 4" in without_dropout.ortflow("list").stdout
+    testbed.node("start", lost)
+    run.finish()
+
+    starts, ends = run.records("start"), run.records("end")
+    assert [(start["nodes"], start["world_size"]) for start in starts] == [(4, 4), (3, 3), (4, 4)], run.transcript()
+    assert run.outcomes() == ["lost", "preempted", "finished"]
+    assert "4 of 4 nodes are there again" in ends[1]["cause"]
+    assert (run.status()["failures"], run.status()["preemptions"]) == (0, 0), "neither counts"
+    assert [event["gradient_accumulation"] for event in of_kind(run.run_dir, "elastic")] == [3, 4, 3]
+    assert {event["samples"] for event in of_kind(run.run_dir, "step")} == {24}
+    np.testing.assert_allclose(curve(run.run_dir), curve(undisturbed), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(evaluations(run.run_dir), evaluations(undisturbed), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,32 @@
+"""Whether the range of nodes of an elastic run makes sense. Pure; called by `check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ortflow.workflow.spec.elastic import permitted, skipped_words
+from ortflow.workflow.spec.problem import KeyPath, Problem
+from ortflow.workflow.spec.run import RunSpec
+
+PATH: KeyPath = ("resources", "min_nodes")
+
+
+def check_elastic(spec: RunSpec) -> Iterator[Problem]:
+    """Every contradiction of `resources.min_nodes` with other keys."""
+    least, most = spec.resources.min_nodes, spec.resources.nodes
+    nodes: KeyPath = ("resources", "nodes")
+    if least is None:
+        return
+    if least > most:
+        yield Problem(PATH, f"is {least}, more than resources.nodes, {most}", f"give at most {most}", others=(nodes,))
+        return
+    data = spec.parallel.data
+    if least < most and data is not None:
+        what = f"is {data}, and resources.min_nodes lets the number of replicas change"
+        yield Problem(("parallel", "data"), what, "remove one of them", others=(PATH,))
+    elif spec.elastic and most in (fitting := permitted(spec)) and len(fitting) == 1:
+        what = f"is {least}, and no number of nodes below {most} fits: {'; '.join(skipped_words(spec)[:3])}"
+        others: tuple[KeyPath, ...] = (
+            nodes, ("resources", "ranks_per_node"), ("data", "micro_batch"), ("train", "global_batch"),
+        )  # fmt: skip
+        yield Problem(PATH, what, "change train.global_batch or data.micro_batch, or remove it", others=others)
