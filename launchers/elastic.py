@@ -77,6 +77,9 @@ class Pool(Protocol):
     state: str
     """What is the matter with a node that is not there, such as `lost`."""
 
+    def shown(self, name: str) -> str:
+        """Return the name for messages."""
+
     def present(self, among: Sequence[str]) -> list[str]:
         """Return those that are there, in the order of `among`."""
 
@@ -134,14 +137,14 @@ class ElasticNodes:
             why += f", and {len(present)} nodes do not divide a step's samples"
         self.words = described(chosen, wanted, why)
         say_crew(view, self.words, self.spec)
-        return Crew(self.spec.world_size, chosen, self.words, tuple(self.names))
+        return Crew(self.spec.world_size, chosen, self.words, tuple(map(self._pool.shown, self.names)))
 
     def _lost(self, present: Sequence[str]) -> str:
-        missing = [name for name in self._pool.names if name not in present]
+        missing = [self._pool.shown(name) for name in self._pool.names if name not in present]
         return absent(missing, self._pool.state)
 
     def growing(self, trained: float) -> str | None:
-        """Why the attempt is to make room for one with more nodes, `trained` seconds after its first step; else None."""
+        """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
         now, period, running = self._clock.monotonic(), self._whole.restart.grow_seconds, len(self.names)
         if period is None or trained < period or now < self._next_look or running == self._fitting[-1]:
             return None

@@ -128,6 +128,12 @@ def elastic_ranks(records: Records) -> str | None:
     return f"{start.get('world_size')}, on {start['elastic']}" if start.get("elastic") else None
 
 
+def elastic_nodes(records: Records) -> list[str] | None:
+    """The nodes of the newest attempt of an elastic run; None for another."""
+    start = next((record for record in reversed(records) if record.get("event") == "start"), {})
+    return [str(name) for name in start["on"]] if isinstance(start.get("on"), list) else None
+
+
 def last_end(records: Records) -> dict[str, Any] | None:
     """The newest record of how an attempt, or the pause after one, ended."""
     return next((record for record in reversed(records) if record.get("event") in ("end", "stop")), None)

@@ -27,6 +27,10 @@ class SimulatedNodes:
         self._file = run.lost_nodes
         self.names: Sequence[str] = [f"node{number}" for number in range(1, nodes + 1)]
 
+    def shown(self, name: str) -> str:
+        """The name itself."""
+        return name
+
     def present(self, among: Sequence[str]) -> list[str]:
         """Those that the file does not name."""
         try:

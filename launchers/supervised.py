@@ -37,7 +37,7 @@ class Nodes(Protocol):
         """Choose the nodes of the next attempt, and wait for them; None if `stopped` returned a reason meanwhile."""
 
     def growing(self, trained: float) -> str | None:
-        """Why the attempt is to make room for one with more nodes, `trained` seconds after its first step; else None."""
+        """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
 
 
 @dataclass(frozen=True)

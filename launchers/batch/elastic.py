@@ -15,6 +15,7 @@ from typing import Any
 from ortflow.launchers.batch.own_job import OwnJob
 from ortflow.launchers.elastic import absent, described, grown, most, say_crew, there_again
 from ortflow.launchers.lines import counted
+from ortflow.launchers.records import elastic_nodes
 from ortflow.launchers.supervised import Crew, View
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -68,7 +69,7 @@ class AllocatedNodes:
             )
         self.spec = on_nodes(spec, chosen)
         """The run on the nodes of this start."""
-        self._before = [name for name in nodes_before(records) if name not in self.names]
+        self._before = [name for name in elastic_nodes(records) or () if name not in self.names]
         self._vain = in_vain(records, chosen)
         self.words = ""
         self._next_look = clock.monotonic()
@@ -94,7 +95,7 @@ class AllocatedNodes:
         return described(running, self._whole.resources.nodes, why)
 
     def growing(self, trained: float) -> str | None:
-        """Why the attempt is to make room for one with more nodes, `trained` seconds after its first step; else None."""
+        """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
         now, period = self._clock.monotonic(), self._whole.restart.grow_seconds
         if period is None or trained < period * 2.0 ** min(self._vain, 30) or now < self._next_look:
             return None
@@ -124,9 +125,3 @@ def in_vain(records: Sequence[dict[str, Any]], nodes: int) -> int:
                 break
             count += 1
     return count
-
-
-def nodes_before(records: Sequence[dict[str, Any]]) -> list[str]:
-    """The nodes of the newest attempt that recorded them. Pure."""
-    starts = (record for record in reversed(records) if record.get("event") == "start" and "on" in record)
-    return [str(name) for name in next(starts, {"on": []})["on"]]

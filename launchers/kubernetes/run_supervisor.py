@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from ortflow.launchers.base import Submission
+from ortflow.launchers.elastic import ElasticNodes
 from ortflow.launchers.interpreter import check, examine
 from ortflow.launchers.kubernetes.attempt import PodAttempt
 from ortflow.launchers.kubernetes.disk_space import await_room
@@ -28,6 +29,7 @@ from ortflow.launchers.kubernetes.log_stream import LogStream
 from ortflow.launchers.kubernetes.mpirun import command, environment, hostfile
 from ortflow.launchers.kubernetes.ownership import Ownership, owner_of
 from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.pool import HostPool
 from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
 from ortflow.launchers.locks import wait_free
 from ortflow.launchers.mpi import find_mpi
@@ -51,6 +53,7 @@ from ortflow.workflow.errors import (
 )
 from ortflow.workflow.fence import DELAY, VARIABLE
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.elastic import variables
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.units import parse_time
 from ortflow.workflow.streams import guard_log
@@ -95,6 +98,7 @@ class RunSupervisor:
     def __init__(self, pod: Pod, spec: RunSpec, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._pod, self._spec, self._folder, self._clock = pod, spec, folder, clock
         self._run = RunDir(Path(str(spec.run_dir)))
+        self._pool: HostPool | None = None
         self._python = spec.resources.python or sys.executable
         self._ownership = Ownership(self._run, pod, clock)
         self._log_stream = LogStream(self._run, spec.monitor.every_steps, spec.world_size, clock)
@@ -161,11 +165,15 @@ class RunSupervisor:
         return self._end(code)
 
     def _supervise(self, mpi: Mpi) -> int:
-        spec = self._spec
+        spec, nodes = self._spec, None
+        if spec.elastic:
+            leaves = UnreadyWorkers(self._pod, self._log_stream.say, self._clock)
+            self._pool = HostPool(self._hosts(), self._pod.ssh_port, leaves)
+            nodes = ElasticNodes(spec, self._pool, self._clock)
         job = Job(
-            self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi),
+            self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi, nodes),
             self.wait_for_old_ranks, LOST, comes_back=True, grace=ranks_grace(spec.backends.kubernetes.grace_seconds),
-            room_seconds=spec.checkpoint.wait_for_room,
+            room_seconds=spec.checkpoint.wait_for_room, nodes=nodes,
         )  # fmt: skip
         try:
             return Supervisor(job, self._log_stream, self._stop, self._clock).supervise()
@@ -202,27 +210,41 @@ class RunSupervisor:
             )
         return mpi
 
-    def _start(self, number: int, mpi: Mpi) -> PodAttempt:
-        spec, pod = self._spec, self._pod
-        slots = spec.resources.ranks_per_node
-        hosts = read_hosts()
-        if len(hosts) != spec.resources.nodes:
+    def _hosts(self) -> list[str]:
+        hosts, nodes = read_hosts(), self._spec.resources.nodes
+        if len(hosts) != nodes:
             raise UserError(
-                f"the operator gives {len(hosts)} hosts, and the run has {spec.resources.nodes} nodes",
+                f"the operator gives {len(hosts)} hosts, and the run has {nodes} nodes",
                 where="resources.nodes",
                 fix="do not scale the MPIJob: submit the run again with the number of nodes that it needs",
             )
+        return hosts
+
+    def _await_all(self, number: int) -> dict[str, str]:
+        """The addresses of all hosts, as soon as all answer."""
+        hosts = self._hosts()
         self._log_stream.say(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
-        unready_workers = UnreadyWorkers(pod, self._log_stream.say, self._clock)
-        known = wait_for(hosts, pod.ssh_port, WAIT, self._look, self._log_stream.say, unready_workers, self._clock)
+        unready_workers = UnreadyWorkers(self._pod, self._log_stream.say, self._clock)
+        say = self._log_stream.say
+        return wait_for(hosts, self._pod.ssh_port, WAIT, self._look, say, unready_workers, self._clock)
+
+    def _start(self, number: int, mpi: Mpi, nodes: ElasticNodes | None) -> PodAttempt:
+        spec, pod, more = self._spec, self._pod, dict[str, str]()
+        slots = spec.resources.ranks_per_node
+        if nodes is None or self._pool is None:
+            known = self._await_all(number)
+        else:
+            spec, more = nodes.spec, variables(nodes.spec, nodes.words)
+            known = {host: self._pool.addresses[host] for host in nodes.names}
         file = Path(tempfile.mkdtemp(prefix="ortflow-")) / "hosts"
-        file.write_text(hostfile(mpi.kind, hosts, slots))
+        file.write_text(hostfile(mpi.kind, list(known), slots))
         own = {
             "ORTFLOW_RUN_DIR": str(self._run.root),
             "ORTFLOW_LAUNCHER": "kubernetes",
             "ORTFLOW_ATTEMPT": str(number),
             "PYTHONUNBUFFERED": "1",
             VARIABLE: self._ownership.renew(attempt=number),
+            **more,
         }
         here = socket.gethostbyname(socket.gethostname())
         outer = environment(own, os.environ, mpi, pod.ssh_port)

@@ -14,7 +14,7 @@ from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
 from ortflow.launchers.kubernetes.reasons import end_reason, fault_of, reported_end
 from ortflow.launchers.kubernetes.snapshot import View
-from ortflow.launchers.records import State, open_attempt, state
+from ortflow.launchers.records import State, elastic_nodes, open_attempt, state
 from ortflow.launchers.status import RunStatus
 from ortflow.workflow.errors import EXIT_USER
 
@@ -170,8 +170,12 @@ def _at_work(
     running = bool(alive) and objects.has_begun(alive[-1])
     cut = _cut_off(alive[-1]) if running and objects.uid(alive[-1]) in unread else None
     if open_attempt(records) is not None and running and objects.uid(alive[-1]) not in silent:
-        if (reason := _missing(workers, wanted, view)) is None:
-            return replace(reported, waits=cut or reported.waits or _unheard(workers, wanted))
+        crew = elastic_nodes(records)
+        taking_part = workers if crew is None else [pod for pod in workers if objects.name(pod) in crew]
+        needed = wanted if crew is None else sum("-worker-" in name for name in crew)
+        if (reason := _missing(taking_part, needed, view)) is None:
+            absent = _missing(workers, wanted, view) if crew is not None else None
+            return replace(reported, waits=cut or reported.waits or absent or _unheard(workers, wanted))
         return replace(reported, state=State.RESTARTING, phase=None, seconds_left=None, waits=reason)
     lack = cut or (reported.waits if running else None)
     reason = _missing(workers, wanted, view) or _not_ready(workers, wanted) or lack

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ortflow.manifests.kubernetes.common import Context, Document, metadata, present
 from ortflow.manifests.kubernetes.names import seconds
 from ortflow.manifests.kubernetes.pods import template
+from ortflow.workflow.spec.elastic import permitted
 
 API_VERSION, KIND = "kubeflow.org/v2beta1", "MPIJob"
 
@@ -32,7 +33,8 @@ def mpijob(context: Context) -> Document:
             "mpiImplementation": "OpenMPI" if backend.mpi == "openmpi" else "MPICH",
             "slotsPerWorker": context.spec.resources.ranks_per_node,
             "runLauncherAsWorker": backend.launcher_as_worker,
-            "launcherCreationPolicy": "WaitForWorkersReady",
+            # An elastic run starts without the workers that are missing for too long.
+            "launcherCreationPolicy": "AtStartup" if context.spec.elastic else "WaitForWorkersReady",
             "sshAuthMountPath": backend.ssh_folder
             or ("/home/ortflow/.ssh" if backend.security.run_as_user else "/root/.ssh"),
             "runPolicy": present(
@@ -62,7 +64,7 @@ def _scheduling(context: Context) -> Document | None:
     return present(
         {
             # The launcher is created when the workers are ready: a gang that includes it would wait forever.
-            "minAvailable": _workers(context),
+            "minAvailable": permitted(context.spec)[0] - context.backend.launcher_as_worker,
             "queue": gang.queue,
             "priorityClass": context.backend.priority_class,
             "scheduleTimeoutSeconds": gang.timeout_seconds,

@@ -22,6 +22,7 @@ from ortflow.manifests.kubernetes.pods import (
     run_mount,
     run_volume,
 )
+from ortflow.workflow.spec.elastic import permitted
 
 BOARD_PORT = 6006
 GRACE = 5
@@ -53,13 +54,13 @@ def network_policy(context: Context) -> Document:
 
 
 def disruption_budget(context: Context) -> Document:
-    """Forbids eviction of the run's pods. For pods without a scale, only an absolute number is allowed."""
+    """Forbids eviction of the pods that the run needs. For pods without a scale, only an absolute number is allowed."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(context, context.job),
         "spec": {
-            "minAvailable": context.spec.resources.nodes + (not context.backend.launcher_as_worker),
+            "minAvailable": permitted(context.spec)[0] + (not context.backend.launcher_as_worker),
             "selector": _ranks(context),
         },
     }

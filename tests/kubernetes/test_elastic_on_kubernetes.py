@@ -1,0 +1,67 @@
+"""A run that names a range of nodes: one is taken away in the middle of it, and given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kubernetes_cluster import ENDS, PLACE, Cluster, slow
+from kubernetes_testbed import Space, owner, wait_until
+from project import Project, curve, evaluations, of_kind
+
+SHAPE: dict[str, Any] = {
+    "data__micro_batch": 2,
+    "train__global_batch": 8,
+    "train__steps": 32,
+    "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1},
+    "train__schedule": {"name": "constant"},
+    "checkpoint__every_steps": 4,
+    "restart": {
+        "failures": 0, "shrink_seconds": 3.0, "grow_seconds": 2.0, "backoff": {"first": 0.0, "limit": 0.0},
+    },
+}  # fmt: skip
+NODES = {"nodes": 2, "min_nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1, "memory": "1Gi"}
+
+
+@pytest.fixture(scope="module")
+def without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Dropout would draw other masks on another number of ranks."""
+    folder = tmp_path_factory.mktemp("elastic")
+    Project.make(folder, dropout=0.0)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return Project(folder)
+
+
+def test_a_node_is_drained_and_comes_back(space: Space, without_dropout: Project, tmp_path: Path) -> None:
+    cluster = Cluster.make(space, without_dropout, tmp_path)
+    place = {**PLACE["backends__kubernetes"], "spread": "require", "namespace": space.name}
+    run = cluster.submit(
+        "elastic", **SHAPE, resources=NODES, backends__kubernetes=place, **slow(cluster, 0.5, attempts=2)
+    )
+    run.until_step(7)
+    launcher = owner(run.pods("launcher")[0])
+    away = next(pod for pod in run.pods("worker") if owner(pod) != launcher)
+    space.testbed.kubectl("cordon", owner(away))
+    space.kubectl("delete", "pod", away["metadata"]["name"], "--wait=false")
+    undisturbed = without_dropout.run("undisturbed", **SHAPE, resources={"ranks_per_node": 1})
+    wait_until(lambda: len(run.records("start")) == 2, ENDS, run.transcript)
+    words = f"1 of 2 nodes: {away['metadata']['name']} is missing"
+    assert run.records("start")[1]["elastic"] == words
+    wait_until(lambda: [r for r in of_kind(run.run_dir, "step") if r["attempt"] == 1], ENDS, run.transcript)
+    status = run.status()
+    assert (status["state"], status["ranks"]) == ("running", f"1, on {words}")
+    space.testbed.kubectl("uncordon", owner(away))
+    run.finish()
+
+    starts, ends = run.records("start"), run.records("end")
+    assert [(start["nodes"], start["world_size"]) for start in starts] == [(2, 2), (1, 1), (2, 2)], run.transcript()
+    assert run.outcomes() == ["preempted", "preempted", "finished"]
+    assert "2 of 2 nodes are there again" in ends[1]["cause"]
+    assert run.status()["failures"] == 0
+    assert [event["gradient_accumulation"] for event in of_kind(run.run_dir, "elastic")] == [2, 4, 2]
+    assert {event["samples"] for event in of_kind(run.run_dir, "step")} == {8}
+    np.testing.assert_allclose(curve(run.run_dir), curve(undisturbed), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(evaluations(run.run_dir), evaluations(undisturbed), rtol=1e-5, atol=1e-6)
