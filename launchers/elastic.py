@@ -146,7 +146,7 @@ class ElasticNodes:
     def growing(self, trained: float) -> str | None:
         """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
         now, period, running = self._clock.monotonic(), self._whole.restart.grow_seconds, len(self.names)
-        if period is None or trained < period or now < self._next_look or running == self._fitting[-1]:
+        if trained < period or now < self._next_look or running == self._fitting[-1]:
             return None
         self._next_look = now + GROWTH_PERIOD
         # Those of the attempt are watched by the attempt.

@@ -57,7 +57,7 @@ def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator
         yield from_error("interpreter", error)
     if not good:
         yield untested("MPI", "it needs an interpreter that can run ranks")
-    elif spec.resources.nodes == 1:
+    elif spec.resources.nodes == 1 or spec.elastic:
         yield _mpi(submission, of_user)
     if good and spec.on_gpus:
         yield from examine_gpu(python.path, spec.resources.ranks_per_node)

@@ -163,6 +163,7 @@ class Supervisor:
         job.clear()
         sweep_temporaries(run.root)
         watch.pass_on()
+        watch.withdraw()
         known = verdict or attempt.verdict(returncode)
         found = known or cause(
             returncode,
@@ -213,8 +214,6 @@ class Supervisor:
         asked = self._stop.settle()
         end = {"event": "end", "attempt": number, "outcome": found.outcome.value, "step": self._step()}
         if found.outcome is Outcome.PREEMPTED and growing is not None and asked is None:
-            with suppress(OSError):
-                self._run.stop_request.unlink(missing_ok=True)
             found, counts, end["grows"] = replace(found, sentence=f"{found.sentence}: {growing}"), False, True
         elif found.outcome is Outcome.PREEMPTED and (other := self._stop.other_than_preemption()):
             found = replace(found, sentence=f"{found.sentence}: {other}")

@@ -70,8 +70,8 @@ class Watch:
             if self._stop.look() and asked_at is None:
                 asked_at = moment
                 self._ask()
-            if asked_at is None and self._grow():
-                asked_at = moment
+            if asked_at is None and self.growing is None:
+                self._grow()
             if self._stop.now or (asked_at is not None and moment > asked_at + self._job.grace):
                 attempt.kill()
                 late = "" if self._stop.now else f": they did not leave within {self._job.grace:g} s"
@@ -111,19 +111,26 @@ class Watch:
         again = "; Ctrl-C again leaves now" if reason == "interrupt" else ""
         self._view.say(f"{ASKED.get(reason, reason)}: saving and leaving{again}")
 
-    def _grow(self) -> bool:
-        """Ask the ranks to save and exit if more nodes can take part; returns whether they were asked."""
-        if self._job.nodes is None or self._trains_since is None:
-            return False
-        self.growing = self._job.nodes.growing(self._clock.monotonic() - self._trains_since)
+    def _grow(self) -> None:
+        """Ask the ranks to save and exit if more nodes can take part; nothing forces them to hurry."""
+        nodes = self._job.nodes
+        if nodes is None or self._trains_since is None:
+            return
+        self.growing = nodes.growing(self._clock.monotonic() - self._trains_since)
         if self.growing is None:
-            return False
+            return
         if read_request(self._job.run.stop_request) is None:  # never replace a request of the user
             with suppress(OSError):
                 write_request(self._job.run.stop_request, GROWTH)
         self._attempt.ask_to_leave()
         self._view.say(f"{self.growing}: saving and restarting")
-        return True
+
+    def withdraw(self) -> None:
+        """Remove the request to save for more nodes, which the ranks of the next attempt would follow, too."""
+        request = read_request(self._job.run.stop_request) if self.growing is not None else None
+        if request is not None and request.get("reason") == GROWTH:
+            with suppress(OSError):
+                self._job.run.stop_request.unlink(missing_ok=True)
 
     def _dead(self) -> set[int]:
         """Ranks that have ended without a final event."""

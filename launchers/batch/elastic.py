@@ -97,7 +97,7 @@ class AllocatedNodes:
     def growing(self, trained: float) -> str | None:
         """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
         now, period = self._clock.monotonic(), self._whole.restart.grow_seconds
-        if period is None or trained < period * 2.0 ** min(self._vain, 30) or now < self._next_look:
+        if trained < period * 2.0 ** min(self._vain, 30) or now < self._next_look:
             return None
         self._next_look = now + min(GROWTH_PERIOD, period)
         running, given = self.spec.resources.nodes, len(self.names)

@@ -19,6 +19,7 @@ from ortflow.launchers.kubernetes.dry_run import dry_run
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.submitting import require_operator
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.spec.elastic import permitted
 
 if TYPE_CHECKING:
     from ortflow.launchers.base import Submission
@@ -87,7 +88,7 @@ def _checks(submission: Submission, cluster: Cluster, of_user: bool) -> Iterator
     yield lambda: _rights(cluster, documents)
     yield lambda: _quota(cluster, mpijob())
     yield lambda: _volume(cluster, submission, of_user)
-    yield lambda: _nodes(cluster, mpijob(), spec.resources.nodes)
+    yield lambda: _nodes(cluster, mpijob(), permitted(spec)[0])
     yield lambda: _named(cluster, "priority class", "PriorityClass", backend.priority_class)
     yield lambda: _named(cluster, "runtime class", "RuntimeClass", backend.gpu.runtime_class)
     yield lambda: _named(cluster, "queue", "LocalQueue", backend.queue)

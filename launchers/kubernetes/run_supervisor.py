@@ -99,6 +99,7 @@ class RunSupervisor:
         self._pod, self._spec, self._folder, self._clock = pod, spec, folder, clock
         self._run = RunDir(Path(str(spec.run_dir)))
         self._pool: HostPool | None = None
+        self._nodes: ElasticNodes | None = None
         self._python = spec.resources.python or sys.executable
         self._ownership = Ownership(self._run, pod, clock)
         self._log_stream = LogStream(self._run, spec.monitor.every_steps, spec.world_size, clock)
@@ -165,15 +166,15 @@ class RunSupervisor:
         return self._end(code)
 
     def _supervise(self, mpi: Mpi) -> int:
-        spec, nodes = self._spec, None
+        spec = self._spec
         if spec.elastic:
             leaves = UnreadyWorkers(self._pod, self._log_stream.say, self._clock)
             self._pool = HostPool(self._hosts(), self._pod.ssh_port, leaves)
-            nodes = ElasticNodes(spec, self._pool, self._clock)
+            self._nodes = ElasticNodes(spec, self._pool, self._clock)
         job = Job(
-            self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi, nodes),
+            self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi),
             self.wait_for_old_ranks, LOST, comes_back=True, grace=ranks_grace(spec.backends.kubernetes.grace_seconds),
-            room_seconds=spec.checkpoint.wait_for_room, nodes=nodes,
+            room_seconds=spec.checkpoint.wait_for_room, nodes=self._nodes,
         )  # fmt: skip
         try:
             return Supervisor(job, self._log_stream, self._stop, self._clock).supervise()
@@ -228,14 +229,14 @@ class RunSupervisor:
         say = self._log_stream.say
         return wait_for(hosts, self._pod.ssh_port, WAIT, self._look, say, unready_workers, self._clock)
 
-    def _start(self, number: int, mpi: Mpi, nodes: ElasticNodes | None) -> PodAttempt:
+    def _start(self, number: int, mpi: Mpi) -> PodAttempt:
         spec, pod, more = self._spec, self._pod, dict[str, str]()
         slots = spec.resources.ranks_per_node
-        if nodes is None or self._pool is None:
+        if self._nodes is None or self._pool is None:
             known = self._await_all(number)
         else:
-            spec, more = nodes.spec, variables(nodes.spec, nodes.words)
-            known = {host: self._pool.addresses[host] for host in nodes.names}
+            spec, more = self._nodes.spec, variables(self._nodes.spec, self._nodes.words)
+            known = {host: self._pool.addresses[host] for host in self._nodes.names}
         file = Path(tempfile.mkdtemp(prefix="ortflow-")) / "hosts"
         file.write_text(hostfile(mpi.kind, list(known), slots))
         own = {

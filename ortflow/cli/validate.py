@@ -94,6 +94,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
     """Check the run file and what launchers would make of it; if nothing is wrong with it, the model and the data."""
     from ortflow.launchers import interpreter
     from ortflow.launchers.changes import agree
+    from ortflow.workflow.spec.elastic import skipped_words
     from ortflow.workflow.spec.file.load import read_run_file
     from ortflow.workflow.spec.file.paths import check_files, resolve_paths
 
@@ -104,6 +105,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
     if reading.spec is None or reading.faults:
         return findings
     spec = resolve_paths(reading.spec, run_file)
+    findings.warnings += skipped_words(spec)
     try:
         agree(spec)
     except UserError as error:
@@ -118,7 +120,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
         findings.add_unchecked(f"the model and the data, because {error}")
         return findings
     try:
-        findings.warnings = _as_a_rank(spec)
+        findings.warnings += _as_a_rank(spec)
     except Faults as faults:
         findings.faults += [reading.located(fault) for fault in faults.faults]
     except OrtflowError as error:
@@ -130,12 +132,14 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
 def examine_elsewhere(run_file: Path, overrides: Sequence[str], name: str, launcher: Elsewhere) -> Findings:
     """Check the run file and what a launcher would make of it, whose runs' model and data are not on this machine."""
     from ortflow.launchers.changes import agree
+    from ortflow.workflow.spec.elastic import skipped_words
     from ortflow.workflow.spec.file.load import read_run_file
 
     reading = read_run_file(run_file, overrides, files=False)
     findings = Findings([*reading.faults])
     if reading.spec is None or reading.faults:
         return findings
+    findings.warnings += skipped_words(reading.spec)
     try:
         agree(reading.spec)
     except UserError as error:

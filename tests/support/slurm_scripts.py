@@ -66,6 +66,7 @@ CASES: dict[str, tuple[RunSpec, Placement]] = {
         replace(PLAIN, start="mpirun", mpirun="/usr/bin/mpirun", kind="openmpi"),
     ),
     "gpus-per-task": (_run(resources={**FOUR, "gpus_per_rank": 1}), PLAIN),
+    "elastic": (_run(resources={**FOUR, "nodes": 4, "min_nodes": 2, "gpus_per_rank": 1}), PLAIN),
     "gpus-by-gres": (_run({"gpus_as": "gres", "gres": "gpu:2"}, resources={**FOUR, "gpus_per_rank": 1}), PLAIN),
     "apptainer": (_run({"container": {"image": "/images/ort.sif"}}, resources={**FOUR, "gpus_per_rank": 1}), PLAIN),
     "pyxis": (

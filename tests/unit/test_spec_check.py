@@ -52,6 +52,28 @@ def test_a_run_that_agrees_with_itself() -> None:
     ("sections", "reported"),
     [
         ({"train": {"optimizer": ADAMW}}, ["train.steps: is missing, like train.epochs"]),
+        (
+            {"resources": {"nodes": 2, "min_nodes": 3}},
+            ["resources.min_nodes: is 3, more than resources.nodes, 2"],
+        ),
+        (
+            {"resources": {"nodes": 4, "min_nodes": 2}, "parallel": {"data": 4}},
+            ["parallel.data: is 4, and resources.min_nodes lets the number of replicas change"],
+        ),
+        (
+            {"resources": {"nodes": 3, "min_nodes": 2}, "train": {**TRAIN, "global_batch": 12}},
+            [
+                "resources.min_nodes: is 2, and no number of nodes below 3 fits: 2 nodes will not be used: 2 ranks x 4 "
+                "samples (data.micro_batch) do not divide the 12 samples of a step"
+            ],
+        ),
+        (
+            {"resources": {"nodes": 4, "min_nodes": 3}, "parallel": {"pipeline": 4}},
+            [
+                "resources.min_nodes: is 3, and no number of nodes below 4 fits: 3 nodes will not be used: 4 ranks of "
+                "a replica do not divide 3 ranks"
+            ],
+        ),
         ({"train": {**TRAIN, "epochs": 1}}, ["train.steps: cannot be combined with train.epochs"]),
         (
             {"train": {**TRAIN, "global_batch": 16}, "resources": {"ranks_per_node": 3}},

@@ -156,9 +156,8 @@ class Restart(Section):
     the check."""
     shrink_seconds: NonNegativeFloat = 60.0
     """Seconds that an elastic run waits for missing nodes before it goes on with fewer; Slurm decides that itself."""
-    grow_seconds: PositiveFloat | None = 300.0
-    """Seconds that an elastic run trains with fewer nodes before it saves and restarts with those that are back; null:
-    it grows only when it is restarted for another reason."""
+    grow_seconds: PositiveFloat = 300.0
+    """Seconds that an elastic run trains with fewer nodes before it saves and restarts with those that are back."""
     backoff: Backoff = Backoff.model_construct()
     """Pause before a restart."""
 

@@ -20,7 +20,8 @@ def _key(name: str) -> str:
 
 OWN_DIRECTIVES: dict[str, str] = {
     "nodes": _NODES, "ntasks": _RANKS, "ntasks-per-node": _RANKS, "tasks-per-node": _RANKS, "cpus-per-task": _CORES,
-    "gpus": _GPUS, "gpus-per-node": _GPUS, "gpus-per-task": _GPUS, "mem": _MEMORY, "mem-per-cpu": _MEMORY,
+    "mincpus": _CORES, "gpus": _GPUS, "gpus-per-node": _GPUS, "gpus-per-task": _GPUS, "mem": _MEMORY,
+    "mem-per-cpu": _MEMORY,
     "time": "use resources.time_limit", "requeue": _REQUEUE, "no-requeue": _REQUEUE,
     "signal": _key("signal_seconds"), "job-name": _key("job_name"),
     "mail-type": _key("mail.types"), "mail-user": _key("mail.user"),
