@@ -16,7 +16,7 @@ from ortflow.workflow.rundir import RunDir
 
 FAULTS = Path(__file__).parent.parent / "support" / "faults"
 SHAPE: dict[str, Any] = {
-    "data__micro_batch": 2, "train__global_batch": 12, "train__steps": 24, "checkpoint__every_steps": 4,
+    "data__micro_batch": 2, "train__global_batch": 12, "train__steps": 36, "checkpoint__every_steps": 4,
     "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}, "train__schedule": {"name": "constant"},
 }  # fmt: skip
 ELASTIC: dict[str, Any] = {

@@ -14,7 +14,7 @@ from project import Project, curve, evaluations, of_kind
 SHAPE: dict[str, Any] = {
     "data__micro_batch": 2,
     "train__global_batch": 8,
-    "train__steps": 32,
+    "train__steps": 40,
     "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1},
     "train__schedule": {"name": "constant"},
     "checkpoint__every_steps": 4,

@@ -13,7 +13,7 @@ from testbed import Testbed, wait_until
 SHAPE: dict[str, Any] = {
     "data__micro_batch": 2,
     "train__global_batch": 24,
-    "train__steps": 32,
+    "train__steps": 40,
     "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1},
     "train__schedule": {"name": "constant"},
     "checkpoint__every_steps": 4,
