@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ortflow.launchers.supervised import Crew, View
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.spec.elastic import on_nodes, permitted, skipped_words
+from ortflow.workflow.spec.checks.nodes import on_nodes, permitted, skipped_words
 from ortflow.workflow.spec.run import RunSpec
 
 PERIOD = 0.5

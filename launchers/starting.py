@@ -28,7 +28,7 @@ from ortflow.launchers.supervisor import Supervisor
 from ortflow.workflow.comm.segments import sweep
 from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.elastic import variables
+from ortflow.workflow.spec.checks.nodes import variables
 from ortflow.workflow.spec.units import parse_time
 
 FILES_OF_MPIRUN, FILES_OF_A_RANK = 64, 8

@@ -20,7 +20,7 @@ from ortflow.workflow.fence import Fence
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
-from ortflow.workflow.spec.elastic import REASON, of_this_attempt
+from ortflow.workflow.spec.checks.nodes import REASON, of_this_attempt
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.steps.checkpoint import checkpoint
 from ortflow.workflow.steps.configure import configure

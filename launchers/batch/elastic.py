@@ -19,7 +19,7 @@ from ortflow.launchers.records import elastic_nodes
 from ortflow.launchers.supervised import Crew, View
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.spec.elastic import on_nodes, permitted, skipped_words
+from ortflow.workflow.spec.checks.nodes import on_nodes, permitted, skipped_words
 from ortflow.workflow.spec.run import RunSpec
 
 GROWTH_PERIOD = 60.0

@@ -32,7 +32,7 @@ from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rank import lacking
 from ortflow.workflow.record import ATTEMPTS, damage_message, set_aside
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.elastic import variables
+from ortflow.workflow.spec.checks.nodes import variables
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
 

@@ -19,7 +19,7 @@ from ortflow.launchers.kubernetes.dry_run import dry_run
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.submitting import require_operator
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.spec.elastic import permitted
+from ortflow.workflow.spec.checks.nodes import permitted
 
 if TYPE_CHECKING:
     from ortflow.launchers.base import Submission

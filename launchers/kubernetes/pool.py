@@ -27,7 +27,8 @@ class HostPool:
     state = "missing"
 
     def __init__(self, hosts: Sequence[str], port: int, leaves: Callable[[str, str], bool]) -> None:
-        self.names, self._port, self._leaves = list(hosts), port, leaves
+        self.names: Sequence[str] = list(hosts)
+        self._port, self._leaves = port, leaves
         self.addresses: dict[str, str] = {}
         """Address of each host that was there when it was last looked for."""
 

@@ -53,7 +53,7 @@ from ortflow.workflow.errors import (
 )
 from ortflow.workflow.fence import DELAY, VARIABLE
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.elastic import variables
+from ortflow.workflow.spec.checks.nodes import variables
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.units import parse_time
 from ortflow.workflow.streams import guard_log

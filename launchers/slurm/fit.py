@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ortflow.launchers.slurm.site import Node, Partition
+from ortflow.workflow.spec.checks.nodes import permitted
 from ortflow.workflow.spec.checks.slurm_syntax import gpus_in
-from ortflow.workflow.spec.elastic import permitted
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ortflow.manifests.slurm.launch import sized
 from ortflow.manifests.slurm.placement import Start
 from ortflow.workflow.errors import EXIT_USER
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.elastic import VARIABLE
+from ortflow.workflow.spec.checks.nodes import VARIABLE
 from ortflow.workflow.spec.run import RunSpec
 
 OURS = ("ORTFLOW_", "SLURM_")

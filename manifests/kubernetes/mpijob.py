@@ -9,7 +9,7 @@ from __future__ import annotations
 from ortflow.manifests.kubernetes.common import Context, Document, metadata, present
 from ortflow.manifests.kubernetes.names import seconds
 from ortflow.manifests.kubernetes.pods import template
-from ortflow.workflow.spec.elastic import permitted
+from ortflow.workflow.spec.checks.nodes import permitted
 
 API_VERSION, KIND = "kubeflow.org/v2beta1", "MPIJob"
 

@@ -22,7 +22,7 @@ from ortflow.manifests.kubernetes.pods import (
     run_mount,
     run_volume,
 )
-from ortflow.workflow.spec.elastic import permitted
+from ortflow.workflow.spec.checks.nodes import permitted
 
 BOARD_PORT = 6006
 GRACE = 5

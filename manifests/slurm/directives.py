@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ortflow.manifests.slurm.placement import TASK, Placement
 from ortflow.manifests.slurm.quoting import directive
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.checks.nodes import permitted
 from ortflow.workflow.spec.checks.slurm_syntax import carries_control, gpus_in
-from ortflow.workflow.spec.elastic import permitted
 from ortflow.workflow.spec.problem import printable
 from ortflow.workflow.spec.units import parse_memory, parse_time
 

@@ -94,7 +94,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
     """Check the run file and what launchers would make of it; if nothing is wrong with it, the model and the data."""
     from ortflow.launchers import interpreter
     from ortflow.launchers.changes import agree
-    from ortflow.workflow.spec.elastic import skipped_words
+    from ortflow.workflow.spec.checks.nodes import skipped_words
     from ortflow.workflow.spec.file.load import read_run_file
     from ortflow.workflow.spec.file.paths import check_files, resolve_paths
 
@@ -132,7 +132,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
 def examine_elsewhere(run_file: Path, overrides: Sequence[str], name: str, launcher: Elsewhere) -> Findings:
     """Check the run file and what a launcher would make of it, whose runs' model and data are not on this machine."""
     from ortflow.launchers.changes import agree
-    from ortflow.workflow.spec.elastic import skipped_words
+    from ortflow.workflow.spec.checks.nodes import skipped_words
     from ortflow.workflow.spec.file.load import read_run_file
 
     reading = read_run_file(run_file, overrides, files=False)

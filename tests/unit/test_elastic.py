@@ -26,7 +26,7 @@ from ortflow.workflow.data.order import SampleOrder
 from ortflow.workflow.data.plan import Plan, Position
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.elastic import of_this_attempt, on_nodes, permitted, skipped_words, variables
+from ortflow.workflow.spec.checks.nodes import of_this_attempt, on_nodes, permitted, skipped_words, variables
 from ortflow.workflow.spec.run import RunSpec
 
 FITTING = (1, 2, 4)

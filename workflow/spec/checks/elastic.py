@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ortflow.workflow.spec.elastic import permitted, skipped_words
+from ortflow.workflow.spec.checks.nodes import permitted, skipped_words
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import RunSpec
 
