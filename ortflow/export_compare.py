@@ -51,7 +51,7 @@ def compare(model: onnx.ModelProto, module: torch.nn.Module, args: tuple[Any, ..
 
     faults: dict[str, str] | None = None
     try:
-        file = _File(model, module)
+        file = ExportedFile(model, module)
         for noise in _NOISE:
             try:
                 found = file.faults(call_of(module, args, kwargs, noise))
@@ -84,7 +84,7 @@ def _reported(faults: dict[str, str]) -> str:
     return "; ".join([*outputs, *([f"{_GRADIENT}{', of '.join(wrong[:3])}{more}"] if wrong else [])])
 
 
-class _File:
+class ExportedFile:
     """An exported file that is about to be compared with its module."""
 
     def __init__(self, model: onnx.ModelProto, module: torch.nn.Module) -> None:

@@ -77,7 +77,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(_replaced(torch, "ctc_loss", ctc_loss))
         stack.enter_context(_replaced(torch, "cdist", _distances(torch.cdist)))
         stack.enter_context(_replaced(torch.nn.LSTM, "forward", lstm_forward(torch.nn.LSTM.forward)))
-        for config in _configurations(module):
+        for config in configurations(module):
             # transformers: matrix products of groups have no ONNX form, and a cache is of no use in training.
             if getattr(config, "_experts_implementation", None) is not None:
                 stack.enter_context(_replaced(config, "_experts_implementation", "batched_mm"))
@@ -112,7 +112,7 @@ def _distances(original: Any) -> Any:
     return cdist
 
 
-def _configurations(module: torch.nn.Module) -> list[Any]:
+def configurations(module: torch.nn.Module) -> list[Any]:
     """Configurations of transformers' modules, each once."""
     found = (getattr(part, "config", None) for part in module.modules())
     return list({id(config): config for config in found if hasattr(config, "to_diff_dict")}.values())

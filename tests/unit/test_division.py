@@ -256,7 +256,7 @@ def test_the_gradient_of_a_whole_tensor_has_the_same_bits_on_all_parts() -> None
     with pytest.MonkeyPatch.context() as patch:
         import divided as support
 
-        patch.setattr(support, "_together", lambda name, *rest: results.append((name, rest[-1])))
+        patch.setattr(support, "run_together", lambda name, *rest: results.append((name, rest[-1])))
         run_parts(graphs, divided, model.given)
     for name, (first, second) in results:
         if divided[0].regions.get(name.removesuffix("_grad"), Region()).whole:

@@ -48,12 +48,12 @@ class FakeNccl:
         self.last = b""
         self.ncclCommInitRankConfig = Init(self)
 
-    def _code(self, name: str) -> int:
+    def code(self, name: str) -> int:
         self.calls.append(name)
         return self.answers.get(name, 0)
 
     def ncclGetUniqueId(self, place: Any) -> int:  # noqa: N802
-        return self._code("ncclGetUniqueId")
+        return self.code("ncclGetUniqueId")
 
     def ncclAllReduce(self, *arguments: Any) -> int:  # noqa: N802
         source, _, count, kind, operation, world, stream = arguments
@@ -61,7 +61,7 @@ class FakeNccl:
         self.streams.append(stream.value)
         array = np.ctypeslib.as_array((ctypes.c_float * count.value).from_address(source.value))
         array *= 2
-        return self._code("ncclAllReduce")
+        return self.code("ncclAllReduce")
 
     def ncclCommGetAsyncError(self, world: Any, place: Any) -> int:  # noqa: N802
         assert world.value == WORLD
@@ -70,13 +70,13 @@ class FakeNccl:
 
     def ncclCommAbort(self, world: Any) -> int:  # noqa: N802
         assert world.value == WORLD
-        return self._code("ncclCommAbort")
+        return self.code("ncclCommAbort")
 
     def ncclCommFinalize(self, world: Any) -> int:  # noqa: N802
-        return self._code("ncclCommFinalize")
+        return self.code("ncclCommFinalize")
 
     def ncclCommDestroy(self, world: Any) -> int:  # noqa: N802
-        return self._code("ncclCommDestroy")
+        return self.code("ncclCommDestroy")
 
     def ncclGetErrorString(self, code: int) -> bytes:  # noqa: N802
         return {2: b"unhandled system error", 6: b"remote process exited or there was a network error"}[code]
@@ -97,7 +97,7 @@ class Init:
         assert (ranks, rank, config._obj.blocking, config._obj.magic) == (2, 0, 0, 0xCAFEBEEF)
         assert config._obj.size == ctypes.sizeof(config._obj)
         place._obj.value = WORLD
-        return self._library._code("ncclCommInitRankConfig")
+        return self._library.code("ncclCommInitRankConfig")
 
 
 communicator = partial(NcclCommunicator, period=0.01)
