@@ -110,7 +110,7 @@ def test_a_later_launcher_pod_reports_what_an_earlier_one_found_changed(
     run.run_file.write_text(dump_run_file(spec_of(folder)))
     run.record_attempt(event="changed", attempt=0, notes=["resources.nodes: 2 before, 1 now"])
     assert run_supervisor.keep() == EXIT_DONE
-    assert capsys.readouterr().out.splitlines().count("resources.nodes: 2 before, 1 now") == 1
+    assert capsys.readouterr().out.count("  resources.nodes: 2 before, 1 now\n") == 1
 
 
 def test_a_failure_is_followed_by_another_attempt_in_the_same_pod(folder: Path, clock: FakeClock) -> None:
