@@ -1,4 +1,4 @@
-"""Waiting for space on a full disk, in place of ending a run."""
+"""Waits for space on a full disk instead of ending a run."""
 
 from __future__ import annotations
 

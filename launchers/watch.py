@@ -101,8 +101,8 @@ class Watch:
             with suppress(OSError):  # the signal alone then
                 write_request(self._job.run.stop_request, reason)
         self._attempt.ask_to_leave()
-        again = "; Ctrl-C again leaves now" if reason == "interrupt" else ""
-        self._view.say(f"{ASKED.get(reason, reason)}: saving and leaving{again}")
+        again = "; Ctrl-C again stops immediately" if reason == "interrupt" else ""
+        self._view.say(f"{ASKED.get(reason, reason)}: saving and stopping{again}")
 
     def _dead(self) -> set[int]:
         """Ranks that have ended without a final event."""

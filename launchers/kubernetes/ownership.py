@@ -62,7 +62,7 @@ class Ownership:
                 _beats(self._run).touch()
             pause.wait(self._beat_period)
 
-    def settle_with_others(self, grace: float, say: Callable[[str], None]) -> None:
+    def settle_with_others(self, grace: float, report: Callable[[str], None]) -> None:
         """Fence off an earlier pod. Raises UserError if another submission holds the run.
 
         A pod that has just been deleted, as by a Helm upgrade, gets `grace` seconds to save and stop.
@@ -72,7 +72,7 @@ class Ownership:
             return
         if owner.get("submission") != self._pod.submission and holder_of(run.lock) is not None:
             other = owner.get("job", "another launcher")
-            say(f"the run directory is in use by {other}: checking whether it is alive")
+            report(f"the run directory is in use by {other}: checking whether it is alive")
             if self._other_stays(grace + ALIVE):
                 raise UserError(
                     f"{run.root} is in use by the MPIJob {other}",

@@ -123,7 +123,7 @@ def test_wrong_input_later_keeps_the_run(bench: Bench) -> None:
     assert done.code == 2
     assert len(bench.events("step")) == 3
     assert bench.state() == "failed"
-    assert done.err == "error: rank 0 is told to fail; then `ortflow resume fake KEY=VALUE` goes on\n"
+    assert done.err == "error: rank 0 is told to fail; then continue with `ortflow resume fake KEY=VALUE`\n"
 
 
 def test_a_failing_rank_reports_its_cause(bench: Bench) -> None:
@@ -201,7 +201,7 @@ def test_asked_once_saves_and_exits(bench: Bench, number: signal.Signals) -> Non
     assert done.code == 75
     saved = int((bench.run_dir / "saved").read_text())
     assert f"saved at step {saved}" in done.out
-    assert "`ortflow resume fake` goes on" in done.err
+    assert "`ortflow resume fake` continues" in done.err
     nobody_left(bench)
 
 
@@ -216,11 +216,11 @@ def test_ctrl_c_in_a_terminal_leaves_a_clean_screen(bench: Bench) -> None:
     lines = str(terminal.screen).splitlines()
     saved = int((bench.run_dir / "saved").read_text())
     assert [line[10:] for line in lines[:-1]] == [
-        "Ctrl-C: saving and leaving; Ctrl-C again leaves now",
+        "Ctrl-C: saving and stopping; Ctrl-C again stops immediately",
         f"checkpoint at step {saved}",
         f"saved at step {saved}",
     ]
-    assert lines[-1] == "stopped: requested by Ctrl-C; `ortflow resume fake` goes on"
+    assert lines[-1] == "stopped: requested by Ctrl-C; `ortflow resume fake` continues"
     assert bench.state() == "stopped"
     nobody_left(bench)
 

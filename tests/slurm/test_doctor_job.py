@@ -94,7 +94,7 @@ def test_inputs_and_a_start_that_does_not_fit(doctored: Cluster) -> None:
     assert (report.code, report.bad()) == (1, ["input", "input", "MPI"])
     inputs = [line["what"] for line in report.found if line["about"] == "input"]
     assert inputs == [f"{second} does not see {data / name}.arrow" for name in ("train", "eval")]
-    assert "0 of 4 ranks came into a world with --mpi=pmix" in report.one("MPI")["what"]
+    assert "0 of 4 ranks connected with --mpi=pmix" in report.one("MPI")["what"]
     assert "set backends.slurm.mpi to auto, pmi2 or mpirun" in report.one("MPI")["fix"]
     assert report.one("backends.slurm.mpi pmix")["level"] == "warning"
 

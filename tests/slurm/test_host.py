@@ -188,7 +188,7 @@ def test_what_the_user_has_to_fix(login: Login, laptop: Laptop, tmp_path: Path) 
         (["--host", "nosuch.invalid"], {}, 2, "there is no host nosuch.invalid"),
         (["--host", HOST], {"c": config(tmp_path / "a", Port="23099")}, 1, "login cannot be reached"),
         (["--host", HOST], {"c": config(tmp_path / "b", IdentityFile=str(login.laptop / "stranger"))}, 2,
-         "login does not let you in"),
+         "login rejects your login"),
         (["--host", HOST], {"c": config(tmp_path / "d", UserKnownHostsFile="/dev/null")}, 2,
          "the host key of login is not known here"),
         (["--host", HOST], {"c": other}, 2, "login shows another host key than before"),

@@ -68,7 +68,7 @@ def test_signals_by_hand_are_not_a_preemption(cluster_of: Cluster, undisturbed: 
     *ends, _ = run.records("end")
     assert len(ends) == 2
     for end in ends:
-        assert end["cause"].startswith("saved and left: a signal was sent by hand"), end
+        assert end["cause"].startswith("saved and stopped: a signal was sent by hand"), end
         assert end["why"] == "that counts against no budget"
     assert run.status()["preemptions"] == 0
 
@@ -82,6 +82,6 @@ def test_a_time_limit_that_is_cut_while_the_job_runs(cluster_of: Cluster, undist
     same_end(run, undisturbed)
     ends = run.records("end")
     assert len(ends) > 1, run.transcript()
-    assert {end["cause"] for end in ends[:-1]} == {"saved and left: the time limit is near"}, run.transcript()
+    assert {end["cause"] for end in ends[:-1]} == {"saved and stopped: the time limit is near"}, run.transcript()
     assert not of_kind(run.run_dir, "rewind"), "each start of the job saved in time"
     assert run.status()["preemptions"] == 0

@@ -46,7 +46,7 @@ def test_requeued_by_an_administrator(cluster_of: Cluster, undisturbed: Run) -> 
     assert run.restarts == 1
     assert run.outcomes() == ["preempted", "finished"]
     assert not of_kind(run.run_dir, "rewind")
-    assert run.records("end")[0]["cause"] == "saved and left: somebody had Slurm requeue the job"
+    assert run.records("end")[0]["cause"] == "saved and stopped: a user requeued the job"
     assert run.status()["preemptions"] == 0
 
 
@@ -191,7 +191,7 @@ def test_a_controller_that_is_away_when_ranks_start(cluster_of: Cluster, undistu
     run.finish()
     same_end(run, undisturbed)
     assert run.outcomes() == ["lost", "finished"]
-    assert "the Slurm controller was away when the ranks were to start" in run.records("end")[0]["cause"]
+    assert "the Slurm controller did not answer when the ranks were started" in run.records("end")[0]["cause"]
 
 
 def test_budget_is_spent(cluster_of: Cluster) -> None:

@@ -121,7 +121,7 @@ def test_prune_deletes_damaged_ones_only_when_asked(store: DirectoryStore) -> No
     assert store.steps() == [20, 30]
     assert call("list", store.path).stdout.splitlines()[-1] == "rejected-step-00000010-00  damaged, renamed"
     descriptor = hold(RunDir(store.path.parent).lock)
-    with pytest.raises(UserError, match="is going on"):
+    with pytest.raises(UserError, match="is active"):
         call("prune", store.path, "--newest", "1", "--damaged")
     os.close(descriptor)
     call("prune", store.path, "--newest", "1", "--damaged")
@@ -171,7 +171,7 @@ def test_reshape_into_a_run_that_goes_on(store: DirectoryStore, tmp_path: Path) 
     lock = hold(RunDir(other).lock)
     assert lock is not None
     try:
-        with pytest.raises(UserError, match="is going on"):
+        with pytest.raises(UserError, match="is active"):
             call("reshape", store.path, "--ranks", 3, "--output", other / "checkpoints")
     finally:
         os.close(lock)

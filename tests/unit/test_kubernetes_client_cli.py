@@ -174,7 +174,7 @@ def test_a_run_of_another_namespace_is_named_and_left_alone(person: Person, tmp_
     ("outcome", "cause", "why"),
     [
         ("failure", "rank 1 raised", "the budget of 0 failures is spent"),
-        ("preempted", "saved and left", "5 attempts in a row ended before a step was done"),
+        ("preempted", "saved and stopped", "5 attempts in a row ended before a step was done"),
     ],
 )
 def test_why_a_run_was_given_up_is_named(person: Person, tmp_path: Path, outcome: str, cause: str, why: str) -> None:

@@ -18,7 +18,7 @@ from ortflow.workflow.rundir import RunDir
 
 SUBMIT = {"event": "submit", "launcher": "kubernetes", "job": JOB}
 START = {"event": "start", "attempt": 0}
-END = {"event": "end", "attempt": 0, "outcome": "preempted", "next": "restart", "cause": "saved and left"}
+END = {"event": "end", "attempt": 0, "outcome": "preempted", "next": "restart", "cause": "saved and stopped"}
 WORKERS = [pod("worker", 0), pod("worker", 1, node="n2")]
 LAUNCHER = pod("launcher")
 SCHEDULER = "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available: 2 No preemption victims."
@@ -102,7 +102,7 @@ WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
     ),
     (
         "no room", [pod("worker", 0), pod("worker", 1, **unschedulable(SCHEDULER))], {},
-        "worker 1 finds no place: 0/2 nodes are available: 2 Insufficient cpu; lower what resources asks for, or wait",
+        "worker 1 cannot be scheduled: 0/2 nodes are available: 2 Insufficient cpu; lower what resources",
     ),
     (
         "GPUs", [pod("worker", 0, **unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."))], {},
@@ -165,7 +165,7 @@ WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
     ("starting", [*WORKERS, LAUNCHER], {}, "starting: the launcher pod runs, its attempt has not begun"),
     (
         "the launcher has no place", [*WORKERS, pod("launcher", **unschedulable(SCHEDULER))], {},
-        "the launcher pod finds no place: 0/2 nodes",
+        "the launcher pod cannot be scheduled: 0/2 nodes",
     ),
 ]  # fmt: skip
 
@@ -190,7 +190,7 @@ def test_why_it_waits(pods: list[Object], view: dict[str, Any], words: str) -> N
         ),
         (
             "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
-            "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims; look at the claim: "
+            "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims; check the claim with "
             "`kubectl get pvc`",
         ),
         ("0/3 nodes are available: 3 node(s) were odd.", "0/3 nodes are available: 3 node(s) were odd"),
@@ -318,7 +318,7 @@ def test_deleted() -> None:
     assert (how.state, how.cause) == (State.CANCELLED, f"MPIJob {JOB} no longer exists: it was deleted")
     going = mpijob()
     going["metadata"]["deletionTimestamp"] = stamp(NOW)
-    assert reported([SUBMIT, START], [LAUNCHER], mpijob=going).waits == "it is being deleted: ranks save and leave"
+    assert reported([SUBMIT, START], [LAUNCHER], mpijob=going).waits == "it is being deleted: ranks save and exit"
 
 
 def test_the_records_take_precedence() -> None:

@@ -346,7 +346,7 @@ def test_a_worker_with_another_ssh_key_is_waited_for(tmp_path: Path, monkeypatch
     write_report(pod(tmp_path), "w-0", WorkerReport("10.0.0.1", 5.0, key="old"))
     assert unready_workers("w-0.gpt", "10.0.0.1")
     assert unready_workers("w-0.gpt", "10.0.0.1")
-    assert said == ["w-0 takes another ssh key: the Secret was replaced, and its new key arrives soon"]
+    assert said == ["w-0 accepts another ssh key: the Secret was replaced, and its new key arrives soon"]
     clock.sleep(NEW_KEY)
     assert unready_workers("w-0.gpt", "10.0.0.1")
     clock.sleep(1.0)

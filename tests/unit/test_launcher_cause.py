@@ -92,8 +92,8 @@ WRONG = {0: {"reason": "no such file", "exit_code": 2, "time": 5.0}}
     ("returncode", "ended", "failures", "outcome", "sentence", "rank"),
     [
         (0, {}, {}, Outcome.FINISHED, "finished", None),
-        (75, {0: 75, 1: 75}, {}, Outcome.PREEMPTED, "saved and left", None),
-        (75, {}, {}, Outcome.PREEMPTED, "saved and left", None),
+        (75, {0: 75, 1: 75}, {}, Outcome.PREEMPTED, "saved and stopped", None),
+        (75, {}, {}, Outcome.PREEMPTED, "saved and stopped", None),
         (9, {1: -9}, {}, Outcome.FAILURE, "rank 1 was killed by SIGKILL", 1),
         (9, {0: -9, 1: -9}, {}, Outcome.FAILURE, "ranks 0, 1 were killed by SIGKILL", None),
         (11, {0: -11}, {}, Outcome.FAILURE, "rank 0 was killed by SIGSEGV", 0),

@@ -70,7 +70,7 @@ def attempt(run: RunDir, number: int = 0, **end: Any) -> None:
 
 
 FINISHED = {"outcome": "finished", "next": "stop", "cause": "finished"}
-PREEMPTED = {"outcome": "preempted", "next": "restart", "cause": "saved and left"}
+PREEMPTED = {"outcome": "preempted", "next": "restart", "cause": "saved and stopped"}
 
 
 # --- submitting
@@ -591,7 +591,7 @@ def test_a_restarting_run(tmp_path: Path) -> None:
     attempt(wanted.run, **PREEMPTED)
     fake.change("100", state="PENDING", reason="BeginTime", restarts=2)
     reported = SlurmLauncher(fake.slurm).status(wanted.run)
-    assert (reported.state, reported.job_restarts, reported.cause) == (State.RESTARTING, 2, "saved and left")
+    assert (reported.state, reported.job_restarts, reported.cause) == (State.RESTARTING, 2, "saved and stopped")
     assert "delays its next start" in (reported.waits or "")
     attempt(wanted.run, 1)
     assert SlurmLauncher(fake.slurm).status(wanted.run).state is State.RESTARTING, (
