@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Room:
-    """Waits for space in a run's directory, at most `job.room_seconds` or until a stop is requested."""
+    """Waits for space in a run directory, at most `job.room_seconds` or until a stop is requested."""
 
     def __init__(self, job: Job, view: View, stop: Stop, clock: Clock) -> None:
         self._job, self._view, self._stop, self._clock = job, view, stop, clock

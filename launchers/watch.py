@@ -76,7 +76,7 @@ class Watch:
                 next_check = moment + 1.0
                 if liveness is not None and liveness.hung(moment) and asked_at is None:
                     attempt.kill()
-                    sentence = f"the ranks hung: no sign of life for {limit:g} s"
+                    sentence = f"the ranks hung: no heartbeat for {limit:g} s"
                     return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
                 dead = self._dead()
                 dead_since = (dead_since or moment) if dead else None

@@ -1,8 +1,8 @@
 """Which of several live launcher pods owns the run directory. Used by the supervisor process.
 
 A pod that is force-deleted, or whose node is cut off, may keep running beside its successor, which takes the directory
-from it. The directory of another submission must not be taken while that one shows
-signs of life.
+from it. The directory of another submission must not be taken while that one
+writes heartbeats.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OLD_SUPERVISOR = 100.0
 """Seconds until a fenced supervisor process has released the lock: a file server takes it from a lost node after
 90."""
 ALIVE = 30.0
-"""Seconds without a sign, by our own clock, after which another supervisor process counts as dead."""
+"""Seconds without a heartbeat, by our own clock, after which another supervisor process counts as dead."""
 BEAT = 5.0
 """Seconds between two heartbeats."""
 LOOK = 1.0

@@ -90,7 +90,7 @@ def run_trial(
 ) -> tuple[Results, list[Finding]]:
     """Run the job of a `trial_spec` and collect its reports; returns findings in addition to those from the reports.
 
-    `placement.run_dir` is the run's directory; `paths` are files that every node must see. Raises NotRun.
+    `placement.run_dir` is the run directory; `paths` are files that every node must see. Raises NotRun.
     """
     beside = existing(placement.run_dir.parent)
     try:

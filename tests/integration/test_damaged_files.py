@@ -130,7 +130,7 @@ def test_plan_and_graphs_are_made_again(tiny: Tiny, half: Path, name: str, how: 
     assert tiny.command("export", "tiny", "--output", "y.onnx").code == 0
 
 
-def test_an_export_that_fails_behind_a_rebuild_says_one_sentence(tiny: Tiny, half: Path) -> None:
+def test_an_export_that_fails_after_a_rebuild_reports_one_error(tiny: Tiny, half: Path) -> None:
     tiny.half(half)
     os.truncate(tiny.run_dir / "graphs/initial.safetensors", 10)
     shutil.rmtree(tiny.run_dir / "checkpoints")
@@ -239,7 +239,7 @@ def test_other_samples_are_refused_after_a_checkpoint(tiny: Tiny) -> None:
     done = tiny.command("run", "run.yaml")
     assert done.code == 2, done.said
     assert "data.train.path" in done.err
-    assert "has other samples than this run began with" in done.err
+    assert "other samples" in done.err
     data.write_bytes(content)
     assert tiny.command("run", "run.yaml").code == 0
 

@@ -68,7 +68,7 @@ MAY: dict[str, May] = {
     # A controller that dies within 5 s of a start has not written it down, and starts the job again.
     "the controller dead": May(ends=f"{AWAY}|{LOST}"),
     "the controller restarted": May(ends=f"{AWAY}|{LOST}"),
-    # In each life of the job, until the limit is mended.
+    # In each start of the job, until the limit is mended.
     "the time limit cut": May(ends=f"{PREEMPTED}{LIMIT}", most=4),
     "the time limit raised": May(),
     # An attempt that begins on a full disk ends, and the next one waits for room.
@@ -198,7 +198,7 @@ class Accidents:
                 wrong.append(f"step {before.step} to {after.step}")
         lacks = "out of disk on" in (how["waits"] or "")
         if lacks and self._full_since is None:
-            # The notice is taken away with the next sign of life of ranks that have room.
+            # The notice is taken away with the next heartbeat of ranks that have room.
             time.sleep(NOTICED)
             if self._full_since is None and "out of disk on" in (self._run.status()["waits"] or ""):
                 wrong.append("the disk is not full")

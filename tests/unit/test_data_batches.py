@@ -132,7 +132,7 @@ def test_steps_per_epoch() -> None:
 
 
 def test_a_set_smaller_than_a_step_is_refused(sets: dict[int, Dataset]) -> None:
-    with pytest.raises(UserError, match="5 samples, fewer than the 8 of one step"):
+    with pytest.raises(UserError, match=r"5 samples.*8"):
         reader(sets[5], world_size=2, accumulation=2)
     assert next(reader(sets[5], world_size=2, accumulation=2, last_batch="keep")).samples == 5
 

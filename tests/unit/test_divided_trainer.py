@@ -226,7 +226,7 @@ def test_parts_with_other_collectives_are_refused() -> None:
         {"eval.onnx": []},
     ]
     for other in others:
-        with pytest.raises(UserError, match=r"the parts 0 and 2 of train\.onnx do not run the same collectives"):
+        with pytest.raises(UserError, match=r"parts 0 and 2.*train\.onnx"):
             check_alike([alike, alike, other])
 
 

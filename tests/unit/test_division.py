@@ -181,7 +181,7 @@ def test_a_model_without_layers_is_refused() -> None:
     inputs = [helper.make_tensor_value_info(name, 1, dims) for name, dims in (("x", ["n", 4]), ("w", [4, 6]))]
     graph = helper.make_graph(nodes, "one", inputs, [helper.make_tensor_value_info(LOSS_SUM, 1, [])])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    with pytest.raises(UserError, match=r"parallel.horizontal.*no layer of the model can be divided"):
+    with pytest.raises(UserError, match=r"parallel.horizontal"):
         divide(model, {"w": (4, 6)}, ["w"], LOSS_SUM, 0, 2, CHANNEL)
 
 

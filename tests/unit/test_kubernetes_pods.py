@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from fake_clock import FakeClock
+from messages import mentions
 from run_files import spec_of
 
 from ortflow.launchers import prepare as preparing
@@ -98,7 +99,7 @@ class TestHosts:
         assert read_hosts(tmp_path / "hostfile") == ["a-worker-0.a.ns.svc", "b-1.b"]
 
     @pytest.mark.parametrize("text", ["", "\n", "a slots\n", "a;reboot\n"])
-    def test_a_file_of_somebody_elses_is_refused(self, tmp_path: Path, text: str) -> None:
+    def test_a_foreign_file_is_refused(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "hostfile").write_text(text)
         with pytest.raises(OrtflowError, match="lists no hosts"):
             read_hosts(tmp_path / "hostfile")
@@ -228,7 +229,7 @@ class TestWitnesses:
         found = conclude(BEFORE, after, [])
         assert found is not None
         assert found.outcome is Outcome.FAILURE
-        assert found.sentence == "the worker w-1 ran out of memory; raise resources.memory"
+        assert mentions(found.sentence, "w-1 ran out of memory", "resources.memory")
 
     def test_a_container_that_began_again_is_a_failure(self) -> None:
         found = conclude(BEFORE, {**BEFORE, "w-0": WorkerReport("10.0.0.1", 200.0)}, ["w-0"])
@@ -346,11 +347,12 @@ def test_a_worker_with_another_ssh_key_is_waited_for(tmp_path: Path, monkeypatch
     write_report(pod(tmp_path), "w-0", WorkerReport("10.0.0.1", 5.0, key="old"))
     assert unready_workers("w-0.gpt", "10.0.0.1")
     assert unready_workers("w-0.gpt", "10.0.0.1")
-    assert said == ["w-0 accepts another ssh key: the Secret was replaced, and its new key arrives soon"]
+    (message,) = said
+    assert mentions(message, "w-0", "ssh key", "Secret")
     clock.sleep(NEW_KEY)
     assert unready_workers("w-0.gpt", "10.0.0.1")
     clock.sleep(1.0)
-    with pytest.raises(OrtflowError, match="ssh Secret was replaced, and its key has not arrived"):
+    with pytest.raises(OrtflowError, match="Secret was replaced"):
         unready_workers("w-0.gpt", "10.0.0.1")
     write_report(pod(tmp_path), "w-0", WorkerReport("10.0.0.1", 5.0, key=key))
     assert not unready_workers("w-0.gpt", "10.0.0.1")

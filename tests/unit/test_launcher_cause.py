@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from messages import mentions
 
 from ortflow.launchers.attempt import Attempt
 from ortflow.launchers.cause import agreed, cause, statuses
@@ -121,7 +122,7 @@ def test_cause(returncode, ended, failures, outcome, sentence, rank) -> None:
 
 
 def test_out_of_memory_explains_only_a_kill() -> None:
-    assert cause(9, {1: -9}, {}, out_of_memory=True).sentence == "rank 1 was killed by SIGKILL (out of memory)"
+    assert mentions(cause(9, {1: -9}, {}, out_of_memory=True).sentence, "rank 1", "SIGKILL", "out of memory")
     assert "memory" not in cause(11, {1: -11}, {}, out_of_memory=True).sentence
 
 

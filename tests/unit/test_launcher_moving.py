@@ -100,7 +100,7 @@ def test_lost_attempts_without_a_step_count(tmp_path: Path) -> None:
     assert "5 attempts in a row" in last["why"]
 
 
-def test_a_person_may_start_as_often_as_they_like(tmp_path: Path) -> None:
+def test_a_user_may_start_any_number_of_times(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for number in range(3 * FRUITLESS):
         run.record_attempt(event="start", attempt=number)

@@ -171,7 +171,7 @@ def test_the_world_is_left_after_the_graphs_that_sum_in_it(cuda: FakeCuda, devic
     assert forgotten == [library.calls.index("ncclCommFinalize")]
 
 
-def test_calls_that_go_on_in_the_background_are_waited_for(device: CudaDevice) -> None:
+def test_background_calls_are_waited_for(device: CudaDevice) -> None:
     library = FakeNccl()
     library.answers = {"ncclCommInitRankConfig": IN_PROGRESS}
     library.states = [IN_PROGRESS] * 5 + [0]
@@ -187,7 +187,7 @@ def test_ranks_that_do_not_find_each_other_are_given_up(device: CudaDevice) -> N
     library.answers, library.states = {"ncclCommInitRankConfig": IN_PROGRESS}, [IN_PROGRESS]
     clock = FakeClock()
     begun = clock.now
-    with pytest.raises(NcclError, match=r"took longer than 60 s: a rank cannot reach .*NCCL_SOCKET_IFNAME"):
+    with pytest.raises(NcclError, match=r"60 s.*NCCL_SOCKET_IFNAME"):
         communicator(Below(), device, library, 60, clock=clock)
     assert clock.now - begun == pytest.approx(60, abs=1)
     assert library.calls[-1] == "ncclCommAbort"
@@ -230,7 +230,7 @@ def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:
     library.last = b"socketProgress: Connection closed by remote peer node2<41234>"
     library.states = [6]
     until(lambda: "ncclCommAbort" in library.calls)
-    with pytest.raises(NcclError, match="NCCL failed in an all-reduce: another rank has ended or cannot be"):
+    with pytest.raises(NcclError, match="all-reduce"):
         buffer.read()
 
 

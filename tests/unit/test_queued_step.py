@@ -181,9 +181,7 @@ def test_what_copies_from_the_host_is_not_captured(
     assert len(fake.library.graphs) == 2
 
 
-def test_what_waits_is_not_captured_and_runs_all_the_same(
-    model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_that_waits_runs_without_capture(model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(Fake(monkeypatch).trainer(graphs, run_file(model)), steps_of([[8]] * 6))
     monkeypatch.undo()
     fake = Fake(monkeypatch)

@@ -106,7 +106,7 @@ def test_ranks_that_left_or_were_killed_give_no_verdict() -> None:
         ("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types\n", Outcome.USER_ERROR, "--mpi=pmix"),
     ],
 )
-def test_what_only_slurm_knows(words: str, outcome: Outcome, reported: str) -> None:
+def test_states_that_only_slurm_reports(words: str, outcome: Outcome, reported: str) -> None:
     found = verdict(words, 1)
     assert found is not None
     assert found.outcome is outcome
@@ -238,7 +238,7 @@ def test_how_ranks_are_started_is_read_back_from_the_script(launch: list[str], s
     assert (placement.start, placement.kind) == (start, kind)
 
 
-def test_a_rank_under_srun_and_mpich_knows_its_place_on_the_node() -> None:
+def test_a_rank_under_srun_and_mpich_has_its_local_rank() -> None:
     environment = {
         "PMI_RANK": "3",
         "PMI_SIZE": "5",

@@ -65,7 +65,7 @@ def test_every_required_key_has_a_stand_in() -> None:
             assert path in load.STAND_INS, ".".join(path)
 
 
-def test_the_schema_knows_short_forms() -> None:
+def test_the_schema_has_short_forms() -> None:
     schema = run_file_schema()
     assert json.loads(json.dumps(schema)) == schema
     train = schema["$defs"]["TrainSection"]["properties"]
