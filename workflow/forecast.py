@@ -85,12 +85,12 @@ class Forecast:
 def forecast(spec: RunSpec) -> Forecast:
     """Predict the memory of a run with absolute paths. Raises UserError or Faults if its model or data is unusable."""
     from ortflow.workflow.planning.built import built
-    from ortflow.workflow.planning.ranks import memory_of
+    from ortflow.workflow.planning.ranks import memory_of, most
 
     with built(spec) as found:
         graphs, shards = found.graphs, None
         if spec.divides:
-            memory = _divided(spec, graphs, found.shapes, found.bytes)
+            memory = most(divided_memory(spec, graphs, found.shapes, found.bytes))
         else:
             shards = shards_of(graphs, spec)
             peak, fetched = activations(graphs, spec, found.shapes, shards), messages_of(shards, graphs.index)
@@ -103,8 +103,10 @@ def forecast(spec: RunSpec) -> Forecast:
     )  # fmt: skip
 
 
-def _divided(spec: RunSpec, graphs: GraphSet, shapes: Mapping[str, tuple[int, ...]], batch: int) -> RankMemory:
-    """The memory of the rank that needs most."""
+def divided_memory(
+    spec: RunSpec, graphs: GraphSet, shapes: Mapping[str, tuple[int, ...]], batch: int
+) -> list[RankMemory]:
+    """The memory of the ranks of one replica of a divided model, for a batch of these shapes and so many bytes."""
     from ortflow.workflow.planning.passes import stage_passes
     from ortflow.workflow.planning.ranks import part_memory, pipeline_memory, replays_of
     from ortflow.workflow.trainer.opening import division_of

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ortflow.workflow.planning.survey import Candidate, Survey
     from ortflow.workflow.spec.run import RunSpec
 
+STYLE: dict[str, Any] = {"sort_keys": False, "default_flow_style": None}
+"""How keys are printed: one section a line."""
+
 
 def plan(
     run_file: FileArgument,
@@ -65,8 +68,10 @@ def plan(
     A layout is data x pipeline x horizontal parallelism, with a schedule and a ZeRO stage. Memory and seconds per step
     are predicted; nothing is trained. Keys to copy into the run file are printed for the first, or for --layout N.
     """
+    import yaml
+
     from ortflow.workflow.planning.budget import budget_of, too_small
-    from ortflow.workflow.planning.layout import on_ranks
+    from ortflow.workflow.planning.layout import keys_of, on_ranks
     from ortflow.workflow.planning.survey import survey
     from ortflow.workflow.spec.file.load import load_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths
@@ -81,10 +86,11 @@ def plan(
     if layout > len(fitting):
         raise UserError(f"is {layout}, and {len(fitting)} layouts fit", where="--layout", fix="give a smaller number")
     if json:
-        typer.echo(jsonlib.dumps(_data(found, fitting, budget.bytes), indent=2))
+        typer.echo(jsonlib.dumps(_data(written, found, fitting, budget.bytes), indent=2))
         return
     _print(found, fitting, budget.bytes, budget.source, refused=refused)
-    _print_keys(written, found, fitting[layout - 1], layout)
+    typer.echo(f"keys of layout {layout}:")
+    typer.echo(yaml.safe_dump(keys_of(written, spec, fitting[layout - 1].layout), **STYLE), nl=False)
     for line in found.rates.how:
         typer.echo(line)
 
@@ -118,11 +124,14 @@ class _Rates:
         return rates if link is None else linked(rates, Link(*link))
 
 
-def _data(found: Survey, fitting: list[Candidate], budget: float) -> dict[str, Any]:
+def _data(written: RunSpec, found: Survey, fitting: list[Candidate], budget: float) -> dict[str, Any]:
+    from ortflow.workflow.planning.layout import keys_of
+
+    listed = [{**each.to_json(), "keys": keys_of(written, found.spec, each.layout)} for each in fitting]
     large = [each for each in found.found if each.memory.total > budget]
     return {
         "ranks": found.spec.world_size, "memory": budget, "global_batch": found.spec.global_batch,
-        "device": "cuda" if found.spec.on_gpus else "cpu", "layouts": [each.to_json() for each in fitting],
+        "device": "cuda" if found.spec.on_gpus else "cpu", "layouts": listed,
         "too_large": [each.to_json() for each in large],
         "refused": [{"layout": str(each), "reason": reason} for each, reason in found.refused],
         "prediction": list(found.rates.how),
@@ -157,17 +166,3 @@ def _print(found: Survey, fitting: list[Candidate], budget: float, source: str, 
         for reason, count in Counter(reason for _, reason in found.refused).most_common():
             first = next(str(each) for each, why in found.refused if why == reason)
             typer.echo(f"refused: {first}{f' and {count - 1} more' if count > 1 else ''}: {reason}")
-
-
-def _print_keys(written: RunSpec, found: Survey, chosen: Candidate, number: int) -> None:
-    """Keys of the run file for a layout."""
-    import yaml
-
-    keys: dict[str, Any] = {"parallel": chosen.section}
-    if written.train.global_batch is None:
-        keys["train"] = {"global_batch": found.spec.global_batch}
-    before, after = written.resources, found.spec.resources
-    if (before.nodes, before.ranks_per_node) != (after.nodes, after.ranks_per_node):
-        keys["resources"] = {"nodes": after.nodes, "ranks_per_node": after.ranks_per_node}
-    typer.echo(f"keys of layout {number}:")
-    typer.echo(yaml.safe_dump(keys, sort_keys=False, default_flow_style=None), nl=False)

@@ -82,6 +82,29 @@ def section(layout: Layout, spec: RunSpec) -> dict[str, Any]:
     return {**found, "zero": layout.zero} if layout.zero else found
 
 
+def keys_of(written: RunSpec, spec: RunSpec, layout: Layout) -> dict[str, Any]:
+    """What to change in a run file, so that it trains under a layout with the same samples in a step.
+
+    Parameters
+    ----------
+    written
+        The run file's run.
+    spec
+        The same run on the wanted number of ranks.
+    layout
+        The layout.
+    """
+    found: dict[str, Any] = {"parallel": section(layout, spec)}
+    count, train = under(spec, layout).accumulation, written.train
+    counted = train.global_batch is None or "gradient_accumulation" in train.model_fields_set
+    if counted and count != train.gradient_accumulation:
+        found["train"] = {"gradient_accumulation": count}
+    before, after = written.resources, spec.resources
+    if (before.nodes, before.ranks_per_node) != (after.nodes, after.ranks_per_node):
+        found["resources"] = {"nodes": after.nodes, "ranks_per_node": after.ranks_per_node}
+    return found
+
+
 def under(spec: RunSpec, layout: Layout) -> RunSpec:
     """The run under a layout, with the same samples in a step."""
     fields = type(spec.parallel).model_fields

@@ -19,7 +19,9 @@ from ortflow.workflow.planning.replay import Replayed, replay
 from ortflow.workflow.spec.run import RunSpec
 
 PROCESS = 220_000_000
-"""Further bytes of a rank on the CPU, measured: interpreter, libraries, and memory left from building the graphs."""
+"""Further bytes of rank 0 on the CPU, measured: interpreter, libraries, and memory left from building the graphs."""
+FOLLOWER = 175_000_000
+"""The same of the other ranks, which build no graphs."""
 CONTEXT = 600_000_000
 """Bytes of a GPU that CUDA's context, cuBLAS and cuDNN use per process. A fixed estimate."""
 
@@ -76,16 +78,16 @@ def memory_of(
     parts = {**held, "batch": batch, "activations": peak.held}
     if messages:
         parts["messages"] = parts.get("messages", 0) + messages
-    own = {"context": CONTEXT} if spec.on_gpus else {"checkpoint": checkpoint, "process": PROCESS}
+    own = {"context": CONTEXT} if spec.on_gpus else {"checkpoint": checkpoint, "process": FOLLOWER if rank else PROCESS}
     return RankMemory(rank, {**parts, **own}, peak)
 
 
 def pipeline_memory(
     spec: RunSpec, whole: FlatIndex, division: Division, replays: Sequence[Replayed], batch: int
-) -> RankMemory:
-    """The memory of the rank of a pipeline that needs most; `replays` are those of the stages' ranks, in order."""
+) -> list[RankMemory]:
+    """The memory of the ranks of one replica of a pipeline; `replays` are those of the stages' ranks, in order."""
     grid = division.grid
-    found = [
+    return [
         memory_of(
             spec, whole, each.peak, batch, division=division, rank=grid.rank(Place(0, stage, part)),
             messages=each.messages,
@@ -93,14 +95,17 @@ def pipeline_memory(
         for stage, each in enumerate(replays)
         for part in range(grid.horizontal)
     ]  # fmt: skip
-    return max(found, key=lambda each: each.total)
 
 
-def part_memory(spec: RunSpec, whole: FlatIndex, division: Division, peak: Peak, batch: int) -> RankMemory:
-    """The memory of the rank that needs most of those that share all layers."""
+def part_memory(spec: RunSpec, whole: FlatIndex, division: Division, peak: Peak, batch: int) -> list[RankMemory]:
+    """The memory of the ranks of one replica, which share all layers."""
     grid = division.grid
     ranks = [grid.rank(Place(0, 0, part)) for part in range(grid.horizontal)]
-    found = [memory_of(spec, whole, peak, batch, division=division, rank=rank) for rank in ranks]
+    return [memory_of(spec, whole, peak, batch, division=division, rank=rank) for rank in ranks]
+
+
+def most(found: Sequence[RankMemory]) -> RankMemory:
+    """That of the rank that needs most, the first of equal ones."""
     return max(found, key=lambda each: each.total)
 
 

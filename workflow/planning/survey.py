@@ -16,7 +16,7 @@ from ortflow.workflow.parallel.division import Division, folder_of
 from ortflow.workflow.planning.built import Built, built
 from ortflow.workflow.planning.layout import CHUNKS, Layout, layouts, refusal, section, under
 from ortflow.workflow.planning.passes import StagePasses, Work, stage_passes
-from ortflow.workflow.planning.ranks import RankMemory, memory_of, part_memory, pipeline_memory, replays_of
+from ortflow.workflow.planning.ranks import RankMemory, memory_of, most, part_memory, pipeline_memory, replays_of
 from ortflow.workflow.planning.rates import Rates
 from ortflow.workflow.planning.replay import Replayed
 from ortflow.workflow.planning.seconds import StepTime, step_time
@@ -197,10 +197,10 @@ class _Look:
         """The memory of the rank that needs most."""
         index, batch = self.found.graphs.index, self.found.bytes
         if shape.division is not None and shape.stages:
-            return pipeline_memory(spec, index, shape.division, shape.replays, batch)
+            return most(pipeline_memory(spec, index, shape.division, shape.replays, batch))
         assert shape.peak is not None
         if shape.division is not None:
-            return part_memory(spec, index, shape.division, shape.peak, batch)
+            return most(part_memory(spec, index, shape.division, shape.peak, batch))
         return memory_of(spec, index, shape.peak, batch, fetched=shape.fetched)
 
     def _passes(self, graphs: Any, spec: RunSpec, shards: Any = None) -> tuple[Peak, Work]:
