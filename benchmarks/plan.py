@@ -3,8 +3,8 @@
     python benchmarks/plan.py [--run-file FILE] [--ranks 2 --steps 10 --rounds 1 --no-measure] [KEY=VALUE ...]
 
 Asks `ortflow plan` for the layouts of a run file (by default examples/gpt, with more samples a step), then trains each
-for a few steps through `ortflow run`. Rounds go through all layouts one after the other. Seconds are those of the fastest
-step, because other work on the machine only lengthens steps; memory is the largest of the ranks' events. Prints
+for a few steps through `ortflow run`. Rounds go through all layouts one after the other. Seconds are those of the
+fastest step, because other work on the machine only lengthens steps; memory is the largest of the ranks' events. Prints
 predicted over measured for each layout, and Spearman's rank correlation of the times: 1 if the order is right, 0 if it
 says nothing. Ranks need a core each: on fewer, the measured times are those of ranks that wait for each other's cores.
 """

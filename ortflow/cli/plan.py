@@ -17,6 +17,8 @@ from ortflow.launchers.lines import size
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ortflow.workflow.planning.built import Built
     from ortflow.workflow.planning.rates import Rates
     from ortflow.workflow.planning.survey import Candidate, Survey
@@ -31,7 +33,9 @@ def plan(
     overrides: OverridesArgument = None,
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", "--devices", min=1, help="Number of ranks (default: the run file's).", metavar="N"),
+        typer.Option(
+            "--ranks", "--devices", min=1, max=4096, help="Number of ranks (default: the run file's).", metavar="N"
+        ),
     ] = None,
     memory: Annotated[
         str | None,
@@ -53,7 +57,11 @@ def plan(
     ] = None,
     bandwidth: Annotated[
         str | None,
-        typer.Option("--bandwidth", help="Bytes per second between two machines, such as 12GB.", metavar="SIZE"),
+        typer.Option(
+            "--bandwidth",
+            help="Bytes per second between two machines, such as 12GB (default: an assumed 1.25GB).",
+            metavar="SIZE",
+        ),
     ] = None,
     layout: Annotated[
         int, typer.Option("--layout", min=1, help="Number of the layout whose keys are printed.", metavar="N")
@@ -72,6 +80,7 @@ def plan(
 
     from ortflow.workflow.planning.budget import budget_of, too_small
     from ortflow.workflow.planning.layout import keys_of, on_ranks
+    from ortflow.workflow.planning.measure import threads_of
     from ortflow.workflow.planning.survey import survey
     from ortflow.workflow.spec.file.load import load_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths
@@ -79,7 +88,7 @@ def plan(
     written = resolve_paths(load_run_file(run_file, overrides or (), files=True), run_file)
     spec = on_ranks(written, ranks or written.world_size)
     budget = budget_of(spec, memory)
-    found = survey(spec, _Rates(measure, bandwidth))
+    found = survey(spec, _Rates(measure, bandwidth, threads_of(spec)))
     fitting = found.fitting(budget.bytes)
     if not fitting:
         raise too_small(found, budget)
@@ -91,17 +100,33 @@ def plan(
     _print(found, fitting, budget.bytes, budget.source, refused=refused)
     typer.echo(f"keys of layout {layout}:")
     typer.echo(yaml.safe_dump(keys_of(written, spec, fitting[layout - 1].layout), **STYLE), nl=False)
-    for line in found.rates.how:
+    for line in (*found.rates.how, *_not_counted(written, fitting)):
         typer.echo(line)
+
+
+def _not_counted(written: RunSpec, fitting: list[Candidate]) -> Iterator[str]:
+    """What the predicted memory leaves out."""
+    unknown = max(len(each.memory.peak.unknown) for each in fitting)
+    if unknown:
+        yield f"Memory leaves out up to {unknown} values of a layout, because their size is unknown."
+    if (
+        written.export.enabled
+        and not written.on_gpus
+        and any(each.layout.data < each.layout.grid.world_size for each in fitting)
+    ):
+        yield (
+            "Memory is that of training: under pipeline and horizontal, rank 0 also holds the whole model before the "
+            "first step and for the export (export.enabled: false avoids it)."
+        )
 
 
 class _Rates:
     """Measures or assumes speeds, as the options want."""
 
-    def __init__(self, measure: bool | None, bandwidth: str | None) -> None:
+    def __init__(self, measure: bool | None, bandwidth: str | None, threads: int) -> None:
         from ortflow.workflow.spec.units import parse_memory
 
-        self._measure = measure
+        self._measure, self._threads = measure, threads
         try:
             self._bandwidth = None if bandwidth is None else float(parse_memory(bandwidth))
         except UserError as error:
@@ -110,10 +135,10 @@ class _Rates:
     def __call__(self, found: Built, spec: RunSpec, operations: int, memory: int) -> Rates:
         from ortflow.launchers.link import measure_link
         from ortflow.workflow.planning.budget import may_measure
-        from ortflow.workflow.planning.measure import linked, measured, micro_batch_seconds, threads_of
+        from ortflow.workflow.planning.measure import linked, measured, micro_batch_seconds
         from ortflow.workflow.planning.rates import Link, assumed
 
-        threads = threads_of(spec)
+        threads = self._threads
         rates = assumed(threads, gpu=spec.on_gpus, bandwidth=self._bandwidth)
         if not may_measure(self._measure, spec, rates, operations, memory):
             return rates

@@ -36,13 +36,11 @@ def micro_batch_seconds(found: Built, spec: RunSpec, threads: int) -> tuple[floa
     found
         The built model.
     spec
-        The run on one rank.
+        The run on one rank, with two micro-batches a step.
     threads
         Cores of a rank.
     """
-    # Memory for accumulated gradients is there if a step has several micro-batches.
-    train = spec.train.model_copy(update={"global_batch": None, "gradient_accumulation": 2})
-    builder = builder_of(spec.model_copy(update={"train": train}), found.run_dir, Report())
+    builder = builder_of(spec, found.run_dir, Report())
     trainer = builder.open(SoloCommunicator(), CpuDevice(), threads, [builder.check_machine()])
     fastest = {1: float("inf"), 2: float("inf")}
     for update in range(1 + REPEATS):

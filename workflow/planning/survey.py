@@ -10,9 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ortflow.workflow.assembly.variants import Variants
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.forecast import activations, has_kernels, messages_of, shards_of, training_work
 from ortflow.workflow.graph.memory.plan import Peak
+from ortflow.workflow.graph.shards.graphs import Sharded
+from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.parallel.division import Division, folder_of
+from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.planning.built import Built, built
 from ortflow.workflow.planning.layout import CHUNKS, Layout, layouts, refusal, section, under
 from ortflow.workflow.planning.passes import StagePasses, Work, stage_passes
@@ -70,7 +75,9 @@ class Survey:
 
 
 Measure = Callable[[Built, RunSpec, int, int], Rates]
-"""Finds the rates: of the built model, a run, the operations of a micro-batch, and the bytes of an undivided rank."""
+"""Finds the rates, from the built model, the run on one rank with two micro-batches a step, the operations of one, and
+the bytes that such a rank needs.
+"""
 
 
 def survey(spec: RunSpec, measure: Measure) -> Survey:
@@ -81,8 +88,7 @@ def survey(spec: RunSpec, measure: Measure) -> Survey:
     UserError
         If its model or data is unusable.
     """
-    one = one_rank(spec)
-    with built(one) as found:
+    with built(one_rank(spec)) as found:
         look = _Look(spec, found)
         candidates, refused = [], []
         for layout in layouts(spec.world_size, chunks_of(spec)):
@@ -92,11 +98,12 @@ def survey(spec: RunSpec, measure: Measure) -> Survey:
                 refused.append((layout, reason))
                 continue
             try:
+                look.check_samples(chosen)
                 candidates.append((layout, chosen, look.at(chosen, layout)))
             except UserError as error:
                 refused.append((layout, f"{error.where or 'parallel'} {error.what}"))
-        whole = look.whole()
-        rates = measure(found, one, whole.work.operations, look.memory(one, whole).total)
+        whole, twice = look.whole(), one_rank(spec, micro_batches=2)
+        rates = measure(found, twice, whole.work.operations, look.memory(twice, whole).total)
         made = [
             Candidate(
                 layout, section(layout, spec), look.memory(chosen, shape),
@@ -109,11 +116,11 @@ def survey(spec: RunSpec, measure: Measure) -> Survey:
     return Survey(spec, tuple(made), tuple(refused), rates)
 
 
-def one_rank(spec: RunSpec) -> RunSpec:
-    """The run on one rank, with one micro-batch a step and without an export."""
+def one_rank(spec: RunSpec, micro_batches: int = 1) -> RunSpec:
+    """The run on one rank, with so many micro-batches a step and without an export."""
     resources = spec.resources.model_copy(update={"nodes": 1, "ranks_per_node": 1})
     alone = under(spec.model_copy(update={"resources": resources}), Layout(1))
-    train = alone.train.model_copy(update={"global_batch": None, "gradient_accumulation": 1})
+    train = alone.train.model_copy(update={"global_batch": None, "gradient_accumulation": micro_batches})
     export = alone.export.model_copy(update={"enabled": False})
     return alone.model_copy(update={"train": train, "export": export})
 
@@ -147,21 +154,22 @@ class _Look:
     _parts: dict[int, tuple[Peak, Work]] = field(default_factory=dict)
     _undivided: dict[bool, Shape] = field(default_factory=dict)
     _replayed: dict[object, list[Replayed]] = field(default_factory=dict)
-    _variants: Any = None
+    _variants: Variants | None = None
 
     def missing(self, spec: RunSpec) -> str | None:
         """What this machine lacks for a layout."""
-        from ortflow.workflow.forecast import has_kernels
-
         parallel = spec.parallel
         if spec.on_gpus or has_kernels(spec) or (parallel.horizontal == 1 and parallel.zero < 3):
             return None
         return "resources.kernels: this machine has no compiled kernels of ortflow's, which exchange within a pass"
 
+    def check_samples(self, spec: RunSpec) -> None:
+        """Raise UserError if the training set has too few samples for a step."""
+        samples = Plan.load(self.found.run_dir.plan).samples
+        resolve(spec, samples=samples, data="", parameters=0, fingerprint="", graphs={})
+
     def at(self, spec: RunSpec, layout: Layout) -> Shape:
         """The graphs of a layout. Raises UserError if the model cannot be divided so."""
-        from ortflow.workflow.forecast import has_kernels
-
         if not spec.divides:
             return self.whole(sharded=spec.parallel.zero == 3)
         division, root = self._division(spec, layout)
@@ -183,8 +191,6 @@ class _Look:
 
     def whole(self, *, sharded: bool = False) -> Shape:
         """The undivided graphs; `sharded`: those that fetch their parameters."""
-        from ortflow.workflow.forecast import messages_of, shards_of
-
         if sharded not in self._undivided:
             spec = under(self.spec, Layout(self.spec.world_size, zero=3 if sharded else 0))
             graphs = self.found.graphs
@@ -203,14 +209,10 @@ class _Look:
             return most(part_memory(spec, index, shape.division, shape.peak, batch))
         return memory_of(spec, index, shape.peak, batch, fetched=shape.fetched)
 
-    def _passes(self, graphs: Any, spec: RunSpec, shards: Any = None) -> tuple[Peak, Work]:
-        from ortflow.workflow.forecast import activations, training_work
-
+    def _passes(self, graphs: GraphSet, spec: RunSpec, shards: Sharded | None = None) -> tuple[Peak, Work]:
         return activations(graphs, spec, self.found.shapes, shards), training_work(graphs, spec, self.found.shapes)
 
     def _division(self, spec: RunSpec, layout: Layout) -> tuple[Division, Path]:
-        from ortflow.workflow.assembly.variants import Variants
-
         if layout.cut not in self._divided:
             if self._variants is None:
                 self._variants = Variants(self.spec, self.found.graphs, self.found.length)

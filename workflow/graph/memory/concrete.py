@@ -194,6 +194,8 @@ class _Inference:
         given = [self.types.get(name) for name in node.input]
         if node.op_type == OPERATOR and given and given[0] is not None:
             return _exchanged(node, given[0]) if place == 0 else (TensorProto.FLOAT, ())
+        if node.op_type == "Shards" and place == 0:
+            return TensorProto.FLOAT, (1,)  # the token that orders the nodes
         if node.op_type == "CrossEntropy" and place == 1 and len(given) > 1 and given[1] is not None:
             return given[1][0], given[1][1][:1]  # one sum per row of scores
         if node.op_type in _PRODUCTS and place == 0 and len(given) > 1:
