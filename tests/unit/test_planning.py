@@ -61,6 +61,10 @@ def test_a_layout_keeps_the_samples_of_a_step_and_other_keys() -> None:
     cut = run_of(8, pipeline=2, cuts=[["a"]])
     assert section(Layout(4, 2), cut)["cuts"] == [["a"]]
     assert "cuts" not in section(Layout(2, 4), cut)
+    named = run_of(8, horizontal=2, whole=["head.*"])
+    assert section(Layout(4, 1, 2), named) == {"data": 4, "horizontal": 2, "whole": ["head.*"]}
+    assert section(Layout(4, 2), named) == {"data": 4, "pipeline": 2, "schedule": "1f1b"}
+    assert refusal(under(named, Layout(4, 2))) is None
     four = on_ranks(spec, 4)
     assert (four.world_size, four.global_batch, four.accumulation) == (4, 32, 2)
     nodes = spec.model_copy(update={"resources": spec.resources.model_copy(update={"nodes": 2})})

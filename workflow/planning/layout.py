@@ -14,6 +14,10 @@ from ortflow.workflow.spec.run import RunSpec
 
 CHUNKS = (2, 4)
 """Stages of a rank to consider under the schedule interleaved."""
+LAYOUT = frozenset({"data", "pipeline", "schedule", "chunks", "cuts", "horizontal", "zero"})
+"""Keys of `parallel` that a layout sets."""
+OF_HORIZONTAL = frozenset({"whole", "columns", "rows"})
+"""Keys of `parallel` that are about the parts of layers."""
 Zero = Literal[0, 1, 2, 3]
 ZERO: tuple[Zero, ...] = (0, 1, 2, 3)
 
@@ -71,7 +75,10 @@ def divisors(number: int) -> list[int]:
 
 
 def section(layout: Layout, spec: RunSpec) -> dict[str, Any]:
-    """The section `parallel` of a run file, without keys that have their default."""
+    """The section `parallel` of a run file, without keys that have their default.
+
+    Keys that a layout does not set, such as the names of weights that stay whole, stay as the run file has them.
+    """
     found: dict[str, Any] = {"data": layout.data}
     if layout.pipeline > 1:
         found |= {"pipeline": layout.pipeline, "schedule": layout.schedule}
@@ -79,7 +86,10 @@ def section(layout: Layout, spec: RunSpec) -> dict[str, Any]:
         cuts = spec.parallel.cuts
         found |= {"cuts": cuts} if cuts is not None and len(cuts) == layout.pipeline * layout.chunks - 1 else {}
     found |= {"horizontal": layout.horizontal} if layout.horizontal > 1 else {}
-    return {**found, "zero": layout.zero} if layout.zero else found
+    found |= {"zero": layout.zero} if layout.zero else {}
+    others = spec.parallel.model_dump(exclude_defaults=True, exclude=set(LAYOUT))
+    left = OF_HORIZONTAL if layout.horizontal == 1 else frozenset[str]()
+    return {**found, **{name: value for name, value in others.items() if name not in left}}
 
 
 def keys_of(written: RunSpec, spec: RunSpec, layout: Layout) -> dict[str, Any]:
@@ -96,8 +106,7 @@ def keys_of(written: RunSpec, spec: RunSpec, layout: Layout) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"parallel": section(layout, spec)}
     count, train = under(spec, layout).accumulation, written.train
-    counted = train.global_batch is None or "gradient_accumulation" in train.model_fields_set
-    if counted and count != train.gradient_accumulation:
+    if (train.global_batch is None or train.gradient_accumulation > 1) and count != train.gradient_accumulation:
         found["train"] = {"gradient_accumulation": count}
     before, after = written.resources, spec.resources
     if (before.nodes, before.ranks_per_node) != (after.nodes, after.ranks_per_node):
@@ -107,15 +116,9 @@ def keys_of(written: RunSpec, spec: RunSpec, layout: Layout) -> dict[str, Any]:
 
 def under(spec: RunSpec, layout: Layout) -> RunSpec:
     """The run under a layout, with the same samples in a step."""
-    fields = type(spec.parallel).model_fields
-    kept = {name: value for name, value in spec.parallel.model_dump().items() if name not in LAYOUT and name in fields}
-    parallel = type(spec.parallel).model_validate({**kept, **section(layout, spec)})
+    parallel = type(spec.parallel).model_validate(section(layout, spec))
     train = spec.train.model_copy(update={"global_batch": spec.global_batch})
     return spec.model_copy(update={"parallel": parallel, "train": train})
-
-
-LAYOUT = frozenset({"data", "pipeline", "schedule", "chunks", "cuts", "horizontal", "zero"})
-"""Keys of `parallel` that a layout sets; others, such as options of a degree, stay as they are."""
 
 
 def on_ranks(spec: RunSpec, ranks: int) -> RunSpec:
