@@ -69,7 +69,7 @@ def test_predicted_memory_is_what_ranks_measure(name: str, large: Project) -> No
     for batch in (1, 8):
         changes = {
             **QUICK, "parallel": parallel, "resources__ranks_per_node": ranks, "data__micro_batch": batch,
-            "train__global_batch": 8 * batch,
+            "train__global_batch": 4 * batch,
         }  # fmt: skip
         file = large.write(f"{name}-{batch}", **changes)
         done = command("run", file.name, folder=large.folder, timeout=300)
@@ -155,8 +155,10 @@ def test_what_is_refused_is_counted_with_its_reason(small: Project) -> None:
     assert "layouts fit, 0 need more memory, " in text
     assert "parallel.zero is 2, and a stage adds up the gradients" in text
     assert "refused: data 1 x horizontal 4: parallel.horizontal" in text, "two heads are not divisible by four"
-    many = plan(small, file, "train.global_batch=6", "--ranks", "4", "--no-measure", "--refused")
-    assert "do not divide" in many
+    three = plan(small, file, "--ranks", "3", "--no-measure", "--refused")
+    assert "train.global_batch is 8 samples a step, which 3 ranks x 2 samples (data.micro_batch) do not divide" in three
+    many = plan(small, file, "train.global_batch=4000", "--no-measure", code=2)
+    assert "no layout of 2 ranks is valid; data 2: data.last_batch the training set has " in many
     wrong = plan(small, file, "--layout", "99", "--no-measure", code=2)
     assert wrong.startswith("error: --layout: is 99, and ")
     assert "is not an amount of memory" in plan(small, file, "--memory", "much", code=2)
