@@ -6,33 +6,33 @@ values in the order of its nodes. Opens no session of the training graph and que
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflow.workflow.errors import UserError
-from ortflow.workflow.memory import ITEM, buffers
+from ortflow.workflow.memory import ITEM
+from ortflow.workflow.parallel.division import folder_of
 from ortflow.workflow.spec.optimizers import moment_counts, moments
 
 if TYPE_CHECKING:
+    import onnx
+
+    from ortflow.workflow.graph.memory.concrete import Type
     from ortflow.workflow.graph.memory.plan import Peak
     from ortflow.workflow.graph.shards.graphs import Sharded
     from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.layout import FlatIndex
+    from ortflow.workflow.planning.passes import Work
+    from ortflow.workflow.planning.ranks import RankMemory
     from ortflow.workflow.spec.run import RunSpec
 
-PROCESS = 220_000_000
-"""Further bytes of a rank on the CPU, measured: interpreter, libraries, and memory left from building the graphs."""
-CONTEXT = 600_000_000
-"""Bytes of a GPU that CUDA's context, cuBLAS and cuDNN use per process. A fixed estimate."""
 SHOWN = 5
 """Number of largest values to report."""
 LOWER = "lower data.micro_batch (train.global_batch keeps the samples of a step)"
 ADVICE = {
-    "parameters": "parallel.zero: 3 shards them over several CPU ranks; otherwise use a smaller model or a machine "
-    "with more memory",
+    "parameters": "parallel.zero: 3, parallel.pipeline or parallel.horizontal divides them over several CPU ranks; "
+    "otherwise use a smaller model or a machine with more memory",
     "gradients": "train.gradient_accumulation: 1 stores them once; parallel.zero: 3 shards them over the ranks, 2 "
     "those that are accumulated",
     "moments": "parallel.zero: 1 shards them over several CPU ranks; train.optimizer.name sets the values "
@@ -56,6 +56,10 @@ class Forecast:
     """model.recompute."""
     formulas: Mapping[str, str]
     """How the bytes of a part follow from the run file, if it is a product."""
+    rank: int = 0
+    """The rank that needs most."""
+    ranks: int = 1
+    """Ranks of the run."""
 
     @property
     def total(self) -> int:
@@ -74,65 +78,64 @@ class Forecast:
             "largest": self.largest, "fix": ADVICE[self.largest], "node": self.peak.node,
             "alive": self.peak.size, "values": [list(item) for item in self.peak.values[:SHOWN]],
             "unknown": list(self.peak.unknown), "recomputed": list(self.recomputed),
-            "formulas": dict(self.formulas),
+            "formulas": dict(self.formulas), "rank": self.rank, "ranks": self.ranks,
         }  # fmt: skip
 
 
 def forecast(spec: RunSpec) -> Forecast:
     """Predict the memory of a run with absolute paths. Raises UserError or Faults if its model or data is unusable."""
-    from ortflow.workflow.graph.types import GraphSet
-    from ortflow.workflow.plan import Plan
-    from ortflow.workflow.progress import Progress
-    from ortflow.workflow.ranks import Place
-    from ortflow.workflow.rundir import RunDir
-    from ortflow.workflow.steps.configure import prepare
-    from ortflow.workflow.steps.shard import Stream
-    from ortflow.workflow.trainer import Report
-    from ortflow.workflow.trainers import builder_of
+    from ortflow.workflow.planning.built import built
+    from ortflow.workflow.planning.ranks import memory_of, most
 
-    if spec.trainer.name != "graph":
-        raise UserError(
-            f"is {spec.trainer.name}, and memory is predicted only for the trainer graph",
-            where="trainer.name",
-            fix="start the run: its event memory reports it",
-        )
-    if spec.divides:
-        raise UserError(
-            "divides the model over the ranks, and memory is predicted only for a model that each rank holds whole",
-            where="parallel",
-            fix="start the run: its event memory reports it",
-        )
-    with tempfile.TemporaryDirectory(prefix="ortflow-plan-") as folder:
-        run_dir, report = RunDir(Path(folder)), Report()
-        builder = builder_of(spec, run_dir, report)
-        prepare(builder, run_dir, spec, report)
-        place = Place(0, spec.world_size, 0, spec.resources.ranks_per_node, "none", "localhost")
-        stream = Stream(spec, Plan.load(run_dir.plan), *builder.inputs(), place, Progress())
-        try:
-            arrays = stream.next().micro_batches[0].arrays
-        finally:
-            stream.close()
-        graphs = GraphSet.load(run_dir.graphs)
-        shards = _shards(graphs, spec)
-        peak = activations(graphs, spec, {name: array.shape for name, array in arrays.items()}, shards)
-    batch = sum(array.nbytes for array in arrays.values())
+    with built(spec) as found:
+        graphs, shards = found.graphs, None
+        if spec.divides:
+            memory = most(divided_memory(spec, graphs, found.shapes, found.bytes))
+        else:
+            shards = shards_of(graphs, spec)
+            peak, fetched = activations(graphs, spec, found.shapes, shards), messages_of(shards, graphs.index)
+            memory = memory_of(spec, graphs.index, peak, found.bytes, fetched=sum(fetched))
+        index = graphs.index if not spec.divides else _index_of(spec, graphs, memory.rank)
+        named = formulas(index, spec, shards)
     return Forecast(
-        "cuda" if spec.on_gpus else "cpu", spec.data.micro_batch, _parts(graphs, spec, peak, batch, shards), peak,
-        tuple(spec.onnx_model.recompute), formulas(graphs.index, spec, shards),
+        "cuda" if spec.on_gpus else "cpu", spec.data.micro_batch, memory.parts, memory.peak,
+        tuple(spec.onnx_model.recompute), named, memory.rank, spec.world_size,
     )  # fmt: skip
+
+
+def divided_memory(
+    spec: RunSpec, graphs: GraphSet, shapes: Mapping[str, tuple[int, ...]], batch: int
+) -> list[RankMemory]:
+    """The memory of the ranks of one replica of a divided model, for a batch of these shapes and so many bytes."""
+    from ortflow.workflow.planning.passes import stage_passes
+    from ortflow.workflow.planning.ranks import part_memory, pipeline_memory, replays_of
+    from ortflow.workflow.trainer.opening import division_of
+
+    division, folder = division_of(graphs, spec), folder_of(graphs.root, 0)
+    if spec.parallel.pipeline == 1:
+        peak = activations(replace(graphs, root=folder), spec, shapes)
+        return part_memory(spec, graphs.index, division, peak, batch)
+    stages = stage_passes(folder, shapes, kernels=has_kernels(spec))
+    return pipeline_memory(spec, graphs.index, division, replays_of(spec, stages), batch)
+
+
+def _index_of(spec: RunSpec, graphs: GraphSet, rank: int) -> FlatIndex:
+    from ortflow.workflow.trainer.opening import division_of
+
+    return division_of(graphs, spec).of(spec.grid.place(rank)).index
 
 
 def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> dict[str, str]:
     """Formulas by part. Elements include padding; a rank's share is rounded up to a multiple of `layout.ALIGNMENT`."""
     zero, kept = spec.parallel.zero, len(moments(spec.train.optimizer))
     trained, (start, end) = f"{index.trained:,}", index.span("state")
-    ranks = f" / {spec.world_size} rank(s)"
-    accumulated = "" if spec.accumulation == 1 else f" + {trained}{ranks if zero >= 2 else ''}"
+    ranks = f" / {spec.replicas} rank(s)"
+    accumulated = "" if spec.accumulation == spec.parallel.chunks == 1 else f" + {trained}{ranks if zero >= 2 else ''}"
     statistics = f" + 2 x {end - start:,}" if end > start else ""
     if shards is not None:
         rest = index.size - index.trained
         behind = f" + {rest:,} + {index.size:,}{ranks}" if rest else ""
-        layer, message = _messages(shards, index)
+        layer, message = messages_of(shards, index)
         return {
             "parameters": f"{ITEM} B x ({trained}{ranks}{behind})",
             "gradients": f"{ITEM} B x ({trained}{ranks}{statistics})",
@@ -145,7 +148,7 @@ def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> 
     }
 
 
-def _shards(graphs: GraphSet, spec: RunSpec) -> Sharded | None:
+def shards_of(graphs: GraphSet, spec: RunSpec) -> Sharded | None:
     """The graphs that fetch their parameters, under stage 3 of ZeRO."""
     if spec.parallel.zero < 3:
         return None
@@ -154,8 +157,10 @@ def _shards(graphs: GraphSet, spec: RunSpec) -> Sharded | None:
     return sharded(graphs.train, _form(graphs, spec) or graphs.train, graphs.eval, graphs.index)
 
 
-def _messages(shards: Sharded, index: FlatIndex) -> tuple[int, int]:
-    """Elements of the memory in which parameters arrive, and of a message of gradients."""
+def messages_of(shards: Sharded | None, index: FlatIndex) -> tuple[int, int]:
+    """Elements of the memory in which parameters arrive, and of a message of gradients; 0 without stage 3."""
+    if shards is None:
+        return 0, 0
     from ortflow.workflow.graph.shards.program import Fetch, Send, largest
     from ortflow.workflow.trainer.exchange import MESSAGE
 
@@ -172,23 +177,49 @@ def activations(
 
     With `shards` the layers that are fetched and their gradients are among them.
     """
-    import onnx
-
-    from ortflow.workflow.graph.memory.concrete import concrete
     from ortflow.workflow.graph.memory.plan import peak_of, sizes_of
 
-    plain = onnx.load(graphs.train)
-    types = concrete(plain, batch)
-    model, form = plain, _form(graphs, spec)
-    if form is not None:
-        model = onnx.load(form)
-        # Values of both graphs have the same shape; our own nodes keep the names of the values they replace.
-        types = {**types, **concrete(model, batch, types)}
+    _, model, types = _followed(graphs, spec, batch)
     if shards is not None:
+        from ortflow.workflow.graph.memory.concrete import concrete
+
         model = shards.train[0]
         types = {**types, **concrete(model, batch, types)}
     bound = {value.name for value in (*model.graph.input, *model.graph.output)}
     return peak_of(model.graph, sizes_of(types), bound)
+
+
+def training_work(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> Work:
+    """What the training graph computes, and exchanges within layers, for inputs of these shapes."""
+    from ortflow.workflow.planning.passes import work_of
+
+    plain, model, types = _followed(graphs, spec, batch)
+    return work_of(plain.graph, model.graph, types)
+
+
+def _followed(
+    graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]
+) -> tuple[onnx.ModelProto, onnx.ModelProto, dict[str, Type]]:
+    """The training graph in its plain form and in the one for the device, and the types of the values of both."""
+    import onnx
+
+    from ortflow.workflow.graph.memory.concrete import concrete
+
+    plain = onnx.load(graphs.train)
+    types = concrete(plain, batch)
+    form = _form(graphs, spec)
+    if form is None:
+        return plain, plain, types
+    model = onnx.load(form)
+    # Values of both graphs have the same shape; our own nodes keep the names of the values they replace.
+    return plain, model, {**types, **concrete(model, batch, types)}
+
+
+def has_kernels(spec: RunSpec) -> bool:
+    """Whether ranks on CPUs would have ortflow's kernels here."""
+    from ortflow.workflow.kernels.library import library_for
+
+    return library_for(spec.kernels) is not None
 
 
 def _form(graphs: GraphSet, spec: RunSpec) -> Path | None:
@@ -200,24 +231,5 @@ def _form(graphs: GraphSet, spec: RunSpec) -> Path | None:
         forms += [fused_of(graphs.train)] if spec.resources.kernels == "auto" else []
         forms.append(on_cuda_of(graphs.train))
     else:
-        from ortflow.workflow.kernels.library import library_for
-
-        forms = [with_kernels_of(graphs.train)] if library_for(spec.kernels) is not None else []
+        forms = [with_kernels_of(graphs.train)] if has_kernels(spec) else []
     return next((path for path in forms if path.exists()), None)
-
-
-def _parts(graphs: GraphSet, spec: RunSpec, peak: Peak, batch: int, shards: Sharded | None) -> dict[str, int]:
-    trained, size = graphs.index.trained, graphs.index.size
-    start, end = graphs.index.span("state")
-    held = buffers(
-        trained, size - trained, len(moments(spec.train.optimizer)),
-        accumulation=spec.accumulation, world_size=spec.world_size, zero=spec.parallel.zero,
-        messages=0 if shards is None else sum(_messages(shards, graphs.index)),
-    )  # fmt: skip
-    # Running statistics are stored after the gradients, and once more as the start of a micro-batch.
-    held["gradients"] += 2 * (end - start) * ITEM
-    checkpoint = held.pop("checkpoint")
-    parts = {**held, "batch": batch, "activations": peak.held}
-    if spec.on_gpus:
-        return {**parts, "context": CONTEXT}
-    return {**parts, "checkpoint": checkpoint, "process": PROCESS}

@@ -39,6 +39,7 @@ VERBS: Mapping[str, Verb] = {
     "run": Verb("run", "run"),
     "validate": Verb("validate", "validate"),
     "inspect": Verb("inspect", "inspect"),
+    "plan": Verb("plan", "plan"),
     "doctor": Verb("doctor", "doctor", reachable=True),
     "submit": Verb("submit", "submit", reachable=True),
     "render": Verb("submit", "render", reachable=True),

@@ -69,7 +69,8 @@ def _print_plan(reported: Forecast) -> None:
     from ortflow.workflow.forecast import ADVICE, SHOWN
 
     where = "GPU" if reported.device == "cuda" else "CPU"
-    typer.echo(f"memory of a rank on the {where}, predicted, {reported.micro_batch} samples a micro-batch")
+    of = "a rank" if reported.ranks == 1 else f"rank {reported.rank}, which needs most of {reported.ranks},"
+    typer.echo(f"memory of {of} on the {where}, predicted, {reported.micro_batch} samples a micro-batch")
     for name, count in (*reported.parts.items(), ("in all", reported.total)):
         formula = reported.formulas.get(name)
         typer.echo(f"  {name:<12}{size(count):>8}" + (f"  = {formula}" if formula else ""))

@@ -45,10 +45,13 @@ class Project:
     folder: Path
 
     @classmethod
-    def make(cls, folder: Path, *, dropout: float = 0.1) -> Project:
-        """A GPT of 2 layers and width 32 on a few hundred windows of the standard library's source."""
+    def make(
+        cls, folder: Path, *, dropout: float = 0.1, layers: int = 2, width: int = 32, heads: int = 2, length: int = 32
+    ) -> Project:
+        """A GPT, by default of 2 layers and width 32, on a few hundred windows of the standard library's source."""
         folder.mkdir(parents=True, exist_ok=True)
-        sizes = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--dropout", str(dropout)]
+        numbers = {"layers": layers, "width": width, "heads": heads, "context": length, "dropout": dropout}
+        sizes = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
         subprocess.run(
             [sys.executable, str(EXAMPLE / "model.py"), "--output", str(folder / "model.onnx"), *sizes],
             check=True, capture_output=True,
@@ -59,8 +62,8 @@ class Project:
         for name in ("abc.py", "bisect.py", "copy.py"):
             shutil.copy(library / name, text / name)
         done = command(
-            "data", "convert", "text/*.py", "--text", "--length", "32", "--eval-fraction", "0.1", "--output", "set",
-            folder=folder,
+            "data", "convert", "text/*.py", "--text", "--length", str(length), "--eval-fraction", "0.1",
+            "--output", "set", folder=folder,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return cls(folder)

@@ -21,7 +21,6 @@ from ortflow.workflow.assembly.divide import check_alike
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.environment import breaking, differences
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.forecast import forecast
 from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kept import damage, hashes_of
@@ -160,12 +159,6 @@ def test_a_state_of_any_layout_is_every_layouts(ranks: int, tmp_path: Path) -> N
         (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
         folders.append(str(folder))
     all_good(ranks, PROGRAM, *folders, timeout=280, OMP_NUM_THREADS="1", ORTFLOW_CACHE=str(tmp_path / "cache"))
-
-
-def test_memory_is_predicted_only_for_whole_models(tmp_path: Path) -> None:
-    spec = run_file(tmp_path / "model.onnx", resources__ranks_per_node=2, parallel={"pipeline": 2})
-    with pytest.raises(UserError, match="divides the model over the ranks"):
-        forecast(spec)
 
 
 def test_another_layout_is_a_warning_and_not_refused() -> None:

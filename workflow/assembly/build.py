@@ -78,7 +78,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         else:
             prepared, more = with_loss(forward, spec, source, batch)
             notes += more
-            train, faster, placed, trained, more = _train_graph(prepared, spec, source, length)
+            train, faster, placed, trained, more = gradient_graphs(prepared, spec, source, length)
             notes += more
             halves, more = _in_half(prepared, spec, trained)
             notes += more
@@ -129,7 +129,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         from ortflow.workflow.assembly.divide import divide
 
         def train_graph(forward: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-            plain, own, *_ = _train_graph(forward, spec, source, length)
+            plain, own, *_ = gradient_graphs(forward, spec, source, length)
             return plain, own
 
         divided = divide(spec, out, index, prepared, evaluate, trained, length, train_graph)
@@ -178,7 +178,7 @@ def with_loss(forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: st
     return model, notes
 
 
-def _train_graph(
+def gradient_graphs(
     prepared: onnx.ModelProto, spec: RunSpec, source: Source, length: int
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto | None, list[str], list[str]]:
     """The training graph, its variants with ortflow's operators for CPUs and, if wanted, GPUs, the parameters with

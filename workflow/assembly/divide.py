@@ -6,7 +6,7 @@ Called by `build` after the graphs of the whole model, whose index remains the f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,8 @@ def divide(
     trained: Sequence[str],
     length: int,
     train_graph: TrainGraph,
+    *,
+    parts: Collection[int] | None = None,
 ) -> Divided:
     """Divide a model as the run file requests.
 
@@ -79,6 +81,8 @@ def divide(
         Length of the samples if the model's second axis is dynamic; 0 if unknown.
     train_graph
         Differentiates a forward graph that is not cut into stages.
+    parts
+        The parts whose graphs are made, at least part 0; all if None. What each holds is determined in any case.
 
     Raises
     ------
@@ -95,6 +99,11 @@ def divide(
         forward, evaluated, regions = prepared, evaluate, dict[str, Region]()
         if section.horizontal > 1:
             forward, evaluated, regions, lines = _part_of(spec, whole, prepared, evaluate, trained, part)
+        if parts is not None and part not in parts:
+            # The parts of a stage have the same tensors.
+            first = [held[0][stage].tensors for stage in range(section.pipeline)]
+            held.append([Held(names, {n: regions[n] for n in names if n in regions}) for names in first])
+            continue
         folder, graphs = folder_of(root, part), dict[str, onnx.ModelProto]()
         if section.pipeline == 1:
             train, faster = train_graph(forward)

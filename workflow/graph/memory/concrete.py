@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from ortflow.workflow.graph.ir.collective import OPERATOR, Kind, channel_of, kind_of
 from ortflow.workflow.graph.ir.shapes import LARGE
 from ortflow.workflow.graph.memory.plan import axes_of, length
 
@@ -31,9 +32,9 @@ _LIKE: Mapping[str, tuple[int, ...]] = {
     "GroupNormalization": (0,), "InstanceNormalization": (0,),
 }  # fmt: skip
 _COMPUTED = frozenset([
-    "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Gather", "Identity", "Max", "Min", "Mod", "Mul",
-    "Neg", "Range", "ReduceMax", "ReduceProd", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Sub",
-    "Unsqueeze", "Where",
+    "Add", "And", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Gather", "Identity", "Max", "Min",
+    "Mod", "Mul", "Neg", "NonZero", "Not", "Range", "ReduceMax", "ReduceProd", "ReduceSum", "Reshape", "Slice",
+    "Split", "Squeeze", "Sub", "Unsqueeze", "Where",
 ])  # fmt: skip
 """Operators with which graphs compute sizes."""
 
@@ -191,12 +192,24 @@ class _Inference:
 
     def _by_rule(self, node: onnx.NodeProto, place: int) -> Type | None:
         given = [self.types.get(name) for name in node.input]
+        if node.op_type == OPERATOR and given and given[0] is not None:
+            return _exchanged(node, given[0]) if place == 0 else (TensorProto.FLOAT, ())
+        if node.op_type == "Shards" and place == 0:
+            return TensorProto.FLOAT, (1,)  # the token that orders the nodes
         if node.op_type == "CrossEntropy" and place == 1 and len(given) > 1 and given[1] is not None:
             return given[1][0], given[1][1][:1]  # one sum per row of scores
         if node.op_type in _PRODUCTS and place == 0 and len(given) > 1:
             return _product(node, given[0], given[1])
         like = _LIKE.get(node.op_type, ())
         return given[like[place]] if place < len(like) and like[place] < len(given) else None
+
+
+def _exchanged(node: onnx.NodeProto, given: Type) -> Type:
+    """Type of what a collective makes; gathered and scattered along the first axis."""
+    kind, (_, parts) = kind_of(node), channel_of(node)
+    if kind == Kind.ALL_GATHER:
+        return given[0], (given[1][0] * parts, *given[1][1:])
+    return (given[0], (given[1][0] // parts, *given[1][1:])) if kind == Kind.REDUCE_SCATTER else given
 
 
 def _product(node: onnx.NodeProto, one: Type | None, other: Type | None) -> Type | None:

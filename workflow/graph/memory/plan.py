@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -105,30 +105,72 @@ def _value(tree: ast.expr, axes: Mapping[str, int]) -> float:
     raise ValueError(ast.dump(tree))
 
 
+@dataclass(frozen=True)
+class Event:
+    """A value's memory is allocated by a node, or freed after it."""
+
+    name: str
+    size: int
+    node: str
+    freed: bool = False
+
+
+def events(
+    graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str], kept: Collection[str] = ()
+) -> Iterator[Event]:
+    """Each allocation and release while the nodes run in order.
+
+    Parameters
+    ----------
+    graph
+        Its nodes are sorted.
+    sizes
+        Bytes of each value; others count as 0.
+    bound
+        Values with memory of their own, which are left out.
+    kept
+        Outputs that are allocated and not freed.
+    """
+    own = {*bound, *kept}
+    home = _homes(graph, sizes, own)
+    last = _last_reads(graph, home)
+    alive: set[str] = set()
+    for place, node in enumerate(graph.node):
+        label = str(node.name or node.op_type)
+        for name in filter(None, node.output):
+            if home[name] == name and name not in bound:
+                alive.add(name)
+                yield Event(name, sizes.get(name, 0), label)
+        touched = {home.get(name, name): None for name in (*walk.inputs(node), *filter(None, node.output))}
+        for name in touched:
+            if name in alive and name not in kept and last.get(name, -1) <= place:
+                alive.remove(name)
+                yield Event(name, sizes.get(name, 0), label, freed=True)
+
+
 def peak_of(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> Peak:
     """The memory peak when the nodes run in order; values in `bound` have memory of their own."""
-    home = _homes(graph, sizes, bound)
-    last = _last_reads(graph, home)
     alive: dict[str, int] = {}
     arena, places = Arena(), dict[str, int]()
     now, best = 0, Peak(0, 0, "", (), ())
-    names = {str(name) for node in graph.node for name in node.output if name}
-    for place, node in enumerate(graph.node):
-        for name in filter(None, node.output):
-            if home[name] == name and name not in bound:
-                alive[name] = sizes.get(name, 0)
-                places[name] = arena.take(alive[name])
-                now += alive[name]
+    for event in events(graph, sizes, bound):
+        if event.freed:
+            now -= alive.pop(event.name)
+            arena.give(places.pop(event.name))
+            continue
+        alive[event.name] = event.size
+        places[event.name] = arena.take(event.size)
+        now += event.size
         if now > best.size:
-            best = Peak(now, 0, str(node.name or node.op_type), tuple(alive.items()), ())
-        touched = {home.get(name, name) for name in (*walk.inputs(node), *filter(None, node.output))}
-        for name in touched & alive.keys():
-            if last.get(name, -1) <= place:
-                now -= alive.pop(name)
-                arena.give(places.pop(name))
+            best = Peak(now, 0, event.node, tuple(alive.items()), ())
     values = sorted(best.values, key=lambda item: -item[1])
-    unknown = sorted(names - sizes.keys() - set(bound))
-    return Peak(best.size, arena.reserved, best.node, tuple(values), tuple(unknown))
+    return Peak(best.size, arena.reserved, best.node, tuple(values), unknown_of(graph, sizes, bound))
+
+
+def unknown_of(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> tuple[str, ...]:
+    """Values whose size is unknown, sorted."""
+    names = {str(name) for node in graph.node for name in node.output if name}
+    return tuple(sorted(names - sizes.keys() - set(bound)))
 
 
 def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> dict[str, str]:

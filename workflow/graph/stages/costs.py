@@ -7,7 +7,7 @@ they read and write, each weighted as several operations, because they are bound
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 
@@ -50,8 +50,8 @@ class Costs:
 
     def _products(self, node: onnx.NodeProto) -> int:
         result = self.elements(node.output[0]) if node.output else 0
-        if node.op_type == "MatMul" and self.dims(node.input[0]):
-            return 2 * result * self.dims(node.input[0])[-1]
+        if node.op_type in ("MatMul", "FusedMatMul") and self.dims(node.input[0]):
+            return 2 * result * self.dims(node.input[0])[-2 if attribute(node, "transA", 0) else -1]
         if node.op_type == "Gemm" and self.dims(node.input[0]):
             return 2 * result * self.dims(node.input[0])[0 if attribute(node, "transA", 0) else -1]
         if node.op_type in ("Conv", "ConvTranspose") and self.dims(node.input[1]):
@@ -64,3 +64,20 @@ class Costs:
         if node.op_type == "Einsum":
             return 2 * max(self.elements(name) for name in (*node.input, *node.output))
         return 0
+
+
+class KnownCosts(Costs):
+    """Costs of the nodes of a graph whose shapes are all known, by name: element type and shape."""
+
+    def __init__(self, types: Mapping[str, tuple[int, Sequence[int]]]) -> None:
+        self._known = types
+
+    def dims(self, value: str) -> list[int]:
+        """Sizes of a value's axes; empty if it is unknown."""
+        return list(self._known[value][1]) if value in self._known else []
+
+    def bytes(self, value: str) -> int:
+        """Number of bytes of a value; 0 if it is unknown."""
+        if value not in self._known:
+            return 0
+        return self.elements(value) * int(onnx.helper.tensor_dtype_to_np_dtype(self._known[value][0]).itemsize)

@@ -1,0 +1,193 @@
+"""`ortflow plan`: the ways to divide a run's model over ranks that fit their memory, the fastest first.
+
+Wired into the command line by `ortflow.cli.app`. Nothing heavy may be imported at module level: `--help` reads this.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ortflow.cli.status import table
+from ortflow.cli.submission import FileArgument, OverridesArgument
+from ortflow.launchers.lines import size
+from ortflow.workflow.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ortflow.workflow.planning.built import Built
+    from ortflow.workflow.planning.rates import Rates
+    from ortflow.workflow.planning.survey import Candidate, Survey
+    from ortflow.workflow.spec.run import RunSpec
+
+STYLE: dict[str, Any] = {"sort_keys": False, "default_flow_style": None}
+"""How keys are printed: one section a line."""
+
+
+def plan(
+    run_file: FileArgument,
+    overrides: OverridesArgument = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks", "--devices", min=1, max=4096, help="Number of ranks (default: the run file's).", metavar="N"
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            help="Memory of a rank, such as 24GB (default: its share of resources.memory, of this machine, "
+            "or its GPU's).",
+            metavar="SIZE",
+        ),
+    ] = None,
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Measure speeds on this machine: a few steps of the undivided model, and messages of two ranks "
+            "(default: if it has the memory and the model is small).",
+            show_default=False,
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            "--bandwidth",
+            help="Bytes per second between two machines, such as 12GB (default: an assumed 1.25GB).",
+            metavar="SIZE",
+        ),
+    ] = None,
+    layout: Annotated[
+        int, typer.Option("--layout", min=1, help="Number of the layout whose keys are printed.", metavar="N")
+    ] = 1,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="Also list layouts that are refused or too large, with the reason.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """List the layouts of a run that fit a number of ranks and their memory, the fastest first.
+
+    A layout is data x pipeline x horizontal parallelism, with a schedule and a ZeRO stage. Memory and seconds per step
+    are predicted; nothing is trained. Keys to copy into the run file are printed for the first, or for --layout N.
+    """
+    import yaml
+
+    from ortflow.workflow.planning.budget import budget_of, too_small
+    from ortflow.workflow.planning.layout import keys_of, on_ranks
+    from ortflow.workflow.planning.measure import threads_of
+    from ortflow.workflow.planning.survey import survey
+    from ortflow.workflow.spec.file.load import load_run_file
+    from ortflow.workflow.spec.file.paths import resolve_paths
+
+    written = resolve_paths(load_run_file(run_file, overrides or (), files=True), run_file)
+    spec = on_ranks(written, ranks or written.world_size)
+    budget = budget_of(spec, memory)
+    found = survey(spec, _Rates(measure, bandwidth, threads_of(spec)))
+    fitting = found.fitting(budget.bytes)
+    if not fitting:
+        raise too_small(found, budget)
+    if layout > len(fitting):
+        raise UserError(f"is {layout}, and {len(fitting)} layouts fit", where="--layout", fix="give a smaller number")
+    if json:
+        typer.echo(jsonlib.dumps(_data(written, found, fitting, budget.bytes), indent=2))
+        return
+    _print(found, fitting, budget.bytes, budget.source, refused=refused)
+    typer.echo(f"keys of layout {layout}:")
+    typer.echo(yaml.safe_dump(keys_of(written, spec, fitting[layout - 1].layout), **STYLE), nl=False)
+    for line in (*found.rates.how, *_not_counted(written, fitting)):
+        typer.echo(line)
+
+
+def _not_counted(written: RunSpec, fitting: list[Candidate]) -> Iterator[str]:
+    """What the predicted memory leaves out."""
+    unknown = max(len(each.memory.peak.unknown) for each in fitting)
+    if unknown:
+        yield f"Memory leaves out up to {unknown} values of a layout, because their size is unknown."
+    if (
+        written.export.enabled
+        and not written.on_gpus
+        and any(each.layout.data < each.layout.grid.world_size for each in fitting)
+    ):
+        yield (
+            "Memory is that of training: under pipeline and horizontal, rank 0 also holds the whole model before the "
+            "first step and for the export (export.enabled: false avoids it)."
+        )
+
+
+class _Rates:
+    """Measures or assumes speeds, as the options want."""
+
+    def __init__(self, measure: bool | None, bandwidth: str | None, threads: int) -> None:
+        from ortflow.workflow.spec.units import parse_memory
+
+        self._measure, self._threads = measure, threads
+        try:
+            self._bandwidth = None if bandwidth is None else float(parse_memory(bandwidth))
+        except UserError as error:
+            raise UserError(error.what, where="--bandwidth", fix=error.fix) from None
+
+    def __call__(self, found: Built, spec: RunSpec, operations: int, memory: int) -> Rates:
+        from ortflow.launchers.link import measure_link
+        from ortflow.workflow.planning.budget import may_measure
+        from ortflow.workflow.planning.measure import linked, measured, micro_batch_seconds
+        from ortflow.workflow.planning.rates import Link, assumed
+
+        threads = self._threads
+        rates = assumed(threads, gpu=spec.on_gpus, bandwidth=self._bandwidth)
+        if not may_measure(self._measure, spec, rates, operations, memory):
+            return rates
+        rates = measured(
+            rates, micro_batch_seconds(found, spec, threads), operations, found.graphs.index.trained, threads
+        )
+        link = measure_link(spec)
+        return rates if link is None else linked(rates, Link(*link))
+
+
+def _data(written: RunSpec, found: Survey, fitting: list[Candidate], budget: float) -> dict[str, Any]:
+    from ortflow.workflow.planning.layout import keys_of
+
+    listed = [{**each.to_json(), "keys": keys_of(written, found.spec, each.layout)} for each in fitting]
+    large = [each for each in found.found if each.memory.total > budget]
+    return {
+        "ranks": found.spec.world_size, "memory": budget, "global_batch": found.spec.global_batch,
+        "device": "cuda" if found.spec.on_gpus else "cpu", "layouts": listed,
+        "too_large": [each.to_json() for each in large],
+        "refused": [{"layout": str(each), "reason": reason} for each, reason in found.refused],
+        "prediction": list(found.rates.how),
+    }  # fmt: skip
+
+
+def _print(found: Survey, fitting: list[Candidate], budget: float, source: str, *, refused: bool) -> None:
+    spec, large = found.spec, [each for each in found.found if each.memory.total > budget]
+    many = "rank" if spec.world_size == 1 else "ranks"
+    typer.echo(
+        f"{spec.world_size} {many} on {'GPUs' if spec.on_gpus else 'CPUs'} with {size(budget)} each ({source}), "
+        f"{spec.global_batch} samples a step in micro-batches of {spec.data.micro_batch}"
+    )
+    counts = f"{len(fitting)} layouts fit, {len(large)} need more memory, {len(found.refused)} are refused"
+    typer.echo(counts if refused or not (large or found.refused) else f"{counts} (--refused lists them)")
+    rows = [("", "data", "pipeline", "horizontal", "zero", "micro-batches", "memory", "s a step", "waiting")]
+    for number, each in enumerate(fitting, 1):
+        layout, time = each.layout, each.time
+        stages = str(layout.pipeline)
+        if layout.pipeline > 1:
+            stages += f" {layout.schedule}" + (f" x {layout.chunks}" if layout.chunks > 1 else "")
+        waiting = f"{time.bubble:.0%}" if layout.pipeline > 1 else "-"
+        rows.append((
+            str(number), str(layout.data), stages, str(layout.horizontal), str(layout.zero), str(each.micro_batches),
+            size(each.memory.total), f"{time.total:.3g}", waiting,
+        ))  # fmt: skip
+    for text in table(rows):
+        typer.echo(text)
+    if refused:
+        for each in large:
+            typer.echo(f"needs {size(each.memory.total)}: {each.layout}")
+        for reason, count in Counter(reason for _, reason in found.refused).most_common():
+            first = next(str(each) for each, why in found.refused if why == reason)
+            typer.echo(f"refused: {first}{f' and {count - 1} more' if count > 1 else ''}: {reason}")

@@ -1,0 +1,176 @@
+"""`ortflow plan`: its memory is what ranks measure, its layouts are valid, and its keys train."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kernels import needs_kernels
+from project import Project, command, logs, of_kind
+
+from ortflow.cli.validate import examine
+from ortflow.workflow.forecast import divided_memory
+from ortflow.workflow.planning.built import built
+from ortflow.workflow.planning.holdings import state_of
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import resolve_paths
+from ortflow.workflow.trainer.opening import division_of
+
+pytestmark = needs_kernels
+STATE = ("parameters", "gradients", "moments", "checkpoint")
+QUICK: dict[str, Any] = {
+    "train__steps": 2, "train__schedule": {"name": "constant"}, "train__evaluation": None, "data__eval": None,
+    "train__check_gradient": False, "export__enabled": False, "checkpoint__every_steps": 2,
+    "resources__cpus_per_rank": 1,
+}  # fmt: skip
+LAYOUTS: Mapping[str, tuple[int, dict[str, Any]]] = {
+    "1f1b": (2, {"pipeline": 2}),
+    "gpipe": (2, {"pipeline": 2, "schedule": "gpipe"}),
+    "interleaved": (2, {"pipeline": 2, "schedule": "interleaved", "chunks": 2}),
+    "horizontal": (2, {"horizontal": 2}),
+    "data-pipeline": (4, {"pipeline": 2, "zero": 1}),
+    "data-horizontal": (4, {"horizontal": 2, "zero": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Its activations are as large as everything else that a rank holds."""
+    folder = tmp_path_factory.mktemp("large")
+    return Project.make(folder, dropout=0.0, layers=4, width=256, heads=8, length=256)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.make(tmp_path_factory.mktemp("small"), dropout=0.0)
+
+
+def plan(project: Project, file: Path, *arguments: str, code: int = 0) -> str:
+    done = command("plan", file.name, *arguments, folder=project.folder, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr if code else done.stdout
+
+
+def found(project: Project, file: Path, *arguments: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(plan(project, file, "--json", *arguments))
+    return data
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_predicted_memory_is_what_ranks_measure(name: str, large: Project) -> None:
+    """State to the byte on each rank; the graphs' values and messages, from a small to a large batch, within 10%."""
+    ranks, parallel = LAYOUTS[name]
+    values: list[list[int]] = []
+    predicted: list[list[int]] = []
+    for batch in (1, 8):
+        changes = {
+            **QUICK, "parallel": parallel, "resources__ranks_per_node": ranks, "data__micro_batch": batch,
+            "train__global_batch": 4 * batch,
+        }  # fmt: skip
+        file = large.write(f"{name}-{batch}", **changes)
+        done = command("run", file.name, folder=large.folder, timeout=300)
+        run_dir = large.run_dir(f"{name}-{batch}")
+        assert done.returncode == 0, done.stdout + done.stderr + logs(run_dir)
+        measured = [of_kind(run_dir, "memory", rank)[0] for rank in range(ranks)]
+        spec = resolve_paths(load_run_file(file, files=True), file)
+        with built(spec) as graphs:
+            memories = divided_memory(spec, graphs.graphs, graphs.shapes, graphs.bytes)
+            division = division_of(graphs.graphs, spec)
+            for rank in range(ranks):
+                state = state_of(spec, graphs.graphs.index, division, rank)
+                assert state == {part: measured[rank][part] for part in STATE}, rank
+        assert all(each.peak.unknown == () for each in memories)
+        predicted.append([sum(each.parts.get(p, 0) for p in ("activations", "messages", "batch")) for each in memories])
+        values.append([measured[each.rank]["values"] for each in memories])
+    for few, many, less, more in zip(*values, *predicted, strict=True):
+        print(f"{name}: predicted {more - less:,}, measured {many - few:,}: {(more - less) / (many - few):.3f}")
+        assert many - few > 80e6, "large enough to be seen"
+        assert 0.9 <= (more - less) / (many - few) <= 1.1
+
+
+def test_the_listed_layouts_are_valid_and_inspect_predicts_the_same(small: Project) -> None:
+    file = small.write("listed", **QUICK, train__global_batch=8, data__micro_batch=2)
+    listed = found(small, file, "--ranks", "4", "--no-measure")
+    sections = [each["parallel"] for each in listed["layouts"]]
+    assert {"data": 4} in sections
+    assert {"data": 1, "pipeline": 4, "schedule": "gpipe"} in sections
+    assert {"data": 2, "horizontal": 2, "zero": 2} in sections
+    seconds = [each["seconds"] for each in listed["layouts"]]
+    assert seconds == sorted(seconds)
+    for each in listed["layouts"]:
+        keys = [f"parallel.{key}={json.dumps(value)}" for key, value in each["parallel"].items()]
+        assert examine(file, [*keys, "resources.ranks_per_node=4"], None).faults == [], each["parallel"]
+    for section in (
+        {"data": 4, "zero": 3}, {"data": 2, "pipeline": 2, "schedule": "1f1b"}, {"data": 2, "horizontal": 2},
+    ):  # fmt: skip
+        keys = [f"parallel.{key}={json.dumps(value)}" for key, value in section.items()]
+        words = ["inspect", "--json", "--plan", file.name, *keys, "resources.ranks_per_node=4"]
+        inspected = json.loads(command(*words, folder=small.folder).stdout)
+        (mine,) = (each for each in listed["layouts"] if each["parallel"] == section)
+        assert (inspected["parts"], inspected["rank"]) == (mine["parts"], mine["rank"]), section
+
+
+def test_its_keys_train(small: Project) -> None:
+    """As a user would: the text that it prints for a pipeline, appended to the run file."""
+    file = small.write("keys", **QUICK, data__micro_batch=2, train__gradient_accumulation=4)
+    listed = found(small, file, "--ranks", "2", "--no-measure")
+    number = next(n for n, each in enumerate(listed["layouts"], 1) if each["parallel"].get("chunks") == 2)
+    text = plan(small, file, "--ranks", "2", "--no-measure", "--layout", str(number))
+    _, _, rest = text.partition(f"keys of layout {number}:\n")
+    keys = yaml.safe_load(rest.partition("Seconds are")[0])
+    assert keys["parallel"] == {"data": 1, "pipeline": 2, "schedule": "interleaved", "chunks": 2}
+    assert keys["train"] == {"gradient_accumulation": 8}, "four of each of two ranks"
+    assert listed["layouts"][number - 1]["keys"] == keys
+    run = yaml.safe_load(file.read_text())
+    for section, values in keys.items():
+        run[section] = {**run.get(section, {}), **values}
+    file.write_text(yaml.safe_dump(run))
+    done = command("run", file.name, folder=small.folder, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 replica(s) of 2 ranks x micro_batch 2" in logs(small.run_dir("keys"))
+    assert [event["step"] for event in of_kind(small.run_dir("keys"), "step")] == [1, 2]
+
+
+def test_a_budget_that_is_too_small_names_the_smallest_that_fits(large: Project) -> None:
+    file = large.write("budget", **QUICK, train__global_batch=32, data__micro_batch=8)
+    error = plan(large, file, "--memory", "50MB", "--no-measure", code=2)
+    assert error.count("\n") == 1
+    assert error.startswith("error: --memory: no layout of 2 ranks fits 50 MB a rank; the smallest needs ")
+    need = error.split("the smallest needs ")[1].split(" MB")[0]
+    fits = found(large, file, "--memory", f"{need}MB", "--no-measure")
+    assert fits["layouts"], "the memory that the message named"
+    assert max(each["memory"] for each in fits["layouts"]) <= int(need) * 10**6
+    assert fits["too_large"]
+    less = plan(large, file, "resources.memory=100MB", "--no-measure", code=2)
+    assert "resources.memory: no layout of 2 ranks fits 50 MB" in less
+
+
+def test_what_is_refused_is_counted_with_its_reason(small: Project) -> None:
+    file = small.write("refused", **QUICK, train__global_batch=8, data__micro_batch=2)
+    text = plan(small, file, "--ranks", "4", "--no-measure", "--refused")
+    assert "layouts fit, 0 need more memory, " in text
+    assert "parallel.zero is 2, and a stage adds up the gradients" in text
+    assert "refused: data 1 x horizontal 4: parallel.horizontal" in text, "two heads are not divisible by four"
+    three = plan(small, file, "--ranks", "3", "--no-measure", "--refused")
+    assert "train.global_batch is 8 samples a step, which 3 ranks x 2 samples (data.micro_batch) do not divide" in three
+    many = plan(small, file, "train.global_batch=4000", "--no-measure", code=2)
+    assert "no layout of 2 ranks is valid; data 2: data.last_batch the training set has " in many
+    wrong = plan(small, file, "--layout", "99", "--no-measure", code=2)
+    assert wrong.startswith("error: --layout: is 99, and ")
+    assert "is not an amount of memory" in plan(small, file, "--memory", "much", code=2)
+    gpus = plan(small, file, "resources.gpus_per_rank=1", code=2)
+    assert "--memory" in gpus
+
+
+def test_speeds_are_measured_here(small: Project) -> None:
+    file = small.write("measured", **QUICK, train__global_batch=8, data__micro_batch=2)
+    measured = found(small, file, "--measure")
+    assert "One micro-batch of the undivided model took" in measured["prediction"][0]
+    assert "measured with an all-reduce of two ranks" in measured["prediction"][1]
+    assert "at an assumed" in found(small, file, "--no-measure")["prediction"][0]
+    assert all(0 < each["seconds"] < 60 for each in measured["layouts"])
+    assert not small.run_dir("measured").exists()

@@ -1,0 +1,66 @@
+"""Divides one model in several ways, reading it once. Called by `planning`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from ortflow.workflow.assembly.build import batch_input, eval_graph, gradient_graphs, with_loss
+from ortflow.workflow.assembly.divide import divide
+from ortflow.workflow.graph.intake.source import read_source
+from ortflow.workflow.graph.objective.loss import output_of
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.parallel.division import TRAINED, Division
+from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.spec.run import RunSpec
+
+
+class Variants:
+    """The model of a run, to divide.
+
+    Parameters
+    ----------
+    spec
+        The run, with absolute paths.
+    graphs
+        Its undivided graphs.
+    length
+        Length of the samples if the model's second axis is dynamic; 0 if unknown.
+
+    Raises
+    ------
+    UserError
+        If the model and the run file do not fit together.
+    """
+
+    def __init__(self, spec: RunSpec, graphs: GraphSet, length: int) -> None:
+        self._index, self._length = graphs.index, length
+        self._source = read_source(spec.onnx_model)
+        forward = self._source.forward(output_of(self._source.skeleton.graph, spec.onnx_model.loss))
+        batch = batch_input(forward.graph, self._source)
+        self._prepared, _ = with_loss(forward, spec, self._source, batch)
+        self._evaluate, _ = eval_graph(forward, spec, self._source, batch)
+
+    def write(self, spec: RunSpec, root: Path) -> Division:
+        """Divide the model as a run file wants, and write the graphs of part 0 into a folder.
+
+        Raises
+        ------
+        UserError
+            If the model cannot be divided like this.
+        """
+
+        def train_graph(forward: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+            plain, own, *_ = gradient_graphs(forward, spec, self._source, self._length)
+            return plain, own
+
+        trained = [entry.name for entry in self._index if entry.tensor.group in TRAINED]
+        divided = divide(
+            spec, root, self._index, self._prepared, self._evaluate, trained, self._length, train_graph, parts=(0,)
+        )
+        for name, content in divided.files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+        return divided.division

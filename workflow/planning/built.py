@@ -1,0 +1,79 @@
+"""The graphs of a run in a temporary folder, and its first micro-batch, as its ranks would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import MicroBatch, TrainerBuilder
+
+
+@dataclass(frozen=True)
+class Built:
+    """What step `configure` makes."""
+
+    run_dir: RunDir
+    builder: TrainerBuilder
+    graphs: GraphSet
+    batch: MicroBatch
+    """The first of rank 0."""
+    length: int
+    """Length of the longest column with a single axis; 0 if there is none."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the batch."""
+        return {name: array.shape for name, array in self.batch.arrays.items()}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the batch."""
+        return sum(array.nbytes for array in self.batch.arrays.values())
+
+
+@contextmanager
+def built(spec: RunSpec) -> Iterator[Built]:
+    """Build the graphs of a run with absolute paths, and remove them afterwards.
+
+    Raises
+    ------
+    UserError
+        If its model or data is unusable, or its trainer is another one than `graph`.
+    """
+    from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.plan import Plan
+    from ortflow.workflow.progress import Progress
+    from ortflow.workflow.ranks import Place
+    from ortflow.workflow.steps.configure import prepare
+    from ortflow.workflow.steps.shard import Stream
+    from ortflow.workflow.trainer import Report
+    from ortflow.workflow.trainer.builder import longest_sequence
+    from ortflow.workflow.trainers import builder_of
+
+    if spec.trainer.name != "graph":
+        raise UserError(
+            f"is {spec.trainer.name}, and memory is predicted only for the trainer graph",
+            where="trainer.name",
+            fix="start the run: its event memory reports it",
+        )
+    warnings: list[str] = []
+    with TemporaryDirectory(prefix="ortflow-plan-") as folder:
+        run_dir, report = RunDir(Path(folder)), Report(warn=warnings.append)
+        builder = builder_of(spec, run_dir, report)
+        prepare(builder, run_dir, spec, report)
+        place = Place(0, spec.world_size, 0, spec.resources.ranks_per_node, "none", "localhost")
+        stream = Stream(spec, Plan.load(run_dir.plan), *builder.inputs(), place, Progress())
+        try:
+            batch = stream.next().micro_batches[0]
+        finally:
+            stream.close()
+        length = longest_sequence(Dataset.open(Path(spec.data.train.path)))
+        yield Built(run_dir, builder, GraphSet.load(run_dir.graphs), batch, length, tuple(warnings))

@@ -1,0 +1,54 @@
+"""Bytes of what a rank holds besides its graphs' values, by part. Pure.
+
+The same numbers as the event `memory` reports after a run.
+"""
+
+from __future__ import annotations
+
+from ortflow.workflow.layout import FlatIndex, share
+from ortflow.workflow.memory import ITEM, KEPT, buffers
+from ortflow.workflow.parallel.division import Division
+from ortflow.workflow.spec.optimizers import moments
+from ortflow.workflow.spec.run import RunSpec
+
+
+def state_of(
+    spec: RunSpec, whole: FlatIndex, division: Division | None = None, rank: int = 0, messages: int = 0
+) -> dict[str, int]:
+    """Parameters, gradients, moments and the checkpoint's copies of a rank.
+
+    Parameters
+    ----------
+    spec
+        The run.
+    whole
+        The index of the undivided model.
+    division
+        How the model is divided; None if each rank holds it whole.
+    rank
+        Rank of the world.
+    messages
+        Elements of the buffers through which layers are fetched (ZeRO 3).
+    """
+    kept = len(moments(spec.train.optimizer))
+    index, replica, replicas = whole, rank, spec.world_size
+    if division is not None:
+        place = division.grid.place(rank)
+        index, replica, replicas = division.of(place).index, place.data, division.grid.data
+    parts = buffers(
+        index.trained, index.size - index.trained, kept, accumulation=spec.accumulation, world_size=replicas,
+        zero=spec.parallel.zero, rank=replica, messages=messages, chunks=spec.parallel.chunks,
+    )  # fmt: skip
+    start, end = index.span("state")
+    # Running statistics are stored after the gradients, and once more as the start of a micro-batch.
+    parts["gradients"] += 2 * (end - start) * ITEM
+    if division is not None:
+        parts["checkpoint"] = _canonical(whole, kept, rank, division.grid.world_size)
+    return parts
+
+
+def _canonical(whole: FlatIndex, moments: int, rank: int, world: int) -> int:
+    """Bytes of a rank's shares of the canonical state, and of the copy that is written."""
+    counts = [whole.size, *[whole.trained] * moments]
+    shares = sum(stop - start for start, stop in (share(count, rank, world) for count in counts)) * ITEM
+    return shares + min(shares, KEPT)

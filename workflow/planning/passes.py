@@ -1,0 +1,145 @@
+"""The passes of a pipeline's stages: memory, operations and messages, from their graphs.
+
+Reads the graphs that `assembly` has written. Opens no session.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
+from ortflow.workflow.graph.memory.concrete import Type, concrete
+from ortflow.workflow.graph.memory.plan import BYTES, Event, events, sizes_of, unknown_of
+from ortflow.workflow.graph.stages.costs import KnownCosts
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, with_kernels_of
+from ortflow.workflow.parallel.stage import Stage, StageSet, gradient_from_next
+from ortflow.workflow.planning.replay import ChunkMemory
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one pass computes and what it exchanges within a layer."""
+
+    operations: int
+    collectives: tuple[tuple[Kind, int], ...] = ()
+    """Kind and bytes of what each rank puts in."""
+
+
+@dataclass(frozen=True)
+class StagePasses:
+    """One stage."""
+
+    memory: ChunkMemory
+    forward: Work
+    backward: Work
+    sent: int
+    """Bytes of the activations that it sends."""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A graph in its plain form, and in the one that runs."""
+
+    plain: onnx.ModelProto
+    model: onnx.ModelProto
+    types: dict[str, Type]
+    """Of the values of both."""
+
+    @classmethod
+    def read(cls, path: Path, shapes: Shapes, known: Mapping[str, Type], *, kernels: bool) -> _Pass:
+        plain = onnx.load(path)
+        types = {**known, **concrete(plain, shapes)}
+        own = with_kernels_of(path)
+        if not (kernels and own.exists()):
+            return cls(plain, plain, types)
+        model = onnx.load(own)
+        # Values of both graphs have the same shape; our own nodes keep the names of the values they replace.
+        return cls(plain, model, {**types, **concrete(model, shapes, types)})
+
+    @property
+    def inputs(self) -> set[str]:
+        return {str(value.name) for value in self.model.graph.input}
+
+    @property
+    def outputs(self) -> list[str]:
+        return [str(value.name) for value in self.model.graph.output]
+
+    @property
+    def work(self) -> Work:
+        return work_of(self.plain.graph, self.model.graph, self.types)
+
+    def events(self, kept: Sequence[str] = ()) -> tuple[Event, ...]:
+        bound = (self.inputs | set(self.outputs)) - set(kept)
+        return tuple(events(self.model.graph, sizes_of(self.types), bound, kept))
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        return unknown_of(self.model.graph, sizes_of(self.types), self.inputs)
+
+
+def work_of(plain: onnx.GraphProto, model: onnx.GraphProto, types: Mapping[str, Type]) -> Work:
+    """Operations of a graph in its plain form, whose operators are known, and collectives of the form that runs."""
+    costs = KnownCosts(types)
+    exchanged = [(kind_of(node), costs.bytes(node.input[0])) for node in model.node if is_collective(node)]
+    operations = sum(costs.operations(node) for node in plain.node if not is_collective(node))
+    return Work(operations, tuple(exchanged))
+
+
+def stage_passes(root: Path, batch: Shapes, *, kernels: bool) -> list[StagePasses]:
+    """The stages of a part whose graphs are in the folder `root`, for batches of these shapes.
+
+    `kernels`: the graphs with ortflow's operators run.
+    """
+    stages = StageSet.load(root)
+    values: dict[str, Type] = {}
+    found = []
+    for stage in stages.stages:
+        sent, made = _stage(stages, stage, batch, values, kernels=kernels)
+        values.update(sent)
+        found.append(made)
+    return found
+
+
+def _stage(
+    stages: StageSet, stage: Stage, batch: Shapes, values: Mapping[str, Type], *, kernels: bool
+) -> tuple[dict[str, Type], StagePasses]:
+    """The types of what a stage makes, and its passes. `values` are the types of what earlier stages made."""
+    number, last = stage.number, stage.number == len(stages.stages) - 1
+    given = {**batch, **{name: shape for name, (_, shape) in values.items()}}
+    forward = _Pass.read(stages.forward(number), given, values, kernels=kernels)
+    # Running statistics and the loss are written to memory of the trainer.
+    tied = {LOSS_SUM, LOSS_WEIGHT, *(f"{name}_new" for name in stage.tensors)}
+    kept = [name for name in forward.outputs if name not in tied]
+    later = {**given, **{name: shape for name, (_, shape) in forward.types.items()}}
+    later |= {gradient_from_next(v.name): forward.types[v.name][1] for v in stage.sends if v.name in forward.types}
+    backward = both = None
+    if stages.backward(number).exists():
+        backward = _Pass.read(stages.backward(number), later, forward.types, kernels=kernels)
+    if last:
+        both = _Pass.read(stages.both(number), given, values, kernels=kernels)
+    read = backward.inputs if backward is not None else set[str]()
+    received, sent = ([(v, _bytes(forward.types, v.name)) for v in each] for each in (stage.receives, stage.sends))
+    memory = ChunkMemory(
+        forward=forward.events(kept),
+        backward=backward.events() if backward is not None else (),
+        both=both.events() if both is not None else None,
+        arriving=sum(size for _, size in received),
+        kept=sum(size for value, size in received if value.name in read),
+        gradients_in=sum(size for value, size in sent if value.gradient),
+        gradients_out=sum(size for value, size in received if value.gradient),
+        unknown=(*forward.unknown, *(backward.unknown if backward is not None else ())),
+    )
+    back = backward.work if backward is not None else Work(0)
+    return forward.types, StagePasses(memory, forward.work, back, sum(size for _, size in sent))
+
+
+def _bytes(types: Mapping[str, Type], name: str) -> int:
+    kind, shape = types.get(name, (0, ()))
+    return math.prod(shape) * BYTES.get(kind, 4)

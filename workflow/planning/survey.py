@@ -1,0 +1,227 @@
+"""Every layout of a run: what memory it needs, how long a step takes, and why it is refused. For `ortflow plan`.
+
+The model is built once, and divided once for each number of stages and parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ortflow.workflow.assembly.variants import Variants
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.forecast import activations, has_kernels, messages_of, shards_of, training_work
+from ortflow.workflow.graph.memory.plan import Peak
+from ortflow.workflow.graph.shards.graphs import Sharded
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.parallel.division import Division, folder_of
+from ortflow.workflow.plan import Plan, resolve
+from ortflow.workflow.planning.built import Built, built
+from ortflow.workflow.planning.layout import CHUNKS, Layout, layouts, refusal, section, under
+from ortflow.workflow.planning.passes import StagePasses, Work, stage_passes
+from ortflow.workflow.planning.ranks import RankMemory, memory_of, most, part_memory, pipeline_memory, replays_of
+from ortflow.workflow.planning.rates import Rates
+from ortflow.workflow.planning.replay import Replayed
+from ortflow.workflow.planning.seconds import StepTime, step_time
+from ortflow.workflow.spec.run import RunSpec
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that `ortflow validate` accepts."""
+
+    layout: Layout
+    section: dict[str, Any]
+    """`parallel` of the run file."""
+    memory: RankMemory
+    """Of the rank that needs most."""
+    time: StepTime
+    micro_batches: int
+    """Of a replica, in a step."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serialisable data."""
+        time = self.time
+        return {
+            "parallel": self.section, "seconds": time.total, "memory": self.memory.total,
+            "rank": self.memory.rank, "parts": dict(self.memory.parts), "unknown": len(self.memory.peak.unknown),
+            "micro_batches": self.micro_batches, "bubble": time.bubble, "bubble_by_formula": time.formula,
+            "seconds_by_part": {"passes": time.passes, "gradients": time.gradients, "update": time.update},
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All layouts."""
+
+    spec: RunSpec
+    """The run, on the wanted number of ranks."""
+    found: tuple[Candidate, ...]
+    """The fastest first."""
+    refused: tuple[tuple[Layout, str], ...]
+    """With the reason."""
+    rates: Rates
+
+    def fitting(self, memory: float) -> list[Candidate]:
+        """The layouts whose ranks need at most so many bytes."""
+        return [each for each in self.found if each.memory.total <= memory]
+
+    @property
+    def smallest(self) -> Candidate | None:
+        """The layout that needs the least memory."""
+        return min(self.found, key=lambda each: each.memory.total, default=None)
+
+
+Measure = Callable[[Built, RunSpec, int, int], Rates]
+"""Finds the rates, from the built model, the run on one rank with two micro-batches a step, the operations of one, and
+the bytes that such a rank needs.
+"""
+
+
+def survey(spec: RunSpec, measure: Measure) -> Survey:
+    """Look at every layout of a run with absolute paths.
+
+    Raises
+    ------
+    UserError
+        If its model or data is unusable.
+    """
+    with built(one_rank(spec)) as found:
+        look = _Look(spec, found)
+        candidates, refused = [], []
+        for layout in layouts(spec.world_size, chunks_of(spec)):
+            chosen = under(spec, layout)
+            reason = refusal(chosen) or look.missing(chosen)
+            if reason is not None:
+                refused.append((layout, reason))
+                continue
+            try:
+                look.check_samples(chosen)
+                candidates.append((layout, chosen, look.at(chosen, layout)))
+            except UserError as error:
+                refused.append((layout, f"{error.where or 'parallel'} {error.what}"))
+        whole, twice = look.whole(), one_rank(spec, micro_batches=2)
+        rates = measure(found, twice, whole.work.operations, look.memory(twice, whole).total)
+        made = [
+            Candidate(
+                layout, section(layout, spec), look.memory(chosen, shape),
+                step_time(chosen, rates, found.graphs.index, shape.stages or shape.work, shape.division),
+                chosen.accumulation,
+            )
+            for layout, chosen, shape in candidates
+        ]  # fmt: skip
+    made.sort(key=lambda each: (each.time.total, each.memory.total))
+    return Survey(spec, tuple(made), tuple(refused), rates)
+
+
+def one_rank(spec: RunSpec, micro_batches: int = 1) -> RunSpec:
+    """The run on one rank, with so many micro-batches a step and without an export."""
+    resources = spec.resources.model_copy(update={"nodes": 1, "ranks_per_node": 1})
+    alone = under(spec.model_copy(update={"resources": resources}), Layout(1))
+    train = alone.train.model_copy(update={"global_batch": None, "gradient_accumulation": micro_batches})
+    export = alone.export.model_copy(update={"enabled": False})
+    return alone.model_copy(update={"train": train, "export": export})
+
+
+def chunks_of(spec: RunSpec) -> tuple[int, ...]:
+    """Numbers of stages of a rank to look at: also the run file's own."""
+    return tuple(sorted({*CHUNKS, *([spec.parallel.chunks] if spec.parallel.chunks > 1 else ())}))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The graphs of a layout."""
+
+    work: Work
+    """Of a micro-batch on a rank that has all layers; unused where there are stages."""
+    peak: Peak | None = None
+    stages: Sequence[StagePasses] = ()
+    division: Division | None = None
+    replays: Sequence[Replayed] = ()
+    fetched: int = 0
+
+
+@dataclass
+class _Look:
+    """What was found of the model, divided in one way after the other."""
+
+    spec: RunSpec
+    found: Built
+    _divided: dict[tuple[int, int, int], tuple[Division, Path] | UserError] = field(default_factory=dict)
+    _read: dict[tuple[int, int, int], list[StagePasses]] = field(default_factory=dict)
+    _parts: dict[int, tuple[Peak, Work]] = field(default_factory=dict)
+    _undivided: dict[bool, Shape] = field(default_factory=dict)
+    _replayed: dict[object, list[Replayed]] = field(default_factory=dict)
+    _variants: Variants | None = None
+
+    def missing(self, spec: RunSpec) -> str | None:
+        """What this machine lacks for a layout."""
+        parallel = spec.parallel
+        if spec.on_gpus or has_kernels(spec) or (parallel.horizontal == 1 and parallel.zero < 3):
+            return None
+        return "resources.kernels: this machine has no compiled kernels of ortflow's, which exchange within a pass"
+
+    def check_samples(self, spec: RunSpec) -> None:
+        """Raise UserError if the training set has too few samples for a step."""
+        samples = Plan.load(self.found.run_dir.plan).samples
+        resolve(spec, samples=samples, data="", parameters=0, fingerprint="", graphs={})
+
+    def at(self, spec: RunSpec, layout: Layout) -> Shape:
+        """The graphs of a layout. Raises UserError if the model cannot be divided so."""
+        if not spec.divides:
+            return self.whole(sharded=spec.parallel.zero == 3)
+        division, root = self._division(spec, layout)
+        division = replace(division, grid=spec.grid)
+        if layout.pipeline == 1:
+            if layout.horizontal not in self._parts:
+                graphs = replace(self.found.graphs, root=folder_of(root, 0))
+                self._parts[layout.horizontal] = self._passes(graphs, spec)
+            peak, work = self._parts[layout.horizontal]
+            return Shape(work, peak, division=division)
+        if layout.cut not in self._read:
+            folder = folder_of(root, 0)
+            self._read[layout.cut] = stage_passes(folder, self.found.shapes, kernels=has_kernels(spec))
+        stages = self._read[layout.cut]
+        key = (layout.cut, layout.schedule, spec.accumulation)
+        if key not in self._replayed:
+            self._replayed[key] = replays_of(spec, stages)
+        return Shape(Work(0), stages=stages, division=division, replays=self._replayed[key])
+
+    def whole(self, *, sharded: bool = False) -> Shape:
+        """The undivided graphs; `sharded`: those that fetch their parameters."""
+        if sharded not in self._undivided:
+            spec = under(self.spec, Layout(self.spec.world_size, zero=3 if sharded else 0))
+            graphs = self.found.graphs
+            shards = shards_of(graphs, spec)
+            peak, work = self._passes(graphs, spec, shards)
+            self._undivided[sharded] = Shape(work, peak, fetched=sum(messages_of(shards, graphs.index)))
+        return self._undivided[sharded]
+
+    def memory(self, spec: RunSpec, shape: Shape) -> RankMemory:
+        """The memory of the rank that needs most."""
+        index, batch = self.found.graphs.index, self.found.bytes
+        if shape.division is not None and shape.stages:
+            return most(pipeline_memory(spec, index, shape.division, shape.replays, batch))
+        assert shape.peak is not None
+        if shape.division is not None:
+            return most(part_memory(spec, index, shape.division, shape.peak, batch))
+        return memory_of(spec, index, shape.peak, batch, fetched=shape.fetched)
+
+    def _passes(self, graphs: GraphSet, spec: RunSpec, shards: Sharded | None = None) -> tuple[Peak, Work]:
+        return activations(graphs, spec, self.found.shapes, shards), training_work(graphs, spec, self.found.shapes)
+
+    def _division(self, spec: RunSpec, layout: Layout) -> tuple[Division, Path]:
+        if layout.cut not in self._divided:
+            if self._variants is None:
+                self._variants = Variants(self.spec, self.found.graphs, self.found.length)
+            root = self.found.graphs.root / "-".join(map(str, layout.cut))
+            try:
+                self._divided[layout.cut] = self._variants.write(spec, root), root
+            except UserError as error:
+                self._divided[layout.cut] = error
+        known = self._divided[layout.cut]
+        if isinstance(known, UserError):
+            raise known
+        return known
