@@ -16,10 +16,12 @@ from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl_messages import sentence
 from ortflow.workflow.comm.nccl_watch import PERIOD, Watch
+from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.layout import share
 
 TYPES = {"float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
@@ -86,6 +88,8 @@ class NcclCommunicator(StagedCommunicator):
         self.one_host = one_host
         """Over the network, NCCL's collectives call functions on the host, which a captured step must not."""
         self._nccl, self._device, self._clock = library, device, clock
+        self._limits = limit, period
+        self._subsets: list[NcclCommunicator] = []
         self._world = ctypes.c_void_p()
         self._watch: Watch | None = None
         self._beside: tuple[int, int, int] | None = None
@@ -110,7 +114,7 @@ class NcclCommunicator(StagedCommunicator):
             ctypes.byref(config),
         )  # fmt: skip
         self._watch = Watch(device, self._fault, self._end, limit, period)
-        device.after_wait = self._well
+        device.after_wait.append(self._well)
 
     def all_reduce(self, buffer: Buffer) -> None:
         """Sum over the ranks, in place, after the work queued so far. Does not block."""
@@ -119,6 +123,64 @@ class NcclCommunicator(StagedCommunicator):
             return
         self._well()
         self._sum(buffer, self._device.stream)
+        self.watch()
+
+    def reduce_scatter(self, buffer: Buffer) -> None:
+        """Sum over the ranks of this rank's share, in place, after the work queued so far. Does not block."""
+        if not isinstance(buffer, CudaBuffer):
+            super().reduce_scatter(buffer)
+            return
+        if self._even(buffer):
+            target, _, count, kind = _place(self._shares(buffer)[self.rank])
+            self._queue([("ncclReduceScatter", ctypes.c_void_p(buffer.pointer), target, count, kind, SUM)])
+            return
+        self._queue([("ncclReduce", *_place(part), SUM, root) for root, part in self._shares(buffer).items()])
+
+    def all_gather(self, buffer: Buffer) -> None:
+        """Every rank's share, on every rank, in place, after the work queued so far. Does not block."""
+        if not isinstance(buffer, CudaBuffer):
+            super().all_gather(buffer)
+            return
+        if self._even(buffer):
+            source, _, count, kind = _place(self._shares(buffer)[self.rank])
+            self._queue([("ncclAllGather", source, ctypes.c_void_p(buffer.pointer), count, kind)])
+            return
+        self._queue([("ncclBroadcast", *_place(part), root) for root, part in self._shares(buffer).items()])
+
+    def subset(self, ranks: Sequence[int]) -> Communicator:
+        """A communicator of NCCL's over some of the ranks; closed with this one."""
+        below = self.below.subset(ranks)
+        if below.world_size == 1:
+            return SoloCommunicator()
+        limit, period = self._limits
+        made = NcclCommunicator(below, self._device, self._nccl, limit, period, self._clock, one_host=self.one_host)
+        self._subsets.append(made)
+        return made
+
+    def _even(self, buffer: CudaBuffer) -> bool:
+        """Whether all shares have the same length, as NCCL's reduce-scatter and all-gather require."""
+        return 0 < share(buffer.count, 0, self.world_size)[1] * self.world_size == buffer.count
+
+    def _shares(self, buffer: CudaBuffer) -> dict[int, CudaBuffer]:
+        """Each rank's share; ranks whose share is empty are left out."""
+        spans = {rank: share(buffer.count, rank, self.world_size) for rank in range(self.world_size)}
+        return {rank: buffer.slice(start, stop) for rank, (start, stop) in spans.items() if stop > start}
+
+    def _queue(self, calls: Sequence[tuple[Any, ...]]) -> None:
+        """Queue collectives on the device's stream, several as one group."""
+        self._well()
+        end = self._world, ctypes.c_void_p(self._device.stream)
+        self._device.here()
+        if len(calls) == 1:
+            name, *arguments = calls[0]
+            self._call(name, *arguments, *end)
+        elif calls:
+            self._check("ncclGroupStart", int(self._nccl.ncclGroupStart()))
+            for name, *arguments in calls:
+                code = int(getattr(self._nccl, name)(*arguments, *end))
+                # Within a group, the calls are only noted.
+                self._check(name, 0 if code == IN_PROGRESS else code)
+            self._call("ncclGroupEnd")
         self.watch()
 
     def begin_all_reduce(self, buffer: CudaBuffer) -> None:
@@ -150,12 +212,12 @@ class NcclCommunicator(StagedCommunicator):
         self._watch.began()
 
     def _sum(self, buffer: CudaBuffer, stream: int) -> None:
-        memory, count, kind = ctypes.c_void_p(buffer.pointer), ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
-        self._call("ncclAllReduce", memory, memory, count, kind, SUM, self._world, ctypes.c_void_p(stream))
+        self._call("ncclAllReduce", *_place(buffer), SUM, self._world, ctypes.c_void_p(stream))
 
     def abort(self, code: int) -> None:
         """End every rank now."""
-        self._end()
+        for each in (*self._subsets, self):
+            each._end()
         super().abort(code)
 
     def close(self) -> None:
@@ -163,13 +225,17 @@ class NcclCommunicator(StagedCommunicator):
         # NCCL waits for every CUDA graph that contains one of its sums.
         self._device.memory_moves()
         self._device.synchronize()
+        for each in (*self._subsets, self):
+            each._leave()
+        super().close()
+
+    def _leave(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        self._device.after_wait = None
+        self._device.after_wait.remove(self._well)
         if self._world:
             self._call("ncclCommFinalize", self._world)
             self._nccl.ncclCommDestroy(self._world)
-        super().close()
 
     def _well(self) -> None:
         """Raise the error that ended the communicator, if there is one."""
@@ -219,6 +285,12 @@ class NcclCommunicator(StagedCommunicator):
         error = (self._nccl.ncclGetErrorString(code) or b"an unknown error").decode(errors="replace")
         last = (self._nccl.ncclGetLastError(self._world or None) or b"").decode(errors="replace")
         return sentence(name, error, last)
+
+
+def _place(buffer: CudaBuffer) -> tuple[Any, Any, Any, int]:
+    """Arguments of a call that works in place: source, target, count and type."""
+    memory = ctypes.c_void_p(buffer.pointer)
+    return memory, memory, ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
 
 
 def load() -> Any | None:

@@ -171,8 +171,8 @@ class CudaDevice:
         """Whether queued work is being captured, so that nothing may wait."""
         self.captured: weakref.WeakSet[Captured] = weakref.WeakSet() if captured is None else captured
         """Work that `memory_moves` discards."""
-        self.after_wait: Callable[[], None] | None = None
-        """Called after each wait; raises if the wait ended because a collective was aborted."""
+        self.after_wait: list[Callable[[], None]] = []
+        """Called after each wait; each raises if the wait ended because a collective of its was aborted."""
 
     @property
     def name(self) -> str:
@@ -239,8 +239,8 @@ class CudaDevice:
     def wait(self, until: Callable[[], None]) -> None:
         """Wait for the GPU; raises what `after_wait` raises. Every wait goes through here."""
         until()
-        if self.after_wait is not None:
-            self.after_wait()
+        for check in self.after_wait:
+            check()
 
     def settle(self) -> None:
         """Mark the present point of the stream: other threads read the state at the last mark."""
