@@ -96,7 +96,8 @@ class ThreadCommunicator(SoloCommunicator):
     """One of them."""
 
     def __init__(self, threads: Threads, rank: int, count: int, name: Any = "world") -> None:
-        self._threads, self._name, self._subsets = threads, name, 0
+        self._threads, self._name = threads, name
+        self._subsets: dict[tuple[int, ...], int] = defaultdict(int)
         self.rank, self.world_size = rank, count
         self._meeting = threads.meeting(name, count)
 
@@ -134,8 +135,9 @@ class ThreadCommunicator(SoloCommunicator):
             raise ValueError(f"rank {self.rank} is not among {list(ranks)}")
         if len(ranks) == 1:
             return SoloCommunicator()
-        self._subsets += 1
-        name = (self._name, tuple(ranks), self._subsets)
+        # Others may have made other subsets before.
+        self._subsets[tuple(ranks)] += 1
+        name = (self._name, tuple(ranks), self._subsets[tuple(ranks)])
         return ThreadCommunicator(self._threads, list(ranks).index(self.rank), len(ranks), name)
 
     def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import glob
 import site
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm import Communicator, Link, Request
+from ortflow.workflow.comm.nccl_links import NcclLink
 from ortflow.workflow.comm.nccl_messages import sentence
 from ortflow.workflow.comm.nccl_watch import PERIOD, Watch
 from ortflow.workflow.comm.solo import SoloCommunicator
@@ -61,16 +62,17 @@ class Config(ctypes.Structure):
     )
 
     @classmethod
-    def without_blocking(cls) -> Config:
-        """Calls do not block."""
-        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 0)
+    def of(cls, *, blocking: bool) -> Config:
+        """Calls that block until the work is queued, or that continue in a thread of NCCL's."""
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, int(blocking))
 
 
 class NcclCommunicator(StagedCommunicator):
     """The ranks of `below`, each with its own GPU. Collective: all ranks construct it together.
 
     An all-reduce that takes longer than `limit` seconds ends in an error, which is checked for every `period` seconds.
-    `one_host`: all ranks are on one machine.
+    `one_host`: all ranks are on one machine. With `blocking`, calls cost less, and connecting has no time limit: for
+    ranks that a communicator without it has connected.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class NcclCommunicator(StagedCommunicator):
         clock: Clock = SYSTEM_CLOCK,
         *,
         one_host: bool = True,
+        blocking: bool = False,
     ) -> None:
         super().__init__(below)
         self.one_host = one_host
@@ -90,6 +93,7 @@ class NcclCommunicator(StagedCommunicator):
         self._nccl, self._device, self._clock = library, device, clock
         self._limits = limit, period
         self._subsets: list[NcclCommunicator] = []
+        self._links: dict[Link, NcclLink] = {}
         self._world = ctypes.c_void_p()
         self._watch: Watch | None = None
         self._beside: tuple[int, int, int] | None = None
@@ -108,7 +112,7 @@ class NcclCommunicator(StagedCommunicator):
         library.ncclCommInitRankConfig.argtypes = [
             ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int, ctypes.POINTER(Config),
         ]  # fmt: skip
-        unique, config = UniqueId.from_buffer_copy(shared), Config.without_blocking()
+        unique, config = UniqueId.from_buffer_copy(shared), Config.of(blocking=blocking)
         self._call(
             "ncclCommInitRankConfig", ctypes.byref(self._world), below.world_size, unique, below.rank,
             ctypes.byref(config),
@@ -152,10 +156,44 @@ class NcclCommunicator(StagedCommunicator):
         below = self.below.subset(ranks)
         if below.world_size == 1:
             return SoloCommunicator()
+        return self._connected(below)
+
+    def _connected(self, below: Communicator, *, blocking: bool = False) -> NcclCommunicator:
         limit, period = self._limits
-        made = NcclCommunicator(below, self._device, self._nccl, limit, period, self._clock, one_host=self.one_host)
+        made = NcclCommunicator(
+            below, self._device, self._nccl, limit, period, self._clock, one_host=self.one_host, blocking=blocking
+        )
         self._subsets.append(made)
         return made
+
+    def connect_links(self, links: Iterable[Link]) -> None:
+        """Connect this rank's links. See the protocol."""
+        for link in sorted(set(links).difference(self._links)):
+            source, to, _ = link
+            if self.rank in (source, to):
+                pair = self._connected(self.below.subset([source, to]), blocking=True)
+                self._links[link] = NcclLink(pair, self._device)
+
+    def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
+        """Begin to send: over the link if there is one, else through host memory."""
+        link = self._links.get((self.rank, to, tag))
+        if link is None or not isinstance(buffer, CudaBuffer):
+            return super().start_send(buffer, to, tag)
+        return link.start(buffer)
+
+    def start_receive(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
+        """Begin to receive, likewise."""
+        link = self._links.get((source, self.rank, tag))
+        if link is None or not isinstance(buffer, CudaBuffer):
+            return super().start_receive(buffer, source, tag)
+        return link.start(buffer)
+
+    def message(self, name: str, *arguments: Any, stream: int) -> None:
+        """Queue a message on a stream, and watch it."""
+        self._well()
+        self._call(name, *arguments, self._world, ctypes.c_void_p(stream))
+        assert self._watch is not None
+        self._watch.began(stream)
 
     def _even(self, buffer: CudaBuffer) -> bool:
         """Whether all shares have the same length, as NCCL's reduce-scatter and all-gather require."""

@@ -43,11 +43,11 @@ class Watch:
         self._thread = threading.Thread(target=self._look, name="nccl", daemon=True)
         self._thread.start()
 
-    def began(self) -> None:
-        """Called when an all-reduce has been queued."""
+    def began(self, stream: int | None = None) -> None:
+        """Called when an all-reduce or a message has been queued, on the device's stream or another one."""
         runtime = self._device.here()
         event = self._free.pop() if self._free else runtime.event()
-        runtime.record(event, self._device.stream)
+        runtime.record(event, self._device.stream if stream is None else stream)
         self._under_way.append((event, time.monotonic()))
 
     def close(self) -> None:
