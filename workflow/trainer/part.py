@@ -55,7 +55,7 @@ class PartTrainer(ZeroTrainer):
     ) -> None:
         self._ranks, self.division, self.graphs = ranks, division, graphs
         self._alone = SoloCommunicator()
-        self._tied = TiedWeights(ties(division, ranks.place), ranks.stages)
+        self._tied = TiedWeights(ties(division, ranks.place), ranks.stages, sessions.device)
         self._common = common(division, ranks.place)
         super().__init__(graphs, spec, sessions, ranks.replicas, report)
 
