@@ -47,14 +47,24 @@ class FakeDevice(CudaDevice):
     def arenas(self) -> str:
         return "cpu:0"
 
+    def blas(self) -> cudart.Blas:
+        if self._blas is None:
+            self._blas = cudart.Blas(FakeBlas(self.library), self.stream)
+        return self._blas
+
+    @property
+    def library(self) -> FakeCuda:
+        library = self.here()._cuda
+        assert isinstance(library, FakeCuda)
+        return library
+
 
 class Fake:
-    """The library, the device, and the log."""
+    """The library, the device, and the log of one rank; a test may make several."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.library = library = FakeCuda()
-        monkeypatch.setattr(cudart, "blas", lambda stream: cudart.Blas(FakeBlas(library), stream))
-        run = Binding.run
+        self.library = FakeCuda()
+        run = getattr(Binding.run, "plain", Binding.run)
 
         def queue(binding: Binding, **options: Any) -> None:
             fed = binding.fed
@@ -64,8 +74,10 @@ class Fake:
                 assert binding.fed == fed, "launched for a batch of another shape, or in other memory"
                 run(binding, **options)
 
-            self.library.kernel(work)
+            assert isinstance(binding._device, FakeDevice)
+            binding._device.library.kernel(work)
 
+        queue.plain = run  # type: ignore[attr-defined]
         monkeypatch.setattr(Binding, "run", queue)
         runtime = Runtime(self.library)
         self.device = FakeDevice(runtime, runtime.describe(0))

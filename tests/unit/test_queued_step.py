@@ -167,17 +167,17 @@ def test_what_copies_from_the_host_is_not_captured(
 ) -> None:
     fake = Fake(monkeypatch)
     trainer = fake.trainer(graphs, run_file(model))
-    number, run = np.full(1, 1e-3, np.float32), trainer._update_run._queue
+    number, run = np.full(1, 1e-3, np.float32), trainer._repeats["the update"]._queue
 
     def queue() -> None:
         trainer._device.copy(trainer._rate.pointer, number.ctypes.data, 4, 3)
         run()
 
-    trainer._update_run._queue = queue
+    trainer._repeats["the update"]._queue = queue
     train(trainer, steps_of([[8]] * 6))
     assert "the update is not captured as a CUDA graph: a copy from the host" in fake.log
     assert fake.log.count("a micro-batch is captured as a CUDA graph") == 1
-    assert trainer._update_run.obstacle == "a copy from the host"
+    assert trainer._repeats["the update"].obstacle == "a copy from the host"
     assert len(fake.library.graphs) == 2
 
 

@@ -45,6 +45,8 @@ def test_a_run_that_agrees_with_itself() -> None:
         assert check(spec_of(parallel=parallel, resources={"ranks_per_node": ranks})) == []
     for stage in (1, 2, 3):
         assert check(spec_of(parallel={"zero": stage}, resources={"ranks_per_node": 3})) == []
+        gpus = int(stage < 3)
+        assert check(spec_of(parallel={"zero": stage}, resources={"ranks_per_node": 3, "gpus_per_rank": gpus})) == []
     assert check(spec_of(train={**TRAIN, "precision": "tf32"}, resources={"gpus_per_rank": 1})) == []
 
 
@@ -210,7 +212,7 @@ def test_a_run_that_agrees_with_itself() -> None:
         (
             {"parallel": {"zero": 3}, "resources": {"gpus_per_rank": 1}},
             [
-                "parallel.zero: is 3, and ranks on GPUs cannot shard their state in this version: "
+                "parallel.zero: is 3, and ranks on GPUs cannot fetch parameters in this version: "
                 "resources.gpus_per_rank is 1",
             ],
         ),
@@ -228,7 +230,7 @@ def test_a_run_that_agrees_with_itself() -> None:
         (
             {"parallel": {"zero": 2}, "resources": {"gpus_per_rank": 1}},
             [
-                "parallel.zero: is 2, and ranks on GPUs cannot shard their state in this version: "
+                "parallel.zero: is 2, and ranks on GPUs cannot fetch parameters in this version: "
                 "resources.gpus_per_rank is 1",
             ],
         ),

@@ -74,8 +74,10 @@ def suits(spec: RunSpec) -> bool:
     """Whether the sums of a run may begin in the backward pass: it has one, and is captured on all ranks or on none.
 
     NCCL requires that of its calls. A rank with fewer samples than the others in the last batch of an epoch, or none,
-    launches no CUDA graph.
+    launches no CUDA graph. Under ZeRO each rank needs its share alone, which is summed behind the pass.
     """
+    if spec.parallel.zero:
+        return False
     return spec.accumulation == 1 and (spec.data.last_batch == "drop" or not spec.resources.cuda_graph)
 
 

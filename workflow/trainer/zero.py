@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx
 
 from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.autodiff.compose import compose
@@ -24,6 +25,7 @@ from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import gradient_graph, square_sum_graph
 from ortflow.workflow.optim.graph import optimizer_graph
+from ortflow.workflow.optim.guard import CHANGES, GRADIENTS
 from ortflow.workflow.optim.lamb_shares import apply_graph, change_graph
 from ortflow.workflow.optim.segments import Piece, pieces, segments
 from ortflow.workflow.sessions.session import Binding
@@ -56,23 +58,36 @@ class ZeroTrainer(GraphTrainer):
 
     @property
     def _sharers(self) -> Communicator:
-        """The ranks over which the moments are sharded."""
-        return self._comm
+        """The ranks over which the moments are sharded; in stage 0 this rank alone."""
+        return self._comm if self._spec.parallel.zero else SoloCommunicator()
 
     @property
     def _shards(self) -> list[Shard]:
         return [moment for moment in self._moments.values() if isinstance(moment, Shard)]
 
-    def _open(self, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-        own = with_kernels(model) if self._sessions.kernels else model
+    def _open(self, model: onnx.ModelProto, change: str = GRADIENTS) -> onnxruntime.InferenceSession:
+        """A session of a graph of the update, whose inputs `change` + number are NaN if the step must be skipped."""
+        own = with_kernels(model) if self._own_kernels else model
         return self._sessions.open(compose(own).SerializeToString())
+
+    @property
+    def _own_kernels(self) -> bool:
+        """Whether graphs of the update may contain our operators for the CPU."""
+        return bool(self._sessions.kernels)
+
+    def _square_sum(self) -> onnx.ModelProto:
+        return square_sum_graph()
+
+    def _bind_squaring(self) -> None:
+        self._squares = self._sessions.device.allocate(1, np.float64)
+        squaring = Binding(self._open(self._square_sum()), self._sessions.device)
+        squaring.read_from("gradients", self._scaled, (self._scaled.count,))
+        squaring.write_to("squares", self._squares, (1,))
+        self._square = self._repeated("the norm of the gradient", squaring.run)
 
     def _bind_scaling(self) -> Binding:
         device, shape = self._sessions.device, (self._scaled.count,)
-        self._squares = device.allocate(1, np.float64)
-        self._squaring = Binding(self._open(square_sum_graph()), device)
-        self._squaring.read_from("gradients", self._scaled, shape)
-        self._squaring.write_to("squares", self._squares, (1,))
+        self._bind_squaring()
         self._scale, self._norm = device.allocate(2, np.float32), device.allocate(1, np.float32)
         scaling = Binding(self._sessions.open(gradient_graph(shared=True).SerializeToString()), device)
         scaling.read_from("gradients", self._scaled, shape)
@@ -90,14 +105,12 @@ class ZeroTrainer(GraphTrainer):
         self._update_number = device.allocate(1, np.int64)
         whole = segments(optimizer, self.index)
         mine = pieces(whole, self._own.start, self._own.stop)
-        self._updates: list[Callable[[], None]]
         if isinstance(optimizer, Lamb):
             self._updates = self._lamb(optimizer, mine, len(whole))
         elif mine:
-            graph = optimizer_graph(optimizer, mine, kernels=bool(self._sessions.kernels))
-            self._updates = [self._bind_pieces(self._open(graph), mine, self._own).run]
-        else:
-            self._updates = []
+            graph = optimizer_graph(optimizer, mine, kernels=self._own_kernels)
+            update = self._bind_pieces(self._open(graph), mine, self._own)
+            self._updates = [self._repeated("the update", update.run)]
 
     def _lamb(self, optimizer: Lamb, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
         """Trust ratios are per tensor, and a rank may have a piece of one: the norms are summed over the ranks."""
@@ -106,7 +119,7 @@ class ZeroTrainer(GraphTrainer):
         if not mine:
             return add
         change = self._bind_pieces(self._open(change_graph(optimizer, mine)), mine, self._own)
-        apply = self._bind_pieces(self._open(apply_graph(mine, tensors)), mine, self._own)
+        apply = self._bind_pieces(self._open(apply_graph(mine, tensors), CHANGES), mine, self._own)
         for number, piece in enumerate(mine):
             part = self._own.slice(piece.start, piece.stop)
             change.write_to(f"change.{number}", part, (piece.count,))
@@ -115,11 +128,12 @@ class ZeroTrainer(GraphTrainer):
             here = sums.slice(place + mine[0].number, place + mine[0].number + len(mine))
             change.write_to(name, here, (len(mine),))
             apply.read_from(name, sums.slice(place, place + tensors), (tensors,))
-        return [add[0], change.run, add[1], apply.run]
+        changes, update = self._repeated("the change", change.run), self._repeated("the update", apply.run)
+        return [add[0], changes, add[1], update]
 
     def _sum_norms(self, sums: Buffer) -> None:
         """Squares of the weights of all tensors, then of their changes, over the ranks."""
-        self._comm.all_reduce(sums)
+        self._sharers.all_reduce(sums)
 
     def _add_up(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
         if not self._each:
@@ -140,7 +154,10 @@ class ZeroTrainer(GraphTrainer):
 
     def _reduce_gradients(self) -> None:
         """The sum over the ranks of the elements that this rank updates."""
-        self._comm.reduce_scatter(self._gradients)
+        if self._spec.parallel.zero:
+            self._comm.reduce_scatter(self._gradients)
+        else:
+            self._comm.all_reduce(self._gradients)
 
     def _sum_over_ranks(self) -> None:
         self._comm.all_reduce(self._sync.slice(self._gradients_held, self._sync.count))
@@ -151,12 +168,11 @@ class ZeroTrainer(GraphTrainer):
 
     def _sum_squares(self) -> None:
         """Squares of the gradients over all ranks."""
-        self._squaring.run()
-        self._comm.all_reduce(self._squares)
+        self._square()
+        self._sharers.all_reduce(self._squares)
 
     def _apply(self) -> None:
-        for run in self._updates:
-            run()
+        super()._apply()
         self._sharers.all_gather(self._parameters.slice(0, self.index.trained))
 
     def _forget_gradients(self) -> None:
@@ -170,4 +186,5 @@ class ZeroTrainer(GraphTrainer):
         super().give_memory_back()
 
     def _drop_update(self) -> None:
-        del self._own, self._scaled, self._squaring, self._updates, self._scaling
+        super()._drop_update()
+        del self._own, self._scaled, self._square
