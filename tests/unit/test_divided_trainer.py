@@ -19,7 +19,8 @@ from real_ranks import all_good
 
 from ortflow.workflow.assembly.divide import check_alike
 from ortflow.workflow.comm.solo import SoloCommunicator
-from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
+from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.environment import breaking, differences
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.forecast import forecast
@@ -28,6 +29,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kept import damage, hashes_of
 from ortflow.workflow.layout import FlatIndex, Tensor, share
 from ortflow.workflow.parallel.grid import Grid, Place
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.builder import fingerprint_of
 from ortflow.workflow.trainer.canonical import Exchange
@@ -206,16 +208,18 @@ def test_all_ranks_sum_each_square_once(zero: int, expected: float, tmp_path: Pa
     spec = run_file(tmp_path / "model.onnx", resources__ranks_per_node=4, parallel={"pipeline": 2, "zero": zero})
     for rank in range(grid.world_size):
         trainer = object.__new__(PartTrainer)
-        squares, place = HostBuffer(np.zeros(1)), grid.place(rank)
+        place = grid.place(rank)
         # Two spans of each stage, whose replicas have the same gradient, or under ZeRO a share of it each.
-        span = SimpleNamespace(run=lambda squares=squares, place=place: squares.fill(place.stage + 1))
+        own = HostBuffer(np.full(192, np.sqrt((place.stage + 1) / 64), np.float32))
+        trainer._counted_spans = lambda: iter([(0, 64), (128, 192)])  # type: ignore[method-assign]
+        trainer._sessions, trainer._own = Sessions(CpuDevice(), 1, "error"), Shard(own, 0, 192)
         world = SimpleNamespace(all_reduce=lambda buffer: sums.append(float(buffer.array[0])))
-        trainer._spec, trainer._squares = spec, squares
-        trainer._squarings = cast(Any, [span, span])
+        trainer._spec = spec
         trainer._ranks = cast(Any, SimpleNamespace(place=place, world=world))
+        trainer._bind_squaring()
         trainer._sum_squares()
     assert len(sums) == 4
-    assert sum(sums) == expected
+    assert sum(sums) == pytest.approx(expected, rel=1e-6)
 
 
 def test_masks_of_a_stage_wait_for_each_other_once(tmp_path: Path) -> None:

@@ -104,8 +104,9 @@ def divide(
         else:
             # The parts of a stage run in step: all are cut where the first is.
             stages = Stages(
-                section.pipeline, section.chunks, cuts, spec.data.micro_batch, length, spec.onnx_model.recompute
-            )
+                section.pipeline, section.chunks, cuts, spec.data.micro_batch, length, spec.onnx_model.recompute,
+                spec.train.precision if spec.on_gpus else None,
+            )  # fmt: skip
             cut = build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
             cuts = cut.cuts
             files |= cut.files

@@ -12,6 +12,7 @@ import numpy as np
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.grid import GridRanks
+from ortflow.workflow.device import Device
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, folder_of
@@ -41,8 +42,7 @@ def open_divided(
                 fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 1",
             )
         connect(sessions.library, {CHANNEL: ranks.parts})
-    kind = StageTrainer if spec.parallel.pipeline > 1 else PartTrainer
-    part = kind(here, spec, sessions, ranks, division, report)
+    part = part_class(spec, sessions.device)(here, spec, sessions, ranks, division, report)
     whole = FileTensors(graphs.initial)
     for entry in holding.index:
         mine = holding.region(entry.name).of(whole[entry.name])
@@ -50,6 +50,17 @@ def open_divided(
     if communicator.rank == 0:
         report.note(_summary(division))
     return DividedTrainer(graphs, spec, sessions, ranks, division, part, report)
+
+
+def part_class(spec: RunSpec, device: Device) -> type[PartTrainer]:
+    """The trainer of what a rank holds."""
+    stages = spec.parallel.pipeline > 1
+    if device.kind == "cpu":
+        return StageTrainer if stages else PartTrainer
+    from ortflow.workflow.trainer.queued_part import QueuedPartTrainer
+    from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
+
+    return QueuedStageTrainer if stages else QueuedPartTrainer
 
 
 def division_of(graphs: GraphSet, spec: RunSpec) -> Division:

@@ -120,6 +120,10 @@ class StageRunner:
             both = passes(self._sessions.open_fastest(stages.both(number)))
         return Chunk(stage, forward, made, backward, both, sums)
 
+    def reads(self, name: str) -> bool:
+        """Whether a graph of this rank has an input of this name."""
+        return any(name in each.inputs for chunk in self.chunks for each in (*chunk.backward, *chunk.both))
+
     def run(
         self,
         batches: Sequence[MicroBatch],
