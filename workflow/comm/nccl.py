@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import glob
 import site
+import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl_messages import sentence
 from ortflow.workflow.comm.nccl_watch import PERIOD, Watch
@@ -25,17 +25,10 @@ TYPES = {"float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
 SUM = 0
 """ncclRedOp_t."""
-
-
 IN_PROGRESS = 7
-"""ncclResult_t: a call that continues in the background."""
+"""ncclResult_t of a communicator that has not finished to connect."""
 CONNECT = 300.0
-"""Seconds in which ranks that MPI has connected must connect through NCCL."""
-LOOK = 0.01
-LOOKS, FIRST_LOOK = 100, 20e-6
-"""The number of times that a call in the background is polled without a pause, and the first pause in seconds, which
-grows up to LOOK. An all-reduce is queued within microseconds; connecting takes seconds.
-"""
+"""Seconds in which ranks that MPI has connected must connect through NCCL, and disconnect."""
 
 
 class NcclError(OrtflowError):
@@ -59,9 +52,9 @@ class Config(ctypes.Structure):
     )
 
     @classmethod
-    def without_blocking(cls) -> Config:
-        """Calls do not block."""
-        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 0)
+    def blocking_calls(cls) -> Config:
+        """Each call returns when it has queued its work. Without this NCCL starts a thread for each: 50 us."""
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 1)
 
 
 class NcclCommunicator(StagedCommunicator):
@@ -78,14 +71,13 @@ class NcclCommunicator(StagedCommunicator):
         library: Any,
         limit: float | None = None,
         period: float = PERIOD,
-        clock: Clock = SYSTEM_CLOCK,
         *,
         one_host: bool = True,
     ) -> None:
         super().__init__(below)
         self.one_host = one_host
         """Over the network, NCCL's collectives call functions on the host, which a captured step must not."""
-        self._nccl, self._device, self._clock = library, device, clock
+        self._nccl, self._device = library, device
         self._world = ctypes.c_void_p()
         self._watch: Watch | None = None
         self._beside: tuple[int, int, int] | None = None
@@ -104,8 +96,8 @@ class NcclCommunicator(StagedCommunicator):
         library.ncclCommInitRankConfig.argtypes = [
             ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int, ctypes.POINTER(Config),
         ]  # fmt: skip
-        unique, config = UniqueId.from_buffer_copy(shared), Config.without_blocking()
-        self._call(
+        unique, config = UniqueId.from_buffer_copy(shared), Config.blocking_calls()
+        self._within_limit(
             "ncclCommInitRankConfig", ctypes.byref(self._world), below.world_size, unique, below.rank,
             ctypes.byref(config),
         )  # fmt: skip
@@ -151,7 +143,11 @@ class NcclCommunicator(StagedCommunicator):
 
     def _sum(self, buffer: CudaBuffer, stream: int) -> None:
         memory, count, kind = ctypes.c_void_p(buffer.pointer), ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
-        self._call("ncclAllReduce", memory, memory, count, kind, SUM, self._world, ctypes.c_void_p(stream))
+        assert self._watch is not None
+        with self._watch.calling():
+            code = self._nccl.ncclAllReduce(memory, memory, count, kind, SUM, self._world, ctypes.c_void_p(stream))
+        self._well()
+        self._check("ncclAllReduce", int(code))
 
     def abort(self, code: int) -> None:
         """End every rank now."""
@@ -167,7 +163,7 @@ class NcclCommunicator(StagedCommunicator):
             self._watch.close()
         self._device.after_wait = None
         if self._world:
-            self._call("ncclCommFinalize", self._world)
+            self._within_limit("ncclCommFinalize", self._world)
             self._nccl.ncclCommDestroy(self._world)
         super().close()
 
@@ -192,24 +188,23 @@ class NcclCommunicator(StagedCommunicator):
         state = self._state()
         return "" if state in (0, IN_PROGRESS) else self._words("an all-reduce", state)
 
-    def _call(self, name: str, *arguments: Any) -> None:
-        code, begun, pause = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic(), FIRST_LOOK
-        for _ in range(LOOKS):
-            if code != IN_PROGRESS:
-                break
-            code = self._state()
-        while code == IN_PROGRESS:
-            if self._clock.monotonic() - begun > self._limit:
-                self._end()
-                raise NcclError(
-                    f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
-                    "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that connects the nodes"
-                )
-            self._clock.sleep(pause)
-            pause = min(2 * pause, LOOK)
-            self._well()
-            code = self._state()
-        self._check(name, code)
+    def _within_limit(self, name: str, *arguments: Any) -> None:
+        """A call that waits for the other ranks, in a thread, which is left behind if they do not come."""
+        codes: list[int] = []
+
+        def call() -> None:
+            self._device.here()
+            codes.append(int(getattr(self._nccl, name)(*arguments)))
+
+        thread = threading.Thread(target=call, name=name, daemon=True)
+        thread.start()
+        thread.join(self._limit)
+        if not codes:
+            raise NcclError(
+                f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
+                "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that connects the nodes"
+            )
+        self._check(name, codes[0])
 
     def _check(self, name: str, code: int) -> None:
         if code:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda.algorithms import PURPOSE, choices
-from ortflow.workflow.device.capture import Repeated
+from ortflow.workflow.device.capture import Agreement, Repeated
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import TOKEN
@@ -27,7 +27,7 @@ from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
-from ortflow.workflow.trainer.overlap import Overlap, overlapped, suits
+from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped, suits
 from ortflow.workflow.trainer.precision_check import apart
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
@@ -139,10 +139,16 @@ class QueuedTrainer(GraphTrainer):
             )
         note = self._report.note if self._comm.rank == 0 else lambda line: None
 
-        def repeated(name: str, queue: Callable[[], None], obstacle: str = "") -> Repeated:
-            return Repeated(self._device, name, queue, note, obstacle, wanted=asked)
+        def repeated(
+            name: str, queue: Callable[[], None], obstacle: str = "", agreement: Agreement | None = None
+        ) -> Repeated:
+            return Repeated(self._device, name, queue, note, obstacle, wanted=asked, agreement=agreement)
 
-        self._first_run = repeated("a micro-batch", self._run_first, drawn)
+        agreement = None
+        if self._overlap is not None:
+            assert isinstance(self._comm, NcclCommunicator)
+            agreement = OverRanks(self._comm)
+        self._first_run = repeated("a micro-batch", self._run_first, drawn, agreement)
         self._further_run = repeated("another micro-batch", self._run_further, drawn)
         self._scaling_run = repeated("the scaling of the gradient", lambda: self._scaling.run())
         self._update_run = repeated("the update", lambda: self._update.run())
