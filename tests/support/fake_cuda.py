@@ -186,8 +186,9 @@ class FakeCuda:
 
     def cudaStreamBeginCapture(self, stream: Any, mode: int) -> int:  # noqa: N802
         assert self.recording is None
-        self.recording = []
-        return self._code("cudaStreamBeginCapture")
+        code = self._code("cudaStreamBeginCapture")
+        self.recording = None if code else []
+        return code
 
     def cudaStreamEndCapture(self, stream: Any, place: Any) -> int:  # noqa: N802
         assert self.recording is not None

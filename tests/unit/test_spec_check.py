@@ -228,13 +228,6 @@ def test_a_run_that_agrees_with_itself() -> None:
             ],
         ),
         (
-            {"parallel": {"zero": 2}, "resources": {"gpus_per_rank": 1}},
-            [
-                "parallel.zero: is 2, and ranks on GPUs cannot fetch parameters in this version: "
-                "resources.gpus_per_rank is 1",
-            ],
-        ),
-        (
             {"parallel": {"zero": 1}, "model": None, "trainer": {"name": "linear"}},
             ["parallel.zero: is 1, and sharding is defined by the trainer linear"],
         ),
