@@ -86,8 +86,13 @@ def cause(
     def code_of(rank: int) -> int:
         return int(failures[rank].get("exit_code") or ended.get(rank) or returncode)
 
-    # A failure never causes wrong input on another rank. Otherwise times decide, though nodes' clocks may differ.
-    for rank in sorted(failures, key=lambda rank: (code_of(rank) != EXIT_USER, failures[rank].get("time", 0.0))):
+    def late(rank: int) -> tuple[bool, bool, float]:
+        # A failure never causes wrong input on another rank, and a call to other ranks fails because one of them has.
+        # Otherwise times decide, though nodes' clocks may differ.
+        failure = failures[rank]
+        return code_of(rank) != EXIT_USER, bool(failure.get("communication")), failure.get("time", 0.0)
+
+    for rank in sorted(failures, key=late):
         failure, code = failures[rank], code_of(rank)
         if code not in (EXIT_DONE, EXIT_PREEMPTED):
             outcome = Outcome.USER_ERROR if code == EXIT_USER else Outcome.FAILURE

@@ -80,8 +80,8 @@ class Watch:
                     return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
                 dead = self._dead()
                 dead_since = (dead_since or moment) if dead else None
-                reported = failures(self._job.run, attempt.number, self._job.world_size) if dead else {}
-                patience = PATIENCE_REPORTED if reported else PATIENCE
+                # Another rank's report may mean that its call to the dead one failed: mpirun must name that one.
+                patience = PATIENCE_REPORTED if newest(self._job.run, attempt.number, dead, "failure") else PATIENCE
                 if dead_since is not None and moment > dead_since + patience:
                     attempt.kill()
                     return EXIT_FAILURE, self._unnoticed(min(dead))
@@ -115,6 +115,6 @@ class Watch:
         if known := attempt.verdict(EXIT_FAILURE):
             return known
         ended, reported = attempt.statuses(EXIT_FAILURE), failures(job.run, attempt.number, job.world_size)
-        if ended or reported:
+        if ended or not all(failure.get("communication") for failure in reported.values()):
             return cause(EXIT_FAILURE, ended, reported)
         return Cause(Outcome.FAILURE, EXIT_FAILURE, f"rank {rank} died and mpirun did not notice", rank)

@@ -78,9 +78,19 @@ def fullest(parts: Mapping[str, int], total: int) -> tuple[str, int]:
     return name, whole[name]
 
 
-def with_peak(parts: Mapping[str, int], highest: int) -> dict[str, int]:
-    """The parts, `values` (the maximum used by graphs, libraries and data), and the `peak` itself."""
-    return {**parts, "values": max(0, highest - sum(parts.values())), "peak": highest}
+ON_HOST = ("checkpoint", "offloaded")
+"""Parts that are in the host's memory, on whatever device the rank computes."""
+
+
+def with_peak(parts: Mapping[str, int], highest: int, device: int | None = None) -> dict[str, int]:
+    """The parts, `values` (the maximum used by graphs, libraries and data), and the `peak` itself.
+
+    `device` is the maximum used on a GPU, which `values` then refers to, and becomes `gpu_peak`.
+    """
+    if device is None:
+        return {**parts, "values": max(0, highest - sum(parts.values())), "peak": highest}
+    there = sum(count for name, count in parts.items() if name not in ON_HOST)
+    return {**parts, "values": max(0, device - there), "peak": highest, "gpu_peak": device}
 
 
 def peak() -> int:

@@ -6,6 +6,7 @@ Verbs are wired here and live in modules of their own. Those modules import what
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -18,7 +19,7 @@ import typer
 import ortflow
 from ortflow.cli.extras import needs_extra
 from ortflow.launchers import open_files
-from ortflow.workflow.errors import EXIT_FAILURE, OrtflowError, Preempted
+from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER, OrtflowError, Preempted
 from ortflow.workflow.streams import guarded
 
 
@@ -123,8 +124,9 @@ def _main() -> None:
 
         if error.filename is None:
             raise
-        full = is_full(error)
-        code, text = EXIT_FAILURE, str(out_of_disk(error)) if full else f"{os.fspath(error.filename)}: {error.strerror}"
+        # No later attempt can open a path that is too long.
+        code = EXIT_USER if error.errno == errno.ENAMETOOLONG else EXIT_FAILURE
+        text = str(out_of_disk(error)) if is_full(error) else f"{os.fspath(error.filename)}: {error.strerror}"
     except ModuleNotFoundError as error:
         missing = needs_extra(error.name or "")
         if missing is None:

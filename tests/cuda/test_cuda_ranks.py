@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gpu_ranks import trained
 from project import Project, curve, logs, of_kind
 from test_cuda_runs import CONSTANT, near, state
 
@@ -83,3 +85,30 @@ def test_half_precision_on_two_gpus(project: Project, precision: dict[str, Any])
     assert BUCKETS in logs(on_gpus)
     on_cpus = project.run(f"{name}-cpus", **ON_CPUS)
     near(on_gpus, on_cpus, 3e-3)
+
+
+@pytest.fixture(scope="module")
+def small(cuda: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if cuda.count() < 2:
+        pytest.skip("needs two GPUs")
+    return tmp_path_factory.mktemp("small")
+
+
+def test_gradients_that_enter_others_are_summed_once(small: Path) -> None:
+    """Buckets are summed in place while the backward pass still reads this rank's own gradients."""
+    on_gpus, on_cpus = trained(small, "gpu"), trained(small, "cpu")
+    for (mine, _), (theirs, _) in zip(on_gpus, on_cpus, strict=True):
+        for name in ("losses", "norms", "parameters"):
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=2e-5, atol=1e-6, err_msg=name)
+    _, log = on_gpus[0]
+    assert "a micro-batch is captured as a CUDA graph" in log, log
+
+
+@pytest.mark.parametrize("way", ["graph", "bucket"])
+def test_what_one_gpu_cannot_capture_none_launches(small: Path, way: str) -> None:
+    failed, queued = trained(small, way), trained(small, "queued")
+    for (mine, _), (theirs, _) in zip(failed, queued, strict=True):
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(mine[name], values, err_msg=name)
+    _, log = failed[0]
+    assert any("a micro-batch is not captured as a CUDA graph: rank 1 cannot: " in line for line in log), log

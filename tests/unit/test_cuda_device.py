@@ -188,3 +188,17 @@ def test_collectives_go_by_way_of_the_host() -> None:
     staged.all_reduce(buffer.slice(0, 10))
     np.testing.assert_array_equal(buffer.read(), np.where(VALUES < 10, VALUES * 2, VALUES))
     assert (staged.rank, staged.world_size, staged.gather(3), staged.broadcast_object(4)) == (0, 1, [3], 4)
+
+
+def test_the_peak_is_kept_when_memory_moves() -> None:
+    device = fake_device()
+    assert device.peak() == 0
+    held = device.allocate(1000, np.float32)
+    assert device.peak() == 4000
+    device.memory_moves()
+    more = device.allocate(1000, np.float32)
+    device.memory_moves()
+    del more
+    gc.collect()
+    assert device.peak() == 8000
+    assert held.count

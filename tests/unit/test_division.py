@@ -161,7 +161,7 @@ def test_what_is_listed_stays_whole() -> None:
     model = transformer(Sizes(hidden=15, layers=1))
     kept = ["layer0.mlp.down.weight", "table"]
     names = list(model.tensors)
-    divided = divide_all(model.proto, model.shapes, names, 2, whole=kept)
+    divided = divide_all(model.proto, model.shapes, names, 2, named={"whole": kept})
     assert divided[0].regions["table"].whole
     assert divided[0].regions["layer0.mlp.up.weight"].whole
     assert not divided[0].regions["layer0.attention.q.weight"].whole

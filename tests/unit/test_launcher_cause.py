@@ -85,6 +85,7 @@ def test_a_rank_that_no_poll_has_seen_is_known_by_its_events(tmp_path: Path) -> 
 
 
 FAILED = {1: {"reason": "disk on fire", "exit_code": 1, "time": 5.0}}
+LOST = {"reason": "MPI_Recv failed", "exit_code": 1, "time": 4.0, "communication": True}
 WRONG = {0: {"reason": "no such file", "exit_code": 2, "time": 5.0}}
 
 
@@ -108,6 +109,9 @@ WRONG = {0: {"reason": "no such file", "exit_code": 2, "time": 5.0}}
         (2, {}, WRONG, Outcome.USER_ERROR, "no such file", 0),
         (9, {1: -9}, WRONG, Outcome.FAILURE, "rank 1 was killed by SIGKILL", 1),
         (1, {}, {**FAILED, 0: {"reason": "later", "exit_code": 1, "time": 6.0}}, Outcome.FAILURE, "disk on fire", 1),
+        (1, {}, {0: LOST, **FAILED}, Outcome.FAILURE, "disk on fire", 1),
+        (1, {}, {0: LOST}, Outcome.FAILURE, "MPI_Recv failed", 0),
+        (9, {1: -9}, {0: LOST}, Outcome.FAILURE, "rank 1 was killed by SIGKILL", 1),
         # The node of the rank that was given wrong input is two hours ahead.
         (1, {}, {1: {**WRONG[0], "time": 7200.0}, 0: FAILED[1]}, Outcome.USER_ERROR, "no such file", 1),
         (-9, {}, {}, Outcome.FAILURE, "mpirun was killed by SIGKILL", None),

@@ -186,6 +186,13 @@ def test_a_run_that_agrees_with_itself() -> None:
             ],
         ),
         (
+            {"parallel": {"whole": ["a"], "columns": ["b"], "rows": ["c"]}},
+            [
+                f"parallel.{name}: names weights that the parts of a layer divide, and parallel.horizontal is 1"
+                for name in ("whole", "columns", "rows")
+            ],
+        ),
+        (
             {"parallel": {"pipeline": 2, "chunks": 2}, "resources": {"ranks_per_node": 2}},
             ["parallel.chunks: is 2, and parallel.schedule is 1f1b"],
         ),
@@ -225,13 +232,6 @@ def test_a_run_that_agrees_with_itself() -> None:
             [
                 "parallel.zero: is 3, and gradients are sent by graphs that ortflow has made: "
                 "model.graphs.train is given"
-            ],
-        ),
-        (
-            {"parallel": {"zero": 2}, "resources": {"gpus_per_rank": 1}},
-            [
-                "parallel.zero: is 2, and ranks on GPUs cannot fetch parameters in this version: "
-                "resources.gpus_per_rank is 1",
             ],
         ),
         (

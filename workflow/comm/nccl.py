@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import glob
 import site
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.comm import Communicator, Link, Request
 from ortflow.workflow.comm.nccl_links import NcclLink
 from ortflow.workflow.comm.nccl_messages import sentence
@@ -21,27 +21,20 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
-from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.errors import CommunicationError
 from ortflow.workflow.layout import share
 
 TYPES = {"float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
 SUM = 0
 """ncclRedOp_t."""
-
-
 IN_PROGRESS = 7
-"""ncclResult_t: a call that continues in the background."""
+"""ncclResult_t of a communicator that has not finished to connect."""
 CONNECT = 300.0
-"""Seconds in which ranks that MPI has connected must connect through NCCL."""
-LOOK = 0.01
-LOOKS, FIRST_LOOK = 100, 20e-6
-"""The number of times that a call in the background is polled without a pause, and the first pause in seconds, which
-grows up to LOOK. An all-reduce is queued within microseconds; connecting takes seconds.
-"""
+"""Seconds in which ranks that MPI has connected must connect through NCCL, and disconnect."""
 
 
-class NcclError(OrtflowError):
+class NcclError(CommunicationError):
     """An NCCL call that failed."""
 
 
@@ -62,17 +55,16 @@ class Config(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, *, blocking: bool) -> Config:
-        """Calls that block until the work is queued, or that continue in a thread of NCCL's."""
-        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, int(blocking))
+    def blocking_calls(cls) -> Config:
+        """Each call returns when it has queued its work. Without this NCCL starts a thread for each: 50 us."""
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 1)
 
 
 class NcclCommunicator(StagedCommunicator):
     """The ranks of `below`, each with its own GPU. Collective: all ranks construct it together.
 
     An all-reduce that takes longer than `limit` seconds ends in an error, which is checked for every `period` seconds.
-    `one_host`: all ranks are on one machine. With `blocking`, calls cost less, and connecting has no time limit: for
-    ranks that a communicator without it has connected.
+    `one_host`: all ranks are on one machine.
     """
 
     def __init__(
@@ -82,15 +74,13 @@ class NcclCommunicator(StagedCommunicator):
         library: Any,
         limit: float | None = None,
         period: float = PERIOD,
-        clock: Clock = SYSTEM_CLOCK,
         *,
         one_host: bool = True,
-        blocking: bool = False,
     ) -> None:
         super().__init__(below)
         self.one_host = one_host
         """Over the network, NCCL's collectives call functions on the host, which a captured step must not."""
-        self._nccl, self._device, self._clock = library, device, clock
+        self._nccl, self._device = library, device
         self._limits = limit, period
         self._subsets: list[NcclCommunicator] = []
         self._links: dict[Link, NcclLink] = {}
@@ -112,8 +102,8 @@ class NcclCommunicator(StagedCommunicator):
         library.ncclCommInitRankConfig.argtypes = [
             ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int, ctypes.POINTER(Config),
         ]  # fmt: skip
-        unique, config = UniqueId.from_buffer_copy(shared), Config.of(blocking=blocking)
-        self._call(
+        unique, config = UniqueId.from_buffer_copy(shared), Config.blocking_calls()
+        self._within_limit(
             "ncclCommInitRankConfig", ctypes.byref(self._world), below.world_size, unique, below.rank,
             ctypes.byref(config),
         )  # fmt: skip
@@ -158,11 +148,8 @@ class NcclCommunicator(StagedCommunicator):
             return SoloCommunicator()
         return self._connected(below)
 
-    def _connected(self, below: Communicator, *, blocking: bool = False) -> NcclCommunicator:
-        limit, period = self._limits
-        made = NcclCommunicator(
-            below, self._device, self._nccl, limit, period, self._clock, one_host=self.one_host, blocking=blocking
-        )
+    def _connected(self, below: Communicator) -> NcclCommunicator:
+        made = NcclCommunicator(below, self._device, self._nccl, *self._limits, one_host=self.one_host)
         self._subsets.append(made)
         return made
 
@@ -171,7 +158,7 @@ class NcclCommunicator(StagedCommunicator):
         for link in sorted(set(links).difference(self._links)):
             source, to, _ = link
             if self.rank in (source, to):
-                pair = self._connected(self.below.subset([source, to]), blocking=True)
+                pair = self._connected(self.below.subset([source, to]))
                 self._links[link] = NcclLink(pair, self._device)
 
     def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
@@ -190,8 +177,7 @@ class NcclCommunicator(StagedCommunicator):
 
     def message(self, name: str, *arguments: Any, stream: int) -> None:
         """Queue a message on a stream, and watch it."""
-        self._well()
-        self._call(name, *arguments, self._world, ctypes.c_void_p(stream))
+        self._queued([(name, *arguments)], stream)
         assert self._watch is not None
         self._watch.began(stream)
 
@@ -205,21 +191,23 @@ class NcclCommunicator(StagedCommunicator):
         return {rank: buffer.slice(start, stop) for rank, (start, stop) in spans.items() if stop > start}
 
     def _queue(self, calls: Sequence[tuple[Any, ...]]) -> None:
-        """Queue collectives on the device's stream, several as one group."""
-        self._well()
-        end = self._world, ctypes.c_void_p(self._device.stream)
-        self._device.here()
-        if len(calls) == 1:
-            name, *arguments = calls[0]
-            self._call(name, *arguments, *end)
-        elif calls:
-            self._check("ncclGroupStart", int(self._nccl.ncclGroupStart()))
-            for name, *arguments in calls:
-                code = int(getattr(self._nccl, name)(*arguments, *end))
-                # Within a group, the calls are only noted.
-                self._check(name, 0 if code == IN_PROGRESS else code)
-            self._call("ncclGroupEnd")
+        """Queue collectives on the device's stream, and watch them."""
+        self._queued(calls, self._device.stream)
         self.watch()
+
+    def _queued(self, calls: Sequence[tuple[Any, ...]], stream: int) -> None:
+        """Make calls of NCCL, given by name and arguments, on a stream; several as one group."""
+        self._well()
+        self._device.here()
+        steps = [(*call, self._world, ctypes.c_void_p(stream)) for call in calls]
+        if len(calls) > 1:
+            steps = [("ncclGroupStart",), *steps, ("ncclGroupEnd",)]
+        assert self._watch is not None
+        for name, *arguments in steps:
+            with self._watch.calling():
+                code = int(getattr(self._nccl, name)(*arguments))
+            self._well()
+            self._check(name, code)
 
     def begin_all_reduce(self, buffer: CudaBuffer) -> None:
         """Sum over the ranks, in place, after the work queued so far and concurrently with later work.
@@ -250,7 +238,7 @@ class NcclCommunicator(StagedCommunicator):
         self._watch.began()
 
     def _sum(self, buffer: CudaBuffer, stream: int) -> None:
-        self._call("ncclAllReduce", *_place(buffer), SUM, self._world, ctypes.c_void_p(stream))
+        self._queued([("ncclAllReduce", *_place(buffer), SUM)], stream)
 
     def abort(self, code: int) -> None:
         """End every rank now."""
@@ -272,7 +260,7 @@ class NcclCommunicator(StagedCommunicator):
             self._watch.close()
         self._device.after_wait.remove(self._well)
         if self._world:
-            self._call("ncclCommFinalize", self._world)
+            self._within_limit("ncclCommFinalize", self._world)
             self._nccl.ncclCommDestroy(self._world)
 
     def _well(self) -> None:
@@ -296,24 +284,23 @@ class NcclCommunicator(StagedCommunicator):
         state = self._state()
         return "" if state in (0, IN_PROGRESS) else self._words("an all-reduce", state)
 
-    def _call(self, name: str, *arguments: Any) -> None:
-        code, begun, pause = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic(), FIRST_LOOK
-        for _ in range(LOOKS):
-            if code != IN_PROGRESS:
-                break
-            code = self._state()
-        while code == IN_PROGRESS:
-            if self._clock.monotonic() - begun > self._limit:
-                self._end()
-                raise NcclError(
-                    f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
-                    "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that connects the nodes"
-                )
-            self._clock.sleep(pause)
-            pause = min(2 * pause, LOOK)
-            self._well()
-            code = self._state()
-        self._check(name, code)
+    def _within_limit(self, name: str, *arguments: Any) -> None:
+        """A call that waits for the other ranks, in a thread, which is left behind if they do not come."""
+        codes: list[int] = []
+
+        def call() -> None:
+            self._device.here()
+            codes.append(int(getattr(self._nccl, name)(*arguments)))
+
+        thread = threading.Thread(target=call, name=name, daemon=True)
+        thread.start()
+        thread.join(self._limit)
+        if not codes:
+            raise NcclError(
+                f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
+                "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that connects the nodes"
+            )
+        self._check(name, codes[0])
 
     def _check(self, name: str, code: int) -> None:
         if code:

@@ -111,6 +111,9 @@ class Device(Protocol):
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
         """Return the execution providers of a session, in order of preference."""
 
+    def peak(self) -> int | None:
+        """Return the most bytes of the device's own memory that this rank has used so far; None on the CPU."""
+
     def memory_moves(self) -> None:
         """Invalidate captured work.
 

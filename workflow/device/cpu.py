@@ -97,6 +97,10 @@ class CpuDevice:
         """The CPU provider alone."""
         return ["CPUExecutionProvider"]
 
+    def peak(self) -> None:
+        """See the protocol: the memory is the process's."""
+        return
+
     def memory_moves(self) -> None:
         """Nothing to do."""
 

@@ -177,6 +177,7 @@ class CudaDevice:
         self._drain: tuple[int, int] | None = None
         self._others = threading.Lock()
         self._pins = True
+        self._least_free = gpu.free
         self.capturing = False
         """Whether queued work is being captured, so that nothing may wait."""
         self.captured: weakref.WeakSet[Captured] = weakref.WeakSet() if captured is None else captured
@@ -330,8 +331,19 @@ class CudaDevice:
     def _exact(self) -> CudaDevice:
         return CudaDevice(self._runtime, self.gpu, stream=self.stream, captured=self.captured)
 
+    def peak(self) -> int:
+        """The most bytes of the GPU in use since this rank began, beyond those in use before.
+
+        Looked at here, and whenever memory moves: between two such moments it only grows.
+        """
+        free, _ = self.here().room()
+        self._least_free = min(self._least_free, free)
+        return self.gpu.free - self._least_free
+
     def memory_moves(self) -> None:
         """See the protocol."""
+        with contextlib.suppress(CudaError):
+            self.peak()
         for each in self.captured:
             each.forget()
 

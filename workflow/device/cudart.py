@@ -94,8 +94,7 @@ class Runtime:
     def describe(self, index: int) -> Gpu:
         """Query the properties of a device; creates its context."""
         self.use(index)
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        free, total = self.room()
         properties = ctypes.create_string_buffer(_PROPERTIES)
         # In CUDA 12, the current structure has the second name.
         name = "cudaGetDeviceProperties_v2" if self.version() < 13000 else "cudaGetDeviceProperties"
@@ -108,9 +107,15 @@ class Runtime:
                 self._integer("cudaDeviceGetAttribute", _MAJOR, index),
                 self._integer("cudaDeviceGetAttribute", _MINOR, index),
             ),
-            free.value,
-            total.value,
+            free,
+            total,
         )
+
+    def room(self) -> tuple[int, int]:
+        """Free bytes of this thread's device, and all of its bytes."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
 
     def stream(self) -> int:
         """A new stream of this thread's device, which waits for no other."""

@@ -300,6 +300,10 @@ class Trainer(Protocol):
         `ortflow.workflow.memory.buffers`."""
         return {}
 
+    def device_peak(self) -> int | None:
+        """Return the most bytes of a GPU that this rank has used so far; None if it computes in the host's memory."""
+        return None
+
     def give_memory_back(self) -> None:
         """Return memory that steps do not need to the system; called between steps."""
         return

@@ -131,6 +131,10 @@ class DividedTrainer(Trainer):
         shares = sum(each.part.count * ITEM for each in self._shares.values())
         return {**self._part.memory(), "checkpoint": shares + min(shares, KEPT)}
 
+    def device_peak(self) -> int | None:
+        """See the protocol."""
+        return self._sessions.device.peak()
+
     def give_memory_back(self) -> None:
         """See the protocol."""
         self._part.give_memory_back()

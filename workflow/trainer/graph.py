@@ -394,6 +394,10 @@ class GraphTrainer(Trainer):
             chunks=self._spec.parallel.chunks,
         )
 
+    def device_peak(self) -> int | None:
+        """See the protocol."""
+        return self._sessions.device.peak()
+
     @property
     def _messages(self) -> int:
         """Elements of the buffers through which parameters and gradients pass."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda.algorithms import PURPOSE, choices
 from ortflow.workflow.device import Buffer
-from ortflow.workflow.device.capture import Repeated
+from ortflow.workflow.device.capture import Agreement, Repeated
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import OrtflowError
@@ -30,7 +30,7 @@ from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
-from ortflow.workflow.trainer.overlap import Overlap, overlapped, suits
+from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped, suits
 from ortflow.workflow.trainer.precision_check import apart
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
@@ -148,10 +148,14 @@ class QueuedTrainer(GraphTrainer):
     def _repeated(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
         return self._captured(name, run).run
 
-    def _captured(self, name: str, run: Callable[[], None], obstacle: str = "") -> Repeated:
+    def _captured(
+        self, name: str, run: Callable[[], None], obstacle: str = "", agreement: Agreement | None = None
+    ) -> Repeated:
         """Work that is captured as a CUDA graph, unless the run file forbids it or there is an obstacle."""
         note = self._report.note if self._comm.rank == 0 else lambda line: None
-        made = Repeated(self._device, name, run, note, obstacle, wanted=self._spec.resources.cuda_graph)
+        made = Repeated(
+            self._device, name, run, note, obstacle, wanted=self._spec.resources.cuda_graph, agreement=agreement
+        )
         self._repeats[name] = made
         return made
 
@@ -163,7 +167,11 @@ class QueuedTrainer(GraphTrainer):
             drawn = (
                 f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it to the host for each micro-batch"
             )
-        self._first_run = self._captured("a micro-batch", self._run_first, drawn)
+        agreement = None
+        if self._overlap is not None:
+            assert isinstance(self._comm, NcclCommunicator)
+            agreement = OverRanks(self._comm)
+        self._first_run = self._captured("a micro-batch", self._run_first, drawn, agreement)
         self._further_run = self._captured("another micro-batch", self._run_further, drawn)
         self._scale_gradient = self._repeated("the scaling of the gradient", self._scaling.run)
 
