@@ -62,8 +62,8 @@ class FakeDevice(CudaDevice):
 class Fake:
     """The library, the device, and the log of one rank; a test may make several."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.library = FakeCuda()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, library: FakeCuda | None = None) -> None:
+        self.library = library or FakeCuda()
         run = getattr(Binding.run, "plain", Binding.run)
 
         def queue(binding: Binding, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The forms of the graphs of a stage: with ONNX Runtime's operators, with ortflow's for CPUs or GPUs, in half precision.
+"""The forms of the graphs of a stage: for CPUs or GPUs, with ONNX Runtime's operators or ortflow's, in half precision.
 
 Called by `stages`. A form is made of the graph of both passes, which is then divided into a forward and a backward
 graph. Elementwise nodes are fused after that: a group with nodes of both passes could run in neither.
@@ -14,6 +14,7 @@ import onnx
 
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import import_domain
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.optimize import rewrites
@@ -49,6 +50,7 @@ def forms_of(model: onnx.ModelProto, length: int, *, on_gpus: bool) -> Iterator[
     """
     faster = None if on_gpus else with_kernels(model, length)
     if on_gpus:
+        drop_copies(model.graph)
         from ortflow.workflow.cuda.place import completed
 
         placed = on_cuda(completed(model))

@@ -123,13 +123,13 @@ def build_stages(
     made = StageSet(root, _stages(pieces, eval_pieces, derivatives, types, weights), division.ranks)
     _check_statistics(prepared.graph, made)
     files: dict[Path, bytes] = {}
+    on_gpus = division.precision is not None
     for number in range(count):
         derivative = derivatives[number]
         recompute(derivative.model.graph, division.recompute, derivative.roots, partial=True)
-        forms = forms_of(derivative.model, division.length, on_gpus=division.precision is not None)
-        files |= _training_files(made, pieces[number], number, forms, weights)
-        if collective.has_collectives(eval_pieces[number].model):
-            collective.finish(eval_pieces[number].model)
+        forms = forms_of(derivative.model, division.length, on_gpus=on_gpus)
+        files |= _training_files(made, pieces[number], number, forms, weights, on_gpus=on_gpus)
+        _finish(eval_pieces[number].model, on_gpus=on_gpus)
         files[made.eval(number)] = _bytes(eval_pieces[number].model)
     files[made.description] = made.to_bytes()
     reached = {name for derivative in derivatives for name in derivative.trained}
@@ -246,6 +246,8 @@ def _training_files(
     number: int,
     forms: Iterable[Form],
     weights: Collection[str],
+    *,
+    on_gpus: bool = True,
     without: str | None = None,
 ) -> dict[Path, bytes]:
     """The graphs of a stage in each form. `without` is an output of the piece that ranks do not need."""
@@ -255,15 +257,22 @@ def _training_files(
     moving = [name for name in piece.weights if f"{name}_new" in ends]
     for form in forms:
         forward, backward = halves(form.both, ends, [name for name in weights if name not in moving], moving)
-        for graph in (forward, backward, form.both):
-            if collective.has_collectives(graph):
-                collective.finish(graph)
-        files[form.path_of(made.forward(number))] = _bytes(form.finish(forward))
+        finished = [form.finish(graph) for graph in (forward, backward, form.both)]
+        for graph in finished:
+            _finish(graph, on_gpus=on_gpus)
+        files[form.path_of(made.forward(number))] = _bytes(finished[0])
         if backward.graph.output:
-            files[form.path_of(made.backward(number))] = _bytes(form.finish(backward))
+            files[form.path_of(made.backward(number))] = _bytes(finished[1])
         if last:
-            files[form.path_of(made.both(number))] = _bytes(form.finish(form.both))
+            files[form.path_of(made.both(number))] = _bytes(finished[2])
     return files
+
+
+def _finish(graph: onnx.ModelProto, *, on_gpus: bool) -> None:
+    if collective.has_collectives(graph):
+        collective.finish(graph)
+        if on_gpus:
+            collective.on_gpu(graph)
 
 
 def _bytes(model: onnx.ModelProto) -> bytes:

@@ -21,6 +21,7 @@ from ortflow.workflow.fusion.residual import add_residuals
 from ortflow.workflow.graph.attention.find import attend
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import Editor, replace, scalar
 from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.optimize.on_cuda import on_cuda
@@ -85,6 +86,7 @@ def scaled(model: onnx.ModelProto, parameters: Collection[str], precision: str) 
 def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) -> onnx.ModelProto:
     """A differentiated graph in half precision, with ortflow's operators, before elementwise nodes are fused."""
     kind = HALVES[precision]
+    drop_copies(train.graph)
     train = computed_again(add_residuals(completed(train)))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
     return put_products(on_cuda(train), kind)

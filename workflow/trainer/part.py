@@ -26,7 +26,7 @@ from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, SILENT
 from ortflow.workflow.trainer.tensor_norms import sum_over, take_over_first
-from ortflow.workflow.trainer.tied import TiedWeights, take_over_common
+from ortflow.workflow.trainer.tied import CommonWeights, TiedWeights
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
 
@@ -54,7 +54,7 @@ class PartTrainer(ZeroTrainer):
     ) -> None:
         self._ranks, self.division, self.graphs = ranks, division, graphs
         self._tied = TiedWeights(ties(division, ranks.place), ranks.stages, sessions.device)
-        self._common = common(division, ranks.place)
+        self._common = CommonWeights(common(division, ranks.place), ranks.parts)
         super().__init__(graphs, spec, sessions, ranks.replicas, report)
 
     def counts(self, name: str) -> bool:
@@ -139,7 +139,7 @@ class PartTrainer(ZeroTrainer):
     def _apply(self) -> None:
         super()._apply()
         self._tied.take_over(self._parameters)
-        take_over_common(self._parameters, self._common, self._ranks.parts)
+        self._common.take_over(self._parameters)
 
     def evaluate(
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]

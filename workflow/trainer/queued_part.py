@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.part import PartTrainer
 from ortflow.workflow.trainer.precision_check import apart
@@ -64,6 +65,12 @@ class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
                 f"the gradient of {name!r} in {self._spec.train.precision} differs from the one in fp32 by "
                 f"{difference:.0%}; use train.precision: fp32, and report the model to ortflow"
             )
+
+    def _forward_and_backward(self, batch: MicroBatch, seed: int, *, fresh: bool = True) -> npt.NDArray[np.float32]:
+        tail = super()._forward_and_backward(batch, seed, fresh=fresh)
+        if isinstance(self._ranks.parts, NcclCommunicator):
+            self._ranks.parts.watch()
+        return tail
 
     def _graphs_run(self) -> Iterable[Path]:
         """The graphs whose random numbers differ between precisions."""

@@ -70,14 +70,30 @@ class TiedWeights:
             request.wait()
 
 
-def take_over_common(parameters: Buffer, spans: Sequence[tuple[int, int]], parts: Communicator) -> None:
-    """Copy the first part's values of tensors that all parts hold to all parts."""
-    requests = []
-    for number, (start, stop) in enumerate(spans):
-        mine = parameters.slice(start, stop)
-        if parts.rank:
-            parts.receive(mine, 0, number)
-        else:
-            requests += [parts.start_send(mine, part, number) for part in range(1, parts.world_size)]
-    for request in requests:
-        request.wait()
+class CommonWeights:
+    """Tensors that all parts hold.
+
+    Parameters
+    ----------
+    spans
+        Their elements of the local flat buffers; see `common`.
+    parts
+        The ranks that share the layers.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int]], parts: Communicator) -> None:
+        self._spans, self._parts = spans, parts
+        if spans:
+            parts.connect_links([(0, part, TAG) for part in range(1, parts.world_size)])
+
+    def take_over(self, parameters: Buffer) -> None:
+        """Copy the first part's values to all parts."""
+        requests, parts = [], self._parts
+        for start, stop in self._spans:
+            mine = parameters.slice(start, stop)
+            if parts.rank:
+                parts.receive(mine, 0, TAG)
+            else:
+                requests += [parts.start_send(mine, part, TAG) for part in range(1, parts.world_size)]
+        for request in requests:
+            request.wait()

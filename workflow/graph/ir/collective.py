@@ -13,8 +13,9 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.graph.domains import CPU_DOMAIN
-from ortflow.workflow.graph.ir.edit import Editor, attributes_of, import_domain, replace
+from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, described, import_domain, replace
+from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.writer import Writer
 
@@ -58,7 +59,7 @@ def collective(
 
 def is_collective(node: onnx.NodeProto) -> bool:
     """Whether the node is one."""
-    return bool(node.op_type == OPERATOR and node.domain == CPU_DOMAIN)
+    return bool(node.op_type == OPERATOR and node.domain in (CPU_DOMAIN, CUDA_DOMAIN))
 
 
 def kind_of(node: onnx.NodeProto) -> Kind:
@@ -86,13 +87,25 @@ def finish(model: onnx.ModelProto) -> None:
 
     The last change to a graph: the nodes must be sorted, and keep their order from then on.
     """
-    _drop_copies(model.graph)
+    drop_copies(model.graph)
     in_order(model.graph)
     _draw_in_order(model.graph)
     import_domain(model, CPU_DOMAIN)
 
 
-def _drop_copies(graph: onnx.GraphProto) -> None:
+def on_gpu(model: onnx.ModelProto) -> None:
+    """Let a GPU's operator compute the collectives of a finished graph, in place."""
+    types, known = element_types(model), set(described(model.graph))
+    for node in filter(is_collective, model.graph.node):
+        node.domain = CUDA_DOMAIN
+        for name in node.output:
+            if name and name not in known:
+                model.graph.value_info.append(helper.make_tensor_value_info(name, types[name], None))
+    import_domain(model, CUDA_DOMAIN)
+
+
+def drop_copies(graph: onnx.GraphProto) -> None:
+    """Take the nodes of kind COPY out of a differentiated graph, in place."""
     outputs = {value.name for value in graph.output}
     names: dict[str, str] = {}
     kept = []
