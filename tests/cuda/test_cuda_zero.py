@@ -1,4 +1,4 @@
-"""ZeRO on two real GPUs: the curve of stage 0 and of the CPU, each rank's share of memory, and other layouts behind it."""
+"""ZeRO on two real GPUs: the curve of stage 0 and of the CPU, a rank's share of memory, other layouts behind it."""
 
 from __future__ import annotations
 
