@@ -7,8 +7,8 @@ Trains the GPT of cuda.py in bf16 with AdamW and clipping, the host waiting for 
 of its own on the same ranks:
 
 - `zero 0`, `zero 1`, `zero 2`: ortflow under each stage; `offload`, `offload zero 1`: moments in host memory
-- `fsdp2`, `fsdp2 compiled`: fully_shard of each block with parameters in bf16, gradients reduced in fp32, and parameters
-  not resharded between the passes (what stage 2 shards), eager and with each block compiled; not with accumulation
+- `fsdp2`, `fsdp2 compiled`: fully_shard of each block, parameters in bf16, gradients reduced in fp32, no resharding
+  between the passes (what stage 2 shards), eager and with each block compiled; not with accumulation
 - `update on the CPU`: copies of the gradients and parameters of a rank, and ortflow's multi-threaded AdamW on them:
   what off-loading would add to a step if the host did the update
 
@@ -319,9 +319,8 @@ def report(options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> Non
             line += f"  {state / 1e6:8.0f} MB of state by the formula"
             if plain is not None and each is not plain:
                 formula = sum(plain["parts"][part] for part in STATE) - state
-                line += (
-                    f"; less than stage 0: {(plain['peak'] - each['peak']) / 1e6:.0f} MB, formula {formula / 1e6:.0f}"
-                )
+                less = plain["peak"] - each["peak"]
+                line += f"; less than stage 0: {less / 1e6:.0f} MB, formula {formula / 1e6:.0f}"
         print(line)
     base = next((each for name, each in found.items() if name in OURS), None)
     for name, each in found.items():
