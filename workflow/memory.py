@@ -30,6 +30,7 @@ def buffers(
     rank: int = 0,
     messages: int = 0,
     chunks: int = 1,
+    staging: int | None = None,
 ) -> dict[str, int]:
     """Bytes of the flat buffers, and of the copy of this rank's share that a checkpoint makes, by part.
 
@@ -39,6 +40,7 @@ def buffers(
     micro-batch. Under stage 3, gradients and parameters cover its share only, too, and `messages` is the number of
     elements in the buffers through which layers are fetched. If some parameters are not trained, a checkpoint saves a
     second share.
+    With `staging`, the moments are off-loaded to the host, and pass through so many elements of the device.
     With several `chunks`, stages of one rank of a pipeline, gradients are accumulated within a single micro-batch, too.
     """
     start, stop = share(trained, rank, world_size)
@@ -53,6 +55,8 @@ def buffers(
     }
     if zero == 3:
         parts["messages"] = messages * ITEM
+    if staging is not None:
+        parts["offloaded"], parts["moments"] = parts["moments"], staging * ITEM
     saved = -(-(trained * (1 + moments) + kept) * ITEM // world_size)
     return {**parts, "checkpoint": min(saved, KEPT)}
 

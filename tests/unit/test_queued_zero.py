@@ -21,13 +21,17 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device.shard import Shard
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import share
+from ortflow.workflow.optim.segments import Piece
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome
 from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.offloaded import OffloadedTrainer
 from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
+from ortflow.workflow.trainer.streamed import groups_of, staging_of
 
 SAMPLES = 24
 RULES: dict[str, dict[str, Any]] = {
@@ -112,7 +116,8 @@ def on_gpus(
         if not staged:
             world = NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
-        trainer = QueuedZeroTrainer(graphs, spec, sessions, world, Report(note=fake.log.append))
+        kind = OffloadedTrainer if spec.train.offload == "optimizer" else QueuedZeroTrainer
+        trainer = kind(graphs, spec, sessions, world, Report(note=fake.log.append))
         trainer.load_tensors(load_file(graphs.initial))
         for name, values in (start or {}).items():
             buffer = trainer.state()[name]
@@ -266,3 +271,50 @@ def test_a_run_continues_on_another_number_of_gpus_and_under_another_stage(
     assert state is not None
     for name, values in state_of(trainer).items():
         np.testing.assert_allclose(state[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("zero", "ranks", "micro"), [(0, 1, 1), (0, 2, 2), (1, 2, 1), (2, 2, 2)])
+def test_state_on_the_host_gives_the_bits_of_state_on_the_gpu(
+    model: Path, graphs: GraphSet, rule: str, zero: int, ranks: int, micro: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_of, "__kwdefaults__", {"largest": 256})
+    steps, found = samples(9, damaged=(3,)), []
+    for offload in ("none", "optimizer"):
+        spec = run_file(model, **settings(rule, zero, ranks, micro, train__offload=offload))
+        fakes = [Fake(monkeypatch) for _ in range(ranks)]
+        found.append(on_gpus(fakes, graphs, spec, steps, micro=micro))
+    for here, there in zip(*found, strict=True):
+        assert there.skipped == here.skipped == [3]
+        np.testing.assert_array_equal(there.curve, here.curve)
+        for name, values in here.state.items():
+            np.testing.assert_array_equal(there.state[name], values, err_msg=name)
+        kept = [name for name in here.state if name != "parameters"]
+        assert there.memory["offloaded"] == here.memory["moments"] == sum(4 * here.state[name].size for name in kept)
+        # The largest tensor has 1,088 elements, and LAMB's are never cut.
+        assert there.memory["moments"] <= 3 * len(kept) * 4 * (1088 if rule == "lamb" else 256)
+    (line,) = [line for line in found[1][0].log if "pinned host memory" in line]
+    assert f"= {found[1][0].memory['offloaded']} bytes" in line
+    pieces = [line for line in found[1][0].log if "of a piece is captured" in line]
+    assert len(pieces) == 1, found[1][0].log
+
+
+def test_pieces_cover_the_share_and_tensors_of_lamb_stay_whole() -> None:
+    cuts = [Piece(64, 1216, 0.1, 0), Piece(1216, 1280, 0.0, 1), Piece(1280, 1408, 0.0, 2)]
+    cut = groups_of(cuts, whole=False, largest=512)
+    assert [(each.start, each.stop, each.number) for (each,) in cut] == [
+        (64, 576, 0), (576, 1088, 0), (1088, 1216, 0), (1216, 1280, 1), (1280, 1408, 2),
+    ]  # fmt: skip
+    assert groups_of(cuts, whole=True, largest=512) == [cuts[:1], cuts[1:]]
+    assert staging_of(cut, 2) == 3 * 512 * 2
+    assert staging_of(groups_of(cuts, whole=True, largest=512), 2) == 2 * 1152 * 2
+    assert groups_of([], whole=False) == []
+    assert staging_of([], 2) == 0
+
+
+def test_a_host_that_cannot_pin_is_reported(model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(monkeypatch)
+    fake.library.failing["cudaHostAlloc"] = 2
+    spec = run_file(model, **settings("adamw", 0, 1, 1, train__offload="optimizer"))
+    with pytest.raises(UserError, match=r"train\.offload: is optimizer, and this machine cannot pin 0\.0 GB"):
+        on_gpus([fake], graphs, spec, samples(1))

@@ -158,13 +158,20 @@ class GraphTrainer(Trainer):
         return run
 
     def _bind_pieces(
-        self, session: onnxruntime.InferenceSession, cuts: Sequence[Segment], gradients: Buffer | Shard
+        self,
+        session: onnxruntime.InferenceSession,
+        cuts: Sequence[Segment],
+        gradients: Buffer | Shard,
+        moments_: Mapping[str, Buffer | Shard] | None = None,
     ) -> Binding:
-        """An update's graph, bound to pieces of the flat buffers. It may leave some unread or unwritten."""
+        """An update's graph, bound to pieces of the flat buffers. It may leave some unread or unwritten.
+
+        `moments_` are the trainer's unless they are given.
+        """
         update = Binding(session, self._sessions.device)
         update.read_from("learning_rate", self._rate, (1,))
         update.read_from("step", self._update_number, (1,))
-        flat: dict[str, Sliced] = {"parameters": self._here, "gradients": gradients, **self._moments}
+        flat: dict[str, Sliced] = {"parameters": self._here, "gradients": gradients, **(moments_ or self._moments)}
         for number, piece in enumerate(cuts):
             for name, buffer in flat.items():
                 part, value = buffer.slice(piece.start, piece.stop), f"{name}.{number}"
@@ -392,7 +399,13 @@ class GraphTrainer(Trainer):
             rank=self._comm.rank,
             messages=self._messages,
             chunks=self._spec.parallel.chunks,
+            staging=self._staging,
         )
+
+    @property
+    def _staging(self) -> int | None:
+        """Elements of device memory through which moments pass that lie on the host; None if they do not."""
+        return None
 
     def device_peak(self) -> int | None:
         """See the protocol."""

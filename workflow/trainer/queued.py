@@ -139,9 +139,13 @@ class QueuedTrainer(GraphTrainer):
         return scaling
 
     def _bind_pieces(
-        self, session: onnxruntime.InferenceSession, cuts: Sequence[Segment], gradients: Buffer | Shard
+        self,
+        session: onnxruntime.InferenceSession,
+        cuts: Sequence[Segment],
+        gradients: Buffer | Shard,
+        moments_: Mapping[str, Buffer | Shard] | None = None,
     ) -> Binding:
-        update = super()._bind_pieces(session, cuts, gradients)
+        update = super()._bind_pieces(session, cuts, gradients, moments_)
         update.read_from(FACTOR, self._factor, (1,))
         return update
 
@@ -151,12 +155,15 @@ class QueuedTrainer(GraphTrainer):
     def _captured(
         self, name: str, run: Callable[[], None], obstacle: str = "", agreement: Agreement | None = None
     ) -> Repeated:
-        """Work that is captured as a CUDA graph, unless the run file forbids it or there is an obstacle."""
-        note = self._report.note if self._comm.rank == 0 else lambda line: None
+        """Work that is captured as a CUDA graph, unless the run file forbids it or there is an obstacle.
+
+        Only the first work of a name says so in the log.
+        """
+        note = self._report.note if self._comm.rank == 0 and name not in self._repeats else lambda line: None
         made = Repeated(
             self._device, name, run, note, obstacle, wanted=self._spec.resources.cuda_graph, agreement=agreement
         )
-        self._repeats[name] = made
+        self._repeats.setdefault(name, made)
         return made
 
     def _repeat(self) -> None:

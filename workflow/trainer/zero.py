@@ -8,7 +8,7 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ from ortflow.workflow.spec.optimizers import Lamb, moments
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.graph import TAIL, GraphTrainer
 
+Moments = Mapping[str, Buffer | Shard]
+
 
 class ZeroTrainer(GraphTrainer):
     """See the module. Each rank makes its own graphs of the update here."""
@@ -41,7 +43,7 @@ class ZeroTrainer(GraphTrainer):
         device, spec, trained = self._sessions.device, self._spec, self.index.trained
         start, stop = share(trained, self._sharers.rank, self._sharers.world_size)
         kept = moments(spec.train.optimizer)
-        self._moments = {name: Shard(device.allocate(stop - start, np.float32), start, trained) for name in kept}
+        self._moments = self._allocate_moments(kept, start, stop)
         self._each = spec.parallel.zero == 3 or (spec.parallel.zero == 2 and spec.accumulation > 1)
         """Gradients are reduced over the ranks after each micro-batch, not after the last."""
         own = device.allocate(stop - start, np.float32) if self._each else self._gradients.slice(start, stop)
@@ -55,6 +57,11 @@ class ZeroTrainer(GraphTrainer):
                 f"/ {self._comm.world_size} ranks = {len(kept) * ITEM * trained / self._comm.world_size:.0f} bytes, "
                 f"{sum(moment.part.count for moment in self._shards) * ITEM} allocated on rank 0"
             )
+
+    def _allocate_moments(self, kept: Sequence[str], start: int, stop: int) -> Mapping[str, Shard]:
+        """The named moments of this rank's share, elements [start, stop)."""
+        device, trained = self._sessions.device, self.index.trained
+        return {name: Shard(device.allocate(stop - start, np.float32), start, trained) for name in kept}
 
     @property
     def _sharers(self) -> Communicator:
@@ -108,10 +115,19 @@ class ZeroTrainer(GraphTrainer):
         mine = pieces(whole, self._own.start, self._own.stop)
         if isinstance(optimizer, Lamb):
             self._updates = self._lamb(optimizer, mine, len(whole))
-        elif mine:
-            graph = optimizer_graph(optimizer, mine, kernels=self._own_kernels)
-            update = self._bind_pieces(self._open(graph), mine, self._own)
-            self._updates = [self._repeated("the update", update.run)]
+            return
+
+        def bind(some: Sequence[Piece], kept: Moments) -> Binding:
+            session = self._open(optimizer_graph(optimizer, some, kernels=self._own_kernels))
+            return self._bind_pieces(session, some, self._own, kept)
+
+        self._updates = self._passes("the update", mine, bind)
+
+    def _passes(
+        self, name: str, mine: Sequence[Piece], bind: Callable[[Sequence[Piece], Moments], Binding]
+    ) -> list[Callable[[], None]]:
+        """Runs of a graph that updates moments. `bind` opens it for some pieces and binds it to their moments."""
+        return [self._repeated(name, bind(mine, self._moments).run)] if mine else []
 
     def _lamb(self, optimizer: Lamb, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
         """Trust ratios are per tensor, and a rank may have a piece of one: the norms are summed over the ranks."""
@@ -119,18 +135,24 @@ class ZeroTrainer(GraphTrainer):
         add = [lambda: sums.fill(0), lambda: self._sum_norms(sums)]
         if not mine:
             return add
-        change = self._bind_pieces(self._open(change_graph(optimizer, mine)), mine, self._own)
+        places = {"weights": 0, "changes": tensors}
+
+        def bind(some: Sequence[Piece], kept: Moments) -> Binding:
+            change = self._bind_pieces(self._open(change_graph(optimizer, some)), some, self._own, kept)
+            for number, piece in enumerate(some):
+                change.write_to(f"change.{number}", self._own.slice(piece.start, piece.stop), (piece.count,))
+            for name, place in places.items():
+                first = place + some[0].number
+                change.write_to(name, sums.slice(first, first + len(some)), (len(some),))
+            return change
+
         apply = self._bind_pieces(self._open(apply_graph(mine, tensors), CHANGES), mine, self._own)
         for number, piece in enumerate(mine):
-            part = self._own.slice(piece.start, piece.stop)
-            change.write_to(f"change.{number}", part, (piece.count,))
-            apply.read_from(f"change.{number}", part, (piece.count,))
-        for place, name in ((0, "weights"), (tensors, "changes")):
-            here = sums.slice(place + mine[0].number, place + mine[0].number + len(mine))
-            change.write_to(name, here, (len(mine),))
+            apply.read_from(f"change.{number}", self._own.slice(piece.start, piece.stop), (piece.count,))
+        for name, place in places.items():
             apply.read_from(name, sums.slice(place, place + tensors), (tensors,))
-        changes, update = self._repeated("the change", change.run), self._repeated("the update", apply.run)
-        return [add[0], changes, add[1], update]
+        changes = self._passes("the change", mine, bind)
+        return [add[0], *changes, add[1], self._repeated("the update", apply.run)]
 
     def _sum_norms(self, sums: Buffer) -> None:
         """Squares of the weights of all tensors, then of their changes, over the ranks."""
