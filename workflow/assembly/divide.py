@@ -16,7 +16,8 @@ from ortflow.workflow.assembly.stages import Division as Stages
 from ortflow.workflow.assembly.stages import build_stages
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.division.divide import divide as divide_layers
-from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, is_collective, kind_of, on_gpu
+from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, is_collective, kind_of
+from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
 from ortflow.workflow.graph.types import LOSS_SUM
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, Holding, folder_of

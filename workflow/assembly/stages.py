@@ -16,6 +16,7 @@ from ortflow.workflow.device import HALF_PRECISIONS
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.ir import collective, shapes
+from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.optimize import rewrites
@@ -272,7 +273,7 @@ def _finish(graph: onnx.ModelProto, *, on_gpus: bool) -> None:
     if collective.has_collectives(graph):
         collective.finish(graph)
         if on_gpus:
-            collective.on_gpu(graph)
+            on_gpu(graph)
 
 
 def _bytes(model: onnx.ModelProto) -> bytes:

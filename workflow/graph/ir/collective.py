@@ -14,8 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN
-from ortflow.workflow.graph.ir.edit import Editor, attributes_of, described, import_domain, replace
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, import_domain, replace
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.writer import Writer
 
@@ -91,17 +90,6 @@ def finish(model: onnx.ModelProto) -> None:
     in_order(model.graph)
     _draw_in_order(model.graph)
     import_domain(model, CPU_DOMAIN)
-
-
-def on_gpu(model: onnx.ModelProto) -> None:
-    """Let a GPU's operator compute the collectives of a finished graph, in place."""
-    types, known = element_types(model), set(described(model.graph))
-    for node in filter(is_collective, model.graph.node):
-        node.domain = CUDA_DOMAIN
-        for name in node.output:
-            if name and name not in known:
-                model.graph.value_info.append(helper.make_tensor_value_info(name, types[name], None))
-    import_domain(model, CUDA_DOMAIN)
 
 
 def drop_copies(graph: onnx.GraphProto) -> None:
