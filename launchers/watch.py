@@ -76,7 +76,7 @@ class Watch:
                 next_check = moment + 1.0
                 if liveness is not None and liveness.hung(moment) and asked_at is None:
                     attempt.kill()
-                    sentence = f"the ranks hung: no sign of life for {limit:g} s"
+                    sentence = f"the ranks hung: no heartbeat for {limit:g} s"
                     return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
                 dead = self._dead()
                 dead_since = (dead_since or moment) if dead else None
@@ -101,8 +101,8 @@ class Watch:
             with suppress(OSError):  # the signal alone then
                 write_request(self._job.run.stop_request, reason)
         self._attempt.ask_to_leave()
-        again = "; Ctrl-C again leaves now" if reason == "interrupt" else ""
-        self._view.say(f"{ASKED.get(reason, reason)}: saving and leaving{again}")
+        again = "; Ctrl-C again stops immediately" if reason == "interrupt" else ""
+        self._view.say(f"{ASKED.get(reason, reason)}: saving and stopping{again}")
 
     def _dead(self) -> set[int]:
         """Ranks that have ended without a final event."""

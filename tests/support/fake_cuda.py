@@ -255,7 +255,8 @@ class FakeBlas:
         first, second = (_floats(each, count) for each in (x, y))
 
         def add() -> None:
-            np.add(second, np.float32(factor._obj.value) * first, out=second)
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.add(second, np.float32(factor._obj.value) * first, out=second)
 
         self._work(add)
         return 0

@@ -79,7 +79,8 @@ class LinkedNccl(ThreadNccl):
     def _message(self, side: str, place: Any, count: Any, kind: int, peer: int, world: Any, stream: Any) -> int:
         assert kind == 1, "counted in bytes"
         meeting, rank, ranks = self._worlds[world.value]
-        assert peer != rank and 0 <= peer < ranks
+        assert peer != rank
+        assert 0 <= peer < ranks
         ends = (rank, peer) if side == "ncclSend" else (peer, rank)
         with self._lock:
             number = self._places[meeting, ends, side]

@@ -67,8 +67,8 @@ class Threads:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.messages: dict[tuple[int, int, int], list[_Message]] = defaultdict(list)
-        self.places: dict[tuple[str, int, int, int], int] = defaultdict(int)
+        self.messages: dict[Any, list[_Message]] = defaultdict(list)
+        self.places: dict[Any, int] = defaultdict(int)
         self.meetings: dict[Any, Meeting] = {}
 
     def meeting(self, key: Any, count: int) -> Meeting:
@@ -82,11 +82,11 @@ class Threads:
             for meeting in self.meetings.values():
                 meeting.abort()
 
-    def message(self, side: str, source: int, to: int, tag: int) -> _Message:
-        """The next message of a link, as its sender or its receiver counts."""
-        found = self.messages[source, to, tag]
-        place = self.places[side, source, to, tag]
-        self.places[side, source, to, tag] += 1
+    def message(self, side: str, *link: Any) -> _Message:
+        """The next message of a link (communicator, ranks, tag), as its sender or its receiver counts."""
+        found = self.messages[link]
+        place = self.places[side, link]
+        self.places[side, link] += 1
         while len(found) <= place:
             found.append(_Message())
         return found[place]
@@ -143,7 +143,7 @@ class ThreadCommunicator(SoloCommunicator):
     def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
         """See the protocol."""
         with self._threads.lock:
-            message = self._threads.message("send", self.rank, to, tag)
+            message = self._threads.message("send", self._name, self.rank, to, tag)
             message.source = buffer
             message.meet()
         return message
@@ -151,7 +151,7 @@ class ThreadCommunicator(SoloCommunicator):
     def start_receive(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
         """See the protocol."""
         with self._threads.lock:
-            message = self._threads.message("receive", source, self.rank, tag)
+            message = self._threads.message("receive", self._name, source, self.rank, tag)
             message.target = buffer
             message.meet()
         return message

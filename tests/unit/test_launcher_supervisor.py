@@ -89,7 +89,7 @@ def test_a_run_that_ends_is_noticed_within_a_tick(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_what_a_worker_reports_is_no_guess(tmp_path: Path, reported: bool) -> None:
+def test_a_report_of_a_worker_overrides_a_guess(tmp_path: Path, reported: bool) -> None:
     memory = Cause(Outcome.FAILURE, EXIT_FAILURE, "the worker w-0 ran out of memory")
     killed = Cause(Outcome.FAILURE, -9, "a rank on w-0 was killed by SIGKILL")
     bench = Bench(tmp_path, {**FAILS, "reported": memory if reported else None, "guessed": killed}, failures=0)

@@ -48,6 +48,8 @@ def test_a_run_that_agrees_with_itself() -> None:
         gpus, train = int(stage < 3), {**TRAIN, "offload": "optimizer"}
         assert not gpus or check(spec_of(parallel={"zero": stage}, train=train, resources={"gpus_per_rank": 1})) == []
         assert check(spec_of(parallel={"zero": stage}, resources={"ranks_per_node": 3, "gpus_per_rank": gpus})) == []
+    for layout in ({"pipeline": 2}, {"horizontal": 2}, {"pipeline": 2, "zero": 1}):
+        assert check(spec_of(parallel=layout, resources={"ranks_per_node": 4, "gpus_per_rank": 1})) == []
     assert check(spec_of(train={**TRAIN, "precision": "tf32"}, resources={"gpus_per_rank": 1})) == []
 
 
@@ -164,13 +166,6 @@ def test_a_run_that_agrees_with_itself() -> None:
             [
                 "parallel.pipeline: does not fit the world size: pipeline 2 x horizontal 1 = 2, "
                 "and resources has 1 x 3 = 3 ranks",
-            ],
-        ),
-        (
-            {"parallel": {"pipeline": 2}, "resources": {"ranks_per_node": 2, "gpus_per_rank": 1}},
-            [
-                "parallel.pipeline: is 2, and ranks on GPUs cannot divide a model in this version: "
-                "resources.gpus_per_rank is 1"
             ],
         ),
         (

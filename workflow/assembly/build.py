@@ -25,6 +25,7 @@ from ortflow.workflow.graph.export.inference import infer_graph
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.intake.user_graphs import user_eval_graph, user_optimizer_graph, user_train_graph
+from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import Editor, make_outputs, replace, scalar, used
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.objective import evaluation
@@ -45,6 +46,7 @@ from ortflow.workflow.graph.types import (
     SEED,
     VALID,
     GraphSet,
+    fused_of,
     half_of,
     placed_of,
     with_kernels_of,
@@ -127,10 +129,18 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
     index = _index(spec, source, trained)
     if spec.divides and prepared is not None:
         from ortflow.workflow.assembly.divide import divide
+        from ortflow.workflow.assembly.stage_forms import fused
+        from ortflow.workflow.graph.optimize.on_cuda import on_cuda
 
-        def train_graph(forward: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-            plain, own, *_ = _train_graph(forward, spec, source, length)
-            return plain, own
+        train_onnx = Path("train.onnx")
+
+        def train_graph(forward: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
+            plain, own, placed, *_ = _train_graph(forward, spec, source, length)
+            made = {train_onnx.name: plain, with_kernels_of(train_onnx).name: own}
+            if placed is not None:
+                made[fused_of(train_onnx).name] = fused(on_cuda(placed))
+            halves, _ = _in_half(forward, spec, trained)
+            return made if halves is None else {**made, half_of(train_onnx).name: halves}
 
         divided = divide(spec, out, index, prepared, evaluate, trained, length, train_graph)
         notes += divided.notes
@@ -187,6 +197,8 @@ def _train_graph(
     model, notes = make_differentiable(prepared, source.roles.trained, LOSS_SUM)
     rewrites.before(model.graph)
     model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
+    if spec.on_gpus:
+        drop_copies(model.graph)
     notes += recompute(model.graph, spec.onnx_model.recompute)
     faster, placed = with_kernels(model, length), None
     if spec.on_gpus:

@@ -26,8 +26,12 @@ from ortflow.workflow.layout import share
 
 TYPES = {"float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
-SUM = 0
+SUM, MAX = 0, 2
 """ncclRedOp_t."""
+GRAPH_COLLECTIVES: Sequence[tuple[Any, ...]] = (
+    ("ncclAllReduce", SUM), ("ncclAllReduce", MAX), ("ncclAllGather",), ("ncclReduceScatter", SUM),
+)  # fmt: skip
+"""By the kind of a graph's collective: the function, and what it reduces by."""
 IN_PROGRESS = 7
 """ncclResult_t of a communicator that has not finished to connect."""
 CONNECT = 300.0
@@ -140,6 +144,19 @@ class NcclCommunicator(StagedCommunicator):
             self._queue([("ncclAllGather", source, ctypes.c_void_p(buffer.pointer), count, kind)])
             return
         self._queue([("ncclBroadcast", *_place(part), root) for root, part in self._shares(buffer).items()])
+
+    def collect(self, kind: int, source: CudaBuffer, target: CudaBuffer) -> None:
+        """Queue a collective of a graph on the device's stream, from one buffer to another.
+
+        May be captured in a CUDA graph; `watch` must be called after each launch. `kind` is
+        `ortflow.workflow.graph.ir.collective.Kind`: sum, maximum, all-gather, or reduce-scatter of rows.
+        """
+        name, *operation = GRAPH_COLLECTIVES[kind]
+        given, made = ctypes.c_void_p(source.pointer), ctypes.c_void_p(target.pointer)
+        count = ctypes.c_size_t(min(source.count, target.count))
+        self._queued([(name, given, made, count, TYPES[source.dtype.name], *operation)], self._device.stream)
+        if not self._device.capturing:
+            self.watch()
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
         """A communicator of NCCL's over some of the ranks; closed with this one."""

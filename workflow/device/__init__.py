@@ -96,6 +96,9 @@ class Device(Protocol):
     def allocate(self, count: int, dtype: npt.DTypeLike) -> Buffer:
         """Return a zeroed buffer of `count` elements."""
 
+    def view(self, pointer: int, count: int, dtype: npt.DTypeLike) -> Buffer:
+        """Return a buffer over `count` elements of memory of this device that belongs to someone else."""
+
     def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> Buffer:
         """Return a buffer with an array's values, valid until the next call.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,12 @@ class CpuDevice:
         raw = np.zeros(count * itemsize + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         return HostBuffer(raw[start : start + count * itemsize].view(dtype))
+
+    def view(self, pointer: int, count: int, dtype: npt.DTypeLike) -> HostBuffer:
+        """See the protocol."""
+        kind = np.dtype(dtype)
+        memory = (ctypes.c_byte * (count * kind.itemsize)).from_address(pointer)
+        return HostBuffer(np.ctypeslib.as_array(memory).view(kind))
 
     def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> HostBuffer:
         """The array itself."""

@@ -38,7 +38,9 @@ class Captured(Protocol):
 class CudaBuffer:
     """Part of an allocation, which lives as long as any part of it."""
 
-    def __init__(self, device: CudaDevice, memory: _Memory, pointer: int, dtype: np.dtype[Any], count: int) -> None:
+    def __init__(
+        self, device: CudaDevice, memory: _Memory | _Foreign, pointer: int, dtype: np.dtype[Any], count: int
+    ) -> None:
         self._device, self._memory = device, memory
         self._pointer, self._dtype, self._count = pointer, dtype, count
 
@@ -141,6 +143,14 @@ class _Memory:
                 self._runtime.free(self.pointer)
 
 
+class _Foreign:
+    """Memory of someone else."""
+
+    def __init__(self, pointer: int, size: int) -> None:
+        self.pointer, self.size = pointer, size
+        self.staging: Staging | None = None
+
+
 class CudaDevice:
     """One GPU. `precision` is as in `train.precision`; fp32 products use TF32 only with `tf32`."""
 
@@ -200,6 +210,11 @@ class CudaDevice:
         buffer.fill(0)
         return buffer
 
+    def view(self, pointer: int, count: int, dtype: npt.DTypeLike) -> CudaBuffer:
+        """See the protocol."""
+        kind = np.dtype(dtype)
+        return CudaBuffer(self, _Foreign(pointer, count * kind.itemsize), pointer, kind, count)
+
     def reserve(self, size: int) -> int:
         """Address of `size` bytes that are never freed nor zeroed. Raises CudaError."""
         return self.here().allocate(size)
@@ -215,7 +230,7 @@ class CudaDevice:
         buffer.send(array)
         return buffer
 
-    def send(self, memory: _Memory, target: int, array: npt.NDArray[Any]) -> None:
+    def send(self, memory: _Memory | _Foreign, target: int, array: npt.NDArray[Any]) -> None:
         """Queue a copy of a contiguous array into a part of an allocation, through pinned memory of the same size.
 
         If the host has no memory to pin, the copy has finished when this returns.

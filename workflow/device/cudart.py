@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import io
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -335,6 +336,9 @@ def preload() -> str:
 def runtime() -> Runtime:
     """The CUDA runtime; OSError if it is not installed."""
     preload()
+    # Streams that share one of the GPU's queues wait for each other: a message that waits for another rank would hold
+    # up the work that this rank waits for. CUDA has 8 queues unless more are asked for before it starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     return Runtime(ctypes.CDLL(f"libcudart.so.{major()}"))
 
 

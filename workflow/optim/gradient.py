@@ -50,6 +50,29 @@ def gradient_graph(*, shared: bool = False) -> onnx.ModelProto:
     return build.model()
 
 
+def square_sums_graph(pieces: int, *, fused: bool = False) -> onnx.ModelProto:
+    """The same for several pieces of a shard.
+
+    Inputs are `piece.0`, `piece.1` and so on, fp32 [n]. Output is `squares` fp64 [1], the sum of all squares.
+
+    Parameters
+    ----------
+    pieces
+        Their number.
+    fused
+        A kernel of ours sums the squares of each.
+    """
+    build = Builder("squares", domains=[CUDA_DOMAIN] if fused else [])
+    given = [build.input(f"piece.{number}", f"n{number}") for number in range(pieces)]
+    total = ""
+    for each in given:
+        squares = build.own("SquareSum", each, onnx.TensorProto.DOUBLE) if fused else build.square_sum(each)
+        total = build("Add", total, squares) if total else squares
+    build("Identity", total, output="squares")
+    build.output("squares", 1, onnx.TensorProto.DOUBLE)
+    return build.model()
+
+
 def square_sum_graph(*, fused: bool = False) -> onnx.ModelProto:
     """Graph that runs before `gradient_graph(shared=True)` and `queued_gradient_graph(shared=True)`.
 

@@ -112,6 +112,14 @@ class DividedTrainer(Trainer):
             batches, learning_rate=learning_rate, update=update, seeds=seeds, control_values=control_values
         )
 
+    def numbers(self) -> Mapping[str, float]:
+        """The loss scale's state, which is the same on all ranks."""
+        return self._part.numbers()
+
+    def restore(self, numbers: Mapping[str, float]) -> None:
+        """See the protocol."""
+        self._part.restore(numbers)
+
     def evaluate(
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
     ) -> EvaluationOutcome:

@@ -100,7 +100,7 @@ def suits(spec: RunSpec) -> bool:
     NCCL requires that of its calls. A rank with fewer samples than the others in the last batch of an epoch, or none,
     launches no CUDA graph. Under ZeRO each rank needs its share alone, which is summed behind the pass.
     """
-    if spec.parallel.zero or spec.train.offload != "none":
+    if spec.parallel.zero or spec.divides or spec.train.offload != "none":
         return False
     return spec.accumulation == 1 and (spec.data.last_batch == "drop" or not spec.resources.cuda_graph)
 

@@ -68,7 +68,7 @@ class QueuedTrainer(GraphTrainer):
         super()._open_for_training()
         self._scaler: LossScale | None = None
         self._unit = unit_of(self._graphs.inputs, self._spec.data.micro_batch)
-        if LOSS_SCALE in self._first.inputs:
+        if self._scales_loss():
             self._set_scale(loss_scale_of(self._spec.train.loss_scale))
         state = self._parameters.slice(*self._state_span)
         assert isinstance(state, CudaBuffer)
@@ -79,6 +79,10 @@ class QueuedTrainer(GraphTrainer):
         device.blas()  # created here so that no capture has to
         choices().keep_in(self._graphs.root / PURPOSE)
         self._repeat()
+
+    def _scales_loss(self) -> bool:
+        """Whether the gradients of a micro-batch are multiplied by a loss scale."""
+        return LOSS_SCALE in self._first.inputs
 
     def _open_train(self) -> onnxruntime.InferenceSession:
         """With several ranks, one that sums the gradients while it computes them."""
@@ -336,7 +340,11 @@ class QueuedTrainer(GraphTrainer):
             operators.on_bucket = None
         self._overlap = None
         self._repeats.clear()
-        del self._first_run, self._further_run, self._scale_gradient, self._loss, self._result
+        del self._scale_gradient, self._loss, self._result
+
+    def _drop_passes(self) -> None:
+        super()._drop_passes()
+        del self._first_run, self._further_run
 
 
 def obstacle_in(graph: Path) -> str:

@@ -13,7 +13,7 @@ import onnx
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.optim.gradient import queued_gradient_graph, square_sum_graph
+from ortflow.workflow.optim.gradient import queued_gradient_graph, square_sum_graph, square_sums_graph
 from ortflow.workflow.optim.guard import GRADIENTS, guarded
 from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer.queued import QueuedTrainer
@@ -32,8 +32,9 @@ class QueuedZeroTrainer(QueuedTrainer, ZeroTrainer):
             form = fused if taken else form
         return self._sessions.open(form.SerializeToString())
 
-    def _square_sum(self) -> onnx.ModelProto:
-        return square_sum_graph(fused=self._sessions.operators is not None)
+    def _square_sum(self, pieces: int | None = None) -> onnx.ModelProto:
+        fused = self._sessions.operators is not None
+        return square_sum_graph(fused=fused) if pieces is None else square_sums_graph(pieces, fused=fused)
 
     def _bind_scaling(self) -> Binding:
         self._bind_squaring()

@@ -23,7 +23,7 @@ from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.layout import ALIGNMENT, share
 from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.optim.gradient import gradient_graph, square_sum_graph
+from ortflow.workflow.optim.gradient import gradient_graph, square_sum_graph, square_sums_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import CHANGES, GRADIENTS
 from ortflow.workflow.optim.lamb_shares import apply_graph, change_graph
@@ -82,8 +82,9 @@ class ZeroTrainer(GraphTrainer):
         """Whether graphs of the update may contain our operators for the CPU."""
         return bool(self._sessions.kernels)
 
-    def _square_sum(self) -> onnx.ModelProto:
-        return square_sum_graph()
+    def _square_sum(self, pieces: int | None = None) -> onnx.ModelProto:
+        """The graph that sums the squares of a buffer, or of several."""
+        return square_sum_graph() if pieces is None else square_sums_graph(pieces)
 
     def _bind_squaring(self) -> None:
         self._squares = self._sessions.device.allocate(1, np.float64)

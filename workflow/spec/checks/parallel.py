@@ -45,7 +45,7 @@ def _divided(spec: RunSpec) -> Iterator[Problem]:
     parallel = spec.parallel
     name, degree = ("pipeline", parallel.pipeline) if parallel.pipeline > 1 else ("horizontal", parallel.horizontal)
     path: KeyPath = ("parallel", name)
-    yield from _elsewhere(spec, path, degree, 1, "divide a model", "a model is divided by")
+    yield from _elsewhere(spec, path, degree, 1, "divide a model", "a model is divided by", on_gpus=True)
     if spec.trainer.name == "graph" and spec.model is not None:
         for graph, given in spec.model.graphs.model_dump().items():
             if given:
