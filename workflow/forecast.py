@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.memory import ITEM, buffers
-from ortflow.workflow.spec.optimizers import moment_counts, moments
+from ortflow.workflow.spec.optimizers import OPTIMIZERS, moment_counts, moments
 
 if TYPE_CHECKING:
     from ortflow.workflow.graph.memory.plan import Peak
@@ -27,16 +27,20 @@ PROCESS = 220_000_000
 """Further bytes of a rank on the CPU, measured: interpreter, libraries, and memory left from building the graphs."""
 CONTEXT = 600_000_000
 """Bytes of a GPU that CUDA's context, cuBLAS and cuDNN use per process. A fixed estimate."""
+OFFLOADED = "offloaded"
+"""The part that is not in a GPU's memory."""
+BUS = (25, 50)
+"""GB/s between a GPU and pinned memory over PCIe 4 and 5: estimates, beside which the log has a measured time."""
 SHOWN = 5
 """Number of largest values to report."""
 LOWER = "lower data.micro_batch (train.global_batch keeps the samples of a step)"
 ADVICE = {
     "parameters": "parallel.zero: 3 shards them over several CPU ranks; otherwise use a smaller model or a machine "
     "with more memory",
-    "gradients": "train.gradient_accumulation: 1 stores them once; parallel.zero: 3 shards them over the ranks, 2 "
-    "those that are accumulated",
-    "moments": "parallel.zero: 1 shards them over several CPU ranks; train.optimizer.name sets the values "
-    f"stored per parameter: {moment_counts()}",
+    "gradients": "train.gradient_accumulation: 1 stores them once; parallel.zero: 2 shards those that are "
+    "accumulated over the ranks, 3 (on CPUs) all",
+    "moments": "parallel.zero: 1 shards them over several ranks; on GPUs, train.offload: optimizer stores them on the "
+    f"host; train.optimizer.name sets the values stored per parameter: {moment_counts()}",
     "activations": f"{LOWER}, or name modules in model.recompute",
     "batch": LOWER,
 }
@@ -60,7 +64,7 @@ class Forecast:
     @property
     def total(self) -> int:
         """Total bytes."""
-        return sum(self.parts.values())
+        return sum(count for name, count in self.parts.items() if name != OFFLOADED)
 
     @property
     def largest(self) -> str:
@@ -139,10 +143,33 @@ def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> 
             "moments": f"{kept} x {ITEM} B x {trained}{ranks}",
             "messages": f"{ITEM} B x ({layer:,} of the largest layer + {message:,} of gradients)",
         }
-    return {
-        "gradients": f"{ITEM} B x ({trained}{accumulated}{statistics})",
-        "moments": f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}",
-    }
+    all_moments = f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}"
+    staging = _staging(index, spec)
+    if staging is None:
+        held = {"moments": all_moments}
+    else:
+        moved = 2 * kept * ITEM * index.trained / (spec.world_size if zero else 1)
+        times = " or ".join(f"{1e3 * moved / 2 / rate / 1e9:.0f} ms at {rate} GB/s" for rate in BUS)
+        held = {
+            "moments": f"{ITEM} B x {staging:,} in the pieces that pass through the GPU",
+            OFFLOADED: f"{all_moments}, in the host's memory; copied both ways in each step, {times} each way, in part "
+            "behind the passes",
+        }
+    return {"gradients": f"{ITEM} B x ({trained}{accumulated}{statistics})", **held}
+
+
+def _staging(index: FlatIndex, spec: RunSpec) -> int | None:
+    """Elements of the GPU through which off-loaded moments pass; None if they are not off-loaded."""
+    if spec.train.offload == "none":
+        return None
+    from ortflow.workflow.layout import share
+    from ortflow.workflow.optim.segments import pieces, segments
+    from ortflow.workflow.trainer.streamed import groups_of, staging_of
+
+    optimizer, ranks = spec.train.optimizer, spec.world_size if spec.parallel.zero else 1
+    mine = pieces(segments(optimizer, index), *share(index.trained, 0, ranks))
+    groups = groups_of(mine, whole=OPTIMIZERS[optimizer.name].whole_tensors)
+    return staging_of(groups, len(moments(optimizer)))
 
 
 def _shards(graphs: GraphSet, spec: RunSpec) -> Sharded | None:
@@ -213,11 +240,12 @@ def _parts(graphs: GraphSet, spec: RunSpec, peak: Peak, batch: int, shards: Shar
         trained, size - trained, len(moments(spec.train.optimizer)),
         accumulation=spec.accumulation, world_size=spec.world_size, zero=spec.parallel.zero,
         messages=0 if shards is None else sum(_messages(shards, graphs.index)),
+        staging=_staging(graphs.index, spec),
     )  # fmt: skip
     # Running statistics are stored after the gradients, and once more as the start of a micro-batch.
     held["gradients"] += 2 * (end - start) * ITEM
-    checkpoint = held.pop("checkpoint")
+    checkpoint, offloaded = held.pop("checkpoint"), held.pop("offloaded", None)
     parts = {**held, "batch": batch, "activations": peak.held}
     if spec.on_gpus:
-        return {**parts, "context": CONTEXT}
+        return {**parts, "context": CONTEXT, **({} if offloaded is None else {OFFLOADED: offloaded})}
     return {**parts, "checkpoint": checkpoint, "process": PROCESS}

@@ -65,7 +65,11 @@ LOWER = "lower it: train.global_batch or a larger train.gradient_accumulation ke
 HELP: Mapping[str, tuple[str, str]] = {
     "parameters": ("resources", "use GPUs with more memory: each stores all parameters"),
     "gradients": ("train.gradient_accumulation", "set it to 1, which stores gradients once"),
-    "moments": ("train.optimizer.name", f"values stored per parameter: {moment_counts()}"),
+    "moments": (
+        "train.offload",
+        "set it to optimizer, or parallel.zero to 1; train.optimizer.name sets the values stored per parameter: "
+        f"{moment_counts()}",
+    ),
     "activations": ("data.micro_batch", f"{LOWER}; model.recompute recomputes values of the forward pass"),
 }
 """Part of a device's memory -> the key that it depends on, and what to do if it is too large."""
@@ -86,15 +90,15 @@ ON_HOST = ("checkpoint", "offloaded")
 """Parts that are in the host's memory, on whatever device the rank computes."""
 
 
-def with_peak(parts: Mapping[str, int], highest: int, device: int | None = None) -> dict[str, int]:
+def with_peak(parts: Mapping[str, int], highest: int, device: Mapping[str, int] | None = None) -> dict[str, int]:
     """The parts, `values` (the maximum used by graphs, libraries and data), and the `peak` itself.
 
-    `device` is the maximum used on a GPU, which `values` then refers to, and becomes `gpu_peak`.
+    `device` is what was measured on a GPU: its `gpu_peak`, to which `values` then refers, and others.
     """
-    if device is None:
+    if not device:
         return {**parts, "values": max(0, highest - sum(parts.values())), "peak": highest}
     there = sum(count for name, count in parts.items() if name not in ON_HOST)
-    return {**parts, "values": max(0, device - there), "peak": highest, "gpu_peak": device}
+    return {**parts, "values": max(0, device["gpu_peak"] - there), "peak": highest, **device}
 
 
 def peak() -> int:

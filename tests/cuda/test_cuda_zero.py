@@ -48,7 +48,9 @@ def test_the_curve_is_that_of_stage_0_and_of_the_cpu(
     near(sharded, project.run(f"zero-{name}-cpus", **ON_CPUS, **on_cpus), 1e-5)
     (memory,), (plain,) = (of_kind(each, "memory") for each in (sharded, project.run_dir(f"zero-{name}-0")))
     assert memory["moments"] == pytest.approx(plain["moments"] / 2, abs=1024)
-    assert memory["gpu_peak"] > memory["parameters"] + memory["gradients"] + memory["moments"]
+    formula = sum(memory[part] for part in ("parameters", "gradients", "moments"))
+    assert formula <= memory["gpu_buffers"] < 1.1 * formula + 100_000
+    assert memory["gpu_peak"] > memory["gpu_buffers"]
 
 
 @pytest.mark.parametrize("precision", [{"precision": "bf16"}, {"precision": "fp16"}], ids=str)

@@ -156,7 +156,7 @@ def test_memory_that_runs_out_names_the_setting_or_who_has_it() -> None:
         "data.micro_batch: the memory of NVIDIA Fake, 80.0 GiB, is full, mostly of activations, 40.0"
     )
     full.account = lambda: {"parameters": 20 * GIB, "gradients": 20 * GIB, "moments": 39 * GIB}
-    assert "train.optimizer.name: the memory of NVIDIA Fake" in str(full.failure("out of memory"))
+    assert "train.offload: the memory of NVIDIA Fake" in str(full.failure("out of memory"))
     shared = fake_device(FakeCuda(claimed=30 * GIB))
     for message in ("Failed to allocate memory for requested buffer of size 8", "CUDA failure 2: out of memory"):
         error = shared.failure(message)
@@ -202,4 +202,4 @@ def test_the_peak_is_kept_when_memory_moves() -> None:
     del more
     gc.collect()
     assert device.peak() == 8000
-    assert held.count
+    assert device.held == 4 * held.count

@@ -90,6 +90,7 @@ class Rank:
         self.starts = {name: each.start if isinstance(each, Shard) else 0 for name, each in state.items()}
         self.state = {name: (each.part if isinstance(each, Shard) else each).read() for name, each in state.items()}
         self.memory, self.log, self.library = dict(trainer.memory()), fake.log, fake.library
+        self.held = fake.device.held
 
 
 def on_gpus(
@@ -182,6 +183,9 @@ def test_the_curve_is_that_of_one_rank_and_a_rank_keeps_its_share(
         assert rank.memory["moments"] == 4 * len(kept) * (stop - start)
         accumulated = 0 if micro == 1 else stop - start if zero == 2 else trained
         assert rank.memory["gradients"] == 4 * (trained + accumulated)
+        formula = sum(rank.memory[part] for part in ("parameters", "gradients", "moments"))
+        # Tail, sums, batches, and numbers that the graphs read.
+        assert formula <= rank.held < formula + 16_000
 
 
 def test_everything_but_the_collectives_is_captured(

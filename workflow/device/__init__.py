@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Self
@@ -111,8 +113,8 @@ class Device(Protocol):
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
         """Return the execution providers of a session, in order of preference."""
 
-    def peak(self) -> int | None:
-        """Return the most bytes of the device's own memory that this rank has used so far; None on the CPU."""
+    def memory(self) -> Mapping[str, int]:
+        """Return what was measured in the device's own memory; see `Trainer.device_memory`."""
 
     def memory_moves(self) -> None:
         """Invalidate captured work.

@@ -97,9 +97,9 @@ class CpuDevice:
         """The CPU provider alone."""
         return ["CPUExecutionProvider"]
 
-    def peak(self) -> None:
-        """See the protocol: the memory is the process's."""
-        return
+    def memory(self) -> dict[str, int]:
+        """Nothing: the memory is the process's."""
+        return {}
 
     def memory_moves(self) -> None:
         """Nothing to do."""

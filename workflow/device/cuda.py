@@ -178,6 +178,7 @@ class CudaDevice:
         self._others = threading.Lock()
         self._pins = True
         self._least_free = gpu.free
+        self._memories: weakref.WeakSet[_Memory] = weakref.WeakSet()
         self.capturing = False
         """Whether queued work is being captured, so that nothing may wait."""
         self.captured: weakref.WeakSet[Captured] = weakref.WeakSet() if captured is None else captured
@@ -204,6 +205,7 @@ class CudaDevice:
             memory = _Memory(self.here(), max(count * kind.itemsize, ALIGNMENT))
         except CudaError as error:
             raise self.failure(error.message) from error
+        self._memories.add(memory)
         buffer = CudaBuffer(self, memory, memory.pointer, kind, count)
         buffer.fill(0)
         return buffer
@@ -330,6 +332,15 @@ class CudaDevice:
 
     def _exact(self) -> CudaDevice:
         return CudaDevice(self._runtime, self.gpu, stream=self.stream, captured=self.captured)
+
+    def memory(self) -> dict[str, int]:
+        """See the protocol."""
+        return {"gpu_buffers": self.held, "gpu_peak": self.peak()}
+
+    @property
+    def held(self) -> int:
+        """Bytes of all buffers that are allocated now."""
+        return sum(memory.size for memory in self._memories)
 
     def peak(self) -> int:
         """The most bytes of the GPU in use since this rank began, beyond those in use before.

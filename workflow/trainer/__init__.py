@@ -300,9 +300,10 @@ class Trainer(Protocol):
         `ortflow.workflow.memory.buffers`."""
         return {}
 
-    def device_peak(self) -> int | None:
-        """Return the most bytes of a GPU that this rank has used so far; None if it computes in the host's memory."""
-        return None
+    def device_memory(self) -> Mapping[str, int]:
+        """Return what was measured on this rank's GPU, in bytes: `gpu_buffers`, allocated now for what `memory` lists,
+        and `gpu_peak`, the most that was in use so far. Empty if the rank computes in the host's memory."""
+        return {}
 
     def give_memory_back(self) -> None:
         """Return memory that steps do not need to the system; called between steps."""

@@ -131,9 +131,9 @@ class DividedTrainer(Trainer):
         shares = sum(each.part.count * ITEM for each in self._shares.values())
         return {**self._part.memory(), "checkpoint": shares + min(shares, KEPT)}
 
-    def device_peak(self) -> int | None:
+    def device_memory(self) -> Mapping[str, int]:
         """See the protocol."""
-        return self._sessions.device.peak()
+        return self._sessions.device.memory()
 
     def give_memory_back(self) -> None:
         """See the protocol."""

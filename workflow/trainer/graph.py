@@ -407,9 +407,9 @@ class GraphTrainer(Trainer):
         """Elements of device memory through which moments pass that lie on the host; None if they do not."""
         return None
 
-    def device_peak(self) -> int | None:
+    def device_memory(self) -> Mapping[str, int]:
         """See the protocol."""
-        return self._sessions.device.peak()
+        return self._sessions.device.memory()
 
     @property
     def _messages(self) -> int:
