@@ -104,7 +104,7 @@ def directory(mpijob: Object) -> str | None:
     return json.dumps({**volume, **own}, sort_keys=True)
 
 
-def akin(one: Object, other: Object) -> bool:
+def same_owner(one: Object, other: Object) -> bool:
     """Whether one of two MPIJobs owns the other, or both have the same owner, after a supervisor's resubmission."""
     return bool(({uid(one)} | _owners(one)) & ({uid(other)} | _owners(other)))
 

@@ -241,7 +241,7 @@ def test_starts_without_disk_space_have_their_own_limit(tmp_path: Path) -> None:
     done = bench.run("run", "run.yaml", script=script)
     assert done.code == 1, done.err
     assert len(bench.attempts("end")) == FRUITLESS + 1
-    assert "5 attempts in a row ended before a step was done" in done.err
+    assert "5 attempts" in done.err
     assert "out of disk on" in done.err
 
 

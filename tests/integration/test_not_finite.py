@@ -84,7 +84,7 @@ def test_a_damaged_sample_costs_its_step_and_leaves_no_trace(folder: Path, ranks
 def test_a_run_whose_every_step_is_skipped_fails_and_is_not_tried_again(folder: Path) -> None:
     code, said, run_dir = run(folder, "nothing", "nothing", steps=5)
     assert code == 2, said
-    assert "all 5 steps of the run were skipped" in said
+    assert "all 5 steps" in said
     assert "Traceback" not in said
     assert len(of_kind(run_dir, "attempt_start")) == 1
     assert not of_kind(run_dir, "finished")

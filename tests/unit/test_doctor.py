@@ -78,7 +78,7 @@ def test_the_runtime_of_the_ranks(tmp_path: Path) -> None:
         ('{"fault": "x does not compute", "fix": "take y"}', 0, Level.FAULT, "x does not compute"),
         (
             '{"package": "x", "version": "1", "seconds": 1.0, "settings": "Z", "faults": {"Conv": "an error of 1"}}',
-            *(0, Level.WARNING, "x 1 computes wrongly: Conv (an error of 1)"),
+            *(0, Level.WARNING, "x 1 computes wrong results: Conv (an error of 1)"),
         ),
         ("", 3, Level.FAULT, "its check ends with 3: broken"),
     ],

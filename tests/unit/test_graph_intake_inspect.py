@@ -146,7 +146,7 @@ def test_command_prints_tables(app: typer.Typer, path: Path) -> None:
     assert "ten " in CliRunner().invoke(app, [str(path), "--all"]).output
 
 
-def test_names_stay_whole_where_nobody_has_a_terminal(app: typer.Typer, path: Path) -> None:
+def test_names_are_not_shortened_without_a_terminal(app: typer.Typer, path: Path) -> None:
     model = onnx.load(path)
     name = "encoder." + "layers.11." * 20 + "weight"
     for tensor in model.graph.initializer:

@@ -264,7 +264,7 @@ def test_constants_that_runtime_would_compute_are_refused(tmp_path: Path) -> Non
     wide = numpy_helper.from_array(np.arange(20_000, dtype=np.int64).reshape(1, -1), "wide")
     onnx.save(made("Add", ["index", "wide"], index, wide), tmp_path / "m.onnx")
     said, seconds, peak = measured("build", tmp_path / "m.onnx")
-    assert "makes a value of 0.7 GiB from constants" in said
+    assert "0.7 GiB" in said
     assert seconds < 2
     assert peak < 500_000_000
 
@@ -277,13 +277,13 @@ def test_a_value_for_one_sample_may_be_large_and_not_absurd() -> None:
         if not absurd:
             prepare(large, "m.onnx")
             continue
-        with pytest.raises(UserError, match=r"makes a value of 131,072\.0 GiB from one sample"):
+        with pytest.raises(UserError, match=r"131,072\.0 GiB"):
             prepare(large, "m.onnx")
 
 
 def test_a_constant_of_unknown_size_is_refused() -> None:
     nodes = [node("Gelu", ["a"], ["s"], domain="com.microsoft"), node("ConstantOfShape", ["s"], ["big"])]
-    with pytest.raises(UserError, match=r"Gelu.* computes a constant whose size cannot be known before"):
+    with pytest.raises(UserError, match=r"Gelu.*size"):
         check_constants(model(nodes, [ints("a", 1)]), "m.onnx")
 
 
@@ -338,7 +338,7 @@ def test_names_are_found_in_linear_time(tmp_path: Path) -> None:
     prepared, _ = prepare(read_model(tmp_path / "m.onnx"))
     assert len({one.name for one in prepared.graph.node}) == len(prepared.graph.node) > 4096
     onnx.save(calling(16), tmp_path / "m.onnx")
-    with pytest.raises(UserError, match="its functions expand to more than 50000 nodes"):
+    with pytest.raises(UserError, match="50000 nodes"):
         read_model(tmp_path / "m.onnx")
 
 

@@ -18,7 +18,15 @@ from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.place import Place, write_place
 from ortflow.launchers.kubernetes.reasons import end_reason
-from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndRetries, Resubmit, in_vain, reconcile
+from ortflow.launchers.kubernetes.reconciler import (
+    Action,
+    DeletePod,
+    Done,
+    EndRetries,
+    Resubmit,
+    reconcile,
+    submissions_without_attempt,
+)
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, Charge, successor, supervise
 from ortflow.launchers.records import Outcome
@@ -112,7 +120,7 @@ def test_submissions_without_an_attempt_spend_the_budget_of_failures() -> None:
         (found,) = actions(records, [pod("launcher", phase="Failed")], mpijob=over())
         assert isinstance(found, Resubmit), number
     records.append({**SUBMIT, "job": "digits-2"})
-    assert in_vain(records) == 3
+    assert submissions_without_attempt(records) == 3
     (found,) = actions(records, [pod("launcher", phase="Failed")], mpijob=over())
     assert isinstance(found, Done)
     assert found.outcome is Outcome.FAILURE

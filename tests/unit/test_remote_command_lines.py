@@ -58,8 +58,8 @@ def test_a_python_runs_the_source_with_its_request() -> None:
     assert shell(command_lines.python_line(sys.executable, source, {"say": said})) == said + "\n"
 
 
-def test_an_old_python_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_lines, "_START", command_lines._START.replace("(3, 10)", "(9, 9)"))
+def test_an_old_python_reports_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_lines, "START", command_lines.START.replace("(3, 10)", "(9, 9)"))
     line = command_lines.python_line(sys.executable, "print('ran')")
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stdout) == (1, "")

@@ -64,7 +64,7 @@ def test_a_controller_that_is_away(path: Path, words: str) -> None:
         "echo '7_3: Job is pending execution'; echo 'ERROR: ld.so: object x.so cannot be preloaded' >&2",
     ],
 )
-def test_a_job_that_is_queued_again_already_is_no_refusal(path: Path, output: str) -> None:
+def test_a_job_that_is_already_requeued_is_not_an_error(path: Path, output: str) -> None:
     write(path, "scontrol", f"{output}; exit 1")
     Slurm().requeue("7_3")
 

@@ -134,7 +134,7 @@ def test_a_controller_that_stays_away_is_given_up(clock: FakeClock, controller: 
     assert ("scontrol", "requeue", "7") not in controller.calls, "never requested without a query"
 
 
-def test_a_node_that_cannot_start_a_command_is_no_answer(clock: FakeClock) -> None:
+def test_a_command_that_a_node_cannot_start_is_not_an_answer(clock: FakeClock) -> None:
     def full(command: Sequence[str], settings: Settings, seconds: float) -> Reply:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
@@ -237,7 +237,7 @@ def test_a_limit_that_was_raised_is_asked_for_before_ranks_leave(
     assert stop.look() == "time limit"
 
 
-def test_slurm_is_asked_what_a_signal_was_for_once_it_knows(
+def test_slurm_is_queried_for_the_reason_of_a_signal(
     tmp_path: Path, clock: FakeClock, controller: FakeController
 ) -> None:
     stop = JobStop(tmp_path / ".stop", controller.job, AHEAD, clock=clock)
