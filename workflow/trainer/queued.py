@@ -27,7 +27,7 @@ from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
-from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped, suits
+from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped
 from ortflow.workflow.trainer.precision_check import apart
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
@@ -79,7 +79,7 @@ class QueuedTrainer(GraphTrainer):
         """With several ranks, one that sums the gradients while it computes them."""
         self._overlap: Overlap | None = None
         found = None
-        if suits(self._spec):
+        if self._spec.accumulation == 1:
             found = overlapped(self._sessions, self._comm, self._graphs.train, self.index)
         if found is None:
             return super()._open_train()
@@ -218,6 +218,7 @@ class QueuedTrainer(GraphTrainer):
             fresh = False
         if fresh:
             self._gradients.fill(0)
+            self._first_run.skip()
             if self._overlap is not None:
                 self._overlap.finish()
 
