@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+ALONE = "one GPU"
 AGREEMENT = 1e-2
 """Largest relative difference of the losses of the first steps: bf16 on both sides."""
 WARM = 5
@@ -50,10 +51,8 @@ def measure(options: argparse.Namespace) -> None:
     sizes = Sizes(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
     config, folder = Config(**vars(sizes)), Path(options.folder)
     candidates: dict[str, Callable[[], Step]] = {}
-    for name in options.layouts if comm.world_size > 1 else ["one GPU"]:
-        candidates[name] = lambda name=name: Ortflow(
-            config, options, LAYOUTS.get(name, {}), comm, device, folder / name
-        )
+    for name in options.layouts if comm.world_size > 1 else [ALONE]:
+        candidates[name] = lambda name=name: Ortflow(options, name, comm, device)
     if comm.world_size > 1 and options.peers:
         connect_torch(comm, options.folder)
         for name in options.peers:
@@ -106,47 +105,60 @@ def _memory() -> tuple[int, int]:
     return torch.cuda.mem_get_info()
 
 
+def spec_of(options: argparse.Namespace, name: str) -> Any:
+    """The run file of a layout, or of one GPU."""
+    from step import CLIP, DECAY, RATE
+
+    from ortflow.workflow.spec.run import RunSpec
+
+    parallel = LAYOUTS.get(name, {})
+    return RunSpec.model_validate(
+        {
+            "name": "benchmark",
+            "model": {"path": str(Path(options.folder) / name / "model.onnx"), "loss": {"kind": "cross_entropy"}},
+            "data": {"train": {"path": "none"}, "micro_batch": options.batch},
+            "train": {
+                "steps": 1, "precision": "bf16", "gradient_accumulation": max(2, *options.micro),
+                "optimizer": {"name": "adamw", "lr": RATE, "weight_decay": DECAY}, "clip_norm": CLIP,
+            },
+            "parallel": parallel,
+            "resources": {"gpus_per_rank": 1, "ranks_per_node": 2 if parallel else 1},
+        }
+    )  # fmt: skip
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Write the graphs of a layout."""
+    import onnx
+    from step import Config, Sizes, build, graphs_of
+
+    folder = Path(options.folder) / options.prepare
+    folder.mkdir(parents=True)
+    sizes = {name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))}
+    onnx.save(build(Config(**sizes)), folder / "model.onnx")
+    graphs_of(spec_of(options, options.prepare), folder, on_gpus=True)
+
+
 class Ortflow:
     """A step of ortflow's trainer under a layout."""
 
-    def __init__(
-        self, config: Any, options: argparse.Namespace, parallel: dict[str, Any], comm: Any, device: Any, folder: Path
-    ) -> None:
-        import onnx
-        from model import build
+    def __init__(self, options: argparse.Namespace, name: str, comm: Any, device: Any) -> None:
         from safetensors.numpy import load_file
-        from step import CLIP, DECAY, RATE, graphs_of
+        from step import RATE
 
         from ortflow.workflow.graph.types import GraphSet
         from ortflow.workflow.kernels.library import library_for
         from ortflow.workflow.sessions.session import Sessions
-        from ortflow.workflow.spec.run import RunSpec
         from ortflow.workflow.trainer import Report
         from ortflow.workflow.trainer.builder import trainer_class
         from ortflow.workflow.trainer.opening import open_divided
 
-        spec = RunSpec.model_validate(
-            {
-                "name": "benchmark",
-                "model": {"path": str(folder / "model.onnx"), "loss": {"kind": "cross_entropy"}},
-                "data": {"train": {"path": "none"}, "micro_batch": options.batch},
-                "train": {
-                    "steps": 1, "precision": "bf16", "gradient_accumulation": max(2, *options.micro),
-                    "optimizer": {"name": "adamw", "lr": RATE, "weight_decay": DECAY}, "clip_norm": CLIP,
-                },
-                "parallel": parallel,
-                "resources": {"gpus_per_rank": 1, "ranks_per_node": comm.world_size},
-            }
-        )  # fmt: skip
-        if comm.rank == 0:
-            folder.mkdir()
-            onnx.save(build(config), folder / "model.onnx")
-            graphs_of(spec, folder, on_gpus=True)
-        comm.barrier()
-        graphs, report = GraphSet.load(folder / "graphs"), Report(lambda line: print(line, file=sys.stderr, flush=True))
+        spec = spec_of(options, name)
+        graphs = GraphSet.load(Path(options.folder) / name / "graphs")
+        report = Report(lambda line: print(line, file=sys.stderr, flush=True))
         library = library_for(spec.kernels)
         sessions = Sessions(device, 4, "error", library.path if library else None)
-        if parallel:
+        if spec.divides:
             self._trainer: Any = open_divided(graphs, spec, sessions, comm, report)
         else:
             self._trainer = trainer_class(device, spec)(graphs, spec, sessions, comm, report)
@@ -256,21 +268,31 @@ class Pipelining:
         return float(mean)
 
 
-def start(ranks: int, words: Sequence[str], limit: float) -> int:
+def start(ranks: int, folder: str, words: Sequence[str], limit: float) -> int:
     """Run this program on so many ranks."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["mpirun", "-n", str(ranks), sys.executable, __file__, "--measure", "--folder", folder, *words]
-        try:
-            return subprocess.run(command, env={**os.environ, "PATH": path}, timeout=limit).returncode
-        except subprocess.TimeoutExpired:
-            print(f"{ranks} rank(s) took longer than {limit:g} s", file=sys.stderr)
-            return 1
+    command = ["mpirun", "-n", str(ranks), sys.executable, __file__, "--measure", "--folder", folder, *words]
+    try:
+        return subprocess.run(command, env={**os.environ, "PATH": path}, timeout=limit).returncode
+    except subprocess.TimeoutExpired:
+        print(f"{ranks} rank(s) took longer than {limit:g} s", file=sys.stderr)
+        return 1
+
+
+def prepare_all(options: argparse.Namespace, folder: str, words: Sequence[str]) -> None:
+    """Write the graphs of all layouts that the folder lacks, at the same time."""
+    names = [each for each in (ALONE, *options.layouts) if not (Path(folder) / each).exists()]
+    started = [
+        subprocess.Popen([sys.executable, __file__, "--prepare", name, *words, "--folder", folder]) for name in names
+    ]
+    codes = [each.wait() for each in started]
+    if any(codes):
+        raise SystemExit("the graphs of a layout cannot be made")
 
 
 def table(one: dict[str, Any], two: dict[str, Any], options: argparse.Namespace) -> None:
     """Print the results. SystemExit if losses differ."""
-    alone, tokens = one["one GPU"], options.batch * options.context
+    alone, tokens = one[ALONE], options.batch * options.context
     print(f"{two['gpu']}, torch {two['torch']}, {two['sums']}, {tokens} tokens a micro-batch")
     rates: dict[str, float] = {}
     for name, found in {**one, **two}.items():
@@ -286,7 +308,7 @@ def table(one: dict[str, Any], two: dict[str, Any], options: argparse.Namespace)
             formula = 1 / (int(micro) + 1)
             print(
                 f"{name:18} {micro:>3} micro-batches {rates[name]:10,.0f} tokens a second {1e3 * seconds:8.2f} ms"
-                + (f"  idle {idle:6.3f} (formula {formula:.3f})" if name != "one GPU" else "")
+                + (f"  idle {idle:6.3f} (formula {formula:.3f})" if name != ALONE else "")
                 + f"  {found['gib']} GiB in use, losses {apart:.1e} from one GPU's"
             )
         if not apart < AGREEMENT:
@@ -308,15 +330,28 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=["eager", "compiled"], default=["eager", "compiled"])
     parser.add_argument("--limit", type=float, default=600, help="seconds for each number of ranks")
     parser.add_argument("--save", type=Path, default=Path("runs/layouts"), help="folder for the results")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help="folder for the graphs, which a later call uses again")
+    parser.add_argument("--only-prepare", action="store_true", help="write the graphs into --folder and leave")
+    for hidden in ("--measure", "--prepare"):
+        parser.add_argument(hidden, nargs="?", const=True, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure:
+    if options.prepare:
+        prepare(options)
+    elif options.measure:
         measure(options)
-        return
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            compare(options, str(Path(options.folder or temporary).absolute()))
+
+
+def compare(options: argparse.Namespace, folder: str) -> None:
+    """Run on one and on two GPUs, and print the table."""
     options.save.mkdir(parents=True, exist_ok=True)
     words = [*sys.argv[1:], "--save", str(options.save.absolute())]
-    codes = [start(ranks, words, options.limit) for ranks in (1, 2)]
+    prepare_all(options, folder, words)
+    if options.only_prepare:
+        return
+    codes = [start(ranks, folder, words, options.limit) for ranks in (1, 2)]
     one, two = (json.loads((options.save / f"{ranks}.json").read_text()) for ranks in (1, 2))
     table(one, two, options)
     if any(codes):
