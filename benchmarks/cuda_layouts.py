@@ -1,7 +1,7 @@
 """A GPT divided over two NVIDIA GPUs: ortflow's pipelines and divided layers against one GPU and PyTorch's pipelining.
 
     python benchmarks/cuda_layouts.py [--layers 12 --width 768 --heads 12 --context 1024 --vocabulary 50304 --batch 8
-        --micro 1 2 4 8 16 --rounds 6 --layouts 1f1b gpipe interleaved horizontal --peers eager compiled]
+        --micro 1 2 4 8 16 --rounds 6 --layouts 1f1b gpipe interleaved horizontal --peers "torch eager"]
 
 Every candidate trains the same weights on the same batches in bf16 (PyTorch by autocast): AdamW, clipping, the host
 waiting for each loss. A step has `--micro` micro-batches of `--batch` samples. Prints tokens a second, and the part of
@@ -35,12 +35,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "interleaved": {"pipeline": 2, "schedule": "interleaved", "chunks": 2},
     "horizontal": {"horizontal": 2},
 }
+PEERS = ["torch eager", "torch compiled"]
 Batches = Sequence[tuple[Any, Any]]
 Step = Callable[[Batches], float]
 
 
 def measure(options: argparse.Namespace) -> None:
-    """What each rank does; rank 0 prints the results as JSON."""
+    """What each rank does for one candidate; rank 0 prints the results as JSON."""
     import torch
     from cuda_ranks import connect_torch, world_of
     from step import Config, Sizes
@@ -50,40 +51,31 @@ def measure(options: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")
     sizes = Sizes(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
     config, folder = Config(**vars(sizes)), Path(options.folder)
-    candidates: dict[str, Callable[[], Step]] = {}
-    for name in options.layouts if comm.world_size > 1 else [ALONE]:
-        candidates[name] = lambda name=name: Ortflow(options, name, comm, device)
-    if comm.world_size > 1 and options.peers:
-        connect_torch(comm, options.folder)
-        for name in options.peers:
-            candidates[f"torch, {name}"] = lambda name=name: Pipelining(sizes, comm.rank, folder, options, name)
     found: dict[str, Any] = {"gpu": device.gpu.name, "torch": torch.__version__, "sums": means}
-    for name, make in candidates.items():
-        try:
-            found[name] = _measured(make(), config, options)
-        except Exception as error:  # noqa: BLE001 - the others are measured all the same
-            found[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
-            print(f"{name}: {found[name]['error']}", file=sys.stderr, flush=True)
-        device.memory_moves()
-        torch.cuda.empty_cache()
-        if comm.rank == 0:
-            print(f"{comm.world_size} rank(s), {name}: {found[name]}", file=sys.stderr, flush=True)
-            (Path(options.save) / f"{comm.world_size}.json").write_text(json.dumps(found))
+    name = options.measure
+    if name in options.peers:
+        connect_torch(comm, options.folder)
+        step: Step = Pipelining(sizes, comm.rank, folder, name)
+    else:
+        step = Ortflow(options, name, comm, device)
+    found |= _measured(step, config, options, least=2 if name in options.peers else 1)
+    if comm.rank == 0:
+        print(json.dumps(found), flush=True)
     comm.barrier()
     sys.stdout.flush()
     # Not left in order: what PyTorch has compiled may still hold NCCL.
     os._exit(0)
 
 
-def _measured(step: Step, config: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Losses of the first steps, and the median seconds of a step by the number of micro-batches."""
+def _measured(step: Step, config: Any, options: argparse.Namespace, least: int) -> dict[str, Any]:
+    """Losses of the first steps, and the median seconds of a step by the number of micro-batches, from `least` on."""
     from step import batches
 
     stream = batches(config, options.batch)
     most = max(options.micro)
     losses = [step(_taken(stream, most)) for _ in range(WARM)]
     seconds = {}
-    for micro in options.micro:
+    for micro in (each for each in options.micro if each >= least):
         given = [_taken(stream, micro) for _ in range(options.rounds + 1)]
         times = []
         for each in given:
@@ -180,7 +172,7 @@ class Ortflow:
 class Pipelining:
     """A step of torch.distributed.pipelining on two ranks."""
 
-    def __init__(self, sizes: Any, rank: int, folder: Path, options: argparse.Namespace, how: str) -> None:
+    def __init__(self, sizes: Any, rank: int, folder: Path, how: str) -> None:
         import torch
         from safetensors.numpy import load_file
         from step import CLIP, DECAY, RATE
@@ -220,7 +212,7 @@ class Pipelining:
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=RATE, fused=True)
-        self._run = torch.compile(self._module) if how == "compiled" else self._module
+        self._run = torch.compile(self._module) if how == "torch compiled" else self._module
         self._schedules: dict[int, Any] = {}
 
     def _schedule(self, micro: int) -> Any:
@@ -268,15 +260,20 @@ class Pipelining:
         return float(mean)
 
 
-def start(ranks: int, folder: str, words: Sequence[str], limit: float) -> int:
-    """Run this program on so many ranks."""
+def start(name: str, ranks: int, folder: str, words: Sequence[str], limit: float) -> dict[str, Any]:
+    """Measure a candidate in processes of its own; what rank 0 prints last, or the error."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = ["mpirun", "-n", str(ranks), sys.executable, __file__, "--measure", "--folder", folder, *words]
+    command = ["mpirun", "-n", str(ranks), sys.executable, __file__, *words, "--measure", name, "--folder", folder]
     try:
-        return subprocess.run(command, env={**os.environ, "PATH": path}, timeout=limit).returncode
+        done = subprocess.run(
+            command, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True, timeout=limit
+        )
     except subprocess.TimeoutExpired:
-        print(f"{ranks} rank(s) took longer than {limit:g} s", file=sys.stderr)
-        return 1
+        return {"error": f"it took longer than {limit:g} s"}
+    if done.returncode:
+        return {"error": f"exit code {done.returncode}"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def prepare_all(options: argparse.Namespace, folder: str, words: Sequence[str]) -> None:
@@ -290,33 +287,35 @@ def prepare_all(options: argparse.Namespace, folder: str, words: Sequence[str]) 
         raise SystemExit("the graphs of a layout cannot be made")
 
 
-def table(one: dict[str, Any], two: dict[str, Any], options: argparse.Namespace) -> None:
+def table(found: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
     """Print the results. SystemExit if losses differ."""
-    alone, tokens = one[ALONE], options.batch * options.context
-    print(f"{two['gpu']}, torch {two['torch']}, {two['sums']}, {tokens} tokens a micro-batch")
+    alone, tokens = found[ALONE], options.batch * options.context
+    if "error" in alone:
+        raise SystemExit(f"{ALONE}: {alone['error']}")
+    print(f"{alone['gpu']}, torch {alone['torch']}, {tokens} tokens a micro-batch")
     rates: dict[str, float] = {}
-    for name, found in {**one, **two}.items():
-        if not isinstance(found, dict):
+    for name, each in found.items():
+        if "error" in each:
+            print(f"{name:18} failed: {each['error']}")
             continue
-        if "error" in found:
-            print(f"{name:18} failed: {found['error']}")
-            continue
-        apart = max(abs(a - b) / b for a, b in zip(found["losses"], alone["losses"], strict=True))
-        for micro, seconds in found["seconds"].items():
+        apart = max(abs(a - b) / b for a, b in zip(each["losses"], alone["losses"], strict=True))
+        for micro, seconds in each["seconds"].items():
             rates[name] = int(micro) * tokens / seconds
             idle = 1 - alone["seconds"][micro] / 2 / seconds
-            formula = 1 / (int(micro) + 1)
             print(
                 f"{name:18} {micro:>3} micro-batches {rates[name]:10,.0f} tokens a second {1e3 * seconds:8.2f} ms"
-                + (f"  idle {idle:6.3f} (formula {formula:.3f})" if name != ALONE else "")
-                + f"  {found['gib']} GiB in use, losses {apart:.1e} from one GPU's"
+                + (f"  idle {idle:6.3f}" if name != ALONE else "")
+                + (f" (formula {1 / (int(micro) + 1):.3f})" if "pipeline" in LAYOUTS.get(name, {}) else "")
+                + f"  {each['gib']} GiB on the GPU, losses {apart:.1e} from one GPU's"
             )
         if not apart < AGREEMENT:
-            raise SystemExit(f"the losses differ, so the times mean nothing: {found['losses']}, {alone['losses']}")
-    peers = [rate for name, rate in rates.items() if name.startswith("torch")]
-    for name in LAYOUTS:
+            raise SystemExit(f"the losses differ, so the times mean nothing: {each['losses']}, {alone['losses']}")
+    peers = [rates[name] for name in options.peers if name in rates]
+    for name in options.layouts:
         if name in rates and peers:
             print(f"{name} / torch.distributed.pipelining = {rates[name] / max(peers):.2f} (most micro-batches)")
+    if any("error" in each for each in found.values()):
+        raise SystemExit(1)
 
 
 def main() -> None:
@@ -327,9 +326,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--micro", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--layouts", nargs="*", choices=[*LAYOUTS], default=[*LAYOUTS])
-    parser.add_argument("--peers", nargs="*", choices=["eager", "compiled"], default=["eager", "compiled"])
-    parser.add_argument("--limit", type=float, default=600, help="seconds for each number of ranks")
-    parser.add_argument("--save", type=Path, default=Path("runs/layouts"), help="folder for the results")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
+    parser.add_argument("--limit", type=float, default=300, help="seconds for each candidate")
     parser.add_argument("--folder", help="folder for the graphs, which a later call uses again")
     parser.add_argument("--only-prepare", action="store_true", help="write the graphs into --folder and leave")
     for hidden in ("--measure", "--prepare"):
@@ -345,17 +343,15 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, folder: str) -> None:
-    """Run on one and on two GPUs, and print the table."""
-    options.save.mkdir(parents=True, exist_ok=True)
-    words = [*sys.argv[1:], "--save", str(options.save.absolute())]
-    prepare_all(options, folder, words)
+    """Measure all candidates, and print the table."""
+    prepare_all(options, folder, sys.argv[1:])
     if options.only_prepare:
         return
-    codes = [start(ranks, folder, words, options.limit) for ranks in (1, 2)]
-    one, two = (json.loads((options.save / f"{ranks}.json").read_text()) for ranks in (1, 2))
-    table(one, two, options)
-    if any(codes):
-        raise SystemExit(1)
+    found: dict[str, dict[str, Any]] = {}
+    for name in (ALONE, *options.layouts, *options.peers):
+        found[name] = start(name, 1 if name == ALONE else 2, folder, sys.argv[1:], options.limit)
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    table(found, options)
 
 
 if __name__ == "__main__":
