@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflow.workflow.memory import ITEM
+from ortflow.workflow.memory import ITEM, OFFLOADED
 from ortflow.workflow.parallel.division import folder_of
 from ortflow.workflow.spec.optimizers import moment_counts, moments
 
@@ -27,16 +27,18 @@ if TYPE_CHECKING:
     from ortflow.workflow.planning.ranks import RankMemory
     from ortflow.workflow.spec.run import RunSpec
 
+BUS = (25, 50)
+"""GB/s between a GPU and pinned memory over PCIe 4 and 5: estimates, beside which the log has a measured time."""
 SHOWN = 5
 """Number of largest values to report."""
 LOWER = "lower data.micro_batch (train.global_batch keeps the samples of a step)"
 ADVICE = {
-    "parameters": "parallel.zero: 3, parallel.pipeline or parallel.horizontal divides them over several CPU ranks; "
-    "otherwise use a smaller model or a machine with more memory",
-    "gradients": "train.gradient_accumulation: 1 stores them once; parallel.zero: 3 shards them over the ranks, 2 "
-    "those that are accumulated",
-    "moments": "parallel.zero: 1 shards them over several CPU ranks; train.optimizer.name sets the values "
-    f"stored per parameter: {moment_counts()}",
+    "parameters": "parallel.zero: 3 (on CPUs), parallel.pipeline or parallel.horizontal divides them over several "
+    "ranks; otherwise use a smaller model or a machine with more memory",
+    "gradients": "train.gradient_accumulation: 1 stores them once; parallel.zero: 2 shards those that are "
+    "accumulated over the ranks, 3 (on CPUs) all",
+    "moments": "parallel.zero: 1 shards them over several ranks; on GPUs, train.offload: optimizer stores them on the "
+    f"host; train.optimizer.name sets the values stored per parameter: {moment_counts()}",
     "activations": f"{LOWER}, or name modules in model.recompute",
     "batch": LOWER,
 }
@@ -64,7 +66,7 @@ class Forecast:
     @property
     def total(self) -> int:
         """Total bytes."""
-        return sum(self.parts.values())
+        return sum(count for name, count in self.parts.items() if name != OFFLOADED)
 
     @property
     def largest(self) -> str:
@@ -127,6 +129,8 @@ def _index_of(spec: RunSpec, graphs: GraphSet, rank: int) -> FlatIndex:
 
 def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> dict[str, str]:
     """Formulas by part. Elements include padding; a rank's share is rounded up to a multiple of `layout.ALIGNMENT`."""
+    from ortflow.workflow.planning.holdings import staging_elements
+
     zero, kept = spec.parallel.zero, len(moments(spec.train.optimizer))
     trained, (start, end) = f"{index.trained:,}", index.span("state")
     ranks = f" / {spec.replicas} rank(s)"
@@ -142,10 +146,19 @@ def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> 
             "moments": f"{kept} x {ITEM} B x {trained}{ranks}",
             "messages": f"{ITEM} B x ({layer:,} of the largest layer + {message:,} of gradients)",
         }
-    return {
-        "gradients": f"{ITEM} B x ({trained}{accumulated}{statistics})",
-        "moments": f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}",
-    }
+    all_moments = f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}"
+    staging = staging_elements(index, spec)
+    if staging is None:
+        held = {"moments": all_moments}
+    else:
+        moved = 2 * kept * ITEM * index.trained / (spec.replicas if zero else 1)
+        times = " or ".join(f"{1e3 * moved / 2 / rate / 1e9:.0f} ms at {rate} GB/s" for rate in BUS)
+        held = {
+            "moments": f"{ITEM} B x {staging:,} in the pieces that pass through the GPU",
+            OFFLOADED: f"{all_moments}, in the host's memory; copied both ways in each step, {times} each way, in part "
+            "behind the passes",
+        }
+    return {"gradients": f"{ITEM} B x ({trained}{accumulated}{statistics})", **held}
 
 
 def shards_of(graphs: GraphSet, spec: RunSpec) -> Sharded | None:

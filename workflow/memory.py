@@ -30,6 +30,7 @@ def buffers(
     rank: int = 0,
     messages: int = 0,
     chunks: int = 1,
+    staging: int | None = None,
 ) -> dict[str, int]:
     """Bytes of the flat buffers, and of the copy of this rank's share that a checkpoint makes, by part.
 
@@ -39,6 +40,7 @@ def buffers(
     micro-batch. Under stage 3, gradients and parameters cover its share only, too, and `messages` is the number of
     elements in the buffers through which layers are fetched. If some parameters are not trained, a checkpoint saves a
     second share.
+    With `staging`, the moments are off-loaded to the host, and pass through so many elements of the device.
     With several `chunks`, stages of one rank of a pipeline, gradients are accumulated within a single micro-batch, too.
     """
     start, stop = share(trained, rank, world_size)
@@ -53,6 +55,8 @@ def buffers(
     }
     if zero == 3:
         parts["messages"] = messages * ITEM
+    if staging is not None:
+        parts[OFFLOADED], parts["moments"] = parts["moments"], staging * ITEM
     saved = -(-(trained * (1 + moments) + kept) * ITEM // world_size)
     return {**parts, "checkpoint": min(saved, KEPT)}
 
@@ -61,7 +65,11 @@ LOWER = "lower it: train.global_batch or a larger train.gradient_accumulation ke
 HELP: Mapping[str, tuple[str, str]] = {
     "parameters": ("resources", "use GPUs with more memory: each stores all parameters"),
     "gradients": ("train.gradient_accumulation", "set it to 1, which stores gradients once"),
-    "moments": ("train.optimizer.name", f"values stored per parameter: {moment_counts()}"),
+    "moments": (
+        "train.offload",
+        "set it to optimizer, or parallel.zero to 1; train.optimizer.name sets the values stored per parameter: "
+        f"{moment_counts()}",
+    ),
     "activations": ("data.micro_batch", f"{LOWER}; model.recompute recomputes values of the forward pass"),
 }
 """Part of a device's memory -> the key that it depends on, and what to do if it is too large."""
@@ -78,9 +86,21 @@ def fullest(parts: Mapping[str, int], total: int) -> tuple[str, int]:
     return name, whole[name]
 
 
-def with_peak(parts: Mapping[str, int], highest: int) -> dict[str, int]:
-    """The parts, `values` (the maximum used by graphs, libraries and data), and the `peak` itself."""
-    return {**parts, "values": max(0, highest - sum(parts.values())), "peak": highest}
+OFFLOADED = "offloaded"
+"""Part: moments in the host's memory."""
+ON_HOST = ("checkpoint", OFFLOADED)
+"""Parts that are in the host's memory, on whatever device the rank computes."""
+
+
+def with_peak(parts: Mapping[str, int], highest: int, device: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The parts, `values` (the maximum used by graphs, libraries and data), and the `peak` itself.
+
+    `device` is what was measured on a GPU: its `gpu_peak`, to which `values` then refers, and others.
+    """
+    if not device:
+        return {**parts, "values": max(0, highest - sum(parts.values())), "peak": highest}
+    there = sum(count for name, count in parts.items() if name not in ON_HOST)
+    return {**parts, "values": max(0, device["gpu_peak"] - there), "peak": highest, **device}
 
 
 def peak() -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gpu_ranks import trained
 from project import Project, curve, logs, of_kind
 from test_cuda_runs import CONSTANT, near, state
 
@@ -44,10 +46,11 @@ def test_accumulated_gradients_are_summed_in_one_piece(project: Project) -> None
 
 @pytest.mark.parametrize("captured", [True, False])
 def test_a_rank_without_samples_takes_part_in_every_sum(project: Project, *, captured: bool) -> None:
+    name = "last-captured" if captured else "last-queued"
     settings = {"train__steps": None, "train__epochs": 2, "data__micro_batch": 7, "data__last_batch": "keep"}
-    on_gpus = project.run(f"last-{captured}", resources__cuda_graph=captured, **TWO, **settings)
-    assert (BUCKETS in logs(on_gpus)) != captured
-    on_cpus = project.run(f"last-cpus-{captured}", **ON_CPUS, **settings)
+    on_gpus = project.run(name, resources__cuda_graph=captured, **TWO, **settings)
+    assert BUCKETS in logs(on_gpus)
+    on_cpus = project.run(f"{name}-cpus", **ON_CPUS, **settings)
     assert min(record["samples"] for record in of_kind(on_cpus, "step")) < 14
     near(on_gpus, on_cpus, 1e-5)
 
@@ -83,3 +86,30 @@ def test_half_precision_on_two_gpus(project: Project, precision: dict[str, Any])
     assert BUCKETS in logs(on_gpus)
     on_cpus = project.run(f"{name}-cpus", **ON_CPUS)
     near(on_gpus, on_cpus, 3e-3)
+
+
+@pytest.fixture(scope="module")
+def small(cuda: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if cuda.count() < 2:
+        pytest.skip("needs two GPUs")
+    return tmp_path_factory.mktemp("small")
+
+
+def test_gradients_that_enter_others_are_summed_once(small: Path) -> None:
+    """Buckets are summed in place while the backward pass still reads this rank's own gradients."""
+    on_gpus, on_cpus = trained(small, "gpu"), trained(small, "cpu")
+    for (mine, _), (theirs, _) in zip(on_gpus, on_cpus, strict=True):
+        for name in ("losses", "norms", "parameters"):
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=2e-5, atol=1e-6, err_msg=name)
+    _, log = on_gpus[0]
+    assert "a micro-batch is captured as a CUDA graph" in log, log
+
+
+@pytest.mark.parametrize("way", ["graph", "bucket"])
+def test_what_one_gpu_cannot_capture_none_launches(small: Path, way: str) -> None:
+    failed, queued = trained(small, way), trained(small, "queued")
+    for (mine, _), (theirs, _) in zip(failed, queued, strict=True):
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(mine[name], values, err_msg=name)
+    _, log = failed[0]
+    assert any("a micro-batch is not captured as a CUDA graph: rank 1 cannot: " in line for line in log), log

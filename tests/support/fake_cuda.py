@@ -86,7 +86,8 @@ class FakeCuda:
         return self._code("cudaSetDevice")
 
     def cudaMemGetInfo(self, free: Any, total: Any) -> int:  # noqa: N802
-        free._obj.value, total._obj.value = 80 * GIB - self.claimed, 80 * GIB
+        taken = sum(block.size for block in self.blocks.values())
+        free._obj.value, total._obj.value = 80 * GIB - self.claimed - taken, 80 * GIB
         return self._code("cudaMemGetInfo")
 
     def cudaGetDeviceProperties(self, place: Any, index: int) -> int:  # noqa: N802
@@ -186,8 +187,9 @@ class FakeCuda:
 
     def cudaStreamBeginCapture(self, stream: Any, mode: int) -> int:  # noqa: N802
         assert self.recording is None
-        self.recording = []
-        return self._code("cudaStreamBeginCapture")
+        code = self._code("cudaStreamBeginCapture")
+        self.recording = None if code else []
+        return code
 
     def cudaStreamEndCapture(self, stream: Any, place: Any) -> int:  # noqa: N802
         assert self.recording is not None
@@ -253,7 +255,8 @@ class FakeBlas:
         first, second = (_floats(each, count) for each in (x, y))
 
         def add() -> None:
-            np.add(second, np.float32(factor._obj.value) * first, out=second)
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.add(second, np.float32(factor._obj.value) * first, out=second)
 
         self._work(add)
         return 0

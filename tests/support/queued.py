@@ -52,18 +52,28 @@ class FakeDevice(CudaDevice):
     def arenas(self) -> str:
         return "cpu:0"
 
+    def blas(self) -> cudart.Blas:
+        if self._blas is None:
+            self._blas = cudart.Blas(FakeBlas(self.library), self.stream)
+        return self._blas
+
+    @property
+    def library(self) -> FakeCuda:
+        library = self.here()._cuda
+        assert isinstance(library, FakeCuda)
+        return library
+
 
 class Fake:
-    """The library, the device, the log, and the sessions of the newest trainer."""
+    """The library, the device, the log of one rank, and the sessions of its newest trainer; a test may make several."""
 
     sessions: Sessions
     on_run: Callable[[Binding], None] | None = None
     """Called whenever a graph is queued, behind it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.library = library = FakeCuda()
-        monkeypatch.setattr(cudart, "blas", lambda stream: cudart.Blas(FakeBlas(library), stream))
-        run = Binding.run
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, library: FakeCuda | None = None) -> None:
+        self.library = library or FakeCuda()
+        run = getattr(Binding.run, "plain", Binding.run)
 
         def queue(binding: Binding, **options: Any) -> None:
             fed = binding.fed
@@ -73,10 +83,12 @@ class Fake:
                 assert binding.fed == fed, "launched for a batch of another shape, or in other memory"
                 run(binding, **options)
 
-            self.library.kernel(work)
+            assert isinstance(binding._device, FakeDevice)
+            binding._device.library.kernel(work)
             if self.on_run is not None:
                 self.on_run(binding)
 
+        queue.plain = run  # type: ignore[attr-defined]
         monkeypatch.setattr(Binding, "run", queue)
         runtime = Runtime(self.library)
         self.device = FakeDevice(runtime, runtime.describe(0))

@@ -156,7 +156,7 @@ def test_memory_that_runs_out_names_the_setting_or_who_has_it() -> None:
         "data.micro_batch: the memory of NVIDIA Fake, 80.0 GiB, is full, mostly of activations, 40.0"
     )
     full.account = lambda: {"parameters": 20 * GIB, "gradients": 20 * GIB, "moments": 39 * GIB}
-    assert "train.optimizer.name: the memory of NVIDIA Fake" in str(full.failure("out of memory"))
+    assert "train.offload: the memory of NVIDIA Fake" in str(full.failure("out of memory"))
     shared = fake_device(FakeCuda(claimed=30 * GIB))
     for message in ("Failed to allocate memory for requested buffer of size 8", "CUDA failure 2: out of memory"):
         error = shared.failure(message)
@@ -189,3 +189,17 @@ def test_collectives_go_by_way_of_the_host() -> None:
     staged.all_reduce(buffer.slice(0, 10))
     np.testing.assert_array_equal(buffer.read(), np.where(VALUES < 10, VALUES * 2, VALUES))
     assert (staged.rank, staged.world_size, staged.gather(3), staged.broadcast_object(4)) == (0, 1, [3], 4)
+
+
+def test_the_peak_is_kept_when_memory_moves() -> None:
+    device = fake_device()
+    assert device.peak() == 0
+    held = device.allocate(1000, np.float32)
+    assert device.peak() == 4000
+    device.memory_moves()
+    more = device.allocate(1000, np.float32)
+    device.memory_moves()
+    del more
+    gc.collect()
+    assert device.peak() == 8000
+    assert device.held == 4 * held.count

@@ -48,6 +48,9 @@ def test_values_are_the_rest_of_the_peak() -> None:
     assert with_peak({"parameters": 10, "gradients": 5}, 40) == {
         "parameters": 10, "gradients": 5, "values": 25, "peak": 40,
     }  # fmt: skip
+    measured = {"gpu_buffers": 16, "gpu_peak": 100}
+    on_gpu = with_peak({"parameters": 10, "gradients": 5, "checkpoint": 7, "offloaded": 9}, 40, measured)
+    assert (on_gpu["values"], on_gpu["peak"], on_gpu["gpu_buffers"], on_gpu["gpu_peak"]) == (85, 40, 16, 100)
     # In a separate process, whose peak is not an earlier test's.
     program = (
         "import numpy; from ortflow.workflow.memory import peak; before = peak(); "

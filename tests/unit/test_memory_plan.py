@@ -221,6 +221,13 @@ def test_the_command(tmp_path: Path) -> None:
     assert third["formulas"]["messages"] == "4 B x (77 of the largest layer + 77 of gradients)"
     assert third["parts"]["activations"] >= plain["parts"]["activations"] + 4 * 77, "the layers are values of the graph"
     assert f"  = {plain['formulas']['moments']}" in tiny.command("inspect", "--plan", "run.yaml", *ranks).out
+    on_gpu = ("resources.gpus_per_rank=1", "train.offload=optimizer", "parallel.zero=1", *ranks)
+    host = json.loads(tiny.command("inspect", "--json", "--plan", "run.yaml", *on_gpu).out)
+    assert host["parts"]["offloaded"] == first["parts"]["moments"]
+    # Two pieces of the first rank's 192 elements, with and without weight decay, each with its slot.
+    assert host["parts"]["moments"] <= 3 * 2 * 4 * 192
+    assert host["total"] == sum(host["parts"].values()) - host["parts"]["offloaded"]
+    assert host["formulas"]["offloaded"].startswith("2 x 4 B x 320 / 2 rank(s), in the host's memory; copied both ways")
     wrong = tiny.command("inspect")
     assert (wrong.code, "one model file is needed" in wrong.said) == (2, True)
     broken = tiny.command("inspect", "--plan", "run.yaml", "train.steps=no")

@@ -1,8 +1,9 @@
-"""A fake NCCL: calls that complete in the background, ranks that never connect, errors that come later."""
+"""A fake NCCL: ranks that never connect, calls that never return, errors that come later."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_clock import FakeClock
 from fake_cuda import FakeCuda, fake_device
 
-from ortflow.workflow.comm.nccl import IN_PROGRESS, NcclCommunicator, NcclError
+from ortflow.workflow.comm.nccl import NcclCommunicator, NcclError
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cuda import CudaDevice
 
@@ -47,9 +47,13 @@ class FakeNccl:
         self.streams: list[int] = []
         self.last = b""
         self.ncclCommInitRankConfig = Init(self)
+        self.stuck: dict[str, threading.Event] = {}
+        """Calls that do not return before an event."""
 
     def code(self, name: str) -> int:
         self.calls.append(name)
+        if name in self.stuck:
+            assert self.stuck[name].wait(20)
         return self.answers.get(name, 0)
 
     def ncclGetUniqueId(self, place: Any) -> int:  # noqa: N802
@@ -94,7 +98,7 @@ class Init:
         self._library = library
 
     def __call__(self, place: Any, ranks: int, unique: Any, rank: int, config: Any) -> int:
-        assert (ranks, rank, config._obj.blocking, config._obj.magic) == (2, 0, 0, 0xCAFEBEEF)
+        assert (ranks, rank, config._obj.blocking, config._obj.magic) == (2, 0, 1, 0xCAFEBEEF)
         assert config._obj.size == ctypes.sizeof(config._obj)
         place._obj.value = WORLD
         return self._library.code("ncclCommInitRankConfig")
@@ -171,26 +175,35 @@ def test_the_world_is_left_after_the_graphs_that_sum_in_it(cuda: FakeCuda, devic
     assert forgotten == [library.calls.index("ncclCommFinalize")]
 
 
-def test_background_calls_are_waited_for(device: CudaDevice) -> None:
-    library = FakeNccl()
-    library.answers = {"ncclCommInitRankConfig": IN_PROGRESS}
-    library.states = [IN_PROGRESS] * 5 + [0]
-    world = communicator(Below(), device, library, 60)
-    assert library.states == [0]
-    library.answers["ncclAllReduce"] = IN_PROGRESS
-    world.all_reduce(device.allocate(10, np.float32))
-    world.close()
-
-
 def test_ranks_that_do_not_find_each_other_are_given_up(device: CudaDevice) -> None:
     library = FakeNccl()
-    library.answers, library.states = {"ncclCommInitRankConfig": IN_PROGRESS}, [IN_PROGRESS]
-    clock = FakeClock()
-    begun = clock.now
-    with pytest.raises(NcclError, match=r"60 s.*NCCL_SOCKET_IFNAME"):
-        communicator(Below(), device, library, 60, clock=clock)
-    assert clock.now - begun == pytest.approx(60, abs=1)
-    assert library.calls[-1] == "ncclCommAbort"
+    library.stuck["ncclCommInitRankConfig"] = come = threading.Event()
+    with pytest.raises(NcclError, match=r"0\.05 s.*NCCL_SOCKET_IFNAME"):
+        communicator(Below(), device, library, 0.05)
+    come.set()
+
+
+def test_a_sum_that_waits_for_a_rank_to_connect_is_ended(device: CudaDevice) -> None:
+    """The first sum of a kind connects the ranks, in the call itself."""
+    library = FakeNccl()
+    world = communicator(Below(), device, library, 0.05)
+    buffer = device.allocate(10, np.float32)
+    library.stuck["ncclAllReduce"], library.answers["ncclAllReduce"] = Aborted(library), 6
+    with pytest.raises(NcclError, match=r"0\.05 s"):
+        world.all_reduce(buffer)
+    assert library.calls.count("ncclCommAbort") == 1
+
+
+class Aborted(threading.Event):
+    """NCCL's calls end when the communicator is aborted."""
+
+    def __init__(self, library: FakeNccl) -> None:
+        super().__init__()
+        self._library = library
+
+    def wait(self, timeout: float | None = None) -> bool:
+        until(lambda: "ncclCommAbort" in self._library.calls)
+        return True
 
 
 def test_an_error_of_the_start_is_reported_with_its_cause(device: CudaDevice) -> None:

@@ -24,8 +24,9 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.schedule import Kind
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.recycled import Held
 from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
-from ortflow.workflow.trainer.stage_wire import Held, Wire
+from ortflow.workflow.trainer.stage_wire import Wire
 
 LAYOUTS: list[tuple[Kind, int, int]] = [
     ("gpipe", 2, 1), ("gpipe", 4, 1), ("1f1b", 2, 1), ("1f1b", 3, 1), ("1f1b", 4, 1), ("interleaved", 2, 2),

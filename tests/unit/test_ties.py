@@ -56,12 +56,12 @@ PROGRAM = """
 import numpy as np
 from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.device.cpu import HostBuffer
-from ortflow.workflow.trainer.tied import take_over_common
+from ortflow.workflow.trainer.tied import CommonWeights
 
 parts = MpiCommunicator()
 own = np.arange(10, dtype=np.float32) + 100 * parts.rank
 buffer = HostBuffer(own.copy())
-take_over_common(buffer, [(0, 2), (5, 9)], parts)
+CommonWeights([(0, 2), (5, 9)], parts).take_over(buffer)
 expected = own.copy()
 expected[0:2], expected[5:9] = np.arange(0, 2), np.arange(5, 9)
 assert np.array_equal(buffer.array, expected), buffer.array

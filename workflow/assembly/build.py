@@ -25,6 +25,7 @@ from ortflow.workflow.graph.export.inference import infer_graph
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.intake.user_graphs import user_eval_graph, user_optimizer_graph, user_train_graph
+from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import Editor, make_outputs, replace, scalar, used
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.objective import evaluation
@@ -45,6 +46,7 @@ from ortflow.workflow.graph.types import (
     SEED,
     VALID,
     GraphSet,
+    fused_of,
     half_of,
     placed_of,
     with_kernels_of,
@@ -128,9 +130,8 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
     if spec.divides and prepared is not None:
         from ortflow.workflow.assembly.divide import divide
 
-        def train_graph(forward: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-            plain, own, *_ = gradient_graphs(forward, spec, source, length)
-            return plain, own
+        def train_graph(forward: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
+            return training_forms(forward, spec, source, length, trained)
 
         divided = divide(spec, out, index, prepared, evaluate, trained, length, train_graph)
         notes += divided.notes
@@ -187,6 +188,8 @@ def gradient_graphs(
     model, notes = make_differentiable(prepared, source.roles.trained, LOSS_SUM)
     rewrites.before(model.graph)
     model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
+    if spec.on_gpus:
+        drop_copies(model.graph)
     notes += recompute(model.graph, spec.onnx_model.recompute)
     faster, placed = with_kernels(model, length), None
     if spec.on_gpus:
@@ -199,6 +202,22 @@ def gradient_graphs(
     for each in (model, faster):
         results_first(each.graph)
     return model, faster, placed, trained, notes
+
+
+def training_forms(
+    forward: onnx.ModelProto, spec: RunSpec, source: Source, length: int, trained: Sequence[str]
+) -> dict[str, onnx.ModelProto]:
+    """The forms of the training graph of a part of the model, by the names of their files."""
+    from ortflow.workflow.assembly.stage_forms import fused
+    from ortflow.workflow.graph.optimize.on_cuda import on_cuda
+
+    path = Path("train.onnx")
+    plain, own, placed, *_ = gradient_graphs(forward, spec, source, length)
+    forms = {path.name: plain, with_kernels_of(path).name: own}
+    if placed is not None:
+        forms[fused_of(path).name] = fused(on_cuda(placed))
+    halves, _ = _in_half(forward, spec, trained)
+    return forms if halves is None else {**forms, half_of(path).name: halves}
 
 
 def _in_half(

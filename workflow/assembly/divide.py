@@ -17,7 +17,8 @@ from ortflow.workflow.assembly.stages import build_stages
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.division.divide import divide as divide_layers
 from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, is_collective, kind_of
-from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
+from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
+from ortflow.workflow.graph.types import LOSS_SUM
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, Holding, folder_of
 from ortflow.workflow.parallel.grid import Grid
@@ -25,8 +26,8 @@ from ortflow.workflow.parallel.region import WHOLE, Region
 from ortflow.workflow.parallel.ties import ties
 from ortflow.workflow.spec.run import RunSpec
 
-TrainGraph = Callable[[onnx.ModelProto], tuple[onnx.ModelProto, onnx.ModelProto]]
-"""Makes the training graph, and its variant with ortflow's operators, from a forward graph with its loss."""
+TrainGraph = Callable[[onnx.ModelProto], dict[str, onnx.ModelProto]]
+"""Makes the forms of the training graph, by the names of their files, from a forward graph with its loss."""
 
 
 @dataclass(frozen=True)
@@ -106,15 +107,15 @@ def divide(
             continue
         folder, graphs = folder_of(root, part), dict[str, onnx.ModelProto]()
         if section.pipeline == 1:
-            train, faster = train_graph(forward)
-            graphs = {"train.onnx": train, with_kernels_of(Path("train.onnx")).name: faster, "eval.onnx": evaluated}
-            files |= {folder / name: _finished(model) for name, model in graphs.items()}
+            graphs = {**train_graph(forward), "eval.onnx": evaluated}
+            files |= {folder / name: _finished(model, on_gpus=spec.on_gpus) for name, model in graphs.items()}
             held.append([Held([entry.name for entry in whole], regions)])
         else:
             # The parts of a stage run in step: all are cut where the first is.
             stages = Stages(
-                section.pipeline, section.chunks, cuts, spec.data.micro_batch, length, spec.onnx_model.recompute
-            )
+                section.pipeline, section.chunks, cuts, spec.data.micro_batch, length, spec.onnx_model.recompute,
+                spec.train.precision if spec.on_gpus else None,
+            )  # fmt: skip
             cut = build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
             cuts = cut.cuts
             files |= cut.files
@@ -159,10 +160,12 @@ def _part_of(
     return forward.model, evaluated.model, regions, list(forward.notes)
 
 
-def _finished(model: onnx.ModelProto) -> bytes:
+def _finished(model: onnx.ModelProto, *, on_gpus: bool) -> bytes:
     """The graph as ranks load it."""
     if has_collectives(model):
         finish(model)
+        if on_gpus:
+            on_gpu(model)
     return bytes(model.SerializeToString(deterministic=True))
 
 

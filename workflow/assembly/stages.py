@@ -5,29 +5,29 @@ Called by step `configure` on one rank, once for each part of a horizontally div
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
+from ortflow.workflow.assembly.stage_forms import Form, forms_of, half_form
+from ortflow.workflow.device import HALF_PRECISIONS
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.ir import collective, shapes
+from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.optimize import rewrites
-from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.stages.balance import balanced_cuts, sizes_of
 from ortflow.workflow.graph.stages.cut import STATISTIC, WHERE
 from ortflow.workflow.graph.stages.derivative import Derivative, carries_gradient, differentiate_pieces
 from ortflow.workflow.graph.stages.halves import halves
 from ortflow.workflow.graph.stages.pieces import Piece, cut_graph
-from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
-from ortflow.workflow.kernels.graph import with_kernels
-from ortflow.workflow.parallel.stage import Stage, StageSet, Value
+from ortflow.workflow.graph.types import LOSS_SUM
+from ortflow.workflow.parallel.stage import HALF, Stage, StageSet, Value
 from ortflow.workflow.rundir import write_atomically
 
 
@@ -67,6 +67,8 @@ class Division:
     """Size of the dynamic axes, for balancing and for the kernels of long attention; 0 if unknown."""
     recompute: Sequence[str] = ()
     """Patterns of `model.recompute`."""
+    precision: str | None = None
+    """`train.precision` of a run on GPUs; None on CPUs."""
 
 
 def build_stages(
@@ -115,16 +117,96 @@ def build_stages(
         sizes = sizes_of(prepared.graph, weights, division.rows, division.length or 128)
         cuts = balanced_cuts(prepared, count, weights, sizes, allowed=common)
     whole, notes = make_differentiable(keeping(prepared, cuts), trained, LOSS_SUM)
-    rewrites.before(whole.graph)
-    _without(whole, prepared)
-    pieces = cut_graph(whole, cuts, weights)
-    derivatives = differentiate_pieces(pieces, trained, carries_gradient(whole, trained))
+    pieces, derivatives = _differentiated(whole, prepared, cuts, weights, trained, LOSS_SUM)
     eval_pieces = cut_graph(evaluated, [_in_evaluation(prepared.graph, evaluated.graph, cut) for cut in cuts], weights)
 
-    types, eval_types = shapes.value_types(whole), shapes.value_types(evaluated)
+    types = shapes.value_types(whole), shapes.value_types(evaluated)
+    made = StageSet(root, _stages(pieces, eval_pieces, derivatives, types, weights), division.ranks)
+    _check_statistics(prepared.graph, made)
+    files: dict[Path, bytes] = {}
+    on_gpus = division.precision is not None
+    for number in range(count):
+        derivative = derivatives[number]
+        recompute(derivative.model.graph, division.recompute, derivative.roots, partial=True)
+        forms = forms_of(derivative.model, division.length, on_gpus=on_gpus)
+        files |= _training_files(made, pieces[number], number, forms, weights, on_gpus=on_gpus)
+        _finish(eval_pieces[number].model, on_gpus=on_gpus)
+        files[made.eval(number)] = _bytes(eval_pieces[number].model)
+    files[made.description] = made.to_bytes()
+    reached = {name for derivative in derivatives for name in derivative.trained}
+    if division.precision in HALF_PRECISIONS:
+        more, lines = _half_files(prepared, cuts, weights, trained, division, made, eval_pieces)
+        files |= more
+        notes += lines
+    notes += _notes(cuts, made)
+    return StageGraphs(made, files, cuts, tuple(name for name in trained if name in reached), tuple(notes))
+
+
+def _differentiated(
+    whole: onnx.ModelProto,
+    prepared: onnx.ModelProto,
+    cuts: Sequence[Sequence[str]],
+    weights: Collection[str],
+    trained: Sequence[str],
+    loss: str,
+) -> tuple[list[Piece], list[Derivative]]:
+    """The stages of a differentiable graph, with the outputs of `prepared` and the loss, and their derivatives."""
+    rewrites.before(whole.graph)
+    wanted = {loss, *(value.name for value in prepared.graph.output)}
+    replace(whole.graph.output, [value for value in whole.graph.output if value.name in wanted])
+    pieces = cut_graph(whole, cuts, weights)
+    return pieces, differentiate_pieces(pieces, trained, carries_gradient(whole, trained, loss), loss)
+
+
+def _half_files(
+    prepared: onnx.ModelProto,
+    cuts: Sequence[Sequence[str]],
+    weights: Collection[str],
+    trained: Sequence[str],
+    division: Division,
+    exact: StageSet,
+    eval_pieces: Sequence[Piece],
+) -> tuple[dict[Path, bytes], list[str]]:
+    """The stages of training in half precision, cut at the same tensors, and log lines."""
+    from ortflow.workflow.fusion.halved import SCALED, scaled
+
+    precision = division.precision
+    assert precision is not None
+    forward, notes = scaled(keeping(prepared, cuts), trained, precision)
+    whole, _ = make_differentiable(forward, trained, SCALED)
+    pieces, derivatives = _differentiated(whole, prepared, cuts, weights, trained, SCALED)
+    types = shapes.value_types(whole)
+    found = _stages(pieces, eval_pieces, derivatives, (types, types), weights)
+    made = StageSet(exact.root, found, exact.ranks, HALF)
+    files: dict[Path, bytes] = {}
+    for number, (piece, derivative) in enumerate(zip(pieces, derivatives, strict=True)):
+        here, there = made.stages[number], exact.stages[number]
+        if set(here.trained) != set(there.trained) or not set(here.tensors) <= set(there.tensors):
+            raise UserError(
+                f"stage {number} needs other weights in {precision} than in fp32",
+                where=WHERE,
+                fix="cut the model elsewhere, or set train.precision to fp32",
+            )
+        replace(derivative.model.graph.output, [v for v in derivative.model.graph.output if v.name != SCALED])
+        recompute(derivative.model.graph, division.recompute, derivative.roots, partial=True)
+        form = half_form(derivative.model, list(derivative.trained), precision)
+        files |= _training_files(made, piece, number, [form], weights, without=SCALED)
+    files[made.description] = made.to_bytes()
+    return files, notes
+
+
+def _stages(
+    pieces: Sequence[Piece],
+    eval_pieces: Sequence[Piece],
+    derivatives: Sequence[Derivative],
+    of: tuple[dict[str, onnx.TypeProto], dict[str, onnx.TypeProto]],
+    weights: Collection[str],
+) -> tuple[Stage, ...]:
+    """What ranks know of the stages; `of` are the types of values in training and in evaluation."""
+    types, eval_types = of
     stages: list[Stage] = []
     behind: tuple[str, ...] = ()
-    for number in reversed(range(count)):
+    for number in reversed(range(len(pieces))):
         piece, other, derivative = pieces[number], eval_pieces[number], derivatives[number]
         stages.insert(
             0,
@@ -143,18 +225,7 @@ def build_stages(
             ),
         )
         behind = derivative.received
-    made = StageSet(root, tuple(stages), division.ranks)
-    _check_statistics(prepared.graph, made)
-    files: dict[Path, bytes] = {}
-    for number in range(count):
-        files |= _training_files(made, number, pieces[number], derivatives[number], division, weights)
-        if collective.has_collectives(eval_pieces[number].model):
-            collective.finish(eval_pieces[number].model)
-        files[made.eval(number)] = _bytes(eval_pieces[number].model)
-    files[made.description] = made.to_bytes()
-    reached = {name for derivative in derivatives for name in derivative.trained}
-    notes += _notes(cuts, made)
-    return StageGraphs(made, files, cuts, tuple(name for name in trained if name in reached), tuple(notes))
+    return tuple(stages)
 
 
 def _check_statistics(prepared: onnx.GraphProto, made: StageSet) -> None:
@@ -171,33 +242,38 @@ def _check_statistics(prepared: onnx.GraphProto, made: StageSet) -> None:
 
 
 def _training_files(
-    made: StageSet, number: int, piece: Piece, derivative: Derivative, division: Division, weights: Collection[str]
+    made: StageSet,
+    piece: Piece,
+    number: int,
+    forms: Iterable[Form],
+    weights: Collection[str],
+    *,
+    on_gpus: bool = True,
+    without: str | None = None,
 ) -> dict[Path, bytes]:
-    model = derivative.model
-    recompute(model.graph, division.recompute, derivative.roots, partial=True)
-    plain, faster = model, with_kernels(model, division.length)
+    """The graphs of a stage in each form. `without` is an output of the piece that ranks do not need."""
     files: dict[Path, bytes] = {}
     last = number == len(made.stages) - 1
-    ends = [str(value.name) for value in piece.model.graph.output]
+    ends = [str(value.name) for value in piece.model.graph.output if value.name != without]
     moving = [name for name in piece.weights if f"{name}_new" in ends]
-    for form, of in ((plain, _same), (faster, with_kernels_of)):
-        rewrites.after(form.graph)
-        both = compose(form)
-        results_first(both.graph)
-        forward, backward = halves(both, ends, [name for name in weights if name not in moving], moving)
-        for graph in (forward, backward, both):
-            if collective.has_collectives(graph):
-                collective.finish(graph)
-        files[of(made.forward(number))] = _bytes(forward)
+    for form in forms:
+        forward, backward = halves(form.both, ends, [name for name in weights if name not in moving], moving)
+        finished = [form.finish(graph) for graph in (forward, backward, form.both)]
+        for graph in finished:
+            _finish(graph, on_gpus=on_gpus)
+        files[form.path_of(made.forward(number))] = _bytes(finished[0])
         if backward.graph.output:
-            files[of(made.backward(number))] = _bytes(backward)
+            files[form.path_of(made.backward(number))] = _bytes(finished[1])
         if last:
-            files[of(made.both(number))] = _bytes(both)
+            files[form.path_of(made.both(number))] = _bytes(finished[2])
     return files
 
 
-def _same(path: Path) -> Path:
-    return path
+def _finish(graph: onnx.ModelProto, *, on_gpus: bool) -> None:
+    if collective.has_collectives(graph):
+        collective.finish(graph)
+        if on_gpus:
+            on_gpu(graph)
 
 
 def _bytes(model: onnx.ModelProto) -> bytes:
@@ -232,12 +308,6 @@ def keeping(prepared: onnx.ModelProto, cuts: Sequence[Sequence[str]]) -> onnx.Mo
     kept = [name for cut in cuts for name in cut if name in made and name in types]
     copy.graph.output.extend(onnx.helper.make_value_info(name, types[name]) for name in dict.fromkeys(kept))
     return copy
-
-
-def _without(whole: onnx.ModelProto, prepared: onnx.ModelProto) -> None:
-    """Remove the outputs that `keeping` added, in place."""
-    first = {value.name for value in prepared.graph.output}
-    replace(whole.graph.output, [value for value in whole.graph.output if value.name in first])
 
 
 def _in_evaluation(prepared: onnx.GraphProto, evaluate: onnx.GraphProto, cut: Sequence[str]) -> list[str]:

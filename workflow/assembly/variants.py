@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from ortflow.workflow.assembly.build import batch_input, eval_graph, gradient_graphs, with_loss
+from ortflow.workflow.assembly.build import batch_input, eval_graph, training_forms, with_loss
 from ortflow.workflow.assembly.divide import divide
 from ortflow.workflow.graph.intake.source import read_source
 from ortflow.workflow.graph.objective.loss import output_of
@@ -51,11 +51,11 @@ class Variants:
             If the model cannot be divided like this.
         """
 
-        def train_graph(forward: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-            plain, own, *_ = gradient_graphs(forward, spec, self._source, self._length)
-            return plain, own
-
         trained = [entry.name for entry in self._index if entry.tensor.group in TRAINED]
+
+        def train_graph(forward: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
+            return training_forms(forward, spec, self._source, self._length, trained)
+
         divided = divide(
             spec, root, self._index, self._prepared, self._evaluate, trained, self._length, train_graph, parts=(0,)
         )

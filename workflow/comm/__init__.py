@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from ortflow.workflow.device import Buffer
@@ -13,12 +13,18 @@ from ortflow.workflow.device import Buffer
 TAGS = (1 << 15) - 1
 """Tags of messages are below this number: every MPI allows it as a tag, and sums use it themselves."""
 
+Link = tuple[int, int, int]
+"""Sending rank, receiving rank and tag of messages."""
+
 
 class Request(Protocol):
     """A message in progress."""
 
     def wait(self) -> None:
-        """Block until the buffer may be used again: what it held has been sent, or what was expected has arrived."""
+        """Block until the buffer may be used again: what it held has been sent, or what was expected has arrived.
+
+        For a buffer on a device it is enough if work that is queued on the device from now on waits for that.
+        """
 
 
 class Communicator(Protocol):
@@ -99,6 +105,17 @@ class Communicator(Protocol):
         ValueError
             If this rank is not among them, or one is named twice.
         """
+
+    def connect_links(self, links: Iterable[Link]) -> None:
+        """Prepare for messages between devices, which otherwise may pass through host memory.
+
+        Parameters
+        ----------
+        links
+            Those of this rank, each of which the other rank names too; others are ignored. Both ranks must call it
+            before the first such message.
+        """
+        return
 
     def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
         """Begin to send a buffer to another rank.

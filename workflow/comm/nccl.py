@@ -9,33 +9,33 @@ from __future__ import annotations
 import ctypes
 import glob
 import site
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm import Communicator, Link, Request
+from ortflow.workflow.comm.nccl_links import NcclLink
 from ortflow.workflow.comm.nccl_messages import sentence
 from ortflow.workflow.comm.nccl_watch import PERIOD, Watch
+from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import CommunicationError
+from ortflow.workflow.layout import share
 
 TYPES = {"float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
-SUM = 0
+SUM, MAX = 0, 2
 """ncclRedOp_t."""
-
-
+GRAPH_COLLECTIVES: Sequence[tuple[Any, ...]] = (
+    ("ncclAllReduce", SUM), ("ncclAllReduce", MAX), ("ncclAllGather",), ("ncclReduceScatter", SUM),
+)  # fmt: skip
+"""By the kind of a graph's collective: the function, and what it reduces by."""
 IN_PROGRESS = 7
-"""ncclResult_t: a call that continues in the background."""
+"""ncclResult_t of a communicator that has not finished to connect."""
 CONNECT = 300.0
-"""Seconds in which ranks that MPI has connected must connect through NCCL."""
-LOOK = 0.01
-LOOKS, FIRST_LOOK = 100, 20e-6
-"""The number of times that a call in the background is polled without a pause, and the first pause in seconds, which
-grows up to LOOK. An all-reduce is queued within microseconds; connecting takes seconds.
-"""
+"""Seconds in which ranks that MPI has connected must connect through NCCL, and disconnect."""
 
 
 class NcclError(CommunicationError):
@@ -59,9 +59,9 @@ class Config(ctypes.Structure):
     )
 
     @classmethod
-    def without_blocking(cls) -> Config:
-        """Calls do not block."""
-        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 0)
+    def blocking_calls(cls) -> Config:
+        """Each call returns when it has queued its work. Without this NCCL starts a thread for each: 50 us."""
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 1)
 
 
 class NcclCommunicator(StagedCommunicator):
@@ -78,14 +78,16 @@ class NcclCommunicator(StagedCommunicator):
         library: Any,
         limit: float | None = None,
         period: float = PERIOD,
-        clock: Clock = SYSTEM_CLOCK,
         *,
         one_host: bool = True,
     ) -> None:
         super().__init__(below)
         self.one_host = one_host
         """Over the network, NCCL's collectives call functions on the host, which a captured step must not."""
-        self._nccl, self._device, self._clock = library, device, clock
+        self._nccl, self._device = library, device
+        self._limits = limit, period
+        self._subsets: list[NcclCommunicator] = []
+        self._links: dict[Link, NcclLink] = {}
         self._world = ctypes.c_void_p()
         self._watch: Watch | None = None
         self._beside: tuple[int, int, int] | None = None
@@ -104,13 +106,13 @@ class NcclCommunicator(StagedCommunicator):
         library.ncclCommInitRankConfig.argtypes = [
             ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int, ctypes.POINTER(Config),
         ]  # fmt: skip
-        unique, config = UniqueId.from_buffer_copy(shared), Config.without_blocking()
-        self._call(
+        unique, config = UniqueId.from_buffer_copy(shared), Config.blocking_calls()
+        self._within_limit(
             "ncclCommInitRankConfig", ctypes.byref(self._world), below.world_size, unique, below.rank,
             ctypes.byref(config),
         )  # fmt: skip
         self._watch = Watch(device, self._fault, self._end, limit, period)
-        device.after_wait = self._well
+        device.after_wait.append(self._well)
 
     def all_reduce(self, buffer: Buffer) -> None:
         """Sum over the ranks, in place, after the work queued so far. Does not block."""
@@ -120,6 +122,109 @@ class NcclCommunicator(StagedCommunicator):
         self._well()
         self._sum(buffer, self._device.stream)
         self.watch()
+
+    def reduce_scatter(self, buffer: Buffer) -> None:
+        """Sum over the ranks of this rank's share, in place, after the work queued so far. Does not block."""
+        if not isinstance(buffer, CudaBuffer):
+            super().reduce_scatter(buffer)
+            return
+        if self._even(buffer):
+            target, _, count, kind = _place(self._shares(buffer)[self.rank])
+            self._queue([("ncclReduceScatter", ctypes.c_void_p(buffer.pointer), target, count, kind, SUM)])
+            return
+        self._queue([("ncclReduce", *_place(part), SUM, root) for root, part in self._shares(buffer).items()])
+
+    def all_gather(self, buffer: Buffer) -> None:
+        """Every rank's share, on every rank, in place, after the work queued so far. Does not block."""
+        if not isinstance(buffer, CudaBuffer):
+            super().all_gather(buffer)
+            return
+        if self._even(buffer):
+            source, _, count, kind = _place(self._shares(buffer)[self.rank])
+            self._queue([("ncclAllGather", source, ctypes.c_void_p(buffer.pointer), count, kind)])
+            return
+        self._queue([("ncclBroadcast", *_place(part), root) for root, part in self._shares(buffer).items()])
+
+    def collect(self, kind: int, source: CudaBuffer, target: CudaBuffer) -> None:
+        """Queue a collective of a graph on the device's stream, from one buffer to another.
+
+        May be captured in a CUDA graph; `watch` must be called after each launch. `kind` is
+        `ortflow.workflow.graph.ir.collective.Kind`: sum, maximum, all-gather, or reduce-scatter of rows.
+        """
+        name, *operation = GRAPH_COLLECTIVES[kind]
+        given, made = ctypes.c_void_p(source.pointer), ctypes.c_void_p(target.pointer)
+        count = ctypes.c_size_t(min(source.count, target.count))
+        self._queued([(name, given, made, count, TYPES[source.dtype.name], *operation)], self._device.stream)
+        if not self._device.capturing:
+            self.watch()
+
+    def subset(self, ranks: Sequence[int]) -> Communicator:
+        """A communicator of NCCL's over some of the ranks; closed with this one."""
+        below = self.below.subset(ranks)
+        if below.world_size == 1:
+            return SoloCommunicator()
+        return self._connected(below)
+
+    def _connected(self, below: Communicator) -> NcclCommunicator:
+        made = NcclCommunicator(below, self._device, self._nccl, *self._limits, one_host=self.one_host)
+        self._subsets.append(made)
+        return made
+
+    def connect_links(self, links: Iterable[Link]) -> None:
+        """Connect this rank's links. See the protocol."""
+        for link in sorted(set(links).difference(self._links)):
+            source, to, _ = link
+            if self.rank in (source, to):
+                pair = self._connected(self.below.subset([source, to]))
+                self._links[link] = NcclLink(pair, self._device)
+
+    def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
+        """Begin to send: over the link if there is one, else through host memory."""
+        link = self._links.get((self.rank, to, tag))
+        if link is None or not isinstance(buffer, CudaBuffer):
+            return super().start_send(buffer, to, tag)
+        return link.start(buffer)
+
+    def start_receive(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
+        """Begin to receive, likewise."""
+        link = self._links.get((source, self.rank, tag))
+        if link is None or not isinstance(buffer, CudaBuffer):
+            return super().start_receive(buffer, source, tag)
+        return link.start(buffer)
+
+    def message(self, name: str, *arguments: Any, stream: int) -> None:
+        """Queue a message on a stream, and watch it."""
+        self._queued([(name, *arguments)], stream)
+        assert self._watch is not None
+        self._watch.began(stream)
+
+    def _even(self, buffer: CudaBuffer) -> bool:
+        """Whether all shares have the same length, as NCCL's reduce-scatter and all-gather require."""
+        return 0 < share(buffer.count, 0, self.world_size)[1] * self.world_size == buffer.count
+
+    def _shares(self, buffer: CudaBuffer) -> dict[int, CudaBuffer]:
+        """Each rank's share; ranks whose share is empty are left out."""
+        spans = {rank: share(buffer.count, rank, self.world_size) for rank in range(self.world_size)}
+        return {rank: buffer.slice(start, stop) for rank, (start, stop) in spans.items() if stop > start}
+
+    def _queue(self, calls: Sequence[tuple[Any, ...]]) -> None:
+        """Queue collectives on the device's stream, and watch them."""
+        self._queued(calls, self._device.stream)
+        self.watch()
+
+    def _queued(self, calls: Sequence[tuple[Any, ...]], stream: int) -> None:
+        """Make calls of NCCL, given by name and arguments, on a stream; several as one group."""
+        self._well()
+        self._device.here()
+        steps = [(*call, self._world, ctypes.c_void_p(stream)) for call in calls]
+        if len(calls) > 1:
+            steps = [("ncclGroupStart",), *steps, ("ncclGroupEnd",)]
+        assert self._watch is not None
+        for name, *arguments in steps:
+            with self._watch.calling():
+                code = int(getattr(self._nccl, name)(*arguments))
+            self._well()
+            self._check(name, code)
 
     def begin_all_reduce(self, buffer: CudaBuffer) -> None:
         """Sum over the ranks, in place, after the work queued so far and concurrently with later work.
@@ -150,12 +255,12 @@ class NcclCommunicator(StagedCommunicator):
         self._watch.began()
 
     def _sum(self, buffer: CudaBuffer, stream: int) -> None:
-        memory, count, kind = ctypes.c_void_p(buffer.pointer), ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
-        self._call("ncclAllReduce", memory, memory, count, kind, SUM, self._world, ctypes.c_void_p(stream))
+        self._queued([("ncclAllReduce", *_place(buffer), SUM)], stream)
 
     def abort(self, code: int) -> None:
         """End every rank now."""
-        self._end()
+        for each in self._all():
+            each._end()
         super().abort(code)
 
     def close(self) -> None:
@@ -163,13 +268,21 @@ class NcclCommunicator(StagedCommunicator):
         # NCCL waits for every CUDA graph that contains one of its sums.
         self._device.memory_moves()
         self._device.synchronize()
+        for each in self._all():
+            each._leave()
+        super().close()
+
+    def _all(self) -> list[NcclCommunicator]:
+        """This communicator and those that were made of it, which come first."""
+        return [*(each for made in self._subsets for each in made._all()), self]
+
+    def _leave(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        self._device.after_wait = None
+        self._device.after_wait.remove(self._well)
         if self._world:
-            self._call("ncclCommFinalize", self._world)
+            self._within_limit("ncclCommFinalize", self._world)
             self._nccl.ncclCommDestroy(self._world)
-        super().close()
 
     def _well(self) -> None:
         """Raise the error that ended the communicator, if there is one."""
@@ -192,24 +305,23 @@ class NcclCommunicator(StagedCommunicator):
         state = self._state()
         return "" if state in (0, IN_PROGRESS) else self._words("an all-reduce", state)
 
-    def _call(self, name: str, *arguments: Any) -> None:
-        code, begun, pause = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic(), FIRST_LOOK
-        for _ in range(LOOKS):
-            if code != IN_PROGRESS:
-                break
-            code = self._state()
-        while code == IN_PROGRESS:
-            if self._clock.monotonic() - begun > self._limit:
-                self._end()
-                raise NcclError(
-                    f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
-                    "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that connects the nodes"
-                )
-            self._clock.sleep(pause)
-            pause = min(2 * pause, LOOK)
-            self._well()
-            code = self._state()
-        self._check(name, code)
+    def _within_limit(self, name: str, *arguments: Any) -> None:
+        """A call that waits for the other ranks, in a thread, which is left behind if they do not come."""
+        codes: list[int] = []
+
+        def call() -> None:
+            self._device.here()
+            codes.append(int(getattr(self._nccl, name)(*arguments)))
+
+        thread = threading.Thread(target=call, name=name, daemon=True)
+        thread.start()
+        thread.join(self._limit)
+        if not codes:
+            raise NcclError(
+                f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
+                "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that connects the nodes"
+            )
+        self._check(name, codes[0])
 
     def _check(self, name: str, code: int) -> None:
         if code:
@@ -219,6 +331,12 @@ class NcclCommunicator(StagedCommunicator):
         error = (self._nccl.ncclGetErrorString(code) or b"an unknown error").decode(errors="replace")
         last = (self._nccl.ncclGetLastError(self._world or None) or b"").decode(errors="replace")
         return sentence(name, error, last)
+
+
+def _place(buffer: CudaBuffer) -> tuple[Any, Any, Any, int]:
+    """Arguments of a call that works in place: source, target, count and type."""
+    memory = ctypes.c_void_p(buffer.pointer)
+    return memory, memory, ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
 
 
 def load() -> Any | None:

@@ -109,6 +109,12 @@ class Call:
         if self._owner.on_bucket is not None:
             self._owner.on_bucket(bucket, gradients)
 
+    def collect(self, kind: int, channel: int, parts: int, given: Tensor, made: int) -> None:
+        """Queue a collective over the ranks of a channel; `made` is the pointer to its result."""
+        if self._owner.on_collective is None:
+            raise OrtflowError("no communicator is connected to this process's sessions")
+        self._owner.on_collective(kind, channel, parts, given, made)
+
     def launch(
         self,
         source: str,
@@ -131,6 +137,8 @@ class Operators:
         self.path = None
         self.on_bucket: Callable[[int, Sequence[int]], None] | None = None
         """Called where a bucket of the gradient is complete, with its number and device pointers; None: nobody sums."""
+        self.on_collective: Callable[[int, int, int, Tensor, int], None] | None = None
+        """See `Call.collect`; None if no ranks are connected."""
         try:
             self._compiler = Compiler(device.gpu.capability)
         except OSError as error:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ortflow.workflow.cuda import attention, bucket, cross_entropy, embedding, norm, product, softmax, squares, sums
+from ortflow.workflow.cuda import (
+    attention,
+    bucket,
+    collective,
+    cross_entropy,
+    embedding,
+    norm,
+    product,
+    softmax,
+    squares,
+    sums,
+)
 from ortflow.workflow.cuda.operators import Operator
 
 OPERATORS: Mapping[str, type[Operator]] = {
     "Attention": attention.Attention,
     "AttentionGrad": attention.AttentionGrad,
     "BucketReady": bucket.BucketReady,
+    "Collective": collective.Collective,
     "LayerNormalization": norm.LayerNormalization,
     "LayerNormalizationGrad": norm.LayerNormalizationGrad,
     "RMSNormalization": norm.RMSNormalization,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Self
@@ -94,6 +96,9 @@ class Device(Protocol):
     def allocate(self, count: int, dtype: npt.DTypeLike) -> Buffer:
         """Return a zeroed buffer of `count` elements."""
 
+    def view(self, pointer: int, count: int, dtype: npt.DTypeLike) -> Buffer:
+        """Return a buffer over `count` elements of memory of this device that belongs to someone else."""
+
     def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> Buffer:
         """Return a buffer with an array's values, valid until the next call.
 
@@ -108,11 +113,20 @@ class Device(Protocol):
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
         """Return the execution providers of a session, in order of preference."""
 
+    def memory(self) -> Mapping[str, int]:
+        """Return what was measured in the device's own memory; see `Trainer.device_memory`."""
+
     def memory_moves(self) -> None:
         """Invalidate captured work.
 
         Must be called before a session allocates memory or unused memory is released, because captured work uses memory
         that is allocated only while it runs.
+        """
+
+    def free_memory(self) -> None:
+        """Free memory that is no longer used, if that was put off because it waits for messages between devices.
+
+        Called where this rank has queued everything that others wait for.
         """
 
     def exact(self) -> Device:

@@ -1,15 +1,17 @@
 """Work that is queued repeatedly on the same memory: captured as a CUDA graph, then launched by one call.
 
-Used by the trainer on GPUs. Work that cannot be captured is queued piece by piece, and one log line says why.
+Used by the trainer on GPUs. Work that cannot be captured is queued piece by piece, and one log line says why. Work that
+contains sums over the ranks is captured on all ranks or on none, and launched on all or on none: NCCL requires it.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import gc
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ortflow.workflow.device.cudart import CudaError, Runtime
 from ortflow.workflow.errors import OrtflowError
@@ -23,6 +25,24 @@ COPY, HOST = 1, 3
 """cudaGraphNodeType: a memory copy, a host function call."""
 
 
+class Stage(enum.IntEnum):
+    """What a rank can do with its work the next time."""
+
+    QUEUE = 0
+    CAPTURE = 1
+    LAUNCH = 2
+
+
+class Agreement(Protocol):
+    """The ranks whose work contains sums over all of them. Both methods are collective."""
+
+    def least(self, stage: Stage) -> Stage:
+        """The least of the ranks' stages."""
+
+    def obstacle(self, mine: str) -> str:
+        """Why the first rank that could not capture its work could not, and which it is."""
+
+
 class NotCaptured(Exception):
     """Raised if work cannot be captured; the message says why."""
 
@@ -30,7 +50,8 @@ class NotCaptured(Exception):
 class Repeated:
     """Work that `queue` puts on the device's stream; `name` is its name in the log.
 
-    `queue` must not wait for the GPU or depend on anything but the contents of the same memory.
+    `queue` must not wait for the GPU or depend on anything but the contents of the same memory. With `agreement` every
+    `run` and `skip` is collective.
     """
 
     def __init__(
@@ -42,11 +63,14 @@ class Repeated:
         obstacle: str = "",
         *,
         wanted: bool = True,
+        agreement: Agreement | None = None,
     ) -> None:
+        self._agreement = agreement if wanted else None
         self._device, self._name, self._queue, self._note = device, name, queue, note
         self._seen: Hashable = None
         self._times = 0
         self._graph = self._made = 0
+        self._new = False
         self.obstacle: str | None = obstacle or None if wanted else "nobody wants it"
         """Why it is not captured; None if it is, or may be."""
         self._to_say = obstacle if wanted else ""
@@ -59,20 +83,47 @@ class Repeated:
 
     def run(self, memory: Hashable = None) -> None:
         """Queue the work once. `memory` identifies the memory it uses, by addresses and shapes, if that may change."""
-        if self._made and memory == self._seen:
-            self._launch()
-            return
         if self._to_say:
             self._say(self._to_say)
             self._to_say = ""
-        if not self._made and self.obstacle is None:
-            if memory != self._seen:
-                self._seen, self._times = memory, 0
-            self._times += 1
-            if self._times > WARM and self._capture():
-                self._launch()
-                return
-        self._queue()
+        stage = self._stage(memory)
+        if self._agreement is not None:
+            stage = self._agreement.least(stage)
+        if stage is Stage.LAUNCH or (stage is Stage.CAPTURE and self._captures()):
+            self._launch()
+        else:
+            self._queue()
+
+    def skip(self) -> None:
+        """Called in place of `run` where this rank has no such work: the other ranks queue theirs."""
+        if self._agreement is not None:
+            self._agreement.least(Stage.QUEUE)
+
+    def _stage(self, memory: Hashable) -> Stage:
+        if self._made and memory == self._seen:
+            return Stage.LAUNCH
+        if self._made or self.obstacle is not None:
+            return Stage.QUEUE
+        if memory != self._seen:
+            self._seen, self._times = memory, 0
+        self._times += 1
+        return Stage.CAPTURE if self._times > WARM else Stage.QUEUE
+
+    def _captures(self) -> bool:
+        """Capture the work, unless it is. Returns whether this rank, and all others with an agreement, have a graph."""
+        fault = "" if self._made else self._capture()
+        if self._agreement is not None:
+            least = self._agreement.least(Stage.QUEUE if fault else Stage.LAUNCH)
+            if least is not Stage.LAUNCH:
+                fault = self._agreement.obstacle(fault)
+        if fault:
+            self.forget()
+            self.obstacle = fault
+            self._say(fault)
+        elif self._new:
+            self._new = False
+            self._note(f"{self._name} is captured as a CUDA graph")
+        return not fault
 
     def forget(self) -> None:
         """Discard the graph, since its memory may be reallocated; it is captured again after WARM runs."""
@@ -90,13 +141,13 @@ class Repeated:
         except CudaError as error:
             raise self._device.failure(error.message) from error
 
-    def _capture(self) -> bool:
+    def _capture(self) -> str:
+        """Make the graph. Returns why that is not possible; empty if it is done."""
         runtime = self._device.here()
         try:
             graph = self._captured_work(runtime)
         except (CudaError, OrtflowError, NotCaptured) as error:
-            self._give_up(str(error))
-            return False
+            return str(error) or type(error).__name__
         made = 0
         try:
             fault = graph_fault(runtime, graph)
@@ -107,11 +158,9 @@ class Repeated:
         if fault:
             with contextlib.suppress(CudaError):
                 runtime.forget_graph(graph, 0)
-            self._give_up(fault)
-            return False
-        self._graph, self._made = graph, made
-        self._note(f"{self._name} is captured as a CUDA graph")
-        return True
+            return fault
+        self._graph, self._made, self._new = graph, made, True
+        return ""
 
     def _captured_work(self, runtime: Runtime) -> int:
         """Capture the work without running it. Raises the error if that fails."""
@@ -138,10 +187,6 @@ class Repeated:
         if not graph:
             raise NotCaptured("CUDA returned no graph")
         return graph
-
-    def _give_up(self, reason: str) -> None:
-        self.obstacle = reason
-        self._say(reason)
 
     def _say(self, reason: str) -> None:
         self._note(f"{self._name} is not captured as a CUDA graph: {' '.join(reason.split())}")

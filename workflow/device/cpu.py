@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,12 @@ class CpuDevice:
         start = -raw.ctypes.data % ALIGNMENT
         return HostBuffer(raw[start : start + count * itemsize].view(dtype))
 
+    def view(self, pointer: int, count: int, dtype: npt.DTypeLike) -> HostBuffer:
+        """See the protocol."""
+        kind = np.dtype(dtype)
+        memory = (ctypes.c_byte * (count * kind.itemsize)).from_address(pointer)
+        return HostBuffer(np.ctypeslib.as_array(memory).view(kind))
+
     def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> HostBuffer:
         """The array itself."""
         return HostBuffer(np.ascontiguousarray(array).reshape(-1))
@@ -90,8 +97,15 @@ class CpuDevice:
         """The CPU provider alone."""
         return ["CPUExecutionProvider"]
 
+    def memory(self) -> dict[str, int]:
+        """Nothing: the memory is the process's."""
+        return {}
+
     def memory_moves(self) -> None:
         """Nothing to do."""
+
+    def free_memory(self) -> None:
+        """Nothing is put off."""
 
     def exact(self) -> CpuDevice:
         """The device itself."""

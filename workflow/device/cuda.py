@@ -38,7 +38,9 @@ class Captured(Protocol):
 class CudaBuffer:
     """Part of an allocation, which lives as long as any part of it."""
 
-    def __init__(self, device: CudaDevice, memory: _Memory, pointer: int, dtype: np.dtype[Any], count: int) -> None:
+    def __init__(
+        self, device: CudaDevice, memory: _Memory | _Foreign, pointer: int, dtype: np.dtype[Any], count: int
+    ) -> None:
         self._device, self._memory = device, memory
         self._pointer, self._dtype, self._count = pointer, dtype, count
 
@@ -141,6 +143,14 @@ class _Memory:
                 self._runtime.free(self.pointer)
 
 
+class _Foreign:
+    """Memory of someone else."""
+
+    def __init__(self, pointer: int, size: int) -> None:
+        self.pointer, self.size = pointer, size
+        self.staging: Staging | None = None
+
+
 class CudaDevice:
     """One GPU. `precision` is as in `train.precision`; fp32 products use TF32 only with `tf32`."""
 
@@ -167,12 +177,14 @@ class CudaDevice:
         self._drain: tuple[int, int] | None = None
         self._others = threading.Lock()
         self._pins = True
+        self._least_free = gpu.free
+        self._memories: weakref.WeakSet[_Memory] = weakref.WeakSet()
         self.capturing = False
         """Whether queued work is being captured, so that nothing may wait."""
         self.captured: weakref.WeakSet[Captured] = weakref.WeakSet() if captured is None else captured
         """Work that `memory_moves` discards."""
-        self.after_wait: Callable[[], None] | None = None
-        """Called after each wait; raises if the wait ended because a collective was aborted."""
+        self.after_wait: list[Callable[[], None]] = []
+        """Called after each wait; each raises if the wait ended because a collective of its was aborted."""
 
     @property
     def name(self) -> str:
@@ -193,9 +205,15 @@ class CudaDevice:
             memory = _Memory(self.here(), max(count * kind.itemsize, ALIGNMENT))
         except CudaError as error:
             raise self.failure(error.message) from error
+        self._memories.add(memory)
         buffer = CudaBuffer(self, memory, memory.pointer, kind, count)
         buffer.fill(0)
         return buffer
+
+    def view(self, pointer: int, count: int, dtype: npt.DTypeLike) -> CudaBuffer:
+        """See the protocol."""
+        kind = np.dtype(dtype)
+        return CudaBuffer(self, _Foreign(pointer, count * kind.itemsize), pointer, kind, count)
 
     def reserve(self, size: int) -> int:
         """Address of `size` bytes that are never freed nor zeroed. Raises CudaError."""
@@ -212,7 +230,7 @@ class CudaDevice:
         buffer.send(array)
         return buffer
 
-    def send(self, memory: _Memory, target: int, array: npt.NDArray[Any]) -> None:
+    def send(self, memory: _Memory | _Foreign, target: int, array: npt.NDArray[Any]) -> None:
         """Queue a copy of a contiguous array into a part of an allocation, through pinned memory of the same size.
 
         If the host has no memory to pin, the copy has finished when this returns.
@@ -239,8 +257,8 @@ class CudaDevice:
     def wait(self, until: Callable[[], None]) -> None:
         """Wait for the GPU; raises what `after_wait` raises. Every wait goes through here."""
         until()
-        if self.after_wait is not None:
-            self.after_wait()
+        for check in self.after_wait:
+            check()
 
     def settle(self) -> None:
         """Mark the present point of the stream: other threads read the state at the last mark."""
@@ -308,6 +326,10 @@ class CudaDevice:
         }
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
+    def free_memory(self) -> None:
+        """See the protocol."""
+        self.here().free_kept()
+
     def exact(self) -> CudaDevice:
         """See `Device.exact`; uses the same stream."""
         return self if self.precision == "fp32" else self._exact()
@@ -315,8 +337,28 @@ class CudaDevice:
     def _exact(self) -> CudaDevice:
         return CudaDevice(self._runtime, self.gpu, stream=self.stream, captured=self.captured)
 
+    def memory(self) -> dict[str, int]:
+        """See the protocol."""
+        return {"gpu_buffers": self.held, "gpu_peak": self.peak()}
+
+    @property
+    def held(self) -> int:
+        """Bytes of all buffers that are allocated now."""
+        return sum(memory.size for memory in self._memories)
+
+    def peak(self) -> int:
+        """The most bytes of the GPU in use since this rank began, beyond those in use before.
+
+        Looked at here, and whenever memory moves: between two such moments it only grows.
+        """
+        free, _ = self.here().room()
+        self._least_free = min(self._least_free, free)
+        return self.gpu.free - self._least_free
+
     def memory_moves(self) -> None:
         """See the protocol."""
+        with contextlib.suppress(CudaError):
+            self.peak()
         for each in self.captured:
             each.forget()
 

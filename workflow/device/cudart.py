@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import io
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,8 @@ class Runtime:
 
     def __init__(self, library: Any) -> None:
         self._cuda = library
+        self._kept: list[tuple[str, int]] | None = None
+        """What to free, and by which call; None if it is freed immediately."""
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call any function of the library that returns a cudaError_t."""
@@ -94,8 +97,7 @@ class Runtime:
     def describe(self, index: int) -> Gpu:
         """Query the properties of a device; creates its context."""
         self.use(index)
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        free, total = self.room()
         properties = ctypes.create_string_buffer(_PROPERTIES)
         # In CUDA 12, the current structure has the second name.
         name = "cudaGetDeviceProperties_v2" if self.version() < 13000 else "cudaGetDeviceProperties"
@@ -108,9 +110,15 @@ class Runtime:
                 self._integer("cudaDeviceGetAttribute", _MAJOR, index),
                 self._integer("cudaDeviceGetAttribute", _MINOR, index),
             ),
-            free.value,
-            total.value,
+            free,
+            total,
         )
+
+    def room(self) -> tuple[int, int]:
+        """Free bytes of this thread's device, and all of its bytes."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
 
     def stream(self) -> int:
         """A new stream of this thread's device, which waits for no other."""
@@ -137,7 +145,7 @@ class Runtime:
 
     def free(self, pointer: int) -> None:
         """Give back what `allocate` gave."""
-        self.call("cudaFree", ctypes.c_void_p(pointer))
+        self._free("cudaFree", pointer)
 
     def copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
         """Queue a copy of bytes."""
@@ -156,7 +164,28 @@ class Runtime:
 
     def unpin(self, pointer: int) -> None:
         """Give back what `pin` gave."""
-        self.call("cudaFreeHost", ctypes.c_void_p(pointer))
+        self._free("cudaFreeHost", pointer)
+
+    def keep_memory(self) -> None:
+        """Free memory only in `free_kept` from now on.
+
+        Freeing waits until the GPU is idle. A message in progress keeps it busy until the other rank takes part, which
+        may itself be waiting in the same way.
+        """
+        if self._kept is None:
+            self._kept = []
+
+    def free_kept(self) -> None:
+        """Free what was given back; called where no rank waits for anything that this rank has yet to queue."""
+        while self._kept:
+            name, pointer = self._kept.pop()
+            self.call(name, ctypes.c_void_p(pointer))
+
+    def _free(self, name: str, pointer: int) -> None:
+        if self._kept is None:
+            self.call(name, ctypes.c_void_p(pointer))
+        else:
+            self._kept.append((name, pointer))
 
     def event(self) -> int:
         """A new mark for streams; one that was never recorded counts as passed."""
@@ -330,6 +359,9 @@ def preload() -> str:
 def runtime() -> Runtime:
     """The CUDA runtime; OSError if it is not installed."""
     preload()
+    # Streams that share one of the GPU's queues wait for each other: a message that waits for another rank would hold
+    # up the work that this rank waits for. CUDA has 8 queues unless more are asked for before it starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     return Runtime(ctypes.CDLL(f"libcudart.so.{major()}"))
 
 

@@ -21,6 +21,7 @@ from ortflow.workflow.fusion.residual import add_residuals
 from ortflow.workflow.graph.attention.find import attend
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import Editor, replace, scalar
 from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.optimize.on_cuda import on_cuda
@@ -59,22 +60,36 @@ def halved(
     UserError
         If a node has no gradient.
     """
+    forward, notes = scaled(model, parameters, precision)
+    forward, _ = make_differentiable(forward, parameters, SCALED)
+    rewrites.before(forward.graph)
+    train, trained = differentiate(forward, list(parameters), SCALED)
+    replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
+    recompute(train.graph, again)
+    fused, _ = fuse(in_half(train, trained, precision))
+    return fused, notes
+
+
+def scaled(model: onnx.ModelProto, parameters: Collection[str], precision: str) -> tuple[onnx.ModelProto, list[str]]:
+    """The forward graph with attention as one node and the further output SCALED, which is to be differentiated, and
+    log lines.
+    """
     forward, notes = attend(model, parameters)
     if precision == "fp16":
         _scale(forward.graph)
     else:
         Editor(forward.graph)("Identity", LOSS_SUM, output=SCALED)
     forward.graph.output.append(scalar(SCALED))
-    forward, _ = make_differentiable(forward, parameters, SCALED)
-    rewrites.before(forward.graph)
-    train, trained = differentiate(forward, list(parameters), SCALED)
-    replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
-    recompute(train.graph, again)
-    train = computed_again(add_residuals(completed(train)))
+    return forward, notes
+
+
+def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) -> onnx.ModelProto:
+    """A differentiated graph in half precision, with ortflow's operators, before elementwise nodes are fused."""
     kind = HALVES[precision]
+    drop_copies(train.graph)
+    train = computed_again(add_residuals(completed(train)))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
-    fused, _ = fuse(put_products(on_cuda(train), kind))
-    return fused, notes
+    return put_products(on_cuda(train), kind)
 
 
 def _scale(graph: onnx.GraphProto) -> None:

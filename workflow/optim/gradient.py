@@ -50,19 +50,46 @@ def gradient_graph(*, shared: bool = False) -> onnx.ModelProto:
     return build.model()
 
 
-def square_sum_graph() -> onnx.ModelProto:
-    """Graph that runs before `gradient_graph(shared=True)`.
+def square_sums_graph(pieces: int, *, fused: bool = False) -> onnx.ModelProto:
+    """The same for several pieces of a shard.
 
-    Input is `gradients` fp32 [n] (n a multiple of 64), a rank's shard. Output is `squares` fp64 [1], the sum of their
-    squares, which is then summed over the ranks.
+    Inputs are `piece.0`, `piece.1` and so on, fp32 [n]. Output is `squares` fp64 [1], the sum of all squares.
+
+    Parameters
+    ----------
+    pieces
+        Their number.
+    fused
+        A kernel of ours sums the squares of each.
     """
-    build = Builder("squares")
-    build.square_sum(build.input("gradients", "n"), output="squares")
+    build = Builder("squares", domains=[CUDA_DOMAIN] if fused else [])
+    given = [build.input(f"piece.{number}", f"n{number}") for number in range(pieces)]
+    total = ""
+    for each in given:
+        squares = build.own("SquareSum", each, onnx.TensorProto.DOUBLE) if fused else build.square_sum(each)
+        total = build("Add", total, squares) if total else squares
+    build("Identity", total, output="squares")
     build.output("squares", 1, onnx.TensorProto.DOUBLE)
     return build.model()
 
 
-def queued_gradient_graph(*, fused: bool = False) -> onnx.ModelProto:
+def square_sum_graph(*, fused: bool = False) -> onnx.ModelProto:
+    """Graph that runs before `gradient_graph(shared=True)` and `queued_gradient_graph(shared=True)`.
+
+    Input is `gradients` fp32 [n] (n a multiple of 64), a rank's shard. Output is `squares` fp64 [1], the sum of their
+    squares, which is then summed over the ranks. With `fused`, a kernel of ours for GPUs computes it.
+    """
+    build = Builder("squares", domains=[CUDA_DOMAIN] if fused else [])
+    gradients = build.input("gradients", "n")
+    if fused:
+        build.write("SquareSum", [gradients], ["squares"], domain=CUDA_DOMAIN)
+    else:
+        build.square_sum(gradients, output="squares")
+    build.output("squares", 1, onnx.TensorProto.DOUBLE)
+    return build.model()
+
+
+def queued_gradient_graph(*, fused: bool = False, shared: bool = False) -> onnx.ModelProto:
     """Same as `gradient_graph`, for a host that does not read the sums.
 
     Unusable gradients become NaN throughout, so that `guarded` updates are skipped.
@@ -80,15 +107,21 @@ def queued_gradient_graph(*, fused: bool = False) -> onnx.ModelProto:
     fused
         A kernel of ours sums the squares. Instead of `gradients.out` there is the output FACTOR, fp32 [1], by which the
         update multiplies the gradients while it reads them (`guarded`), which saves a pass over them.
+    shared
+        The gradients are a rank's shard. The sum of squares over all ranks is the input `squares` fp64 [1] in place of
+        `gradients`. The output is FACTOR, as with `fused`.
     """
     build = Builder("gradient", domains=[CUDA_DOMAIN] if fused else [])
-    gradients = build.input("gradients", "n")
+    gradients = "" if shared else build.input("gradients", "n")
     loss, weight = build.input("loss", 1), build.input("weight", 1)
     loss_scale = build.input("loss_scale", 1)
     max_norm = build.input("max_norm", 1)
     one, zero = build.constant([1.0], "float32"), build.constant([0.0], "float32")
     inverse = build("Div", one, build("Mul", weight, loss_scale))
-    squares = build.own("SquareSum", gradients, onnx.TensorProto.DOUBLE) if fused else build.square_sum(gradients)
+    if shared:
+        squares = build.input("squares", 1, onnx.TensorProto.DOUBLE)
+    else:
+        squares = build.own("SquareSum", gradients, onnx.TensorProto.DOUBLE) if fused else build.square_sum(gradients)
     norm = build("Mul", build.root(squares), inverse, output="norm")
     allowed = build("Div", max_norm, build("Add", norm, build.constant([EPSILON], "float32")))
     clip = build("Min", allowed, one)
@@ -97,7 +130,7 @@ def queued_gradient_graph(*, fused: bool = False) -> onnx.ModelProto:
     nothing = build.constant([math.nan], "float32")
     factor = build("Where", useful, build("Mul", inverse, clip), nothing, output=FACTOR)
     build("Cast", useful, output="useful", to=onnx.TensorProto.FLOAT)
-    if fused:
+    if fused or shared:
         build.output(FACTOR, 1)
     else:
         build("Mul", gradients, factor, output="gradients.out")

@@ -13,10 +13,11 @@ from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import drop_unread_inputs
 from ortflow.workflow.optim.gradient import FACTOR
 
-GRADIENTS = "gradients."
+GRADIENTS, CHANGES = "gradients.", "change."
+"""Beginnings of the names of the inputs from which new values are made, by an optimizer and by LAMB's second graph."""
 
 
-def guarded(model: onnx.ModelProto, *, multiplied: bool = False) -> onnx.ModelProto:
+def guarded(model: onnx.ModelProto, *, multiplied: bool = False, change: str = GRADIENTS) -> onnx.ModelProto:
     """Return a copy whose outputs `NAME.I.out` equal `NAME.I` wherever `gradients.I` is NaN.
 
     Inputs that are not read are removed. Outputs may share the memory of their inputs, as before.
@@ -27,6 +28,8 @@ def guarded(model: onnx.ModelProto, *, multiplied: bool = False) -> onnx.ModelPr
         The optimizer graph.
     multiplied
         First multiply the gradients by the further input FACTOR, fp32 [1], which `queued_gradient_graph` computes.
+    change
+        Beginning of the names of the inputs to look at: those of the gradients, or CHANGES.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -35,7 +38,7 @@ def guarded(model: onnx.ModelProto, *, multiplied: bool = False) -> onnx.ModelPr
     new = {}
     for value in graph.output:
         old = value.name.removesuffix(".out")
-        gradients = GRADIENTS + old.rpartition(".")[2]
+        gradients = change + old.rpartition(".")[2]
         if value.name != old and old in inputs and gradients in inputs:
             new[value.name] = (f"{value.name}/new", old, gradients)
     nodes: list[onnx.NodeProto] = []

@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+FP32, HALF = "stage", "half_stage"
+"""Prefixes of a `StageSet`'s files. Stages in half precision may pass on other values."""
+
 
 def gradient_of(value: str) -> str:
     """Name of the output of a stage's backward graph for the gradient of a received value, or of a parameter."""
@@ -68,6 +71,8 @@ class StageSet:
     stages: tuple[Stage, ...]
     ranks: int
     """Ranks of the pipeline; rank r has the stages r, r + ranks, r + 2 ranks and so on."""
+    prefix: str = FP32
+    """Beginning of the names of its files."""
 
     @property
     def chunks(self) -> int:
@@ -97,24 +102,24 @@ class StageSet:
 
     def forward(self, stage: int) -> Path:
         """The forward graph of a stage."""
-        return self.root / f"stage{stage:02}.forward.onnx"
+        return self.root / f"{self.prefix}{stage:02}.forward.onnx"
 
     def backward(self, stage: int) -> Path:
         """The backward graph of a stage."""
-        return self.root / f"stage{stage:02}.backward.onnx"
+        return self.root / f"{self.prefix}{stage:02}.backward.onnx"
 
     def both(self, stage: int) -> Path:
         """Forward and backward pass of the last stage as one graph."""
-        return self.root / f"stage{stage:02}.train.onnx"
+        return self.root / f"{self.prefix}{stage:02}.train.onnx"
 
     @property
     def description(self) -> Path:
         """Path of the file that `load` reads."""
-        return self.root / "stages.json"
+        return self.root / f"{self.prefix}s.json"
 
     def eval(self, stage: int) -> Path:
         """The stage of the evaluation graph."""
-        return self.root / f"stage{stage:02}.eval.onnx"
+        return self.root / f"{self.prefix}{stage:02}.eval.onnx"
 
     def to_bytes(self) -> bytes:
         """Content of the file `description`."""
@@ -122,10 +127,10 @@ class StageSet:
         return (json.dumps(data, indent=1) + "\n").encode()
 
     @classmethod
-    def load(cls, root: Path) -> StageSet:
+    def load(cls, root: Path, prefix: str = FP32) -> StageSet:
         """Load the set from folder `root`. Raises FileNotFoundError if there is none."""
-        data = json.loads((root / "stages.json").read_text(encoding="utf-8"))
-        return cls(root, tuple(_stage(each) for each in data["stages"]), data["ranks"])
+        data = json.loads((root / f"{prefix}s.json").read_text(encoding="utf-8"))
+        return cls(root, tuple(_stage(each) for each in data["stages"]), data["ranks"], prefix)
 
 
 def _stage(data: Mapping[str, Any]) -> Stage:

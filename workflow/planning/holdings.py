@@ -8,7 +8,7 @@ from __future__ import annotations
 from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.memory import ITEM, KEPT, buffers
 from ortflow.workflow.parallel.division import Division
-from ortflow.workflow.spec.optimizers import moments
+from ortflow.workflow.spec.optimizers import OPTIMIZERS, moments
 from ortflow.workflow.spec.run import RunSpec
 
 
@@ -38,6 +38,7 @@ def state_of(
     parts = buffers(
         index.trained, index.size - index.trained, kept, accumulation=spec.accumulation, world_size=replicas,
         zero=spec.parallel.zero, rank=replica, messages=messages, chunks=spec.parallel.chunks,
+        staging=staging_elements(index, spec),
     )  # fmt: skip
     start, end = index.span("state")
     # Running statistics are stored after the gradients, and once more as the start of a micro-batch.
@@ -45,6 +46,19 @@ def state_of(
     if division is not None:
         parts["checkpoint"] = _canonical(whole, kept, rank, division.grid.world_size)
     return parts
+
+
+def staging_elements(index: FlatIndex, spec: RunSpec) -> int | None:
+    """Elements of the GPU through which off-loaded moments pass; None if they are not off-loaded."""
+    if spec.train.offload == "none":
+        return None
+    from ortflow.workflow.optim.segments import pieces, segments
+    from ortflow.workflow.trainer.streamed import groups_of, staging_of
+
+    optimizer, ranks = spec.train.optimizer, spec.replicas if spec.parallel.zero else 1
+    mine = pieces(segments(optimizer, index), *share(index.trained, 0, ranks))
+    groups = groups_of(mine, whole=OPTIMIZERS[optimizer.name].whole_tensors)
+    return staging_of(groups, len(moments(optimizer)))
 
 
 def _canonical(whole: FlatIndex, moments: int, rank: int, world: int) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ortflow.workflow.graph.memory.plan import Peak
 from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.memory import OFFLOADED
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.parallel.schedule import schedule
@@ -37,8 +38,8 @@ class RankMemory:
 
     @property
     def total(self) -> int:
-        """Total bytes."""
-        return sum(self.parts.values())
+        """Total bytes of the device."""
+        return sum(count for name, count in self.parts.items() if name != OFFLOADED)
 
 
 def memory_of(
@@ -74,10 +75,12 @@ def memory_of(
         Bytes of messages between stages.
     """
     held = state_of(spec, whole, division, rank, fetched)
-    checkpoint = held.pop("checkpoint")
+    checkpoint, offloaded = held.pop("checkpoint"), held.pop(OFFLOADED, None)
     parts = {**held, "batch": batch, "activations": peak.held}
     if messages:
         parts["messages"] = parts.get("messages", 0) + messages
+    if offloaded is not None:
+        parts[OFFLOADED] = offloaded
     own = {"context": CONTEXT} if spec.on_gpus else {"checkpoint": checkpoint, "process": FOLLOWER if rank else PROCESS}
     return RankMemory(rank, {**parts, **own}, peak)
 

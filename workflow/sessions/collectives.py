@@ -22,7 +22,7 @@ from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.layout import ALIGNMENT
 
 Array = npt.NDArray[Any]
-_TYPES: Mapping[int, Any] = {1: np.float32, 7: np.int64, 11: np.float64}
+TYPES: Mapping[int, Any] = {1: np.float32, 7: np.int64, 11: np.float64}
 """As ONNX counts them."""
 _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int, *[ctypes.c_int64] * 4, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64,
@@ -136,7 +136,7 @@ def _run(
             raise OrtflowError(f"channel {channel} of a collective is not connected")
         if communicator.world_size != parts:
             raise OrtflowError(f"channel {channel} has {communicator.world_size} ranks, and the graph {parts} parts")
-        dtype = _TYPES[element]
+        dtype = TYPES[element]
         compute(Kind(kind), _array(given, given_count, dtype), _array(made, made_count, dtype), communicator)
         return 0
     except BaseException as error:  # noqa: BLE001 - anything would be lost on its way through C

@@ -213,20 +213,24 @@ class Binding:
         self.inputs = {value.name for value in session.get_inputs()}
         self.read_on_host = _read_on_host(session) if device.kind == "cuda" else frozenset[str]()
         """Inputs that a CPU node reads: ONNX Runtime copies them from the GPU when they are bound, and only then."""
-        self._tied_on_host: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
+        self._tied_on_host: dict[str, tuple[Buffer, tuple[int, ...], Any]] = {}
         self.outputs = {value.name for value in session.get_outputs()}
 
-    def read_from(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
-        """Bind an input to a buffer if the graph has it: graphs for GPUs contain only the inputs that they read."""
+    def read_from(self, name: str, buffer: Buffer, shape: tuple[int, ...], element: int | None = None) -> None:
+        """Bind an input to a buffer if the graph has it: graphs for GPUs contain only the inputs that they read.
+
+        `element` is its type as ONNX counts them, if it is not the buffer's.
+        """
         if name not in self.inputs:
             return
+        kind = buffer.dtype if element is None else element
         if name in self.read_on_host:
-            self._tied_on_host[name] = buffer, shape
-        self._tie(name, buffer, shape)
+            self._tied_on_host[name] = buffer, shape, kind
+        self._tie(name, buffer, shape, kind)
 
-    def _tie(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
+    def _tie(self, name: str, buffer: Buffer, shape: tuple[int, ...], kind: Any) -> None:
         self._kept[name] = buffer  # ONNX Runtime holds only the address
-        self._binding.bind_input(name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer)
+        self._binding.bind_input(name, self._device.kind, self._device.index, kind, list(shape), buffer.pointer)
 
     def write_to(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
         """Bind an output to a buffer."""
@@ -263,8 +267,8 @@ class Binding:
         """
         if self._tied_on_host:
             self._device.synchronize()
-            for name, (buffer, shape) in self._tied_on_host.items():
-                self._tie(name, buffer, shape)
+            for name, (buffer, shape, kind) in self._tied_on_host.items():
+                self._tie(name, buffer, shape, kind)
         try:
             options = self._queued if self._device.capturing else self._options
             if give_back:

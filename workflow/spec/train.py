@@ -72,6 +72,9 @@ class TrainSection(Section):
     loss_scale: Literal["dynamic"] | PositiveFloat = "dynamic"
     """Factor of the gradients in fp16: dynamic (halved after an overflow and doubled after 2,000 steps without one), or
     a number."""
+    offload: Literal["none", "optimizer"] = "none"
+    """On GPUs: optimizer stores the optimizer's moments in pinned host memory, from which they pass through the GPU in
+    each update. This takes less of its memory and more time; results are bit-identical."""
     check_gradient: bool = True
     """Check the gradient on a micro-batch before the first step, against ONNX Runtime's operators and against finite
     differences of the loss. A passed check is not repeated for the same graphs, kernels and runtime."""

@@ -103,7 +103,7 @@ class Monitor:
 
 def monitor(context: Context) -> None:
     """The step's own turn: report the total times, and close the record."""
-    parts = with_peak(context.trainer.memory(), peak())
+    parts = with_peak(context.trainer.memory(), peak(), context.trainer.device_memory())
     context.events.write("memory", **parts)
     if context.leads:
         print("memory: " + ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in parts.items()), flush=True)

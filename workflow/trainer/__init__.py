@@ -300,6 +300,11 @@ class Trainer(Protocol):
         `ortflow.workflow.memory.buffers`."""
         return {}
 
+    def device_memory(self) -> Mapping[str, int]:
+        """Return what was measured on this rank's GPU, in bytes: `gpu_buffers`, allocated now for what `memory` lists,
+        and `gpu_peak`, the most that was in use so far. Empty if the rank computes in the host's memory."""
+        return {}
+
     def give_memory_back(self) -> None:
         """Return memory that steps do not need to the system; called between steps."""
         return

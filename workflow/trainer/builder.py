@@ -166,6 +166,14 @@ def trainer_class(device: Device, spec: RunSpec, *, training: bool = True) -> ty
         return ZeroTrainer
     if device.kind == "cpu":
         return GraphTrainer
+    if training and spec.train.offload == "optimizer":
+        from ortflow.workflow.trainer.offloaded import OffloadedTrainer
+
+        return OffloadedTrainer
+    if training and spec.parallel.zero:
+        from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
+
+        return QueuedZeroTrainer
     from ortflow.workflow.trainer.queued import QueuedTrainer
 
     return QueuedTrainer

@@ -112,6 +112,14 @@ class DividedTrainer(Trainer):
             batches, learning_rate=learning_rate, update=update, seeds=seeds, control_values=control_values
         )
 
+    def numbers(self) -> Mapping[str, float]:
+        """The loss scale's state, which is the same on all ranks."""
+        return self._part.numbers()
+
+    def restore(self, numbers: Mapping[str, float]) -> None:
+        """See the protocol."""
+        self._part.restore(numbers)
+
     def evaluate(
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
     ) -> EvaluationOutcome:
@@ -123,6 +131,10 @@ class DividedTrainer(Trainer):
         shares = sum(each.part.count * ITEM for each in self._shares.values())
         return {**self._part.memory(), "checkpoint": shares + min(shares, KEPT)}
 
+    def device_memory(self) -> Mapping[str, int]:
+        """See the protocol."""
+        return self._sessions.device.memory()
+
     def give_memory_back(self) -> None:
         """See the protocol."""
         self._part.give_memory_back()
@@ -132,6 +144,7 @@ class DividedTrainer(Trainer):
         self._canonical = None
         self._shares = {}
         self._part.end_training()
+        self._sessions.device.free_memory()
 
     def before_export(self) -> None:
         """Gather all parameters on rank 0."""

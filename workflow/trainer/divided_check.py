@@ -66,20 +66,24 @@ class DividedCheck:
             return
         start = time.perf_counter()
         try:
-            compared = self._compare(batch)
+            with self._part.exact():
+                found = self._compare(batch)
+            if found is not None:
+                self._part.compare_precision(found[1], batch, self._seed)
         finally:
             self._part.forget_gradient()
         if self._ranks.world.rank:
             return
-        if compared is None:
+        if found is None:
             self._report.warn("the gradient was not checked, because the first micro-batch has no finite gradient")
             return
-        seconds = time.perf_counter() - start
+        compared, seconds = found[0], time.perf_counter() - start
         self._report.record("gradient_check", seconds=round(seconds, 6), compared=compared)
         self._report.note(f"gradient checked: {compared}, {seconds:.1f} s")
         remember(key)
 
-    def _compare(self, batch: MicroBatch) -> str | None:
+    def _compare(self, batch: MicroBatch) -> tuple[str, Vector] | None:
+        """What was compared, and this rank's gradient; None if it is not finite."""
         loss, gradients = self._part.gradient_of(batch, self._seed)
         gradient = gradients.read()
         # Each rank predicts from its own graphs: for a tied weight, one term of the gradient.
@@ -91,7 +95,7 @@ class DividedCheck:
         groups = [names[start : start + size] for start in range(0, len(names), size)]
         for group in groups:
             self._check({name: steps[name] for name in group}, gradient, loss, batch)
-        return f"{len(names)} tensors of all ranks against differences of the loss in {len(groups)} groups"
+        return f"{len(names)} tensors of all ranks against differences of the loss in {len(groups)} groups", gradient
 
     def _steps(self, names: Sequence[str]) -> dict[str, float]:
         """How far each tensor's elements move; equal on all ranks that hold it."""

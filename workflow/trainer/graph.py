@@ -76,6 +76,7 @@ class GraphTrainer(Trainer):
         # The running statistics that a micro-batch starts from: the state itself changes only with an update.
         self._running = device.allocate(states, np.float32)
         self._sums = device.allocate(2, np.float32)
+        self._updates: list[Callable[[], None]] = []
         self._allocate_for_update()
 
         self._open_passes()
@@ -149,16 +150,28 @@ class GraphTrainer(Trainer):
         self._rate = device.allocate(1, np.float32)
         self._update_number = device.allocate(1, np.int64)
         cuts = segments(self._spec.train.optimizer, self.index)
-        self._update = self._bind_pieces(self._sessions.open_fastest(self._graphs.optimizer), cuts, self._gradients)
+        update = self._bind_pieces(self._sessions.open_fastest(self._graphs.optimizer), cuts, self._gradients)
+        self._updates = [self._repeated("the update", update.run)]
+
+    def _repeated(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
+        """Work that every step repeats on the same memory; `name` is its name in the log."""
+        return run
 
     def _bind_pieces(
-        self, session: onnxruntime.InferenceSession, cuts: Sequence[Segment], gradients: Buffer | Shard
+        self,
+        session: onnxruntime.InferenceSession,
+        cuts: Sequence[Segment],
+        gradients: Buffer | Shard,
+        moments_: Mapping[str, Buffer | Shard] | None = None,
     ) -> Binding:
-        """An update's graph, bound to pieces of the flat buffers. It may leave some unread or unwritten."""
+        """An update's graph, bound to pieces of the flat buffers. It may leave some unread or unwritten.
+
+        `moments_` are the trainer's unless they are given.
+        """
         update = Binding(session, self._sessions.device)
         update.read_from("learning_rate", self._rate, (1,))
         update.read_from("step", self._update_number, (1,))
-        flat: dict[str, Sliced] = {"parameters": self._here, "gradients": gradients, **self._moments}
+        flat: dict[str, Sliced] = {"parameters": self._here, "gradients": gradients, **(moments_ or self._moments)}
         for number, piece in enumerate(cuts):
             for name, buffer in flat.items():
                 part, value = buffer.slice(piece.start, piece.stop), f"{name}.{number}"
@@ -221,7 +234,8 @@ class GraphTrainer(Trainer):
 
     def _apply(self) -> None:
         """New parameters and moments, on all ranks."""
-        self._update.run()
+        for run in self._updates:
+            run()
 
     def _forget_gradients(self) -> None:
         self._gradients.fill(0)
@@ -237,23 +251,30 @@ class GraphTrainer(Trainer):
         for batch, seed in zip(batches, seeds, strict=True):
             if batch.count == 0:
                 continue
-            binding = self._first if fresh else self._further
-            tail += self._forward_and_backward(binding, batch, seed)
-            if not fresh and self._scratch is not None:
-                self._gradients.add(self._scratch)
+            tail += self._forward_and_backward(batch, seed, fresh=fresh)
             fresh = False
         if fresh:
-            self._gradients.fill(0)
+            self._without_samples()
         return tail
 
-    def _forward_and_backward(self, binding: Binding, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
-        """Run the training graph on a micro-batch. Returns its contribution to the tail."""
+    def _without_samples(self) -> None:
+        """Take part in a step as a rank that has no samples."""
+        self._gradients.fill(0)
+
+    def _forward_and_backward(self, batch: MicroBatch, seed: int, *, fresh: bool = True) -> npt.NDArray[np.float32]:
+        """Run the training graph on a micro-batch. Returns its contribution to the tail.
+
+        `fresh` gradients replace those in the buffer; others are added to them.
+        """
+        binding = self._first if fresh else self._further
         # Running statistics are updated by each micro-batch, as in PyTorch.
         self._running.copy_from(self._statistics)
         self._feed(binding, batch, seed)
         # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
         onnxruntime.set_seed(seed)
         binding.run()
+        if not fresh and self._scratch is not None:
+            self._gradients.add(self._scratch)
         tail = np.zeros(TAIL, np.float32)
         tail[:2] = self._sums.read()
         tail[2] = batch.count
@@ -378,7 +399,17 @@ class GraphTrainer(Trainer):
             rank=self._comm.rank,
             messages=self._messages,
             chunks=self._spec.parallel.chunks,
+            staging=self._staging,
         )
+
+    @property
+    def _staging(self) -> int | None:
+        """Elements of device memory through which moments pass that lie on the host; None if they do not."""
+        return None
+
+    def device_memory(self) -> Mapping[str, int]:
+        """See the protocol."""
+        return self._sessions.device.memory()
 
     @property
     def _messages(self) -> int:
@@ -404,7 +435,7 @@ class GraphTrainer(Trainer):
         del self._first, self._further
 
     def _drop_update(self) -> None:
-        del self._update, self._scaling
+        del self._updates, self._scaling
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False

@@ -6,12 +6,14 @@ Called by `builder` on all ranks together.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.grid import GridRanks
+from ortflow.workflow.device import Device
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, folder_of
@@ -34,15 +36,8 @@ def open_divided(
     holding = division.of(ranks.place)
     here = replace(graphs, root=folder_of(graphs.root, ranks.place.part), index=holding.index)
     if spec.parallel.horizontal > 1:
-        if sessions.library is None:
-            raise UserError(
-                f"is {spec.parallel.horizontal}, and this machine has no kernels of ortflow's, which sum over parts",
-                where="parallel.horizontal",
-                fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 1",
-            )
-        connect(sessions.library, {CHANNEL: ranks.parts})
-    kind = StageTrainer if spec.parallel.pipeline > 1 else PartTrainer
-    part = kind(here, spec, sessions, ranks, division, report)
+        _connect(sessions, {CHANNEL: ranks.parts})
+    part = part_class(spec, sessions.device)(here, spec, sessions, ranks, division, report)
     whole = FileTensors(graphs.initial)
     for entry in holding.index:
         mine = holding.region(entry.name).of(whole[entry.name])
@@ -50,6 +45,36 @@ def open_divided(
     if communicator.rank == 0:
         report.note(_summary(division))
     return DividedTrainer(graphs, spec, sessions, ranks, division, part, report)
+
+
+def _connect(sessions: Sessions, channels: Mapping[int, Communicator]) -> None:
+    """Let the collectives of graphs use communicators. Raises UserError if this machine lacks what computes them."""
+    from ortflow.workflow.device.cuda import CudaDevice
+
+    device = sessions.device
+    if isinstance(device, CudaDevice) and sessions.operators is not None:
+        from ortflow.workflow.sessions.gpu_collectives import serve
+
+        serve(sessions.operators, device, channels)
+    elif not isinstance(device, CudaDevice) and sessions.library is not None:
+        connect(sessions.library, channels)
+    else:
+        raise UserError(
+            "is above 1, and this machine has no kernels of ortflow's, which sum over parts",
+            where="parallel.horizontal",
+            fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 1",
+        )
+
+
+def part_class(spec: RunSpec, device: Device) -> type[PartTrainer]:
+    """The trainer of what a rank holds."""
+    stages = spec.parallel.pipeline > 1
+    if device.kind == "cpu":
+        return StageTrainer if stages else PartTrainer
+    from ortflow.workflow.trainer.queued_part import QueuedPartTrainer
+    from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
+
+    return QueuedStageTrainer if stages else QueuedPartTrainer
 
 
 def division_of(graphs: GraphSet, spec: RunSpec) -> Division:

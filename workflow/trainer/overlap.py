@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.device.capture import Stage
+from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.cuda import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import LEAST, Bucket, buckets_of, with_buckets
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
 
 FEWEST = 2
 """Number of buckets from which overlap is possible."""
@@ -70,13 +72,25 @@ class Overlap:
         self._comm.watch()
 
 
-def suits(spec: RunSpec) -> bool:
-    """Whether the sums of a run may begin in the backward pass: it has one, and is captured on all ranks or on none.
+class OverRanks:
+    """The ranks' agreement on what they capture: see `device.capture`. By MPI, since nothing may wait for the GPU."""
 
-    NCCL requires that of its calls. A rank with fewer samples than the others in the last batch of an epoch, or none,
-    launches no CUDA graph.
-    """
-    return spec.accumulation == 1 and (spec.data.last_batch == "drop" or not spec.resources.cuda_graph)
+    def __init__(self, communicator: NcclCommunicator) -> None:
+        self._comm = communicator.below
+        self._counts = HostBuffer(np.zeros(len(Stage), np.float32))
+
+    def least(self, stage: Stage) -> Stage:
+        """See `Agreement`."""
+        self._counts.fill(0)
+        self._counts.array[stage] = 1
+        self._comm.all_reduce(self._counts)
+        return Stage(int(np.flatnonzero(self._counts.array)[0]))
+
+    def obstacle(self, mine: str) -> str:
+        """See `Agreement`."""
+        found = self._comm.gather(mine)
+        first = next((f"rank {rank} cannot: {each}" for rank, each in enumerate(found or ()) if each), "")
+        return str(self._comm.broadcast_object(first))
 
 
 def _places(all_: Sequence[Bucket], some: Sequence[Bucket]) -> list[int]:

@@ -7,18 +7,16 @@ of the whole model are summed over all ranks, each element and each sample once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 
-from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.grid import GridRanks
-from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.optim.gradient import square_sum_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.parallel.division import TRAINED, Division
 from ortflow.workflow.parallel.region import Region
@@ -28,7 +26,7 @@ from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, SILENT
 from ortflow.workflow.trainer.tensor_norms import sum_over, take_over_first
-from ortflow.workflow.trainer.tied import TiedWeights, take_over_common
+from ortflow.workflow.trainer.tied import CommonWeights, TiedWeights
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
 
@@ -55,14 +53,9 @@ class PartTrainer(ZeroTrainer):
         report: Report = SILENT,
     ) -> None:
         self._ranks, self.division, self.graphs = ranks, division, graphs
-        self._alone = SoloCommunicator()
-        self._tied = TiedWeights(ties(division, ranks.place), ranks.stages)
-        self._common = common(division, ranks.place)
+        self._tied = TiedWeights(ties(division, ranks.place), ranks.stages, sessions.device)
+        self._common = CommonWeights(common(division, ranks.place), ranks.parts)
         super().__init__(graphs, spec, sessions, ranks.replicas, report)
-
-    @property
-    def _sharers(self) -> Communicator:
-        return self._comm if self._spec.parallel.zero else self._alone
 
     def counts(self, name: str) -> bool:
         """Whether sums over all ranks count this rank's elements of a tensor."""
@@ -90,10 +83,19 @@ class PartTrainer(ZeroTrainer):
         entry = self.index[name]
         self._parameters.slice(entry.offset, entry.end).write(values)
 
-    def _bind_scaling(self) -> Binding:
-        scaling = super()._bind_scaling()
-        self._squarings = [self._bind_squares(start, stop) for start, stop in self._counted_spans()]
-        return scaling
+    def _bind_squaring(self) -> None:
+        self._squares = self._sessions.device.allocate(1, np.float64)
+        spans = list(self._counted_spans())
+        if not spans or not (self._spec.parallel.zero or self._ranks.place.data == 0):
+            # Each replica has the whole gradient. A sum of each over its own ranks may differ in rounding, and then
+            # the replicas' parameters would: only the first one's counts.
+            self._square = lambda: self._squares.fill(0)
+            return
+        squaring = Binding(self._open(self._square_sum(len(spans))), self._sessions.device)
+        for number, (start, stop) in enumerate(spans):
+            squaring.read_from(f"piece.{number}", self._own.slice(start, stop), (stop - start,))
+        squaring.write_to("squares", self._squares, (1,))
+        self._square = self._repeated("the norm of the gradient", squaring.run)
 
     def _counted_spans(self) -> Iterator[tuple[int, int]]:
         """Elements updated by this rank that count here in the sum of squares over all ranks; adjacent ones joined."""
@@ -111,22 +113,8 @@ class PartTrainer(ZeroTrainer):
                     yield first, last
                 open_at = None
 
-    def _bind_squares(self, start: int, stop: int) -> Binding:
-        squaring = Binding(self._open(square_sum_graph()), self._sessions.device)
-        squaring.read_from("gradients", self._own.slice(start, stop), (stop - start,))
-        squaring.write_to("squares", self._squares, (1,))
-        return squaring
-
     def _sum_squares(self) -> None:
-        total = np.zeros(1)
-        for squaring in self._squarings:
-            squaring.run()
-            total += self._squares.read()
-        if not self._spec.parallel.zero and self._ranks.place.data:
-            # Each replica has the whole gradient. A sum of each over its own ranks may differ in rounding, and then
-            # the replicas' parameters would.
-            total[:] = 0
-        self._squares.write(total)
+        self._square()
         self._ranks.world.all_reduce(self._squares)
 
     def _sum_norms(self, sums: Buffer) -> None:
@@ -139,30 +127,28 @@ class PartTrainer(ZeroTrainer):
 
     def _reduce_gradients(self) -> None:
         self._tied.sum_gradients(self._gradients)
-        if self._spec.parallel.zero:
-            super()._reduce_gradients()
-        else:
-            self._comm.all_reduce(self._gradients)
+        super()._reduce_gradients()
 
     def _sum_over_ranks(self) -> None:
         if self._statistics.count:
             self._comm.all_reduce(self._statistics)
-        tail = self._tail.read()
         if not self._ranks.speaks:
-            tail[:CONTROL_VALUES] = 0
-        self._tail.write(tail)
+            self._tail.slice(0, CONTROL_VALUES).fill(0)
         self._ranks.world.all_reduce(self._tail)
 
     def _apply(self) -> None:
         super()._apply()
         self._tied.take_over(self._parameters)
-        take_over_common(self._parameters, self._common, self._ranks.parts)
+        self._common.take_over(self._parameters)
+        self._sessions.device.free_memory()
 
     def evaluate(
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
     ) -> EvaluationOutcome:
         """See the protocol."""
-        return super().evaluate(self._together(batches), control_values)
+        found = super().evaluate(self._together(batches), control_values)
+        self._sessions.device.free_memory()
+        return found
 
     def _together(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield batches until the first rank of the replica has no more. A rank that was asked to exit has none."""
@@ -190,10 +176,33 @@ class PartTrainer(ZeroTrainer):
         """
         self._running.copy_from(self._parameters.slice(*self._state_span))
         self._statistics.copy_from(self._running)
-        tail = self._pass([batch], [seed])
-        loss = HostBuffer(np.array([tail[0] if self._ranks.speaks else 0.0], np.float64))
+        found = self._loss_of(batch, seed)
+        loss = HostBuffer(np.array([found if self._ranks.speaks else 0.0], np.float64))
         self._ranks.replica.all_reduce(loss)
+        self._sessions.device.free_memory()
         return float(loss.array[0]), self._gradients
+
+    def _loss_of(self, batch: MicroBatch, seed: int) -> float:
+        """Run the passes of a micro-batch; its summed loss, where it is computed."""
+        return float(self._pass([batch], [seed])[0])
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Meanwhile, compute in fp32, whatever the run's precision. Collective over the ranks of the model."""
+        mine, self._sessions = self._sessions, self._sessions.exact()
+        if self._sessions is mine:
+            yield
+            return
+        self._open_passes()
+        try:
+            yield
+        finally:
+            self._sessions = mine
+            self._open_passes()
+            self._tie_metrics()
+
+    def compare_precision(self, exact: npt.NDArray[np.float32], batch: MicroBatch, seed: int) -> None:
+        """Warn if the gradient of this rank is far from `exact`, the one in fp32. Collective like `exact`."""
 
     def forget_gradient(self) -> None:
         """Leave no gradient for the next step."""
@@ -205,7 +214,3 @@ class PartTrainer(ZeroTrainer):
             return dict(super().state())
         whole = {name: each.part if isinstance(each, Shard) else each for name, each in self._moments.items()}
         return {"parameters": self._parameters, **whole}
-
-    def _drop_update(self) -> None:
-        super()._drop_update()
-        del self._squarings

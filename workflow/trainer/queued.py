@@ -16,18 +16,21 @@ import numpy.typing as npt
 
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda.algorithms import PURPOSE, choices
-from ortflow.workflow.device.capture import Repeated
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.capture import Agreement, Repeated
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import TOKEN
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import FACTOR
+from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
-from ortflow.workflow.trainer.overlap import Overlap, overlapped, suits
+from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped
 from ortflow.workflow.trainer.precision_check import apart
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
@@ -57,13 +60,15 @@ class QueuedTrainer(GraphTrainer):
         device = self._sessions.device
         assert isinstance(device, CudaDevice)
         self._device = device
+        self._repeats: dict[str, Repeated] = {}
+        """Repeated work by its name in the log."""
         self._scale, self._factor = self._numbers([1.0]), self._numbers([math.nan])
         clip = self._spec.train.clip_norm
         self._max_norm = self._numbers([math.inf if clip is None else clip])
         super()._open_for_training()
         self._scaler: LossScale | None = None
         self._unit = unit_of(self._graphs.inputs, self._spec.data.micro_batch)
-        if LOSS_SCALE in self._first.inputs:
+        if self._scales_loss():
             self._set_scale(loss_scale_of(self._spec.train.loss_scale))
         state = self._parameters.slice(*self._state_span)
         assert isinstance(state, CudaBuffer)
@@ -75,11 +80,17 @@ class QueuedTrainer(GraphTrainer):
         choices().keep_in(self._graphs.root / PURPOSE)
         self._repeat()
 
+    def _scales_loss(self) -> bool:
+        """Whether the gradients of a micro-batch are multiplied by a loss scale."""
+        return LOSS_SCALE in self._first.inputs
+
     def _open_train(self) -> onnxruntime.InferenceSession:
         """With several ranks, one that sums the gradients while it computes them."""
         self._overlap: Overlap | None = None
         found = None
-        if suits(self._spec):
+        spec = self._spec
+        # Under ZeRO, in a divided model and with off-loading, the gradient is summed otherwise.
+        if spec.accumulation == 1 and not (spec.parallel.zero or spec.divides or spec.train.offload != "none"):
             found = overlapped(self._sessions, self._comm, self._graphs.train, self.index)
         if found is None:
             return super()._open_train()
@@ -110,42 +121,72 @@ class QueuedTrainer(GraphTrainer):
         return binding
 
     def _bind_scaling(self) -> Binding:
-        shape = (self._gradients.count,)
-        scaling = Binding(self._sessions.open_fastest(self._graphs.gradient), self._device)
+        scaling, shape = self._bind_factor(self._sessions.open_fastest(self._graphs.gradient)), (self._gradients.count,)
         scaling.read_from("gradients", self._gradients, shape)
+        if FACTOR not in scaling.outputs:
+            scaling.write_to("gradients.out", self._gradients, shape)
+        return scaling
+
+    def _bind_factor(self, session: onnxruntime.InferenceSession) -> Binding:
+        """A `queued_gradient_graph`, bound to all but the gradients."""
+        scaling = Binding(session, self._device)
         for place, name in enumerate(("loss", "weight")):
             scaling.read_from(name, self._tail.slice(place, place + 1), (1,))
         scaling.read_from("loss_scale", self._scale, (1,))
         scaling.read_from("max_norm", self._max_norm, (1,))
         if FACTOR in scaling.outputs:
             scaling.write_to(FACTOR, self._factor, (1,))
-        else:
-            scaling.write_to("gradients.out", self._gradients, shape)
         for place, name in ((NORM, "norm"), (USEFUL, "useful")):
             scaling.write_to(name, self._tail.slice(place, place + 1), (1,))
         return scaling
 
-    def _bind_update(self) -> None:
-        super()._bind_update()
-        self._update.read_from(FACTOR, self._factor, (1,))
+    def _bind_pieces(
+        self,
+        session: onnxruntime.InferenceSession,
+        cuts: Sequence[Segment],
+        gradients: Buffer | Shard,
+        moments_: Mapping[str, Buffer | Shard] | None = None,
+    ) -> Binding:
+        update = super()._bind_pieces(session, cuts, gradients, moments_)
+        update.read_from(FACTOR, self._factor, (1,))
+        return update
+
+    def _repeated(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
+        return self._captured(name, run).run
+
+    def _captured(
+        self, name: str, run: Callable[[], None], obstacle: str = "", agreement: Agreement | None = None
+    ) -> Repeated:
+        """Work that is captured as a CUDA graph, unless the run file forbids it or there is an obstacle.
+
+        Only the first work of a name says so in the log.
+        """
+        note = self._report.note if self._comm.rank == 0 and name not in self._repeats else lambda line: None
+        made = Repeated(
+            self._device, name, run, note, obstacle, wanted=self._spec.resources.cuda_graph, agreement=agreement
+        )
+        self._repeats.setdefault(name, made)
+        return made
 
     def _repeat(self) -> None:
-        """The work that is queued repeatedly."""
+        """The passes over micro-batches and the scaling, as work that is queued repeatedly."""
         asked = self._spec.resources.cuda_graph
         drawn = obstacle_in(self._sessions.form_of(self._graphs.train) or self._graphs.train) if asked else ""
         if copied := sorted(self._first.read_on_host):
             drawn = (
                 f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it to the host for each micro-batch"
             )
-        note = self._report.note if self._comm.rank == 0 else lambda line: None
+        agreement = self._agreement()
+        self._first_run = self._captured("a micro-batch", self._run_first, drawn, agreement)
+        self._further_run = self._captured("another micro-batch", self._run_further, drawn, agreement)
+        self._scale_gradient = self._repeated("the scaling of the gradient", self._scaling.run)
 
-        def repeated(name: str, queue: Callable[[], None], obstacle: str = "") -> Repeated:
-            return Repeated(self._device, name, queue, note, obstacle, wanted=asked)
-
-        self._first_run = repeated("a micro-batch", self._run_first, drawn)
-        self._further_run = repeated("another micro-batch", self._run_further, drawn)
-        self._scaling_run = repeated("the scaling of the gradient", lambda: self._scaling.run())
-        self._update_run = repeated("the update", lambda: self._update.run())
+    def _agreement(self) -> Agreement | None:
+        """The ranks whose passes contain sums over all of them; None if passes have none."""
+        if self._overlap is None:
+            return None
+        assert isinstance(self._comm, NcclCommunicator)
+        return OverRanks(self._comm)
 
     def _run_first(self) -> None:
         # Running statistics are updated by each micro-batch, as in PyTorch.
@@ -179,41 +220,46 @@ class QueuedTrainer(GraphTrainer):
         tail[CONTROL_VALUES : CONTROL_VALUES + len(control_values)] = control_values
         self._given.send(tail)
         self._tail.copy_from(self._given)
-        self._queue_batches(batches, seeds)
-        if self._overlap is None:
-            self._comm.all_reduce(self._sync)
-        else:
-            self._overlap.watch()
-        self._scaling_run.run()
+        self._accumulate(batches, seeds)
+        self._sum_over_ranks()
+        self._queue_scaling()
         self._result.queue()
         self._rate.send(np.array([learning_rate], np.float32))
         self._update_number.send(np.array([update], np.int64))
         self.before_update()
-        self._update_run.run()
+        self._apply()
         outcome = self._outcome(self._wait(), len(control_values))
         if outcome.skipped is None:
             self._adopt_statistics()
         else:
             # Scaling by what is NaN or infinite reached the padding, which no later step writes and every norm reads.
-            self._gradients.fill(0)
+            self._forget_gradients()
         self._device.settle()
         return outcome
 
-    def _queue_batches(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> None:
-        self._statistics.copy_from(self._state)
-        fresh = True
-        for batch, seed in zip(batches, seeds, strict=True):
-            if batch.count == 0:
-                continue
-            binding, run = (self._first, self._first_run) if fresh else (self._further, self._further_run)
-            self._feed(binding, batch, seed)
-            onnxruntime.set_seed(seed)
-            run.run(binding.fed)
-            fresh = False
-        if fresh:
-            self._gradients.fill(0)
-            if self._overlap is not None:
-                self._overlap.finish()
+    def _forward_and_backward(self, batch: MicroBatch, seed: int, *, fresh: bool = True) -> npt.NDArray[np.float32]:
+        """See GraphTrainer. Only queues: the sums stay on the device, and the samples are in the tail already."""
+        binding, run = (self._first, self._first_run) if fresh else (self._further, self._further_run)
+        self._feed(binding, batch, seed)
+        onnxruntime.set_seed(seed)
+        run.run(binding.fed)
+        return np.zeros(TAIL, np.float32)
+
+    def _without_samples(self) -> None:
+        super()._without_samples()
+        self._first_run.skip()
+        if self._overlap is not None:
+            self._overlap.finish()
+
+    def _sum_over_ranks(self) -> None:
+        if self._overlap is None:
+            super()._sum_over_ranks()
+        else:
+            self._overlap.watch()
+
+    def _queue_scaling(self) -> None:
+        """Norm, factor, and whether the gradient is usable."""
+        self._scale_gradient()
 
     def _wait(self) -> npt.NDArray[np.float32]:
         """The tail after scaling."""
@@ -300,7 +346,12 @@ class QueuedTrainer(GraphTrainer):
         if self._overlap is not None and (operators := self._sessions.operators) is not None:
             operators.on_bucket = None
         self._overlap = None
-        del self._first_run, self._further_run, self._scaling_run, self._update_run, self._loss, self._result
+        self._repeats.clear()
+        del self._scale_gradient, self._loss, self._result
+
+    def _drop_passes(self) -> None:
+        super()._drop_passes()
+        del self._first_run, self._further_run
 
 
 def obstacle_in(graph: Path) -> str:

@@ -139,7 +139,7 @@ class ShardedTrainer(ZeroTrainer):
         tail = np.zeros(TAIL, np.float32)
         for batch, seed in zip(batches, seeds, strict=True):
             if batch.count:
-                tail += self._forward_and_backward(self._first, batch, seed)
+                tail += self._forward_and_backward(batch, seed)
             else:
                 self._exchange.take_part(TRAINING)
         return tail

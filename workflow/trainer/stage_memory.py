@@ -5,43 +5,40 @@ Called by `stage_runner` and `stage_evaluation`.
 
 from __future__ import annotations
 
-import ctypes
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-
 from ortflow.workflow.device import Buffer, Device
-from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.session import Binding
-from ortflow.workflow.trainer.stage_wire import Held
+from ortflow.workflow.trainer.recycled import Held
 
 _DTYPES = {
     "tensor(bool)": "bool", "tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16",
     "tensor(int32)": "int32", "tensor(int64)": "int64", "tensor(int8)": "int8", "tensor(uint8)": "uint8",
     "tensor(uint64)": "uint64", "tensor(uint32)": "uint32", "tensor(int16)": "int16", "tensor(uint16)": "uint16",
+    "tensor(bfloat16)": "uint16",
 }  # fmt: skip
+_BFLOAT16 = 16
+"""As ONNX counts types; numpy has none."""
 
 
 def held(value: onnxruntime.OrtValue, device: Device) -> Held:
     """An output of a binding, in the binding's memory."""
-    if device.kind != "cpu":
-        raise OrtflowError(f"stages of a pipeline do not run on {device.kind} yet")
-    dtype, shape = np.dtype(_DTYPES[value.data_type()]), tuple(value.shape())
-    count = int(np.prod(shape, dtype=np.int64))
+    kind, shape = value.data_type(), tuple(value.shape())
+    count, element = math.prod(shape), _BFLOAT16 if kind == "tensor(bfloat16)" else None
     if not count:
-        return Held(device.allocate(0, dtype), shape)
-    memory = (ctypes.c_byte * (count * dtype.itemsize)).from_address(value.data_ptr())
-    return Held(HostBuffer(np.ctypeslib.as_array(memory).view(dtype)), shape)
+        return Held(device.allocate(0, _DTYPES[kind]), shape, element)
+    return Held(device.view(value.data_ptr(), count, _DTYPES[kind]), shape, element)
 
 
 def give(binding: Binding, values: Mapping[str, Held]) -> None:
     """Bind values to the inputs of a graph."""
     for name, each in values.items():
-        binding.read_from(name, each.buffer, each.shape)
+        binding.read_from(name, each.buffer, each.shape, each.element)
 
 
 def handed_out(outputs: Iterable[str], index: FlatIndex) -> list[str]:

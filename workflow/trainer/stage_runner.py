@@ -6,11 +6,8 @@ next pass runs, and gradients are added up in the order of the micro-batches. `s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer, Device
@@ -21,8 +18,9 @@ from ortflow.workflow.parallel.schedule import Action, Kind, schedule
 from ortflow.workflow.parallel.stage import Stage, StageSet, gradient_from_next, gradient_of
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.recycled import Held
 from ortflow.workflow.trainer.stage_memory import GradientSums, Pool, give, handed_out, held
-from ortflow.workflow.trainer.stage_wire import Arrival, Held, Wire
+from ortflow.workflow.trainer.stage_wire import Arrival, Wire
 
 AHEAD = 2
 """Messages whose receives are posted before the passes that need them."""
@@ -84,6 +82,11 @@ class StageRunner:
         self.wire, self.device = Wire(pipeline, sessions.device, len(stages.stages)), sessions.device
         self._sessions, self._index, self._bind = sessions, index, bind
         self._gradients, self._scratch = gradients, scratch
+        self.ahead = 0
+        """Receives posted ahead: none in the first step, in which memory grows and kernels are loaded.
+
+        A GPU may have to be idle for both, and a message in progress keeps it busy.
+        """
         mine = stages.of_rank(self.rank)
         # The last chunk's backward pass is the first of all: what it has a gradient of, other chunks add to.
         first = {name: number for number, stage in enumerate(mine) for name in stage.trained}
@@ -117,6 +120,10 @@ class StageRunner:
             both = passes(self._sessions.open_fastest(stages.both(number)))
         return Chunk(stage, forward, made, backward, both, sums)
 
+    def reads(self, name: str) -> bool:
+        """Whether a graph of this rank has an input of this name."""
+        return any(name in each.inputs for chunk in self.chunks for each in (*chunk.backward, *chunk.both))
+
     def run(
         self,
         batches: Sequence[MicroBatch],
@@ -149,6 +156,7 @@ class StageRunner:
             unwritten.fill(0)
         actions = schedule(self._kind, self.stages.ranks, len(work), self.stages.chunks)
         Step(self, actions, work, feed, before_forward, after_loss).run()
+        self.ahead = AHEAD
 
 
 class Step:
@@ -219,7 +227,7 @@ class Step:
             batch, forward = self._work[message.micro_batch][0], message.direction == "forward"
             activations = ("forward", message.stage if forward else message.stage - 1)
             ahead = sum(posted > place for posted in self._posted)
-            if next_one > place and (ahead >= AHEAD or not self._wire.knows(activations, batch)):
+            if next_one > place and (ahead >= self._runner.ahead or not self._wire.knows(activations, batch)):
                 return
             values, source = self._runner.stages.stages[activations[1]].sends, message.sender[0]
             if forward:
@@ -293,9 +301,8 @@ class Step:
         shapes = self._wire.shapes(("forward", stage.number - 1), stage.receives, batch) if stage.number else {}
         for value in stage.receives:
             if value.gradient and value.name not in stage.passed:
-                shape = shapes[value.name]
-                made[value.name] = Held(self._device.allocate(math.prod(shape), np.dtype(value.dtype)), shape)
-                binding.write_to(gradient_of(value.name), made[value.name].buffer, shape)
+                mine = made[value.name] = self._wire.memory.take(shapes[value.name], value.dtype)
+                binding.write_to(gradient_of(value.name), mine.buffer, mine.shape)
         binding.run()
         chunk.sums.add(first=not action.micro_batch)
         self._send_back(place, stage, {**arrived, **made})

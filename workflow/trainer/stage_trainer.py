@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.device import HALF_PRECISIONS
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.parallel.stage import StageSet
+from ortflow.workflow.parallel.stage import HALF, StageSet
 from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
 from ortflow.workflow.trainer.graph import TAIL
@@ -25,11 +26,14 @@ class StageTrainer(PartTrainer):
 
     def _open_passes(self) -> None:
         stages, parallel = StageSet.load(self.graphs.root), self._spec.parallel
+        training = stages
+        if self._sessions.device.precision in HALF_PRECISIONS:
+            training = StageSet.load(self.graphs.root, HALF)
         if self._scratch is None and stages.chunks > 1:
             # Chunks of one rank may give gradients of the same weight.
             self._scratch = self._sessions.device.allocate(self.index.trained, np.float32)
         self._runner = StageRunner(
-            stages, parallel.schedule, self._ranks.stages, self._sessions, self.index, self._bind_training,
+            training, parallel.schedule, self._ranks.stages, self._sessions, self.index, self._bind_training,
             self._gradients, self._scratch,
         )  # fmt: skip
         self._evaluations: list[Binding] = []
@@ -53,11 +57,15 @@ class StageTrainer(PartTrainer):
         tail = np.zeros(TAIL, np.float32)
 
         def after_loss() -> None:
-            tail[:2] += self._sums.read()
+            self._add_loss(tail)
 
         self._runner.run(batches, seeds, feed=self._feed, before_forward=self._move_statistics, after_loss=after_loss)
         tail[2] = sum(batch.count for batch in batches)
         return tail
+
+    def _add_loss(self, tail: npt.NDArray[np.float32]) -> None:
+        """Add the sums of the loss of a micro-batch to those of the step."""
+        tail[:2] += self._sums.read()
 
     def _move_statistics(self) -> None:
         self._running.copy_from(self._statistics)

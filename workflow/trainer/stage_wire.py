@@ -14,24 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.comm import Communicator, Request
-from ortflow.workflow.device import Buffer, Device
+from ortflow.workflow.device import Device
+from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.stage import Value
 from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.recycled import Held, Recycled, Shape
 
-Shape = tuple[int, ...]
 Link = tuple[str, int]
 """forward, backward or eval, and the sending stage."""
 _MOST_AXES = 8
-_KINDS = ("forward", "backward", "eval")
-
-
-@dataclass(frozen=True)
-class Held:
-    """A value in the memory of the device."""
-
-    buffer: Buffer
-    shape: Shape
+_KINDS = {"forward": 0, "backward": 1, "eval": 0}
+"""Evaluation and training never have messages in progress at the same time."""
 
 
 @dataclass
@@ -52,7 +46,13 @@ class Wire:
     """The messages of one rank of a pipeline; see the module."""
 
     def __init__(self, pipeline: Communicator, device: Device, stages: int) -> None:
-        self._comm, self._device, self._stages = pipeline, device, stages
+        self._comm, self._stages = pipeline, stages
+        self.memory = Recycled(device)
+        ranks = pipeline.world_size
+        ends = [(number % ranks, (number + 1) % ranks, number) for number in range(stages - 1)]
+        forward = [(here, following, self._tag(("forward", number))) for here, following, number in ends]
+        backward = [(following, here, self._tag(("backward", number + 1))) for here, following, number in ends]
+        pipeline.connect_links([*forward, *backward])
         self._shapes: dict[tuple[Link, object], list[Shape]] = {}
 
     def send(
@@ -69,8 +69,7 @@ class Wire:
         requests = []
         if key not in self._shapes:
             self._shapes[key] = shapes
-            header = self._device.allocate(len(values) * (_MOST_AXES + 1), np.int64)
-            header.write(_packed(values, shapes))
+            header = HostBuffer(_packed(values, shapes))
             requests.append(self._comm.start_send(header, to, self._tag(link, 1)))
         for value, shape, known in zip(values, shapes, self._shapes[key], strict=True):
             if shape != known:
@@ -99,7 +98,7 @@ class Wire:
         """Begin to receive activations; waits for their shapes if these are not known."""
         key = link, signature(batch)
         if key not in self._shapes:
-            header = self._device.allocate(len(values) * (_MOST_AXES + 1), np.int64)
+            header = HostBuffer(np.zeros(len(values) * (_MOST_AXES + 1), np.int64))
             self._comm.receive(header, source, self._tag(link, 1))
             self._shapes[key] = _unpacked(header.read(), len(values))
         return self._start_receive(link, values, self._shapes[key], source)
@@ -121,14 +120,13 @@ class Wire:
     def _start_receive(self, link: Link, values: Sequence[Value], shapes: Sequence[Shape], source: int) -> Arrival:
         arrival = Arrival({})
         for value, shape in zip(values, shapes, strict=True):
-            buffer = self._device.allocate(int(np.prod(shape, dtype=np.int64)), np.dtype(value.dtype))
-            arrival.values[value.name] = Held(buffer, shape)
-            arrival.requests.append(self._comm.start_receive(buffer, source, self._tag(link)))
+            arriving = arrival.values[value.name] = self.memory.take(shape, value.dtype)
+            arrival.requests.append(self._comm.start_receive(arriving.buffer, source, self._tag(link)))
         return arrival
 
     def _tag(self, link: Link, header: int = 0) -> int:
         kind, stage = link
-        return 2 * (_KINDS.index(kind) * self._stages + stage) + header
+        return 2 * (_KINDS[kind] * self._stages + stage) + header
 
 
 def signature(batch: MicroBatch) -> object:

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortflow.workflow.comm import Communicator
-from ortflow.workflow.device import Buffer
-from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.comm import TAGS, Communicator, Request
+from ortflow.workflow.device import Buffer, Device
 from ortflow.workflow.parallel.ties import Tie
+
+TAG = TAGS - 1
+"""Of all these messages, which two ranks send and receive in the same order; no stage's."""
 
 
 class TiedWeights:
@@ -26,51 +28,72 @@ class TiedWeights:
         This rank's ties; see `ties`.
     stages
         The ranks of its pipeline, ordered by stage.
+    device
+        Where its buffers are.
     """
 
-    def __init__(self, ties: Sequence[Tie], stages: Communicator) -> None:
+    def __init__(self, ties: Sequence[Tie], stages: Communicator, device: Device) -> None:
         self._ties, self._stages = ties, stages
+        pairs = {(tie.stages[0], stage) for tie in ties for stage in tie.stages[1:]}
+        stages.connect_links([(*ends, TAG) for first, other in pairs for ends in ((other, first), (first, other))])
+        mine = [tie.stop - tie.start for tie in ties if tie.stages[0] == stages.rank]
+        self._arriving = device.allocate(max(mine, default=0), np.float32)
 
     def sum_gradients(self, gradients: Buffer) -> None:
         """Sum the gradient of each tied tensor over the stages; on stages that do not update it, set it to zero."""
-        here, requests = self._stages.rank, []
-        for number, tie in enumerate(self._ties):
+        here, requests, sent = self._stages.rank, list[Request](), list[Buffer]()
+        for tie in self._ties:
             mine = gradients.slice(tie.start, tie.stop)
             if tie.stages[0] != here:
-                requests.append(self._stages.start_send(HostBuffer(mine.read()), tie.stages[0], number))
-                mine.fill(0)
+                requests.append(self._stages.start_send(mine, tie.stages[0], TAG))
+                sent.append(mine)
                 continue
-            total = mine.read()
-            arriving = HostBuffer(np.empty_like(total))
             for stage in tie.stages[1:]:
-                self._stages.receive(arriving, stage, number)
-                with np.errstate(invalid="ignore", over="ignore"):
-                    total += arriving.array
-            mine.write(total)
+                arriving = self._arriving.slice(0, mine.count)
+                self._stages.receive(arriving, stage, TAG)
+                mine.add(arriving)
         for request in requests:
             request.wait()
+        for each in sent:
+            each.fill(0)
 
     def take_over(self, parameters: Buffer) -> None:
         """Copy the values from the stage that updates a tensor to all that hold it."""
         here, requests = self._stages.rank, []
-        for number, tie in enumerate(self._ties):
+        for tie in self._ties:
             mine = parameters.slice(tie.start, tie.stop)
             if tie.stages[0] == here:
-                requests += [self._stages.start_send(mine, stage, number) for stage in tie.stages[1:]]
+                requests += [self._stages.start_send(mine, stage, TAG) for stage in tie.stages[1:]]
             else:
-                self._stages.receive(mine, tie.stages[0], number)
+                self._stages.receive(mine, tie.stages[0], TAG)
         for request in requests:
             request.wait()
 
 
-def take_over_common(parameters: Buffer, spans: Sequence[tuple[int, int]], parts: Communicator) -> None:
-    """Copy the first part's values of tensors that all parts hold to all parts."""
-    requests = []
-    for number, (start, stop) in enumerate(spans):
-        mine = parameters.slice(start, stop)
-        if parts.rank:
-            parts.receive(mine, 0, number)
-        else:
-            requests += [parts.start_send(mine, part, number) for part in range(1, parts.world_size)]
-    for request in requests:
-        request.wait()
+class CommonWeights:
+    """Tensors that all parts hold.
+
+    Parameters
+    ----------
+    spans
+        Their elements of the local flat buffers; see `common`.
+    parts
+        The ranks that share the layers.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int]], parts: Communicator) -> None:
+        self._spans, self._parts = spans, parts
+        if spans:
+            parts.connect_links([(0, part, TAG) for part in range(1, parts.world_size)])
+
+    def take_over(self, parameters: Buffer) -> None:
+        """Copy the first part's values to all parts."""
+        requests, parts = [], self._parts
+        for start, stop in self._spans:
+            mine = parameters.slice(start, stop)
+            if parts.rank:
+                parts.receive(mine, 0, TAG)
+            else:
+                requests += [parts.start_send(mine, part, TAG) for part in range(1, parts.world_size)]
+        for request in requests:
+            request.wait()

@@ -8,13 +8,14 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
 from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.autodiff.compose import compose
@@ -22,14 +23,17 @@ from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.layout import ALIGNMENT, share
 from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.optim.gradient import gradient_graph, square_sum_graph
+from ortflow.workflow.optim.gradient import gradient_graph, square_sum_graph, square_sums_graph
 from ortflow.workflow.optim.graph import optimizer_graph
+from ortflow.workflow.optim.guard import CHANGES, GRADIENTS
 from ortflow.workflow.optim.lamb_shares import apply_graph, change_graph
 from ortflow.workflow.optim.segments import Piece, pieces, segments
 from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.spec.optimizers import Lamb, moments
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.graph import TAIL, GraphTrainer
+
+Moments = Mapping[str, Buffer | Shard]
 
 
 class ZeroTrainer(GraphTrainer):
@@ -39,7 +43,7 @@ class ZeroTrainer(GraphTrainer):
         device, spec, trained = self._sessions.device, self._spec, self.index.trained
         start, stop = share(trained, self._sharers.rank, self._sharers.world_size)
         kept = moments(spec.train.optimizer)
-        self._moments = {name: Shard(device.allocate(stop - start, np.float32), start, trained) for name in kept}
+        self._moments = self._allocate_moments(kept, start, stop)
         self._each = spec.parallel.zero == 3 or (spec.parallel.zero == 2 and spec.accumulation > 1)
         """Gradients are reduced over the ranks after each micro-batch, not after the last."""
         own = device.allocate(stop - start, np.float32) if self._each else self._gradients.slice(start, stop)
@@ -54,25 +58,44 @@ class ZeroTrainer(GraphTrainer):
                 f"{sum(moment.part.count for moment in self._shards) * ITEM} allocated on rank 0"
             )
 
+    def _allocate_moments(self, kept: Sequence[str], start: int, stop: int) -> Mapping[str, Shard]:
+        """The named moments of this rank's share, elements [start, stop)."""
+        device, trained = self._sessions.device, self.index.trained
+        return {name: Shard(device.allocate(stop - start, np.float32), start, trained) for name in kept}
+
     @property
     def _sharers(self) -> Communicator:
-        """The ranks over which the moments are sharded."""
-        return self._comm
+        """The ranks over which the moments are sharded; in stage 0 this rank alone."""
+        return self._comm if self._spec.parallel.zero else SoloCommunicator()
 
     @property
     def _shards(self) -> list[Shard]:
         return [moment for moment in self._moments.values() if isinstance(moment, Shard)]
 
-    def _open(self, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-        own = with_kernels(model) if self._sessions.kernels else model
+    def _open(self, model: onnx.ModelProto, change: str = GRADIENTS) -> onnxruntime.InferenceSession:
+        """A session of a graph of the update, whose inputs `change` + number are NaN if the step must be skipped."""
+        own = with_kernels(model) if self._own_kernels else model
         return self._sessions.open(compose(own).SerializeToString())
+
+    @property
+    def _own_kernels(self) -> bool:
+        """Whether graphs of the update may contain our operators for the CPU."""
+        return bool(self._sessions.kernels)
+
+    def _square_sum(self, pieces: int | None = None) -> onnx.ModelProto:
+        """The graph that sums the squares of a buffer, or of several."""
+        return square_sum_graph() if pieces is None else square_sums_graph(pieces)
+
+    def _bind_squaring(self) -> None:
+        self._squares = self._sessions.device.allocate(1, np.float64)
+        squaring = Binding(self._open(self._square_sum()), self._sessions.device)
+        squaring.read_from("gradients", self._scaled, (self._scaled.count,))
+        squaring.write_to("squares", self._squares, (1,))
+        self._square = self._repeated("the norm of the gradient", squaring.run)
 
     def _bind_scaling(self) -> Binding:
         device, shape = self._sessions.device, (self._scaled.count,)
-        self._squares = device.allocate(1, np.float64)
-        self._squaring = Binding(self._open(square_sum_graph()), device)
-        self._squaring.read_from("gradients", self._scaled, shape)
-        self._squaring.write_to("squares", self._squares, (1,))
+        self._bind_squaring()
         self._scale, self._norm = device.allocate(2, np.float32), device.allocate(1, np.float32)
         scaling = Binding(self._sessions.open(gradient_graph(shared=True).SerializeToString()), device)
         scaling.read_from("gradients", self._scaled, shape)
@@ -90,14 +113,21 @@ class ZeroTrainer(GraphTrainer):
         self._update_number = device.allocate(1, np.int64)
         whole = segments(optimizer, self.index)
         mine = pieces(whole, self._own.start, self._own.stop)
-        self._updates: list[Callable[[], None]]
         if isinstance(optimizer, Lamb):
             self._updates = self._lamb(optimizer, mine, len(whole))
-        elif mine:
-            graph = optimizer_graph(optimizer, mine, kernels=bool(self._sessions.kernels))
-            self._updates = [self._bind_pieces(self._open(graph), mine, self._own).run]
-        else:
-            self._updates = []
+            return
+
+        def bind(some: Sequence[Piece], kept: Moments) -> Binding:
+            session = self._open(optimizer_graph(optimizer, some, kernels=self._own_kernels))
+            return self._bind_pieces(session, some, self._own, kept)
+
+        self._updates = self._passes("the update", mine, bind)
+
+    def _passes(
+        self, name: str, mine: Sequence[Piece], bind: Callable[[Sequence[Piece], Moments], Binding]
+    ) -> list[Callable[[], None]]:
+        """Runs of a graph that updates moments. `bind` opens it for some pieces and binds it to their moments."""
+        return [self._repeated(name, bind(mine, self._moments).run)] if mine else []
 
     def _lamb(self, optimizer: Lamb, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
         """Trust ratios are per tensor, and a rank may have a piece of one: the norms are summed over the ranks."""
@@ -105,21 +135,28 @@ class ZeroTrainer(GraphTrainer):
         add = [lambda: sums.fill(0), lambda: self._sum_norms(sums)]
         if not mine:
             return add
-        change = self._bind_pieces(self._open(change_graph(optimizer, mine)), mine, self._own)
-        apply = self._bind_pieces(self._open(apply_graph(mine, tensors)), mine, self._own)
+        places = {"weights": 0, "changes": tensors}
+
+        def bind(some: Sequence[Piece], kept: Moments) -> Binding:
+            change = self._bind_pieces(self._open(change_graph(optimizer, some)), some, self._own, kept)
+            for number, piece in enumerate(some):
+                change.write_to(f"change.{number}", self._own.slice(piece.start, piece.stop), (piece.count,))
+            for name, place in places.items():
+                first = place + some[0].number
+                change.write_to(name, sums.slice(first, first + len(some)), (len(some),))
+            return change
+
+        apply = self._bind_pieces(self._open(apply_graph(mine, tensors), CHANGES), mine, self._own)
         for number, piece in enumerate(mine):
-            part = self._own.slice(piece.start, piece.stop)
-            change.write_to(f"change.{number}", part, (piece.count,))
-            apply.read_from(f"change.{number}", part, (piece.count,))
-        for place, name in ((0, "weights"), (tensors, "changes")):
-            here = sums.slice(place + mine[0].number, place + mine[0].number + len(mine))
-            change.write_to(name, here, (len(mine),))
+            apply.read_from(f"change.{number}", self._own.slice(piece.start, piece.stop), (piece.count,))
+        for name, place in places.items():
             apply.read_from(name, sums.slice(place, place + tensors), (tensors,))
-        return [add[0], change.run, add[1], apply.run]
+        changes = self._passes("the change", mine, bind)
+        return [add[0], *changes, add[1], self._repeated("the update", apply.run)]
 
     def _sum_norms(self, sums: Buffer) -> None:
         """Squares of the weights of all tensors, then of their changes, over the ranks."""
-        self._comm.all_reduce(sums)
+        self._sharers.all_reduce(sums)
 
     def _add_up(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
         if not self._each:
@@ -140,7 +177,10 @@ class ZeroTrainer(GraphTrainer):
 
     def _reduce_gradients(self) -> None:
         """The sum over the ranks of the elements that this rank updates."""
-        self._comm.reduce_scatter(self._gradients)
+        if self._spec.parallel.zero:
+            self._comm.reduce_scatter(self._gradients)
+        else:
+            self._comm.all_reduce(self._gradients)
 
     def _sum_over_ranks(self) -> None:
         self._comm.all_reduce(self._sync.slice(self._gradients_held, self._sync.count))
@@ -151,12 +191,11 @@ class ZeroTrainer(GraphTrainer):
 
     def _sum_squares(self) -> None:
         """Squares of the gradients over all ranks."""
-        self._squaring.run()
-        self._comm.all_reduce(self._squares)
+        self._square()
+        self._sharers.all_reduce(self._squares)
 
     def _apply(self) -> None:
-        for run in self._updates:
-            run()
+        super()._apply()
         self._sharers.all_gather(self._parameters.slice(0, self.index.trained))
 
     def _forget_gradients(self) -> None:
@@ -170,4 +209,5 @@ class ZeroTrainer(GraphTrainer):
         super().give_memory_back()
 
     def _drop_update(self) -> None:
-        del self._own, self._scaled, self._squaring, self._updates, self._scaling
+        super()._drop_update()
+        del self._own, self._scaled, self._square

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.graph.domains import CPU_DOMAIN
+from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, import_domain, replace
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.writer import Writer
@@ -58,7 +58,7 @@ def collective(
 
 def is_collective(node: onnx.NodeProto) -> bool:
     """Whether the node is one."""
-    return bool(node.op_type == OPERATOR and node.domain == CPU_DOMAIN)
+    return bool(node.op_type == OPERATOR and node.domain in (CPU_DOMAIN, CUDA_DOMAIN))
 
 
 def kind_of(node: onnx.NodeProto) -> Kind:
@@ -86,13 +86,14 @@ def finish(model: onnx.ModelProto) -> None:
 
     The last change to a graph: the nodes must be sorted, and keep their order from then on.
     """
-    _drop_copies(model.graph)
+    drop_copies(model.graph)
     in_order(model.graph)
     _draw_in_order(model.graph)
     import_domain(model, CPU_DOMAIN)
 
 
-def _drop_copies(graph: onnx.GraphProto) -> None:
+def drop_copies(graph: onnx.GraphProto) -> None:
+    """Take the nodes of kind COPY out of a differentiated graph, in place."""
     outputs = {value.name for value in graph.output}
     names: dict[str, str] = {}
     kept = []

@@ -32,13 +32,13 @@ class Derivative:
     """Names of the gradients that the backward pass starts from."""
 
 
-def carries_gradient(model: onnx.ModelProto, trained: Collection[str]) -> frozenset[str]:
+def carries_gradient(model: onnx.ModelProto, trained: Collection[str], loss: str = LOSS_SUM) -> frozenset[str]:
     """Values of the whole forward graph between a trained parameter and the loss."""
-    return gradient_path(model.graph, shapes.value_types(model), trained, [LOSS_SUM]).values
+    return gradient_path(model.graph, shapes.value_types(model), trained, [loss]).values
 
 
 def differentiate_pieces(
-    pieces: Sequence[Piece], trained: Sequence[str], carrying: Collection[str]
+    pieces: Sequence[Piece], trained: Sequence[str], carrying: Collection[str], loss: str = LOSS_SUM
 ) -> list[Derivative]:
     """Both passes of each stage.
 
@@ -50,6 +50,8 @@ def differentiate_pieces(
         Parameters of the whole model that are trained.
     carrying
         Values of the whole graph that have a gradient; see `carries_gradient`.
+    loss
+        The output that is differentiated.
 
     Raises
     ------
@@ -63,8 +65,8 @@ def differentiate_pieces(
         weights = [name for name in trained if name in read]
         received = [name for name in piece.receives if name in read and name in carrying]
         given = {name: gradient_from_next(name) for name in behind if name not in piece.passed}
-        ends_here = any(value.name == LOSS_SUM for value in piece.model.graph.output)
-        constant = {LOSS_SUM: LOSS_GRADIENT} if ends_here else {}
+        ends_here = any(value.name == loss for value in piece.model.graph.output)
+        constant = {loss: LOSS_GRADIENT} if ends_here else {}
         model, reached = vector_jacobian_product(piece.model, [*weights, *received], constant, given)
         names = {*reached, *(name for name in behind if name in piece.passed)}
         behind = tuple(name for name in piece.receives if name in names)

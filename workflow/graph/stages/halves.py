@@ -16,6 +16,7 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import needed_by, prune
 from ortflow.workflow.graph.stages.cut import DRAWING, HEAVY
 
@@ -112,7 +113,9 @@ def _types(model: onnx.ModelProto, names: Sequence[str]) -> Mapping[str, onnx.Ty
     graph = model.graph
     types = {value.name: value.type for part in (graph.value_info, graph.input, graph.output) for value in part}
     if any(name not in types for name in names):
-        types = {**shapes.value_types(model), **types}
+        known = element_types(model)
+        found = {name: helper.make_tensor_type_proto(kind, None) for name, kind in known.items() if kind}
+        types = {**found, **shapes.value_types(model), **types}
     # The operators of the CPU library support fp32 only (library.c).
     ours = {name for node in graph.node if node.domain == CPU_DOMAIN for name in node.output}
     fp32 = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)

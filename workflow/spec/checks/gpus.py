@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ortflow.workflow.spec.optimizers import moments
 from ortflow.workflow.spec.problem import KeyPath, Problem, shown
 from ortflow.workflow.spec.run import RunSpec
 
 GPUS: KeyPath = ("resources", "gpus_per_rank")
 TYPE: KeyPath = ("resources", "gpu_type")
 RANKS: KeyPath = ("resources", "ranks_per_node")
+OFFLOAD: KeyPath = ("train", "offload")
 _TYPE = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
 _SLICE = re.compile(r"(?:^|[/_-])\d+g\.\d+gb(?:$|[.+_-])")
 
 
 def check_gpus(spec: RunSpec) -> Iterator[Problem]:
-    """Report every contradiction about GPUs within `resources`; launchers check their own keys."""
+    """Report every contradiction about GPUs within `resources` and `train`; launchers check their own keys."""
+    if spec.train.offload != "none":
+        yield from _offload(spec)
     kind = spec.resources.gpu_type
     if kind is None:
         return
@@ -26,6 +30,27 @@ def check_gpus(spec: RunSpec) -> Iterator[Problem]:
     if not spec.on_gpus:
         what = f"is {kind}, and resources.gpus_per_rank is 0"
         yield Problem(TYPE, what, "set resources.gpus_per_rank to 1, or remove it", others=(GPUS,))
+
+
+def _offload(spec: RunSpec) -> Iterator[Problem]:
+    """What excludes state on the host."""
+
+    def problem(what: str, *others: KeyPath, fix: str = "set it to none") -> Problem:
+        return Problem(OFFLOAD, f"is {spec.train.offload}, and {what}", fix, others=others)
+
+    if not spec.on_gpus:
+        yield problem("ranks on CPUs have the optimizer's state in the host's memory already", GPUS)
+    if spec.trainer.name != "graph":
+        yield problem(f"the optimizer's state is that of the trainer {spec.trainer.name}", ("trainer", "name"))
+    elif spec.model is not None and spec.model.graphs.optimizer:
+        yield problem("model.graphs.optimizer updates all parameters together", ("model", "graphs", "optimizer"))
+    if not moments(spec.train.optimizer):
+        yield problem("this optimizer keeps no state", ("train", "optimizer", "name"))
+    if spec.divides:
+        yield problem(
+            "the state of a divided model is not streamed in this version",
+            ("parallel", "pipeline"), ("parallel", "horizontal"),
+        )  # fmt: skip
 
 
 def is_slice(name: str) -> bool:

@@ -1,0 +1,156 @@
+"""Layers divided over fake GPUs: collectives in captured graphs. The curve is that of one CPU rank."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import stage_models
+from fake_cuda import fake_device
+from graph_build_models import built, run_file
+from operators_on_cpu import needs_compilers, operators_here
+from queued import Fake, outcomes_of
+from test_queued_stages import Rank, alone, check, steps_of
+from thread_links import LinkedNccl, StreamedCuda
+from thread_wire import on_threads
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.comm.staged import StagedCommunicator
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
+from ortflow.workflow.graph.types import GraphSet, fused_of, half_of
+from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import Report, divided_check, opening
+from ortflow.workflow.trainer.queued_part import QueuedPartTrainer
+from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
+from ortflow.workflow.trainer.zero import ZeroTrainer
+
+pytestmark = needs_compilers
+HEADS = 2
+
+
+def settings_of(parts: int, stages: int, replicas: int, **more: Any) -> dict[str, Any]:
+    return {
+        "parallel": {"horizontal": parts, "pipeline": stages}, "resources__gpus_per_rank": 1,
+        "resources__ranks_per_node": parts * stages * replicas, "train__gradient_accumulation": 4,
+        "train__clip_norm": 0.5, "data__micro_batch": 8 // replicas,
+        "train__optimizer": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1}, **more,
+    }  # fmt: skip
+
+
+def plain_forms(folder: Path) -> None:
+    """Leave the graphs with standard operators: those of a GPU would need its compiler."""
+    for path in folder.glob("part-*/*.onnx"):
+        if len(path.suffixes) > 1 and path.suffixes[-2] in (".fused", ".half", ".placed"):
+            path.unlink()
+
+
+def train(
+    root: Path, spec: RunSpec, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, staged: bool
+) -> tuple[list[Rank], LinkedNccl]:
+    library, grid, opens = LinkedNccl(), spec.grid, threading.Lock()
+    fakes = [Fake(monkeypatch, StreamedCuda()) for _ in range(grid.world_size)]
+    kind = QueuedStageTrainer if grid.pipeline > 1 else QueuedPartTrainer
+    monkeypatch.setattr(divided_check, "has_passed", lambda key: False)
+    monkeypatch.setattr(opening, "part_class", lambda spec, device: kind)
+    opened = Sessions.open
+
+    def open_alone(*given: Any, **named: Any) -> Any:
+        # The library gives the next session the operators that were bound last.
+        with opens:
+            return opened(*given, **named)
+
+    monkeypatch.setattr(Sessions, "open", open_alone)
+    # The kernel that sums squares is not a fused one, which alone are emulated.
+    monkeypatch.setattr(QueuedPartTrainer, "_square_sum", ZeroTrainer._square_sum)
+    operators = [operators_here(tmp_path, monkeypatch) for _ in fakes]
+
+    def program(below: Communicator) -> Rank:
+        fake, place = fakes[below.rank], grid.place(below.rank)
+        library.here(fake.library)  # type: ignore[arg-type]
+        world: Communicator = StagedCommunicator(below) if staged else NcclCommunicator(below, fake.device, library)
+        sessions = Sessions(fake.device, 1, "error", fuse=False)
+        sessions._fused = operators[below.rank]
+        trainer = opening.open_divided(GraphSet.load(root), spec, sessions, world, Report(note=fake.log.append))
+        steps = steps_of("transformer", count, place.data, grid.data)
+        trainer.check(steps[0])
+        outcomes = outcomes_of(trainer, steps)  # type: ignore[arg-type]
+        evaluation = trainer.evaluate(steps[0], lambda: [1.0])
+        trainer.before_save()
+        state = {each: shard.part.read() for each, shard in trainer.state().items()}
+        trainer.end_training()
+        world.barrier()
+        if not staged:
+            world.close()
+        assert fake.library.stuck == []  # type: ignore[attr-defined]
+        return Rank(outcomes, evaluation, state, fake.log)
+
+    return on_threads(grid.world_size, program), library
+
+
+@pytest.mark.parametrize(
+    ("parts", "stages", "replicas", "staged"),
+    [(2, 1, 1, False), (2, 1, 1, True), (2, 1, 2, False), (2, 2, 1, False)],
+)
+def test_the_curve_is_that_of_one_rank(
+    parts: int, stages: int, replicas: int, staged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = stage_models.transformer(tmp_path / "model.onnx")
+    settings = settings_of(parts, stages, replicas)
+    expected = alone(model, tmp_path, settings, "transformer", 6)
+    graphs = built(model, **settings)
+    plain_forms(graphs.root)
+    found, library = train(graphs.root, run_file(model, **settings), 6, monkeypatch, tmp_path, staged=staged)
+    check(found, expected)
+    assert any("gradient checked" in line for line in found[0].log)
+    if not staged:
+        assert library.calls.count("ncclAllReduce") > 6 * 4 * 4
+        captured = any("a micro-batch is captured as a CUDA graph" in line for line in found[0].log)
+        assert captured == (stages == 1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_parts_run_the_same_collectives_in_every_form(precision: str, tmp_path: Path) -> None:
+    model = stage_models.transformer(tmp_path / "model.onnx", width=128)
+    graphs = built(model, train__precision=precision, **settings_of(2, 1, 1))
+    kinds = []
+    for part in range(2):
+        for path in sorted((graphs.root / f"part-{part}").glob("*.onnx")):
+            nodes = [node for node in onnx.load(path).graph.node if is_collective(node)]
+            assert {node.domain for node in nodes} <= {CUDA_DOMAIN}
+            assert Kind.COPY not in [kind_of(node) for node in nodes]
+            kinds.append((path.name, [kind_of(node) for node in nodes]))
+    half = len(kinds) // 2
+    assert kinds[:half] == kinds[half:]
+    train_onnx = Path("train.onnx")
+    named = dict(kinds)
+    assert named[fused_of(train_onnx).name].count(Kind.ALL_REDUCE) == named["train.onnx"].count(Kind.ALL_REDUCE) >= 16
+    assert (half_of(train_onnx).name in named) == (precision == "bf16")
+    fused = onnx.load(graphs.root / "part-0" / fused_of(train_onnx))
+    operators = {node.op_type for node in fused.graph.node if node.domain == CUDA_DOMAIN}
+    assert {"LayerNormalization", "Fused", "Collective"} <= operators
+
+
+def test_a_maximum_and_rows_are_exchanged(tmp_path: Path) -> None:
+    library = LinkedNccl()
+
+    def program(below: Communicator) -> None:
+        device = fake_device(library.here(StreamedCuda()))
+        world = NcclCommunicator(below, device, library)
+        mine, rows, shared = (device.allocate(count, np.float32) for count in (4, 8, 2))
+        mine.write(np.arange(4, dtype=np.float32) * (1 - 2 * world.rank))
+        world.collect(Kind.ALL_REDUCE_MAX, mine, mine)
+        np.testing.assert_array_equal(mine.read(), np.arange(4))
+        world.collect(Kind.ALL_GATHER, mine, rows)
+        np.testing.assert_array_equal(rows.read(), [*range(4), *range(4)])
+        world.collect(Kind.REDUCE_SCATTER, mine, shared)
+        np.testing.assert_array_equal(shared.read(), np.arange(4)[2 * world.rank : 2 * world.rank + 2] * 2)
+        world.close()
+
+    on_threads(2, program)
