@@ -90,6 +90,7 @@ def speed(options: argparse.Namespace) -> None:
         candidates = _candidates(options, config, sizes, Path(folder))
         if options.no_peers:
             candidates = {name: each for name, each in candidates.items() if name.startswith("ortflow")}
+        candidates = {name: each for name, each in candidates.items() if name not in options.without}
         for name, (precision, make) in candidates.items():
             # One after the other: each has the whole memory.
             torch.set_float32_matmul_precision(precision)
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--half", action="store_true", help="fp16 and bf16, against PyTorch's autocast")
     parser.add_argument("--max-autotune", action="store_true", help="with --half, that mode of torch.compile too")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out: torch.compile takes half a minute")
+    parser.add_argument("--without", nargs="*", default=[], help="leave these out, by the names that are printed")
     parser.add_argument("--folder", type=Path, default=Path("runs/cuda"))
     options = parser.parse_args()
     if options.what == "curves":

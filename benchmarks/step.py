@@ -76,15 +76,15 @@ class OrtflowStep:
         self._trainer.load_tensors(load_file(graphs.initial))
         self._update = 0
 
-    def __call__(self, tokens: Tokens, labels: Tokens) -> float:
+    def __call__(self, tokens: Tokens, labels: Tokens, *, rate: float = RATE) -> float:
         """The loss before the update."""
-        return self.of({"tokens": tokens, "labels": labels})
+        return self.of({"tokens": tokens, "labels": labels}, rate=rate)
 
-    def of(self, arrays: dict[str, npt.NDArray[Any]]) -> float:
+    def of(self, arrays: dict[str, npt.NDArray[Any]], *, rate: float = RATE) -> float:
         """The same of a model's inputs by name; the first axis of each is the batch."""
         self._update += 1
         batch = MicroBatch(arrays, len(arrays["labels"]))
-        return self._trainer.step([batch], learning_rate=RATE, update=self._update, seeds=[0], control_values=()).loss
+        return self._trainer.step([batch], learning_rate=rate, update=self._update, seeds=[0], control_values=()).loss
 
 
 def make_graphs(

@@ -110,8 +110,12 @@ class TorchStep:
         model = torch.compile(whole, mode=mode) if compiled else whole
         self._forward: Callable[[Tensor, Tensor], Tensor] = model
 
-    def __call__(self, tokens: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> float:
-        """The loss before the update."""
+    def __call__(
+        self, tokens: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], *, rate: float | None = None
+    ) -> float:
+        """The loss before the update, at a learning rate of its own if `rate` is given."""
+        for group in self._optimizer.param_groups if rate is not None else ():
+            group["lr"] = rate
         with torch.autocast(**self._autocast):
             loss = self._forward(*(torch.from_numpy(array).to(self._device) for array in (tokens, labels)))
         loss.backward()

@@ -53,13 +53,15 @@ def trained(folder: Path, way: str, ranks: int = 2) -> list[tuple[dict[str, npt.
 def graphs_in(folder: Path) -> GraphSet:
     """The network's graphs, for CPUs and GPUs."""
     random = np.random.default_rng(0)
-    shapes = {"w": (5, 3), "a": (5, 2), "b": (2, 3), "c": (5, 3), "shift": (3,)}
+    shapes = {"w": (5, 3), "a": (5, 2), "b": (2, 3), "c": (5, 3), "shift": (3,), "scale": (3,)}
     tensors = {name: random.normal(size=shape).astype("float32") for name, shape in shapes.items()}
     nodes = [
         helper.make_node("MatMul", ["a", "b"], ["low"]),
         helper.make_node("Sum", ["w", "low", "c"], ["weight"]),
         helper.make_node("MatMul", ["x", "weight"], ["product"]),
-        helper.make_node("Add", ["product", "shift"], ["logits"]),
+        helper.make_node("Add", ["product", "shift"], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["bent"]),
+        helper.make_node("Mul", ["bent", "scale"], ["logits"]),
     ]
     inputs, outputs = [value("x", ["batch", 5])], [value("logits", ["batch", 3])]
     model = save_model(folder / "model.onnx", nodes, inputs, outputs, tensors)

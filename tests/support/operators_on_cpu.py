@@ -30,7 +30,7 @@ HOST = """
 #define __grid_constant__
 #define __global__
 #define __forceinline__ inline
-static struct { unsigned x; } blockIdx, threadIdx, blockDim = {1}, gridDim = {1};
+static thread_local struct { unsigned x; } blockIdx, threadIdx, blockDim = {1}, gridDim = {1};
 static float __int_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
 static int __float_as_int(float value) { int bits; memcpy(&bits, &value, 4); return bits; }
 static float from_fp16(unsigned short x) { _Float16 y; memcpy(&y, &x, 2); return y; }

@@ -42,6 +42,8 @@ class StreamedCuda(FakeCuda):
         super().__init__()
         self.under_way: dict[int, list[_Message]] = defaultdict(list)
         self._before: dict[int, list[_Message]] = {}
+        self.stuck: list[str] = []
+        """Calls that would have waited for messages in progress."""
 
     def cudaEventRecord(self, event: Any, stream: Any) -> int:  # noqa: N802
         self._before[event.value] = list(self.under_way[stream.value])
@@ -51,6 +53,19 @@ class StreamedCuda(FakeCuda):
         for message in self._before[event.value]:
             message.wait()
         return super().cudaStreamWaitEvent(stream, event, flags)
+
+    def cudaFree(self, pointer: Any) -> int:  # noqa: N802
+        self._waits_for_messages("cudaFree")
+        return super().cudaFree(pointer)
+
+    def cudaFreeHost(self, pointer: Any) -> int:  # noqa: N802
+        self._waits_for_messages("cudaFreeHost")
+        return super().cudaFreeHost(pointer)
+
+    def _waits_for_messages(self, name: str) -> None:
+        """A GPU frees memory only when it is idle, so that two ranks would wait for each other for ever."""
+        if any(not message.done.is_set() for found in self.under_way.values() for message in found):
+            self.stuck.append(name)
 
     def cudaEventQuery(self, event: Any) -> int:  # noqa: N802
         return 0 if all(message.done.is_set() for message in self._before[event.value]) else 600

@@ -14,14 +14,13 @@ from fake_cuda import FakeCuda, fake_device
 from graph_build_models import built, save_model, value
 from operators_on_cpu import needs_compilers, operators_here, session_of
 from queued import network
-from run_files import spec_of
 from safetensors.numpy import load_file
 
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import MOST_INPUTS, OPERATOR, TOKEN, buckets_of, with_buckets
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.trainer.overlap import Overlap, suits
+from ortflow.workflow.trainer.overlap import Overlap
 
 INDEX = FlatIndex.place(
     [
@@ -169,30 +168,6 @@ def test_every_element_is_summed_once_in_the_order_of_ranks_without_samples(orde
     pieces = sorted(((start - sync.pointer) // 4, count) for start, count in mine[:-1])
     assert [start for start, _ in pieces] == [0, *(start + count for start, count in pieces[:-1])]
     assert sum(pieces[-1]) == sync.count
-
-
-@pytest.mark.parametrize(
-    ("accumulation", "last_batch", "captured", "early"),
-    [
-        (1, "drop", True, True),
-        (2, "drop", True, False),
-        (1, "keep", True, False),
-        (1, "pad", True, False),
-        (1, "keep", False, True),
-    ],
-)
-def test_sums_are_captured_by_all_ranks_or_by_none(
-    accumulation: int, last_batch: str, *, captured: bool, early: bool
-) -> None:
-    spec = spec_of()
-    spec = spec.model_copy(
-        update={
-            "data": spec.data.model_copy(update={"last_batch": last_batch}),
-            "train": spec.train.model_copy(update={"gradient_accumulation": accumulation}),
-            "resources": spec.resources.model_copy(update={"cuda_graph": captured}),
-        }
-    )
-    assert suits(spec) == early
 
 
 def test_a_gradient_outside_of_its_bucket_is_refused() -> None:

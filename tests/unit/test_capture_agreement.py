@@ -72,7 +72,10 @@ def run(ranks: Sequence[Rank], memories: Sequence[Sequence[str]]) -> list[list[i
     def all_of(rank: Rank, mine: Sequence[str]) -> list[int]:
         found = []
         for memory in mine:
-            rank.work.run(memory)
+            if memory:
+                rank.work.run(memory)
+            else:
+                rank.work.skip()
             found.append(rank.launches)
         return found
 
@@ -108,6 +111,15 @@ def test_a_batch_of_another_shape_on_one_rank_is_queued_by_all() -> None:
     memories = [("a", "a")] * (WARM + 2) + [("a", "b")] * 2 + [("a", "a")]
     expected = [0] * WARM + [1, 2, 2, 2, 3]
     assert run(ranks, memories) == [expected, expected]
+
+
+def test_a_rank_without_samples_keeps_the_others_from_launching() -> None:
+    together = Together(2)
+    ranks = [Rank(together, number) for number in range(2)]
+    memories = [("a", "a")] * (WARM + 2) + [("a", ""), ("a", "a")]
+    expected = [0] * WARM + [1, 2, 2, 3]
+    assert run(ranks, memories) == [expected, expected]
+    assert [int(rank.buffer.read()[0]) for rank in ranks] == [WARM + 4, WARM + 3]
 
 
 def test_a_graph_that_one_rank_forgets_is_launched_again_when_that_rank_has_one() -> None:

@@ -178,7 +178,7 @@ def test_the_world_is_left_after_the_graphs_that_sum_in_it(cuda: FakeCuda, devic
 def test_ranks_that_do_not_find_each_other_are_given_up(device: CudaDevice) -> None:
     library = FakeNccl()
     library.stuck["ncclCommInitRankConfig"] = come = threading.Event()
-    with pytest.raises(NcclError, match=r"took longer than 0\.05 s: a rank cannot reach .*NCCL_SOCKET_IFNAME"):
+    with pytest.raises(NcclError, match=r"0\.05 s.*NCCL_SOCKET_IFNAME"):
         communicator(Below(), device, library, 0.05)
     come.set()
 
@@ -189,7 +189,7 @@ def test_a_sum_that_waits_for_a_rank_to_connect_is_ended(device: CudaDevice) -> 
     world = communicator(Below(), device, library, 0.05)
     buffer = device.allocate(10, np.float32)
     library.stuck["ncclAllReduce"], library.answers["ncclAllReduce"] = Aborted(library), 6
-    with pytest.raises(NcclError, match=r"did not finish within 0\.05 s"):
+    with pytest.raises(NcclError, match=r"0\.05 s"):
         world.all_reduce(buffer)
     assert library.calls.count("ncclCommAbort") == 1
 

@@ -95,3 +95,29 @@ def test_other_messages_pass_through_host_memory(*, connected: bool) -> None:
         return float(buffer.read()[0])
 
     assert on_threads(2, program) == [4, 4]
+
+
+def test_memory_is_freed_where_nobody_waits() -> None:
+    library = LinkedNccl()
+
+    def program(below: Communicator) -> None:
+        cuda = library.here(StreamedCuda())
+        device = fake_device(cuda)
+        world = NcclCommunicator(below, device, library)
+        pair = world.subset([0, 1])
+        pair.connect_links([(0, 1, 0)])
+        message, other = device.allocate(4, np.float32), device.allocate(64, np.float32)
+        request = pair.start_send(message, 1) if world.rank == 0 else None
+        address = other.pointer
+        del other
+        assert address in cuda.blocks, "freeing it would wait for the message"
+        request = request or pair.start_receive(message, 0)
+        request.wait()
+        device.free_memory()
+        assert address not in cuda.blocks
+        assert cuda.stuck == []
+        world.barrier()
+        world.close()
+        assert not device.after_wait, "links of a subset are left, too"
+
+    on_threads(2, program)

@@ -96,6 +96,7 @@ def train(
         world.barrier()
         if not staged:
             world.close()
+        assert fake.library.stuck == []  # type: ignore[attr-defined]
         return Rank(outcomes, evaluation, state, fake.log)
 
     return on_threads(grid.world_size, program), library

@@ -259,7 +259,7 @@ class NcclCommunicator(StagedCommunicator):
 
     def abort(self, code: int) -> None:
         """End every rank now."""
-        for each in (*self._subsets, self):
+        for each in self._all():
             each._end()
         super().abort(code)
 
@@ -268,9 +268,13 @@ class NcclCommunicator(StagedCommunicator):
         # NCCL waits for every CUDA graph that contains one of its sums.
         self._device.memory_moves()
         self._device.synchronize()
-        for each in (*self._subsets, self):
+        for each in self._all():
             each._leave()
         super().close()
+
+    def _all(self) -> list[NcclCommunicator]:
+        """This communicator and those that were made of it, which come first."""
+        return [*(each for made in self._subsets for each in made._all()), self]
 
     def _leave(self) -> None:
         if self._watch is not None:

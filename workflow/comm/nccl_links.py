@@ -35,6 +35,7 @@ class NcclLink:
     def __init__(self, pair: NcclCommunicator, device: CudaDevice) -> None:
         self._pair, self._device = pair, device
         runtime = device.here()
+        runtime.keep_memory()
         self._stream, self._queued = runtime.urgent_stream(), runtime.event()
         self._free: list[int] = []
         # The first message connects the ranks, for which each of the two waits for the other.

@@ -123,6 +123,12 @@ class Device(Protocol):
         that is allocated only while it runs.
         """
 
+    def free_memory(self) -> None:
+        """Free memory that is no longer used, if that was put off because it waits for messages between devices.
+
+        Called where this rank has queued everything that others wait for.
+        """
+
     def exact(self) -> Device:
         """Return the same device with fp32 products in fp32, for comparisons."""
 

@@ -51,7 +51,7 @@ class Repeated:
     """Work that `queue` puts on the device's stream; `name` is its name in the log.
 
     `queue` must not wait for the GPU or depend on anything but the contents of the same memory. With `agreement` every
-    `run` is collective.
+    `run` and `skip` is collective.
     """
 
     def __init__(
@@ -93,6 +93,11 @@ class Repeated:
             self._launch()
         else:
             self._queue()
+
+    def skip(self) -> None:
+        """Called in place of `run` where this rank has no such work: the other ranks queue theirs."""
+        if self._agreement is not None:
+            self._agreement.least(Stage.QUEUE)
 
     def _stage(self, memory: Hashable) -> Stage:
         if self._made and memory == self._seen:

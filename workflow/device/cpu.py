@@ -104,6 +104,9 @@ class CpuDevice:
     def memory_moves(self) -> None:
         """Nothing to do."""
 
+    def free_memory(self) -> None:
+        """Nothing is put off."""
+
     def exact(self) -> CpuDevice:
         """The device itself."""
         return self

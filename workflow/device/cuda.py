@@ -326,6 +326,10 @@ class CudaDevice:
         }
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
+    def free_memory(self) -> None:
+        """See the protocol."""
+        self.here().free_kept()
+
     def exact(self) -> CudaDevice:
         """See `Device.exact`; uses the same stream."""
         return self if self.precision == "fp32" else self._exact()

@@ -56,6 +56,8 @@ class Runtime:
 
     def __init__(self, library: Any) -> None:
         self._cuda = library
+        self._kept: list[tuple[str, int]] | None = None
+        """What to free, and by which call; None if it is freed immediately."""
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call any function of the library that returns a cudaError_t."""
@@ -143,7 +145,7 @@ class Runtime:
 
     def free(self, pointer: int) -> None:
         """Give back what `allocate` gave."""
-        self.call("cudaFree", ctypes.c_void_p(pointer))
+        self._free("cudaFree", pointer)
 
     def copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
         """Queue a copy of bytes."""
@@ -162,7 +164,28 @@ class Runtime:
 
     def unpin(self, pointer: int) -> None:
         """Give back what `pin` gave."""
-        self.call("cudaFreeHost", ctypes.c_void_p(pointer))
+        self._free("cudaFreeHost", pointer)
+
+    def keep_memory(self) -> None:
+        """Free memory only in `free_kept` from now on.
+
+        Freeing waits until the GPU is idle. A message in progress keeps it busy until the other rank takes part, which
+        may itself be waiting in the same way.
+        """
+        if self._kept is None:
+            self._kept = []
+
+    def free_kept(self) -> None:
+        """Free what was given back; called where no rank waits for anything that this rank has yet to queue."""
+        while self._kept:
+            name, pointer = self._kept.pop()
+            self.call(name, ctypes.c_void_p(pointer))
+
+    def _free(self, name: str, pointer: int) -> None:
+        if self._kept is None:
+            self.call(name, ctypes.c_void_p(pointer))
+        else:
+            self._kept.append((name, pointer))
 
     def event(self) -> int:
         """A new mark for streams; one that was never recorded counts as passed."""

@@ -144,6 +144,7 @@ class DividedTrainer(Trainer):
         self._canonical = None
         self._shares = {}
         self._part.end_training()
+        self._sessions.device.free_memory()
 
     def before_export(self) -> None:
         """Gather all parameters on rank 0."""

@@ -20,7 +20,6 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import LEAST, Bucket, buckets_of, with_buckets
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
 
 FEWEST = 2
 """Number of buckets from which overlap is possible."""
@@ -92,17 +91,6 @@ class OverRanks:
         found = self._comm.gather(mine)
         first = next((f"rank {rank} cannot: {each}" for rank, each in enumerate(found or ()) if each), "")
         return str(self._comm.broadcast_object(first))
-
-
-def suits(spec: RunSpec) -> bool:
-    """Whether the sums of a run may begin in the backward pass: it has one, and is captured on all ranks or on none.
-
-    NCCL requires that of its calls. A rank with fewer samples than the others in the last batch of an epoch, or none,
-    launches no CUDA graph. Under ZeRO each rank needs its share alone, which is summed behind the pass.
-    """
-    if spec.parallel.zero or spec.divides or spec.train.offload != "none":
-        return False
-    return spec.accumulation == 1 and (spec.data.last_batch == "drop" or not spec.resources.cuda_graph)
 
 
 def _places(all_: Sequence[Bucket], some: Sequence[Bucket]) -> list[int]:

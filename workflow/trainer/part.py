@@ -140,12 +140,15 @@ class PartTrainer(ZeroTrainer):
         super()._apply()
         self._tied.take_over(self._parameters)
         self._common.take_over(self._parameters)
+        self._sessions.device.free_memory()
 
     def evaluate(
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
     ) -> EvaluationOutcome:
         """See the protocol."""
-        return super().evaluate(self._together(batches), control_values)
+        found = super().evaluate(self._together(batches), control_values)
+        self._sessions.device.free_memory()
+        return found
 
     def _together(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield batches until the first rank of the replica has no more. A rank that was asked to exit has none."""
@@ -176,6 +179,7 @@ class PartTrainer(ZeroTrainer):
         found = self._loss_of(batch, seed)
         loss = HostBuffer(np.array([found if self._ranks.speaks else 0.0], np.float64))
         self._ranks.replica.all_reduce(loss)
+        self._sessions.device.free_memory()
         return float(loss.array[0]), self._gradients
 
     def _loss_of(self, batch: MicroBatch, seed: int) -> float:

@@ -30,7 +30,7 @@ from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
-from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped, suits
+from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped
 from ortflow.workflow.trainer.precision_check import apart
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
@@ -88,7 +88,9 @@ class QueuedTrainer(GraphTrainer):
         """With several ranks, one that sums the gradients while it computes them."""
         self._overlap: Overlap | None = None
         found = None
-        if suits(self._spec):
+        spec = self._spec
+        # Under ZeRO, in a divided model and with off-loading, the gradient is summed otherwise.
+        if spec.accumulation == 1 and not (spec.parallel.zero or spec.divides or spec.train.offload != "none"):
             found = overlapped(self._sessions, self._comm, self._graphs.train, self.index)
         if found is None:
             return super()._open_train()
@@ -174,13 +176,17 @@ class QueuedTrainer(GraphTrainer):
             drawn = (
                 f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it to the host for each micro-batch"
             )
-        agreement = None
-        if self._overlap is not None:
-            assert isinstance(self._comm, NcclCommunicator)
-            agreement = OverRanks(self._comm)
+        agreement = self._agreement()
         self._first_run = self._captured("a micro-batch", self._run_first, drawn, agreement)
-        self._further_run = self._captured("another micro-batch", self._run_further, drawn)
+        self._further_run = self._captured("another micro-batch", self._run_further, drawn, agreement)
         self._scale_gradient = self._repeated("the scaling of the gradient", self._scaling.run)
+
+    def _agreement(self) -> Agreement | None:
+        """The ranks whose passes contain sums over all of them; None if passes have none."""
+        if self._overlap is None:
+            return None
+        assert isinstance(self._comm, NcclCommunicator)
+        return OverRanks(self._comm)
 
     def _run_first(self) -> None:
         # Running statistics are updated by each micro-batch, as in PyTorch.
@@ -241,6 +247,7 @@ class QueuedTrainer(GraphTrainer):
 
     def _without_samples(self) -> None:
         super()._without_samples()
+        self._first_run.skip()
         if self._overlap is not None:
             self._overlap.finish()
 

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.device.capture import Agreement
 from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.overlap import OverRanks
 from ortflow.workflow.trainer.part import PartTrainer
 from ortflow.workflow.trainer.precision_check import apart
 from ortflow.workflow.trainer.queued import obstacle_in
@@ -65,6 +67,10 @@ class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
                 f"the gradient of {name!r} in {self._spec.train.precision} differs from the one in fp32 by "
                 f"{difference:.0%}; use train.precision: fp32, and report the model to ortflow"
             )
+
+    def _agreement(self) -> Agreement | None:
+        parts = self._ranks.parts
+        return OverRanks(parts) if isinstance(parts, NcclCommunicator) else None
 
     def _forward_and_backward(self, batch: MicroBatch, seed: int, *, fresh: bool = True) -> npt.NDArray[np.float32]:
         tail = super()._forward_and_backward(batch, seed, fresh=fresh)

@@ -13,6 +13,7 @@ import onnx
 from onnx import helper
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.autodiff.sizes import unified
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.stages.cut import STATISTIC, WHERE, assign
@@ -50,7 +51,9 @@ def cut_graph(model: onnx.ModelProto, cuts: Sequence[Sequence[str]], weights: Co
     """
     graph = model.graph
     assignment = assign(graph, cuts, weights)
-    types = shapes.value_types(model)
+    # A stage does not see that what it receives has the sizes of its own values: sums over axes that may be broadcast
+    # would have to find them at each run.
+    types = unified(graph, shapes.value_types(model))
     last = len(cuts)
     made = assignment.makers
     reach = dict.fromkeys(made, 0)
@@ -117,7 +120,11 @@ def _graph(
         value for value in whole.output if value.name not in known and made.get(value.name, last) == number
     )
     graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name in read)
-    graph.value_info.extend(value for value in whole.value_info if value.name in own)
+    graph.value_info.extend(
+        helper.make_value_info(value.name, types.get(value.name, value.type))
+        for value in whole.value_info
+        if value.name in own
+    )
     return piece
 
 
