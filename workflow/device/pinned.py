@@ -23,7 +23,7 @@ class PinnedBuffer:
     def __init__(self, device: CudaDevice, block: Pinned, pointer: int, dtype: np.dtype[Any], count: int) -> None:
         self._device, self._block, self._pointer = device, block, pointer
         size = count * dtype.itemsize
-        memory: Any = (ctypes.c_char * size).from_address(pointer) if size else bytearray()
+        memory = memoryview((ctypes.c_char * size).from_address(pointer)) if size else b""
         self._array: npt.NDArray[Any] = np.frombuffer(memory, dtype)
 
     @classmethod
