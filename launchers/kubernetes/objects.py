@@ -14,7 +14,7 @@ RUN, JOB, COMPONENT = "ortflow.dev/run", "ortflow.dev/job", "ortflow.dev/compone
 OURS = "app.kubernetes.io/name=ortflow"
 """The label of every ortflow object."""
 QUEUE = "kueue.x-k8s.io/queue-name"
-OPERATOR_JOB, ROLE = "training.kubeflow.org/job-name", "training.kubeflow.org/job-role"
+ROLE = "training.kubeflow.org/job-role"
 """Labels that the operator gives the pods."""
 
 

@@ -101,9 +101,9 @@ def test_output_to_a_full_disk_does_not_end_the_run(disk: Path, folder: Path, wh
     filler.unlink()
     assert child.wait(timeout=60) == 0
     assert result(tiny.run_dir) == result(whole)
-    said = (disk / "p" / "out.txt").read_text()
-    assert "finished at step" in said
-    assert not has_traceback(said)
+    output = (disk / "p" / "out.txt").read_text()
+    assert "finished at step" in output
+    assert not has_traceback(output)
 
 
 def test_a_run_that_waits_for_disk_space_stops_when_asked(disk: Path, folder: Path, whole: Path) -> None:

@@ -104,14 +104,14 @@ def test_a_run_is_cancelled_and_resumed(site: Site) -> None:
 
 def test_unsupported_verbs_are_refused_with_an_alternative(site: Site) -> None:
     site.write("three", queue="middle")
-    for arguments, said in (
+    for arguments, output in (
         (("validate", "run.yaml"), "backends.spool.queue: there is no queue middle; use short or long"),
         (("submit", "run.yaml", "-b", "spool", "--set", "seed=1,2"), "the launcher spool has none; add -b slurm"),
         (("doctor", "-b", "spool", "--job"), "are not supported by the launcher spool; add -b slurm"),
     ):
         done = site.ortflow(*arguments)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert said in done.stderr
+        assert output in done.stderr
     assert "fault     queue: there is no middle" in site.ortflow("doctor", "run.yaml", "-b", "spool").stdout
 
 

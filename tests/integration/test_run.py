@@ -232,9 +232,9 @@ def test_a_failed_export_names_the_checkpoint(project: Project) -> None:
     file = project.write("late-export", train__steps=6, export__tolerance=0.0, restart__failures=0)
     done = command("run", file.name, folder=project.folder)
     assert done.returncode == 2
-    said = done.stdout + done.stderr
-    assert f"training is done and saved in {run_dir / 'checkpoints' / 'step-00000006'}, but the export failed" in said
-    assert f"`ortflow export {run_dir}` tries again" in said
+    output = done.stdout + done.stderr
+    assert f"training is done and saved in {run_dir / 'checkpoints' / 'step-00000006'}, but the export failed" in output
+    assert f"`ortflow export {run_dir}` tries again" in output
     assert len(of_kind(run_dir, "step")) == 6
     assert command("export", str(run_dir), folder=project.folder).returncode == 2
     file.write_text(file.read_text().replace("tolerance: 0.0", "tolerance: 0.1"))

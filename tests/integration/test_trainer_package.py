@@ -165,7 +165,7 @@ def test_other_options_are_another_run(site: Site, undisturbed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "expected_text"),
     [
         ({}, None),
         ({"trainer": "linaer"}, " trainer.name: there is no trainer 'linaer'; did you mean linear?"),
@@ -174,13 +174,13 @@ def test_other_options_are_another_run(site: Site, undisturbed: Path) -> None:
         ({"trainer": {"name": "linear", "options": {"target": "y", "features": "y"}}}, "has no column 'y' of one axis"),
     ],
 )
-def test_validate_asks_the_trainer(site: Site, sections: dict[str, Any], said: str | None) -> None:
+def test_validate_asks_the_trainer(site: Site, sections: dict[str, Any], expected_text: str | None) -> None:
     site.write("checked", **sections)
     done = site.ortflow("validate", "run.yaml")
-    assert done.returncode == (0 if said is None else 2), done.stderr
+    assert done.returncode == (0 if expected_text is None else 2), done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == (0 if said is None else 1)
-    assert said is None or said in done.stderr
+    assert done.stderr.count("\n") == (0 if expected_text is None else 1)
+    assert expected_text is None or expected_text in done.stderr
 
 
 def test_a_wrong_name_ends_a_run_with_exit_code_2(site: Site) -> None:

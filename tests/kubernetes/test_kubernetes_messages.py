@@ -128,12 +128,12 @@ def test_prepare_without_memory(cluster: Cluster) -> None:
         backends__kubernetes__launcher_resources={"memory": "512Mi"},
     )
 
-    def said() -> bool:
+    def output() -> bool:
         reported = run.status()
         assert reported["state"] != "failed", reported
         return "raise backends.kubernetes.launcher_resources.memory" in str(reported["waits"])
 
-    wait_until(said, 90, lambda: f"{run.status()}{run.transcript()}")
+    wait_until(output, 90, lambda: f"{run.status()}{run.transcript()}")
 
 
 @pytest.mark.chaos

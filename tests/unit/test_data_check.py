@@ -172,7 +172,7 @@ def one_column(folder: Path, values: np.ndarray, *, known: bool) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("stored", "value", "wanted", "said"),
+    ("stored", "value", "wanted", "expected_text"),
     [
         ("int64", 2**31, "int32", "holds 2147483648, but the int32 of input 'x' takes -2.14748e+09 to"),
         ("uint64", 2**63, "int64", "holds 9223372036854775808, but the int64 of input 'x' takes"),
@@ -189,10 +189,10 @@ def one_column(folder: Path, values: np.ndarray, *, known: bool) -> Dataset:
 )
 @pytest.mark.parametrize("known", [True, False])
 def test_a_value_that_the_type_cannot_hold(
-    stored: str, value: float, wanted: str, said: str, known: bool, tmp_path: Path
+    stored: str, value: float, wanted: str, expected_text: str, known: bool, tmp_path: Path
 ) -> None:
     dataset = one_column(tmp_path, np.array([0, value, 1], stored), known=known)
-    assert f"sample 1 of column 'x', {stored}, {said}" in faults(dataset, [data("x", (None,), wanted)])[0]
+    assert f"sample 1 of column 'x', {stored}, {expected_text}" in faults(dataset, [data("x", (None,), wanted)])[0]
 
 
 @pytest.mark.parametrize("wanted", ["int64", "bool"])

@@ -72,7 +72,7 @@ def session_of_whole_numbers(name: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected_text"),
     [
         ("/up", r"no kernel on cpu for node '/up' \(ReduceSum\)"),
         (
@@ -81,9 +81,9 @@ def session_of_whole_numbers(name: str) -> onnx.ModelProto:
         ),
     ],
 )
-def test_kernel_that_is_missing_is_named(name: str, said: str) -> None:
+def test_kernel_that_is_missing_is_named(name: str, expected_text: str) -> None:
     made = session_of_whole_numbers(name)
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=expected_text) as caught:
         check_loads(kept_child(), made.SerializeToString(), "training", "cpu", session_of_whole_numbers("/up"))
     assert "\n" not in str(caught.value)
 

@@ -181,13 +181,13 @@ def ends_well(folder: Path, data: bytes) -> None:
     """Check for a report or one sentence: no other exception, and no crash, which would end the tests."""
     file = folder / "model.onnx"
     file.write_bytes(data)
-    said = ""
+    messages = ""
     try:
         findings(file)
     except UserError as error:
-        said = str(error)
-    assert "\n" not in said
-    assert len(said) < 1500
+        messages = str(error)
+    assert "\n" not in messages
+    assert len(messages) < 1500
 
 
 @FAST

@@ -544,9 +544,9 @@ def test_logs_of_a_run_that_never_started_give_the_reason(tmp_path: Path, fake: 
     name = start(fake, job)
     fake.logs[name] = []
     fake.say(name, "12:00:00  the image has no mpich")
-    said = {"terminated": {"exitCode": 2, "message": "backends.kubernetes.mpi: the image has no mpich"}}
+    output = {"terminated": {"exitCode": 2, "message": "backends.kubernetes.mpi: the image has no mpich"}}
     (ended,) = [one for one in fake.of("pods") if one["metadata"]["name"] == name]
-    ended["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "launcher", "state": said}]}
+    ended["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "launcher", "state": output}]}
     for follow in (False, True):
         with pytest.raises(
             UserError,

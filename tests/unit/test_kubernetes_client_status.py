@@ -301,8 +301,8 @@ def test_what_the_operator_refuses() -> None:
 
 
 def test_wrong_input_that_never_came_to_a_run_directory() -> None:
-    said = {"terminated": {"exitCode": 2, "message": "model.path: there is no file /ortflow/files/digits/m.onnx"}}
-    ended = pod("launcher", phase="Failed", ready=False, state=said)
+    output = {"terminated": {"exitCode": 2, "message": "model.path: there is no file /ortflow/files/digits/m.onnx"}}
+    ended = pod("launcher", phase="Failed", ready=False, state=output)
     how = reported([SUBMIT], [*WORKERS, ended], job=batch_job(failed=1))
     assert (how.state, how.cause) == (State.FAILED, "model.path: there is no file /ortflow/files/digits/m.onnx")
     for now in (pod("launcher", 1, phase="Pending", ready=False), pod("launcher", 1)):

@@ -66,13 +66,13 @@ def beats(first: float, last: float) -> list[float]:
 
 @pytest.mark.parametrize("ahead", CLOCKS)
 def test_a_run_with_a_live_run_supervisor_is_not_taken_over(run: RunDir, ahead: float) -> None:
-    said, clock = list[str](), FakeClock()
+    messages, clock = list[str](), FakeClock()
     Another(run, clock, ahead, beats(1.0, 200.0))
     before, begun = owner_of(run), clock.now
     with pytest.raises(UserError, match="is in use by the MPIJob gpt-one"):
-        Ownership(run, pod(run, "two"), clock).settle_with_others(60.0, said.append)
+        Ownership(run, pod(run, "two"), clock).settle_with_others(60.0, messages.append)
     assert owner_of(run) == before
-    (message,) = said
+    (message,) = messages
     assert "gpt-one" in message
     assert clock.now - begun == pytest.approx(60.0 + ALIVE, abs=2 * LOOK), (
         "the grace period of a pod that was just deleted"

@@ -150,11 +150,11 @@ class TestHosts:
     def test_what_is_waited_for_is_reported_twice_a_minute(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-        said, clock = list[str](), FakeClock()
+        messages, clock = list[str](), FakeClock()
         begun = clock.now
         with pytest.raises(OrtflowError, match="within 100 s"):
-            wait_for(["127.0.0.1"], port, 100.0, lambda: None, said.append, clock=clock)
-        assert said == ["waiting for 127"] * 3
+            wait_for(["127.0.0.1"], port, 100.0, lambda: None, messages.append, clock=clock)
+        assert messages == ["waiting for 127"] * 3
         assert clock.now - begun == pytest.approx(100.0, abs=2 * PERIOD)
 
     def test_waiting_ends_when_reported(self) -> None:
@@ -341,13 +341,13 @@ def test_a_worker_with_another_ssh_key_is_waited_for(tmp_path: Path, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))
     (ours / "authorized_keys").write_text("new")
     key = key_digest(ours)
-    said: list[str] = []
+    messages: list[str] = []
     clock = FakeClock()
-    unready_workers = UnreadyWorkers(pod(tmp_path), said.append, clock)
+    unready_workers = UnreadyWorkers(pod(tmp_path), messages.append, clock)
     write_report(pod(tmp_path), "w-0", WorkerReport("10.0.0.1", 5.0, key="old"))
     assert unready_workers("w-0.gpt", "10.0.0.1")
     assert unready_workers("w-0.gpt", "10.0.0.1")
-    (message,) = said
+    (message,) = messages
     assert mentions(message, "w-0", "ssh key", "Secret")
     clock.sleep(NEW_KEY)
     assert unready_workers("w-0.gpt", "10.0.0.1")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_attempts import FakeAttempt
 from fake_clock import FakeClock
+from signal_handlers import restored
 
 from ortflow.launchers.kubernetes import ending
 from ortflow.launchers.kubernetes.attempt import LOOK, SILENCE, PodAttempt
@@ -66,13 +67,10 @@ def clock() -> FakeClock:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The volume, with a fake termination log and restored signal handlers."""
     monkeypatch.setattr(ending, "TERMINATION", tmp_path / "termination-log")
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
     for file in ("m.onnx", "d.arrow"):
         (tmp_path / file).touch()
-    yield tmp_path
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    with restored(signal.SIGTERM, signal.SIGINT):
+        yield tmp_path
 
 
 def spec_of(folder: Path) -> RunSpec:

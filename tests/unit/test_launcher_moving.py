@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from signal_handlers import restored
 
 from ortflow.launchers.budget import FRUITLESS
 from ortflow.launchers.moving import Liveness, Moves
@@ -68,12 +69,8 @@ def starts_again(root: Path, *, hands_back: bool = True) -> bool:
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """Restore signal handlers: a supervisor never does, because it is the last task of its process."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    with restored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
 
 
 def test_ranks_are_alive_while_one_of_them_writes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fake_attempts import FakeAttempt, write_step
 from fake_clock import FakeClock
+from signal_handlers import restored
 
 from ortflow.launchers.cause import Cause
 from ortflow.launchers.records import Outcome
@@ -30,12 +31,8 @@ PERIODS = 2 * TICK
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """Restore signal handlers: a supervisor never does, because it is the last task of its process."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    with restored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
 
 
 class Lines:

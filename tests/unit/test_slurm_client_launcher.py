@@ -494,11 +494,13 @@ def test_the_start_that_fits_the_mpi(tmp_path: Path, file: str, plugins: tuple[s
     assert fake.count("srun") == 1
 
 
-@pytest.mark.parametrize(("file", "said"), [("libmpi.so.12", "HYDRA build details"), ("libmpi.so.40", "Open MPI")])
-def test_mpirun_where_no_plugin_loads(tmp_path: Path, file: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "expected_text"), [("libmpi.so.12", "HYDRA build details"), ("libmpi.so.40", "Open MPI")]
+)
+def test_mpirun_where_no_plugin_loads(tmp_path: Path, file: str, expected_text: str) -> None:
     python = library(tmp_path, file)
     mpirun = tmp_path / "bin" / "mpirun"
-    mpirun.write_text(f"#!/bin/sh\necho {said}\n")
+    mpirun.write_text(f"#!/bin/sh\necho {expected_text}\n")
     mpirun.chmod(0o755)
     spec = submission(tmp_path, resources={"ranks_per_node": 2}).spec
     found = probe.choose_start(spec, python, Fake(plugins=()).slurm)

@@ -410,14 +410,14 @@ def test_a_task_is_known_by_its_array() -> None:
 
 def test_a_follow_up_is_not_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "sbatch"
-    said = tmp_path / "said"
-    tool.write_text(f'#!/bin/sh\necho "$@" >{said}; env | grep -E "SLURM_ARRAY|SBATCH" >>{said}; echo 8\n')
+    output = tmp_path / "said"
+    tool.write_text(f'#!/bin/sh\necho "$@" >{output}; env | grep -E "SLURM_ARRAY|SBATCH" >>{output}; echo 8\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     monkeypatch.setenv("SBATCH_ARRAY_INX", "0-7")
     assert SlurmJob("7_3", 0, "n").follow_up(Path("/r/job.sh")) == "8"
-    assert said.read_text() == "--parsable --dependency=afterany:7_3 /r/job.sh\n"
+    assert output.read_text() == "--parsable --dependency=afterany:7_3 /r/job.sh\n"
 
 
 # --- the table

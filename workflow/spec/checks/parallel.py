@@ -33,8 +33,8 @@ def check_parallel(spec: RunSpec) -> Iterator[Problem]:
         for name in ("whole", "columns", "rows"):
             if getattr(parallel, name):
                 what = "names weights that the parts of a layer divide, and parallel.horizontal is 1"
-                others: tuple[KeyPath, ...] = (("parallel", "horizontal"),)
-                yield Problem(("parallel", name), what, "remove it, or set horizontal above 1", others=others)
+                fix = "remove it, or set horizontal above 1"
+                yield Problem(("parallel", name), what, fix, others=(("parallel", "horizontal"),))
     yield from _chunks(spec)
     if parallel.zero:
         yield from _zero(spec)
