@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ortflow.workflow.graph.shards.graphs import Sharded
     from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.layout import FlatIndex
+    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.spec.model import Recomputed
     from ortflow.workflow.spec.run import RunSpec
 
 PROCESS = 220_000_000
@@ -37,10 +39,20 @@ ADVICE = {
     "those that are accumulated",
     "moments": "parallel.zero: 1 shards them over several CPU ranks; train.optimizer.name sets the values "
     f"stored per parameter: {moment_counts()}",
-    "activations": f"{LOWER}, or name modules in model.recompute",
+    "activations": f"{LOWER}, or set model.recompute: layers",
     "batch": LOWER,
 }
 """Part -> the setting that reduces it."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What `model.recompute` changes: the same run without it."""
+
+    activations: int
+    """Bytes without recomputation."""
+    operations: float
+    """Operations of a micro-batch with it, relative to those without; the time follows them roughly."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +64,10 @@ class Forecast:
     micro_batch: int
     parts: Mapping[str, int]
     peak: Peak
-    recomputed: tuple[str, ...]
-    """model.recompute."""
+    recomputed: Recomputed
+    """`model.recompute`."""
+    saving: Saving | None
+    """What `model.recompute` changes; None if it is not set."""
     formulas: Mapping[str, str]
     """How the bytes of a part follow from the run file, if it is a product."""
 
@@ -73,7 +87,8 @@ class Forecast:
             "device": self.device, "micro_batch": self.micro_batch, "parts": dict(self.parts), "total": self.total,
             "largest": self.largest, "fix": ADVICE[self.largest], "node": self.peak.node,
             "alive": self.peak.size, "values": [list(item) for item in self.peak.values[:SHOWN]],
-            "unknown": list(self.peak.unknown), "recomputed": list(self.recomputed),
+            "unknown": list(self.peak.unknown), "recomputed": self.recomputed,
+            "without_recompute": None if self.saving is None else vars(self.saving),
             "formulas": dict(self.formulas),
         }  # fmt: skip
 
@@ -102,7 +117,7 @@ def forecast(spec: RunSpec) -> Forecast:
             where="parallel",
             fix="start the run: its event memory reports it",
         )
-    with tempfile.TemporaryDirectory(prefix="ortflow-plan-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ortflow-plan-") as folder, tempfile.TemporaryDirectory() as other:
         run_dir, report = RunDir(Path(folder)), Report()
         builder = builder_of(spec, run_dir, report)
         prepare(builder, run_dir, spec, report)
@@ -113,13 +128,42 @@ def forecast(spec: RunSpec) -> Forecast:
         finally:
             stream.close()
         graphs = GraphSet.load(run_dir.graphs)
-        shards = _shards(graphs, spec)
-        peak = activations(graphs, spec, {name: array.shape for name, array in arrays.items()}, shards)
+        shards, shapes = _shards(graphs, spec), {name: array.shape for name, array in arrays.items()}
+        peak = activations(graphs, spec, shapes, shards)
+        saving = _saving(graphs, spec, shapes, RunDir(Path(other))) if spec.onnx_model.recompute else None
     batch = sum(array.nbytes for array in arrays.values())
     return Forecast(
         "cuda" if spec.on_gpus else "cpu", spec.data.micro_batch, _parts(graphs, spec, peak, batch, shards), peak,
-        tuple(spec.onnx_model.recompute), formulas(graphs.index, spec, shards),
+        spec.onnx_model.recompute, saving, formulas(graphs.index, spec, shards),
     )  # fmt: skip
+
+
+def _saving(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]], run_dir: RunDir) -> Saving:
+    """Compare with graphs that recompute nothing, which are built in `run_dir`."""
+    from ortflow.workflow.graph.types import GraphSet
+    from ortflow.workflow.steps.configure import prepare
+    from ortflow.workflow.trainer import Report
+    from ortflow.workflow.trainers import builder_of
+
+    model = spec.onnx_model.model_copy(update={"recompute": []})
+    plain, report = spec.model_copy(update={"model": model}), Report()
+    prepare(builder_of(plain, run_dir, report), run_dir, plain, report)
+    kept = GraphSet.load(run_dir.graphs)
+    held = activations(kept, plain, batch, _shards(kept, plain)).held
+    return Saving(held, operations(graphs.train, batch) / operations(kept.train, batch))
+
+
+def operations(path: Path, batch: Mapping[str, tuple[int, ...]]) -> int:
+    """Operations of a training graph that contains ONNX's operators alone, for inputs of these shapes."""
+    import onnx
+
+    from ortflow.workflow.graph.memory.concrete import concrete
+    from ortflow.workflow.graph.stages.costs import Costs
+
+    model = onnx.load(path)
+    types = {name: onnx.helper.make_tensor_type_proto(*kind) for name, kind in concrete(model, batch).items()}
+    costs = Costs(model, {}, 1, types)
+    return sum(costs.operations(node) for node in model.graph.node)
 
 
 def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> dict[str, str]:

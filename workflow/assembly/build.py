@@ -34,6 +34,7 @@ from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.objective.signature import batch_inputs, check_batches
 from ortflow.workflow.graph.objective.vocabulary import table_bounds
 from ortflow.workflow.graph.optimize import rewrites
+from ortflow.workflow.graph.optimize.layers import mark_layers
 from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.patterns import matches
@@ -77,7 +78,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
             faster = placed = halves = prepared = None
         else:
             prepared, more = with_loss(forward, spec, source, batch)
-            notes += more
+            notes += more + mark_layers(prepared, section.recomputed_layers, source.roles.trained, LOSS_SUM)
             train, faster, placed, trained, more = _train_graph(prepared, spec, source, length)
             notes += more
             halves, more = _in_half(prepared, spec, trained)
@@ -187,7 +188,7 @@ def _train_graph(
     model, notes = make_differentiable(prepared, source.roles.trained, LOSS_SUM)
     rewrites.before(model.graph)
     model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
-    notes += recompute(model.graph, spec.onnx_model.recompute)
+    notes += recompute(model.graph, spec.onnx_model.recomputed_scopes)
     faster, placed = with_kernels(model, length), None
     if spec.on_gpus:
         from ortflow.workflow.cuda.place import completed
@@ -209,7 +210,7 @@ def _in_half(
         return None, []
     from ortflow.workflow.fusion.halved import halved
 
-    return halved(prepared, trained, spec.train.precision, spec.onnx_model.recompute)
+    return halved(prepared, trained, spec.train.precision, spec.onnx_model.recomputed_scopes)
 
 
 def eval_graph(
