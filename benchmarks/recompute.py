@@ -1,7 +1,7 @@
 """Memory of activations and time of a micro-batch, with and without recomputation of layers, against PyTorch.
 
     python benchmarks/recompute.py                                # GPT-2's shape, 4 x 512 tokens
-    python benchmarks/recompute.py --layers 12 --width 384 --heads 6 --vocabulary 8192
+    python benchmarks/recompute.py --layers 8 --width 256 --heads 4 --vocabulary 2000 --rounds 4     # minutes
 
 Trains the GPT of examples/gpt with `model.recompute: layers` and without, and the same module in PyTorch, if it is
 installed, with torch.utils.checkpoint around each block and without. Each side runs forward and backward pass in a
