@@ -37,6 +37,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "pipeline-3": (3, {"pipeline": 3}),
     "pipeline-4": (4, {"pipeline": 4}),
     "horizontal-2": (2, {"horizontal": 2}),
+    "named": (2, {"horizontal": 2, "whole": ["wte.weight"], "rows": ["h.*.mlp.c_proj.weight"]}),
     "data-pipeline": (4, {"data": 2, "pipeline": 2, "zero": 1}),
     "data-horizontal": (4, {"horizontal": 2, "zero": 2}),
     "pipeline-horizontal": (4, {"pipeline": 2, "horizontal": 2}),
@@ -99,7 +100,7 @@ def test_trust_ratios_are_those_of_whole_tensors(name: str, project: Project, la
     same(run(project, f"lamb-{name}", *LAYOUTS[name], **LAMB), lamb)
 
 
-def test_a_run_changes_its_layout_as_it_goes_on(project: Project, one_rank: Path) -> None:
+def test_a_run_continues_under_another_layout(project: Project, one_rank: Path) -> None:
     moves: list[tuple[int, int, dict[str, Any]]] = [
         (4, 2, {"pipeline": 2}), (6, 4, {"pipeline": 2}), (8, 2, {"horizontal": 2}), (10, 2, {"zero": 1}),
         (14, 4, {"pipeline": 2, "horizontal": 2}), (17, 1, {}), (20, 4, {"pipeline": 2, "zero": 1}),
@@ -150,6 +151,8 @@ def test_what_cannot_be_divided_is_refused_before_the_run(project: Project) -> N
     for parallel, ranks, reported in (
         ({"pipeline": 4000}, 4000, "parallel.pipeline"),
         ({"pipeline": 2, "cuts": [["nothing"]]}, 2, "parallel.cuts[0]"),
+        ({"horizontal": 2, "whole": ["h.0.mlp.c_fc.wieght"]}, 2, "did you mean 'h.0.mlp.c_fc.weight'"),
+        ({"horizontal": 2, "rows": ["h.0.mlp.c_fc.weight"]}, 2, "parallel.rows[0]"),
     ):  # fmt: skip
         file = project.write("refused", **SHAPE, resources__ranks_per_node=ranks, parallel=parallel)
         done = command("validate", file.name, folder=project.folder)

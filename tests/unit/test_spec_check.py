@@ -184,6 +184,13 @@ def test_a_run_that_agrees_with_itself() -> None:
             ],
         ),
         (
+            {"parallel": {"whole": ["a"], "columns": ["b"], "rows": ["c"]}},
+            [
+                f"parallel.{name}: names weights that the parts of a layer divide, and parallel.horizontal is 1"
+                for name in ("whole", "columns", "rows")
+            ],
+        ),
+        (
             {"parallel": {"pipeline": 2, "chunks": 2}, "resources": {"ranks_per_node": 2}},
             ["parallel.chunks: is 2, and parallel.schedule is 1f1b"],
         ),

@@ -147,7 +147,9 @@ def _part_of(
     """The forward and the evaluation graph of one part, its regions of the divided tensors, and log lines."""
     shapes = {entry.name: entry.tensor.shape for entry in whole}
     parts = spec.parallel.horizontal
-    forward = divide_layers(prepared, shapes, trained, LOSS_SUM, part, parts, CHANNEL)
+    section = spec.parallel
+    named = {"whole": section.whole, "columns": section.columns, "rows": section.rows}
+    forward = divide_layers(prepared, shapes, trained, LOSS_SUM, part, parts, CHANNEL, named=named)
     evaluated = divide_layers(evaluate, shapes, (), LOSS_SUM, part, parts, CHANNEL, like=forward)
     regions = {name: region for name, region in forward.regions.items() if not region.whole}
     return forward.model, evaluated.model, regions, list(forward.notes)

@@ -100,7 +100,7 @@ class ModelSection(Section):
     parameters: ParameterPatterns = ParameterPatterns.model_construct()
     """Patterns that override which initializers are trained."""
     recompute: Recomputed = Field(default_factory=no_items)
-    """What is recomputed for the backward pass, which takes less memory and more time; results are bit-identical:
+    """What is recomputed for the backward pass, which takes less memory and more time, with the same results:
     `layers`, found by what repeats in the graph; glob patterns over modules (`h.*`) or node names; or the tensors that
     each layer ends with, one list per layer."""
     accept_inference_export: bool = False

@@ -49,6 +49,13 @@ class Parallel(Section):
     stages."""
     horizontal: Positive = 1
     """Ranks that share one layer (tensor parallelism)."""
+    whole: list[Text] = Field(default_factory=no_items)
+    """Glob patterns of weights that each of these ranks holds whole."""
+    columns: list[Text] = Field(default_factory=no_items)
+    """Glob patterns of weights that are divided by columns, the outputs of their products. What no list names is found
+    in the graph."""
+    rows: list[Text] = Field(default_factory=no_items)
+    """Glob patterns of weights that are divided by rows, the inputs of their products, which are then summed."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO stage: 1 shards the optimizer's moments over the replicas, 2 also accumulated gradients, 3 also parameters
     and all gradients."""

@@ -27,6 +27,7 @@ from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, SILENT
+from ortflow.workflow.trainer.tensor_norms import sum_over, take_over_first
 from ortflow.workflow.trainer.tied import TiedWeights, take_over_common
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
@@ -129,14 +130,12 @@ class PartTrainer(ZeroTrainer):
         self._ranks.world.all_reduce(self._squares)
 
     def _sum_norms(self, sums: Buffer) -> None:
-        self._sharers.all_reduce(sums)
         cuts = segments(self._spec.train.optimizer, self.index)
         offsets = {entry.offset: entry.name for entry in self.index if entry.tensor.count}
         # The norm of a tensor that every part holds whole is complete; of a divided one, each part has one term.
         mine = np.array([self.predicts(offsets[cut.start]) for cut in cuts])
-        values = sums.read()
-        sums.write(np.where(np.tile(mine, 2), values, 0))
-        self._ranks.parts.all_reduce(sums)
+        sum_over(sums, np.tile(mine, 2), self._sharers, self._ranks.parts)
+        take_over_first(sums, self._comm, self._ranks.parts)
 
     def _reduce_gradients(self) -> None:
         self._tied.sum_gradients(self._gradients)

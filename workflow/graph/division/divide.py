@@ -11,6 +11,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.division.cut import Cut
 from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.layers import Layers, Weights, find_layers, names_of, weights_of
+from ortflow.workflow.graph.division.named import Named, check_named, named_in
 from ortflow.workflow.graph.division.plan import Plan
 from ortflow.workflow.graph.division.resolve import resolve
 from ortflow.workflow.graph.division.rewrite import Rewrite
@@ -34,6 +35,8 @@ class Divided:
     """Log lines: what is divided, and which matrices are not."""
     cuts: Mapping[str, Cut]
     """How the tensors are cut; the same on all parts."""
+    named: Named
+    """Weights that the run file names."""
 
 
 def divide(
@@ -45,7 +48,7 @@ def divide(
     parts: int,
     channel: int,
     like: Divided | None = None,
-    whole: Collection[str] = (),
+    named: Mapping[str, Sequence[str]] | None = None,
 ) -> Divided:
     """Divide a forward graph with its loss over `parts` ranks.
 
@@ -65,30 +68,39 @@ def divide(
         Channel under which `sessions.collectives` registers the ranks of the parts.
     like
         The divided training graph, if this is the evaluation graph: the same tensors are divided in the same way.
-    whole
-        Tensors that stay whole.
+    named
+        Names or patterns of weights that stay `whole`, or are divided by `columns` or by `rows`; others are found.
 
     Raises
     ------
     UserError
-        If nothing can be divided, or a layer only lacks a number of heads or a width that is divisible.
+        If nothing can be divided, a layer only lacks a number of heads or a width that is divisible, or a weight cannot
+        be divided as it is named.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
     facts = Facts(copy, tensors, trained, loss)
     weights = weights_of(facts)
-    kept = set(whole)
+    chosen = named_in(named or {}, dict.fromkeys(weights.of.values())) if like is None else like.named
+    kept = set(chosen.whole)
     if like is not None:
         kept |= set(tensors) - like.cuts.keys()
-    layers = find_layers(facts, weights, parts, kept)
+    layers = find_layers(facts, weights, parts, kept, chosen)
     plan = layers.plan
-    free = weights.of.keys() - {*layers.columns, *layers.rows}
+    free = {
+        place
+        for place in weights.of.keys() - {*layers.columns, *layers.rows}
+        if weights.of[place] not in kept and _may_be_vocabulary(weights, place, chosen)
+    }
     wanted = None if like is None else like.cuts.keys()
-    scores, tables = find_vocabulary(
-        facts, weights, parts, {place for place in free if weights.of[place] not in kept}, wanted
-    )
+    scores, tables = find_vocabulary(facts, weights, parts, free, wanted)
     plan.add(scores)
+    if like is None:
+        check_named(
+            chosen, [*names_of(weights, layers.columns), *tables], [*names_of(weights, layers.rows), *tables],
+            layers.reasons,
+        )  # fmt: skip
     held = resolve(facts, plan)
     missing: dict[str, Cut] = {}
     if like is not None:
@@ -109,7 +121,14 @@ def divide(
     prune(copy.graph)
     shapes.infer(copy)
     regions = {name: held[name].region(part, parts) if name in held else WHOLE for name in tensors}
-    return Divided(copy, regions, tuple(_notes(facts, weights, layers, tables, held, parts)), held)
+    return Divided(copy, regions, tuple(_notes(facts, weights, layers, tables, held, parts)), held, chosen)
+
+
+def _may_be_vocabulary(weights: Weights, place: int, named: Named) -> bool:
+    """Whether dividing a vocabulary divides the weight as the run file says: tables by rows, products by columns."""
+    name = weights.of[place]
+    uses = [other in weights.tables for other, each in weights.of.items() if each == name]
+    return not (name in named.rows and not any(uses)) and not (name in named.columns and all(uses))
 
 
 def _undo(facts: Facts, plan: Plan, held: Mapping[str, Cut], like: Divided) -> None:

@@ -14,6 +14,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.division import rules  # noqa: F401 - enters the rules
 from ortflow.workflow.graph.division.cut import Cut, Indivisible, Reblock, Unsupported, even
 from ortflow.workflow.graph.division.facts import Facts
+from ortflow.workflow.graph.division.named import Named
 from ortflow.workflow.graph.division.plan import Plan
 from ortflow.workflow.graph.division.spread import RULES, Spread
 from ortflow.workflow.graph.ir.edit import attributes_of
@@ -47,6 +48,8 @@ class Layers:
     plan: Plan = field(default_factory=Plan)
     columns: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Weight that the run file names -> why no layer with it could be divided as named."""
 
 
 def weights_of(facts: Facts) -> Weights:
@@ -84,38 +87,58 @@ def _is_plain(flags: Mapping[str, float]) -> bool:
     return not flags.get("transA", 0) and flags.get("alpha", 1.0) == flags.get("beta", 1.0) == 1.0
 
 
-def find_layers(facts: Facts, weights: Weights, parts: int, kept: Collection[str]) -> Layers:
-    """Find every layer that can be divided; the weights in `kept` stay whole.
+def find_layers(facts: Facts, weights: Weights, parts: int, kept: Collection[str], named: Named) -> Layers:
+    """Find every layer that can be divided; the weights in `kept` stay whole, and those that are `named` come first.
 
     Raises UserError if a layer could be divided, but one of its sizes is not a multiple of the number of parts.
     """
     found = Layers()
     linears = {place: slot for place, slot in weights.linears.items() if weights.of[place] not in kept}
     taken: set[int] = set()
-    for row in sorted(linears):
+    candidates = [place for place in linears if weights.of[place] not in named.columns]
+    for row in sorted(candidates, key=lambda place: (weights.of[place] not in named.rows, place)):
         if row in taken:
             continue
-        search = _Search(facts, weights, linears, taken, parts)
+        search = _Search(facts, weights, linears, taken, parts, named)
         try:
             seeds, plan = search.layer(row)
         except Unsupported as error:
             if isinstance(error, Indivisible):
-                _refuse(facts, weights, linears, taken, row, error, parts)
+                _refuse(facts, weights, linears, taken, row, error, parts, named)
+            _explain(found.reasons, facts, weights, row, str(error), named)
             continue
         found.plan.add(plan)
         found.columns += sorted(seeds)
         found.rows += sorted(plan.rows)
         taken |= seeds.keys() | plan.rows.keys()
+    for row in weights.linears:
+        name = weights.of[row]
+        if name in named.whole or name in named.columns:
+            for each in sources(facts, weights, row) if named.columns else ():
+                reason = f"{name!r}, which sums over its columns, is {named.way(name)}"
+                found.reasons.setdefault(weights.of[each], reason)
     return found
+
+
+def _explain(reasons: dict[str, str], facts: Facts, weights: Weights, row: int, error: str, named: Named) -> None:
+    """Note why the layer that ends in a product is not divided, for the weights of it that the run file names."""
+    name = weights.of[row]
+    before = [weights.of[place] for place in sources(facts, weights, row)]
+    if name in named.rows:
+        ways = [f"{each!r} is {way}" for each in before if each not in named.columns and (way := named.way(each))]
+        reasons.setdefault(name, f"of the weights before it, {' and '.join(dict.fromkeys(ways))}" if ways else error)
+    for each in before:
+        if each in named.columns:
+            reasons.setdefault(each, f"the layer that ends with {name!r} cannot be divided, because {error}")
 
 
 def _refuse(
     facts: Facts, weights: Weights, linears: Mapping[int, int], taken: set[int], row: int, error: Indivisible,
-    parts: int,
+    parts: int, named: Named,
 ) -> None:  # fmt: skip
     """Raise UserError if only a size prevents the division."""
     try:
-        _, plan = _Search(facts, weights, linears, taken, 1).layer(row)
+        _, plan = _Search(facts, weights, linears, taken, 1, named).layer(row)
     except Unsupported:
         return
     heads = next((length for length in plan.heads if length % parts), None)
@@ -123,14 +146,18 @@ def _refuse(
     raise UserError(
         f"is {parts}, and the layer that ends with the weight {weights.of[row]!r} has {what} not divisible by it",
         where="parallel.horizontal",
-        fix=f"set it to a divisor of {heads or error.length}",
+        fix=f"set it to a divisor of {heads or error.length}, or name the weight under parallel.whole",
     )
 
 
 class _Search:
-    def __init__(self, facts: Facts, weights: Weights, linears: Mapping[int, int], taken: set[int], parts: int) -> None:
+    def __init__(
+        self, facts: Facts, weights: Weights, linears: Mapping[int, int], taken: set[int], parts: int, named: Named
+    ) -> None:
         self._facts, self._weights, self._taken, self._parts = facts, weights, taken, parts
         self._linears = {place: slot for place, slot in linears.items() if place not in taken}
+        self._ends = {place: slot for place, slot in self._linears.items() if weights.of[place] not in named.columns}
+        self._kept = {*named.rows, *named.whole}
         self._attempts = 0
 
     def layer(self, row: int) -> tuple[dict[int, tuple[int, ...]], Plan]:
@@ -175,7 +202,7 @@ class _Search:
         chosen = {seed: blocks.get(seed) or (self._width(seed),) for seed in seeds}
         cuts = {seed: even(self._axis(seed), lengths, self._parts, seed) for seed, lengths in chosen.items()}
         try:
-            spread = Spread(self._facts, self._parts, self._linears, refused)
+            spread = Spread(self._facts, self._parts, self._ends, refused)
             return chosen, spread.run(cuts)
         except Reblock as proposal:
             try:
@@ -201,25 +228,33 @@ class _Search:
         return found
 
     def _seeds(self, row: int, left: Collection[int]) -> set[int]:
-        """The sources of a product's input: the nearest products with weights or tables."""
-        facts, found, seen = self._facts, set(), set()
-        waiting = [facts.nodes[row].input[self._linears[row]]]
-        while waiting:
-            place = facts.makers.get(waiting.pop())
-            if place is None or place in seen:
-                continue
-            seen.add(place)
-            if place in self._weights.of:
-                usable = place in self._linears or (place in self._weights.tables and place not in self._taken)
-                if usable and place not in left:
-                    found.add(place)
-                continue
-            node = facts.nodes[place]
-            if (node.domain, node.op_type) in RULES:
-                waiting += node.input[:1] if node.op_type in _FIRST_ALONE else node.input
+        """The sources of a product's input that can be divided."""
+        found = set()
+        for place in sources(self._facts, self._weights, row):
+            usable = place in self._linears or (place in self._weights.tables and place not in self._taken)
+            if usable and place not in left and self._weights.of[place] not in self._kept:
+                found.add(place)
         if not found:
             raise Unsupported("it reads nothing that can be divided")
         return found
+
+
+def sources(facts: Facts, weights: Weights, row: int) -> set[int]:
+    """The nearest products with weights, and look-ups in tables, that a product's input is computed from."""
+    found, seen = set[int](), set[int]()
+    waiting = [facts.nodes[row].input[weights.linears[row]]]
+    while waiting:
+        place = facts.makers.get(waiting.pop())
+        if place is None or place in seen:
+            continue
+        seen.add(place)
+        if place in weights.of:
+            found.add(place)
+            continue
+        node = facts.nodes[place]
+        if (node.domain, node.op_type) in RULES:
+            waiting += node.input[:1] if node.op_type in _FIRST_ALONE else node.input
+    return found
 
 
 def names_of(weights: Weights, places: Collection[int]) -> Iterator[str]:

@@ -92,7 +92,7 @@ class Spread:
 
     def unsupported(self, node: onnx.NodeProto) -> Unsupported:
         """Rule for a node that has none for its inputs."""
-        return Unsupported(f"{walk.called(node)} reads it")
+        return Unsupported(f"{walk.called(node)} reads a divided value")
 
     def copy(self, place: int, slot: int) -> None:
         """Record that an undivided input is read whole."""

@@ -29,6 +29,12 @@ def check_parallel(spec: RunSpec) -> Iterator[Problem]:
         for name, value, default in (("schedule", parallel.schedule, "1f1b"), ("cuts", parallel.cuts, None)):
             if value != default:
                 yield Problem(("parallel", name), "is of a pipeline, and parallel.pipeline is 1", "remove it")
+    if parallel.horizontal == 1:
+        for name in ("whole", "columns", "rows"):
+            if getattr(parallel, name):
+                what = "names weights that the parts of a layer divide, and parallel.horizontal is 1"
+                fix = "remove it, or set horizontal above 1"
+                yield Problem(("parallel", name), what, fix, others=(("parallel", "horizontal"),))
     yield from _chunks(spec)
     if parallel.zero:
         yield from _zero(spec)
