@@ -21,7 +21,7 @@ class Replicas(NamedTuple):
 
     channel: int
     """Channel of their collectives."""
-    count: int
+    ranks: int
 
 
 class Statistics(NamedTuple):
@@ -59,4 +59,4 @@ def over_replicas(edit: Editor, data: str, replicas: Replicas) -> Statistics:
 
 def mark(node: onnx.NodeProto, replicas: Replicas) -> None:
     """Record in a node that its statistics are those of the batch, over these ranks."""
-    node.metadata_props.add(key=SYNCED, value=f"{replicas.channel} {replicas.count}")
+    node.metadata_props.add(key=SYNCED, value=f"{replicas.channel} {replicas.ranks}")
