@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from ortflow.workflow.graph.shards.graphs import Sharded
     from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.layout import FlatIndex
+    from ortflow.workflow.planning.built import Built
     from ortflow.workflow.planning.passes import Work
     from ortflow.workflow.planning.ranks import RankMemory
+    from ortflow.workflow.spec.model import Recomputed
     from ortflow.workflow.spec.run import RunSpec
 
 BUS = (25, 50)
@@ -39,10 +41,20 @@ ADVICE = {
     "accumulated over the ranks, 3 (on CPUs) all",
     "moments": "parallel.zero: 1 shards them over several ranks; on GPUs, train.offload: optimizer stores them on the "
     f"host; train.optimizer.name sets the values stored per parameter: {moment_counts()}",
-    "activations": f"{LOWER}, or name modules in model.recompute",
+    "activations": f"{LOWER}, or set model.recompute: layers",
     "batch": LOWER,
 }
 """Part -> the setting that reduces it."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What `model.recompute` changes: the same run without it."""
+
+    activations: int
+    """Bytes without recomputation."""
+    operations: float
+    """Operations of a micro-batch with it, relative to those without; the time follows them roughly."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +66,10 @@ class Forecast:
     micro_batch: int
     parts: Mapping[str, int]
     peak: Peak
-    recomputed: tuple[str, ...]
-    """model.recompute."""
+    recomputed: Recomputed
+    """`model.recompute`."""
+    saving: Saving | None
+    """What `model.recompute` changes; None if it is not set."""
     formulas: Mapping[str, str]
     """How the bytes of a part follow from the run file, if it is a product."""
     rank: int = 0
@@ -79,7 +93,8 @@ class Forecast:
             "device": self.device, "micro_batch": self.micro_batch, "parts": dict(self.parts), "total": self.total,
             "largest": self.largest, "fix": ADVICE[self.largest], "node": self.peak.node,
             "alive": self.peak.size, "values": [list(item) for item in self.peak.values[:SHOWN]],
-            "unknown": list(self.peak.unknown), "recomputed": list(self.recomputed),
+            "unknown": list(self.peak.unknown), "recomputed": self.recomputed,
+            "without_recompute": None if self.saving is None else vars(self.saving),
             "formulas": dict(self.formulas), "rank": self.rank, "ranks": self.ranks,
         }  # fmt: skip
 
@@ -87,22 +102,34 @@ class Forecast:
 def forecast(spec: RunSpec) -> Forecast:
     """Predict the memory of a run with absolute paths. Raises UserError or Faults if its model or data is unusable."""
     from ortflow.workflow.planning.built import built
-    from ortflow.workflow.planning.ranks import memory_of, most
 
     with built(spec) as found:
-        graphs, shards = found.graphs, None
-        if spec.divides:
-            memory = most(divided_memory(spec, graphs, found.shapes, found.bytes))
-        else:
-            shards = shards_of(graphs, spec)
-            peak, fetched = activations(graphs, spec, found.shapes, shards), messages_of(shards, graphs.index)
-            memory = memory_of(spec, graphs.index, peak, found.bytes, fetched=sum(fetched))
-        index = graphs.index if not spec.divides else _index_of(spec, graphs, memory.rank)
-        named = formulas(index, spec, shards)
+        memory, shards = _memory(spec, found)
+        index = found.graphs.index if not spec.divides else _index_of(spec, found.graphs, memory.rank)
+        named, saving = formulas(index, spec, shards), None
+        if spec.onnx_model.recompute:
+            model = spec.onnx_model.model_copy(update={"recompute": []})
+            plain = spec.model_copy(update={"model": model})
+            with built(plain) as kept:
+                held = _memory(plain, kept)[0].parts["activations"]
+                more = operations(found.graphs.train, found.shapes) / operations(kept.graphs.train, kept.shapes)
+                saving = Saving(held, more)
     return Forecast(
         "cuda" if spec.on_gpus else "cpu", spec.data.micro_batch, memory.parts, memory.peak,
-        tuple(spec.onnx_model.recompute), named, memory.rank, spec.world_size,
+        spec.onnx_model.recompute, saving, named, memory.rank, spec.world_size,
     )  # fmt: skip
+
+
+def _memory(spec: RunSpec, found: Built) -> tuple[RankMemory, Sharded | None]:
+    """The memory of the rank that needs most, and its graphs that fetch their parameters, if it has some."""
+    from ortflow.workflow.planning.ranks import memory_of, most
+
+    graphs = found.graphs
+    if spec.divides:
+        return most(divided_memory(spec, graphs, found.shapes, found.bytes)), None
+    shards = shards_of(graphs, spec)
+    peak, fetched = activations(graphs, spec, found.shapes, shards), messages_of(shards, graphs.index)
+    return memory_of(spec, graphs.index, peak, found.bytes, fetched=sum(fetched)), shards
 
 
 def divided_memory(
@@ -125,6 +152,19 @@ def _index_of(spec: RunSpec, graphs: GraphSet, rank: int) -> FlatIndex:
     from ortflow.workflow.trainer.opening import division_of
 
     return division_of(graphs, spec).of(spec.grid.place(rank)).index
+
+
+def operations(path: Path, batch: Mapping[str, tuple[int, ...]]) -> int:
+    """Operations of a training graph that contains ONNX's operators alone, for inputs of these shapes."""
+    import onnx
+
+    from ortflow.workflow.graph.memory.concrete import concrete
+    from ortflow.workflow.graph.stages.costs import Costs
+
+    model = onnx.load(path)
+    types = {name: onnx.helper.make_tensor_type_proto(*kind) for name, kind in concrete(model, batch).items()}
+    costs = Costs(model, {}, 1, types)
+    return sum(costs.operations(node) for node in model.graph.node)
 
 
 def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> dict[str, str]:

@@ -74,6 +74,9 @@ def _print_plan(reported: Forecast) -> None:
     for name, count in (*reported.parts.items(), ("in all", reported.total)):
         formula = reported.formulas.get(name)
         typer.echo(f"  {name:<12}{size(count):>8}" + (f"  = {formula}" if formula else ""))
+    if reported.saving is not None:
+        kept, more = size(reported.saving.activations), reported.saving.operations - 1
+        typer.echo(f"  without model.recompute, {kept} of activations; with it, about {more:.0%} more operations")
     typer.echo(f"activations are largest at {reported.peak.node}:")
     for name, count in reported.peak.values[:SHOWN]:
         typer.echo(f"  {size(count):>8}  {name}")

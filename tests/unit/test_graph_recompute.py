@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -55,6 +56,34 @@ def test_every_output_keeps_its_bits(model: Path, patterns: tuple[str, ...], ker
     assert kept.keys() == again.keys()
     for name, array in kept.items():
         np.testing.assert_array_equal(again[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
+@pytest.mark.parametrize("wanted", ["layers", ["h.*"]], ids=["layers", "scopes"])
+def test_dropped_values_come_from_their_masks(wanted: Any, kernels: bool, tmp_path: Path) -> None:
+    """Dropout of attention weights and of branches: products read the dropped values in the backward pass."""
+    config = Config(layers=2, width=64, heads=4, context=TOKENS, vocabulary=11, dropout=0.3)
+    path = tmp_path / "m.onnx"
+    onnx.save(build(config), path)
+    found = []
+    for name, recompute in (("kept", []), ("again", wanted)):
+        spec = run_file(path)
+        section = spec.model.model_copy(update={"recompute": recompute})
+        graphs = build_graphs(spec.model_copy(update={"model": section}), "cpu", tmp_path / name)
+        train, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, None)
+        onnxruntime.set_seed(3)
+        found.append(run_graph(train, feeds(graphs), kernels=library))
+    kept, again = found
+    assert kept.keys() == again.keys()
+    for name, array in kept.items():
+        np.testing.assert_array_equal(again[name], array, err_msg=name)
+    nodes = onnx.load(tmp_path / "again" / "train.onnx").graph.node
+    dropouts = [node for node in nodes if node.op_type == "Dropout"]
+    assert len(dropouts) == 1 + 3 * 2, "of the input, and three of each layer"
+    masks = {node.output[1] for node in dropouts}
+    assert sum(node.op_type == "And" and node.input[0] in masks for node in nodes) == 2 * 2, (
+        "what products and norms read"
+    )
 
 
 MEASURE = """

@@ -193,6 +193,37 @@ def test_half_precision_takes_half(tmp_path: Path) -> None:
     assert whole.largest == "activations"
 
 
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports resident memory")
+def test_recomputed_layers_take_what_is_predicted(tmp_path: Path) -> None:
+    """Both sides within 10%; the layers are a part of the memory that must be seen to go."""
+    path = gpt(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, 3000, (16, 257))
+    write_set(tmp_path / "train.arrow", [record_batch({"tokens": tokens})])
+    columns = {"tokens": "tokens[:-1]", "labels": "tokens[1:]"}
+    spec = spec_of(
+        model={"path": str(path), "loss": {"kind": "cross_entropy"}, "recompute": "layers"},
+        data={"train": {"path": str(tmp_path / "train.arrow"), "columns": columns}, "micro_batch": 16},
+        export={"enabled": False},
+    )
+    found = forecast(spec)
+    assert found.saving is not None
+    predicted = {"layers": found.parts["activations"], "kept": found.saving.activations}
+    measured = {}
+    for name, layers in (("layers", "layers"), ("kept", [])):
+        section = spec.onnx_model.model_copy(update={"recompute": layers})
+        build_graphs(spec.model_copy(update={"model": section}), "cpu", tmp_path / name, 256)
+        program = [sys.executable, SUPPORT / "measured_run.py", tmp_path / name, "auto", json.dumps(SHAPES[gpt])]
+        measured[name] = int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
+    print(predicted, measured)
+    for name, held in predicted.items():
+        assert 0.9 <= held / measured[name] <= 1.1, (predicted, measured)
+    assert measured["layers"] < 0.9 * measured["kept"]
+    assert 1.1 < found.saving.operations < 4 / 3, "at most another forward pass"
+    shown = found.to_json()["without_recompute"]
+    assert shown == {"activations": predicted["kept"], "operations": found.saving.operations}
+
+
 def test_the_command(tmp_path: Path) -> None:
     save_model(tmp_path / "unused.onnx")
     tiny = Tiny.make(tmp_path)

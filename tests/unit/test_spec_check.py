@@ -285,6 +285,45 @@ def test_a_run_that_agrees_with_itself() -> None:
             ["parallel.zero: is 1, and model.graphs.optimizer updates all parameters together"],
         ),
         (
+            {"train": {**TRAIN, "sync_batch_norm": True}, "resources": {"gpus_per_rank": 1}},
+            [
+                "train.sync_batch_norm: is true, and graphs on GPUs cannot exchange values in this version: "
+                "resources.gpus_per_rank is 1",
+            ],
+        ),
+        (
+            {"train": {**TRAIN, "sync_batch_norm": True}, "resources": {"kernels": "onnxruntime"}},
+            [
+                "train.sync_batch_norm: is true, and statistics are exchanged by ortflow's kernels: "
+                "resources.kernels is onnxruntime",
+            ],
+        ),
+        *(
+            (
+                {
+                    "train": {**TRAIN, "sync_batch_norm": True},
+                    "parallel": {name: 2},
+                    "resources": {"ranks_per_node": 4},
+                },
+                [
+                    "train.sync_batch_norm: is true, and statistics run over ranks that hold the whole model: "
+                    f"parallel.{name} is 2",
+                ],
+            )
+            for name in ("pipeline", "horizontal")
+        ),
+        (
+            {"train": {**TRAIN, "sync_batch_norm": True}, "model": model(graphs={"train": "train.onnx"})},
+            [
+                "train.sync_batch_norm: is true, and statistics are exchanged by graphs that ortflow has made: "
+                "model.graphs.train is given",
+            ],
+        ),
+        (
+            {"train": {**TRAIN, "sync_batch_norm": True}, "model": None, "trainer": {"name": "linear"}},
+            ["train.sync_batch_norm: is true, and statistics are those of the trainer linear"],
+        ),
+        (
             {"train": {**TRAIN, "precision": "tf32"}},
             ["train.precision: is tf32, which needs a GPU, and resources.gpus_per_rank is 0"],
         ),

@@ -25,7 +25,7 @@ from ortflow.workflow.graph.export.inference import infer_graph
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.intake.user_graphs import user_eval_graph, user_optimizer_graph, user_train_graph
-from ortflow.workflow.graph.ir.collective import drop_copies
+from ortflow.workflow.graph.ir.collective import drop_copies, finish, has_collectives
 from ortflow.workflow.graph.ir.edit import Editor, make_outputs, replace, scalar, used
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.objective import evaluation
@@ -33,8 +33,10 @@ from ortflow.workflow.graph.objective.loss import attach, output_of
 from ortflow.workflow.graph.objective.metrics import with_outputs
 from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.objective.signature import batch_inputs, check_batches
+from ortflow.workflow.graph.objective.synced import Replicas
 from ortflow.workflow.graph.objective.vocabulary import table_bounds
 from ortflow.workflow.graph.optimize import rewrites
+from ortflow.workflow.graph.optimize.layers import mark_layers
 from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.patterns import matches
@@ -49,11 +51,13 @@ from ortflow.workflow.graph.types import (
     fused_of,
     half_of,
     placed_of,
+    synced_of,
     with_kernels_of,
 )
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
+from ortflow.workflow.parallel.division import STATISTICS
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
 
@@ -79,7 +83,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
             faster = placed = halves = prepared = None
         else:
             prepared, more = with_loss(forward, spec, source, batch)
-            notes += more
+            notes += more + mark_layers(prepared, section.recomputed_layers, source.roles.trained, LOSS_SUM)
             train, faster, placed, trained, more = gradient_graphs(prepared, spec, source, length)
             notes += more
             halves, more = _in_half(prepared, spec, trained)
@@ -104,6 +108,8 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         order = [known[name] for name in (*(i.name for i in inputs), *added, *source.tensors)]
         infer = _infer_graph(spec, source)
         files = {"train.onnx": _bytes(train, order), "eval.onnx": _bytes(evaluate, order)}
+        if spec.synced_ranks and prepared is not None:
+            files |= _synced(forward, spec, source, batch, length, order)
         if infer is not None:
             files["infer.onnx"] = infer.SerializeToString(deterministic=True)
         for graph in (train, evaluate):
@@ -161,12 +167,17 @@ def batch_input(graph: onnx.GraphProto, source: Source) -> str:
     return min(names, key=lambda name: name in source.labels)
 
 
-def with_loss(forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str) -> tuple[onnx.ModelProto, list[str]]:
-    """The forward graph in training mode, its outputs the loss and the new states, and log lines."""
+def with_loss(
+    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str, replicas: Replicas | None = None
+) -> tuple[onnx.ModelProto, list[str]]:
+    """The forward graph in training mode, its outputs the loss and the new states, and log lines.
+
+    With `replicas`, statistics of the batch run over the ranks.
+    """
     model = onnx.ModelProto()
     model.CopyFrom(forward)
     graph = model.graph
-    notes, updates = train_mode(graph, source.roles.frozen)
+    notes, updates = train_mode(graph, source.roles.frozen, replicas)
     attach(graph, spec.onnx_model.loss, batch, spec.data.last_batch == "pad")
     edit = Editor(graph)
     outputs = [scalar(LOSS_SUM), scalar(LOSS_WEIGHT)]
@@ -190,7 +201,7 @@ def gradient_graphs(
     model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
     if spec.on_gpus:
         drop_copies(model.graph)
-    notes += recompute(model.graph, spec.onnx_model.recompute)
+    notes += recompute(model.graph, spec.onnx_model.recomputed_scopes)
     faster, placed = with_kernels(model, length), None
     if spec.on_gpus:
         from ortflow.workflow.cuda.place import completed
@@ -220,6 +231,37 @@ def training_forms(
     return forms if halves is None else {**forms, half_of(path).name: halves}
 
 
+def _synced(
+    forward: onnx.ModelProto,
+    spec: RunSpec,
+    source: Source,
+    batch: str,
+    length: int,
+    inputs: Sequence[onnx.ValueInfoProto],
+) -> dict[str, bytes]:
+    """The training graphs whose statistics run over all ranks, by file name.
+
+    Raises UserError if the model has no BatchNormalization that computes statistics.
+    """
+    replicas = Replicas(STATISTICS, spec.synced_ranks)
+    prepared, _ = with_loss(forward, spec, source, batch, replicas)
+    if not has_collectives(prepared):
+        raise UserError(
+            "is true, and the model has no BatchNormalization that computes statistics of the batch",
+            where="train.sync_batch_norm",
+            fix="remove the key",
+        )
+    mark_layers(prepared, spec.onnx_model.recomputed_layers, source.roles.trained, LOSS_SUM)
+    plain, faster, *_ = gradient_graphs(prepared, spec, source, length)
+    path = synced_of(Path("train.onnx"))
+    files = {}
+    for name, model in ((path.name, plain), (with_kernels_of(path).name, faster)):
+        replace(model.graph.input, inputs)
+        finish(model)
+        files[name] = bytes(model.SerializeToString(deterministic=True))
+    return files
+
+
 def _in_half(
     prepared: onnx.ModelProto, spec: RunSpec, trained: Sequence[str]
 ) -> tuple[onnx.ModelProto | None, list[str]]:
@@ -228,7 +270,7 @@ def _in_half(
         return None, []
     from ortflow.workflow.fusion.halved import halved
 
-    return halved(prepared, trained, spec.train.precision, spec.onnx_model.recompute)
+    return halved(prepared, trained, spec.train.precision, spec.onnx_model.recomputed_scopes)
 
 
 def eval_graph(

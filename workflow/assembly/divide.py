@@ -113,8 +113,8 @@ def divide(
         else:
             # The parts of a stage run in step: all are cut where the first is.
             stages = Stages(
-                section.pipeline, section.chunks, cuts, spec.data.micro_batch, length, spec.onnx_model.recompute,
-                spec.train.precision if spec.on_gpus else None,
+                section.pipeline, section.chunks, cuts, spec.data.micro_batch, length,
+                spec.onnx_model.recomputed_scopes, spec.train.precision if spec.on_gpus else None,
             )  # fmt: skip
             cut = build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
             cuts = cut.cuts

@@ -66,7 +66,7 @@ class Division:
     length: int = 0
     """Size of the dynamic axes, for balancing and for the kernels of long attention; 0 if unknown."""
     recompute: Sequence[str] = ()
-    """Patterns of `model.recompute`."""
+    """Patterns of `model.recompute`; layers that it finds or names are marked in the graph."""
     precision: str | None = None
     """`train.precision` of a run on GPUs; None on CPUs."""
 

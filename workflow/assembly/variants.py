@@ -10,7 +10,8 @@ from ortflow.workflow.assembly.build import batch_input, eval_graph, training_fo
 from ortflow.workflow.assembly.divide import divide
 from ortflow.workflow.graph.intake.source import read_source
 from ortflow.workflow.graph.objective.loss import output_of
-from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.graph.optimize.layers import mark_layers
+from ortflow.workflow.graph.types import LOSS_SUM, GraphSet
 from ortflow.workflow.parallel.division import TRAINED, Division
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.spec.run import RunSpec
@@ -40,6 +41,7 @@ class Variants:
         forward = self._source.forward(output_of(self._source.skeleton.graph, spec.onnx_model.loss))
         batch = batch_input(forward.graph, self._source)
         self._prepared, _ = with_loss(forward, spec, self._source, batch)
+        mark_layers(self._prepared, spec.onnx_model.recomputed_layers, self._source.roles.trained, LOSS_SUM)
         self._evaluate, _ = eval_graph(forward, spec, self._source, batch)
 
     def write(self, spec: RunSpec, root: Path) -> Division:

@@ -33,6 +33,11 @@ def with_kernels_of(graph: Path) -> Path:
     return graph.with_suffix(".kernels.onnx")
 
 
+def synced_of(graph: Path) -> Path:
+    """Path of the training graph whose BatchNormalization runs over all ranks (`train.sync_batch_norm`)."""
+    return graph.with_name("synced.onnx")
+
+
 def on_cuda_of(graph: Path) -> Path:
     """Path of the same graph adapted to GPUs (`ortflow.workflow.graph.optimize.on_cuda`); it may not exist."""
     return graph.with_suffix(".cuda.onnx")

@@ -21,6 +21,8 @@ NAME = "division.json"
 """File of the division, in the folder of the whole model's graphs."""
 CHANNEL = 0
 """Channel of the collectives in a part's graphs: the ranks that share its layers."""
+STATISTICS = 1
+"""Channel of the statistics of BatchNormalization: all ranks (`train.sync_batch_norm`)."""
 TRAINED = ("decay", "no_decay")
 """Groups that have gradients and moments."""
 

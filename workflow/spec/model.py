@@ -84,6 +84,10 @@ class OwnLoss(Section):
 Loss = Annotated[CrossEntropy | Regression | BinaryCrossEntropy | OwnLoss, Field(discriminator="kind")]
 
 
+Recomputed = Literal["layers"] | list[Text] | list[list[Text]]
+"""`layers`, patterns, or the tensors that each layer ends with."""
+
+
 class ModelSection(Section):
     """The model and which of its parameters are trained."""
 
@@ -95,12 +99,23 @@ class ModelSection(Section):
     """Custom graphs that replace those built from `path`."""
     parameters: ParameterPatterns = ParameterPatterns.model_construct()
     """Patterns that override which initializers are trained."""
-    recompute: list[Text] = Field(default_factory=no_items)
-    """Glob patterns over modules (`layers.*`) or node names: their values are recomputed for the backward pass, which
-    takes less memory and more time; results are bit-identical."""
+    recompute: Recomputed = Field(default_factory=no_items)
+    """What is recomputed for the backward pass, which takes less memory and more time, with the same results:
+    `layers`, found by what repeats in the graph; glob patterns over modules (`h.*`) or node names; or the tensors that
+    each layer ends with, one list per layer."""
     accept_inference_export: bool = False
     """Train a model although its file shows signs of an export for inference, which changes the training."""
     labels: list[Text] = Field(default_factory=no_items)
     """Inputs of the graph that are labels: needed for training, absent from the exported model."""
     metrics: list[Metric] = Field(default_factory=no_items)
     """Metrics that evaluation computes besides the loss."""
+
+    @property
+    def recomputed_scopes(self) -> list[str]:
+        """The patterns of `recompute`; empty if it finds or names layers in another way."""
+        return [each for each in self.recompute if isinstance(each, str)] if self.recompute != "layers" else []
+
+    @property
+    def recomputed_layers(self) -> Literal["layers"] | list[list[str]]:
+        """The layers of `recompute`; empty if it has patterns."""
+        return "layers" if self.recompute == "layers" else [each for each in self.recompute if isinstance(each, list)]

@@ -220,6 +220,11 @@ class RunSpec(Section):
         return "onnxruntime" if self.on_gpus else self.resources.kernels
 
     @property
+    def synced_ranks(self) -> int:
+        """Ranks over which the statistics of BatchNormalization run; 0 if each rank has its own."""
+        return self.world_size if self.train.sync_batch_norm and self.world_size > 1 else 0
+
+    @property
     def world_size(self) -> int:
         """Ranks in all."""
         return self.resources.nodes * self.resources.ranks_per_node

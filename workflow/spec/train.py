@@ -64,6 +64,9 @@ class TrainSection(Section):
     """Periodic evaluation."""
     early_stop: EarlyStop | None = None
     """Stop when a metric no longer improves."""
+    sync_batch_norm: bool = False
+    """Whether BatchNormalization's statistics run over the micro-batches of all ranks, as in PyTorch's SyncBatchNorm;
+    otherwise they are those of each rank's micro-batch."""
     max_skipped_steps: Positive = 10
     """Steps in a row with a non-finite loss or gradient that end the run."""
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"

@@ -29,6 +29,7 @@ from ortflow.workflow.trainer import Prepared, Trainer, TrainerBuilder, TrainerC
 
 if TYPE_CHECKING:
     from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.sessions.session import Sessions
     from ortflow.workflow.trainer.graph import GraphTrainer
 
 
@@ -141,6 +142,8 @@ class GraphBuilder(TrainerBuilder):
             from ortflow.workflow.trainer.opening import open_divided
 
             return open_divided(graphs, spec, sessions, communicator, self._report)
+        if training and spec.synced_ranks:
+            _connect(sessions, communicator)
         kind = trainer_class(device, spec, training=training)
         trainer = kind(graphs, spec, sessions, communicator, self._report, training=training)
         if training:
@@ -148,6 +151,20 @@ class GraphBuilder(TrainerBuilder):
         if library is not None and communicator.rank == 0:
             self._report.note(f"CPU kernels: {library.note}")
         return trainer
+
+
+def _connect(sessions: Sessions, communicator: Communicator) -> None:
+    """Let the graphs' statistics run over the ranks."""
+    from ortflow.workflow.parallel.division import STATISTICS
+    from ortflow.workflow.sessions.collectives import connect
+
+    if sessions.library is None:
+        raise UserError(
+            "is true, and this machine has no kernels of ortflow's, which exchange the statistics",
+            where="train.sync_batch_norm",
+            fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to false",
+        )
+    connect(sessions.library, {STATISTICS: communicator})
 
 
 def trainer_class(device: Device, spec: RunSpec, *, training: bool = True) -> type[GraphTrainer]:
@@ -242,6 +259,7 @@ def fingerprint_of(spec: RunSpec) -> str:
         "optimizer": spec.train.optimizer.model_dump(mode="json", exclude={"lr"}),
         "last_batch": spec.data.last_batch,
         "parallel": spec.parallel.model_dump(exclude={"data", "zero", "schedule"}) if spec.divides else None,
+        "synced": spec.synced_ranks,
         "device": "cuda" if spec.on_gpus else "cpu",
         "files": [
             (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.shard import Shard, Sliced
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet, synced_of
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
@@ -104,7 +104,12 @@ class GraphTrainer(Trainer):
         return self.index.trained
 
     def _open_train(self) -> onnxruntime.InferenceSession:
-        return self._sessions.open_fastest(self._graphs.train)
+        return self._sessions.open_fastest(self._train_path)
+
+    @property
+    def _train_path(self) -> Path:
+        """The training graph of a step; that of the check has the statistics of one rank."""
+        return synced_of(self._graphs.train) if self._spec.synced_ranks else self._graphs.train
 
     def _open_eval(self) -> onnxruntime.InferenceSession:
         return self._sessions.open(self._graphs.eval)
@@ -328,7 +333,8 @@ class GraphTrainer(Trainer):
         self._running.copy_from(self._here.slice(*self._state_span))
         exact = self._sessions.exact()
         training = self._first
-        if exact is not self._sessions:
+        # Other ranks take no part in the check, so it is that of the graph with this rank's statistics.
+        if exact is not self._sessions or self._spec.synced_ranks:
             training = self._bind_training(exact.open_fastest(self._graphs.train), self._gradients)
         check = GradientCheck(
             self._graphs,

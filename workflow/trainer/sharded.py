@@ -87,13 +87,13 @@ class ShardedTrainer(ZeroTrainer):
         super()._allocate_for_update()
         self._token = self._sessions.device.allocate(2, np.float32)
         self._exchange = Exchange(self._comm, self.index, self._shard, self._own)
-        self._graphs_of_run: Sharded = sharded(self._graphs.train, self._train_form, self._graphs.eval, self.index)
+        self._graphs_of_run: Sharded = sharded(self._train_path, self._train_form, self._graphs.eval, self.index)
         if self._comm.rank == 0:
             self._note()
 
     @property
     def _train_form(self) -> Path:
-        return self._sessions.form_of(self._graphs.train) or self._graphs.train
+        return self._sessions.form_of(self._train_path) or self._train_path
 
     def _note(self) -> None:
         trained, ranks, plan = self.index.trained, self._comm.world_size, self._graphs_of_run

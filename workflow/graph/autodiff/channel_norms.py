@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.collective import SYNCED, Kind, collective
 from ortflow.workflow.graph.ir.replacement import Replacement
 
 _PIXELS = 2
@@ -51,6 +52,10 @@ def batch_normalization(b: Backward) -> Gradients:
     if not b.gradient():
         # The statistics have no gradient.
         return
+    replicas = _replicas(b)
+    if replicas is not None:
+        yield from _over_replicas(b, *replicas)
+        return
     if not b.attribute("training_mode", 0):
         yield from _by_fixed_statistics(b)
         return
@@ -71,6 +76,42 @@ def batch_normalization(b: Backward) -> Gradients:
 def _inverse(b: Backward, variance: str) -> str:
     """The inverse standard deviation."""
     return b("Reciprocal", b("Sqrt", b("Add", variance, b.constant(b.attribute("epsilon", 1e-5)))))
+
+
+def _replicas(b: Backward) -> tuple[int, int] | None:
+    """Channel and number of the ranks that the statistics run over; None if they are those of this rank alone."""
+    noted = next((prop.value for prop in b.node.metadata_props if prop.key == SYNCED), None)
+    if noted is None:
+        return None
+    channel, count = map(int, noted.split())
+    return channel, count
+
+
+def _over_replicas(b: Backward, channel: int, replicas: int) -> Gradients:
+    """As `by_batch_gradients`, with both sums over all ranks in the gradient of x.
+
+    Those of scale and bias are this rank's: the ranks add up the gradients of parameters afterwards.
+    """
+    x, scale, _, mean, variance = b.node.input
+    inverse, rows = _inverse(b, variance), flat(b, b.gradient())
+    centred = b("Sub", flat(b, x), column(b, mean))
+    of_bias, along = _over_channels(b, rows), _over_channels(b, b("Mul", rows, centred))
+    if b.wants(0):
+        count = b("Cast", b("Div", b("Size", x), b("Size", scale)), to=1)
+        own = b("Concat", of_bias, along, b("Reshape", count, b.ints(1)), axis=0)
+        whole = collective(b, Kind.ALL_REDUCE, own, channel, replicas)
+        width = b("Reshape", b("Size", scale), b.ints(1))
+        sums = [b.fresh(name) for name in ("of_bias", "along", "count")]
+        b.write("Split", [whole, b("Concat", width, width, b.ints(1), axis=0)], sums, axis=0)
+        of_centred = b("Neg", b("Div", b("Mul", sums[1], b("Mul", inverse, inverse)), sums[2]))
+        offset = b("Neg", b("Div", sums[0], sums[2]))
+        rest = b("Add", b("Mul", centred, column(b, of_centred)), column(b, offset))
+        found = b("Mul", b("Add", rows, rest), column(b, b("Mul", scale, inverse)))
+        yield 0, b("Reshape", found, b("Shape", x))
+    if b.wants(1):
+        yield 1, b("Mul", along, inverse)
+    if b.wants(2):
+        yield 2, of_bias
 
 
 def _by_fixed_statistics(b: Backward) -> Gradients:

@@ -19,6 +19,9 @@ from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.writer import Writer
 
 OPERATOR = "Collective"
+SYNCED = "ortflow.replicas"
+"""Metadata key of a BatchNormalization whose given statistics are those of the batch over several ranks: the channel
+of their collectives, and their number."""
 _TOKEN = "ortflow.collective"
 
 

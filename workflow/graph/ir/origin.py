@@ -18,6 +18,8 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 """Metadata key: the list of the modules around a node, outermost first, and the operation, as a Python literal."""
 STACK = "pkg.torch.onnx.stack_trace"
 """Metadata key: the Python lines that led to a node, innermost last, in the format of a traceback."""
+LAYER = "ortflow.layer"
+"""Metadata key: number of the layer that a node of a training graph belongs to (`optimize.layers`)."""
 
 _FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d{1,9})')
 _LIBRARY = re.compile(r"[/\\]torch[/\\](nn|fx|utils|autograd|export|onnx|_\w+|functional\.py|overrides\.py)\b")
@@ -65,7 +67,7 @@ def is_pytorch(path: str) -> bool:
 
 def inherit(made: Iterable[onnx.NodeProto], node: onnx.NodeProto) -> None:
     """Record the origin of `node` in the nodes that replace it, in place."""
-    noted = [prop for prop in node.metadata_props if prop.key in (SCOPES, STACK)]
+    noted = [prop for prop in node.metadata_props if prop.key in (SCOPES, STACK, LAYER)]
     for each in made if noted else ():
         if not each.metadata_props:
             each.metadata_props.extend(noted)

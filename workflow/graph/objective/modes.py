@@ -16,14 +16,18 @@ from onnx import helper
 
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, replace
 from ortflow.workflow.graph.ir.order import sort_nodes
+from ortflow.workflow.graph.objective.synced import Replicas, mark, over_replicas
 
 _MEAN, _VARIANCE = 3, 4
 
 
-def train_mode(graph: onnx.GraphProto, frozen: Collection[str] = ()) -> tuple[list[str], dict[str, str]]:
+def train_mode(
+    graph: onnx.GraphProto, frozen: Collection[str] = (), replicas: Replicas | None = None
+) -> tuple[list[str], dict[str, str]]:
     """Set training mode, in place; returns log lines, and for each running statistic its updated value.
 
-    A BatchNormalization with `frozen` statistics continues to use them.
+    A BatchNormalization with `frozen` statistics continues to use them. With `replicas`, statistics of the batch run
+    over the ranks.
     """
     edit = Editor(graph)
     switched, kept = _dropout_on(edit)
@@ -31,7 +35,7 @@ def train_mode(graph: onnx.GraphProto, frozen: Collection[str] = ()) -> tuple[li
     if switched:
         ratios = ", ".join(f"{ratio:g}" for ratio in sorted(kept))
         notes.append(f"switched on {_nodes(switched, 'Dropout')} of ratio {ratios} for training")
-    switched, updates = _normalization_on(edit, frozen)
+    switched, updates = _normalization_on(edit, frozen, replicas)
     sort_nodes(graph)
     if switched:
         notes.append(f"switched {_nodes(switched, 'BatchNormalization')} to batch statistics for training")
@@ -83,7 +87,7 @@ def _dropout_on(edit: Editor) -> tuple[int, set[float]]:
     return switched, ratios
 
 
-def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[str, str]]:
+def _normalization_on(edit: Editor, frozen: Collection[str], replicas: Replicas | None) -> tuple[int, dict[str, str]]:
     """Number of nodes that were switched, and the name of each updated running statistic."""
     switched = 0
     updates: dict[str, str] = {}
@@ -97,17 +101,26 @@ def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[
         switched += not attributes.get("training_mode", 0)
         momentum = float(attributes.get("momentum", 0.9))
         statistics = (node.input[_MEAN], node.input[_VARIANCE])
-        batch = [edit.fresh("mean"), edit.fresh("variance")]
+        if replicas is None:
+            batch = [edit.fresh("mean"), edit.fresh("variance")]
+            count = edit.cast(edit("Div", edit("Size", node.input[0]), edit("Size", batch[0])))
+        else:
+            *batch, count = over_replicas(edit, node.input[0], replicas)
         # A layer that is called twice continues from its first call's statistics.
         old = [updates.get(name, name) for name in statistics]
-        node.input[_MEAN], node.input[_VARIANCE] = _written_over(edit, node.input[0])
-        new = _moved(edit, node.input[0], old, batch, momentum)
+        new = _moved(edit, count, old, batch, momentum)
         for place, name in enumerate(node.output[1:]):
             # The file's own names for the updated statistics.
             if name:
                 edit("Identity", new[place], output=name)
-        node.output[:] = [node.output[0], *batch]
-        _set(node, momentum=0.0, training_mode=1)
+        if replicas is None:
+            node.input[_MEAN], node.input[_VARIANCE] = _written_over(edit, node.input[0])
+            node.output[:] = [node.output[0], *batch]
+            _set(node, momentum=0.0, training_mode=1)
+        else:
+            node.input[_MEAN], node.input[_VARIANCE] = batch
+            _by_statistics(node)
+            mark(node, replicas)
         updates.update(zip(statistics, new, strict=True))
     return switched, updates
 
@@ -124,16 +137,15 @@ def _written_over(edit: Editor, data: str) -> tuple[str, str]:
     return edit("Neg", numbers), edit("Abs", numbers)
 
 
-def _moved(edit: Editor, data: str, old: Sequence[str], batch: Sequence[str], momentum: float) -> list[str]:
+def _moved(edit: Editor, count: str, old: Sequence[str], batch: Sequence[str], momentum: float) -> list[str]:
     """The updated running mean and variance, as in torch.nn.BatchNorm.
 
     momentum*old + (1 - momentum)*batch, where the batch's variance is the unbiased v*n/(n - 1). v is the mean squared
-    deviation over the n elements of a channel, which ONNX Runtime computes.
+    deviation over the n elements of a channel, `count` in fp32.
     """
-    one = edit.constant(1, "int64")
-    count = edit("Div", edit("Size", data), edit("Size", batch[0]))
+    one = edit.constant(1.0)
     fewer = edit("Max", edit("Sub", count, one), one)
-    unbiased = edit("Mul", batch[1], edit("Div", edit.cast(count), edit.cast(fewer)))
+    unbiased = edit("Mul", batch[1], edit("Div", count, fewer))
     kept, fresh = edit.constant(momentum), edit.constant(1 - momentum)
     return [
         edit("Add", edit("Mul", before, kept), edit("Mul", now, fresh))

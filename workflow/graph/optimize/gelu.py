@@ -58,42 +58,56 @@ def fuse(graph: onnx.GraphProto) -> None:
 
 
 def unfuse(graph: onnx.GraphProto) -> None:
-    """Replace each fused node that has a gradient, and the gradient, by vectorised operators, in place."""
+    """Replace each fused node that has a gradient, and the gradient, by vectorised operators, in place.
+
+    So are nodes whose values are recomputed for the backward pass: the gradient is that of the second computation, and
+    both have to give the same bits.
+    """
     edit = Editor(graph)
     gradients: dict[tuple[str, str], list[onnx.NodeProto]] = {}
     for node in graph.node:
         if node.op_type in ("GeluGrad", "FastGeluGrad") and node.domain == MICROSOFT:
             gradients.setdefault((node.op_type, node.input[1]), []).append(node)
+    kinds = {kind for kind, _ in gradients}
     for node in list(graph.node):
         if node.op_type not in _FUSED.values() or node.domain != MICROSOFT or len(node.input) > 1:
             continue
-        found = gradients.get((f"{node.op_type}Grad", node.input[0]))
-        if found:
-            gradient = found.pop()
+        kind = f"{node.op_type}Grad"
+        found = gradients.get((kind, node.input[0]))
+        if kind in kinds:
+            gradient = found.pop() if found else None
+            ends = (gradient.input[0], gradient.output[0]) if gradient is not None else None
             write = _exact if node.op_type == "Gelu" else _approximate
-            write(edit, node.input[0], node.output[0], gradient.input[0], gradient.output[0])
+            write(edit, node.input[0], node.output[0], ends)
             graph.node.remove(node)
-            graph.node.remove(gradient)
+            if gradient is not None:
+                graph.node.remove(gradient)
     sort_nodes(graph)
 
 
-def _exact(edit: Editor, x: str, y: str, dy: str, dx: str) -> None:
-    """y = x F(x), dx = dy (F(x) + x f(x)), with F the normal distribution and f its density."""
+def _exact(edit: Editor, x: str, y: str, ends: tuple[str, str] | None) -> None:
+    """y = x F(x), dx = dy (F(x) + x f(x)), with F the normal distribution and f its density; `ends` are dy and dx."""
     half = edit.constant(0.5)
     erf = edit("Erf", edit("Mul", x, edit.constant(math.sqrt(0.5))))
     below = edit("Add", edit("Mul", erf, half), half)
     edit("Mul", x, below, output=y)
+    if ends is None:
+        return
+    dy, dx = ends
     exponent = edit("Mul", edit("Mul", x, x), edit.constant(-0.5))
     density = edit("Mul", edit("Exp", exponent), edit.constant(1 / math.sqrt(2 * math.pi)))
     edit("Mul", edit("Add", edit("Mul", density, x), below), dy, output=dx)
 
 
-def _approximate(edit: Editor, x: str, y: str, dy: str, dx: str) -> None:
+def _approximate(edit: Editor, x: str, y: str, ends: tuple[str, str] | None) -> None:
     """y = x s(u), dx = dy s(u) + dy x u' s'(u), with s the sigmoid, u = 2 sqrt(2/pi) (x + 0.044715 x^3)."""
     linear, square = edit.constant(2 * _SLOPE), edit("Mul", x, x)
     steep = edit("Add", edit("Mul", square, edit.constant(2 * _SLOPE * _CUBE)), linear)
     s = edit("Sigmoid", edit("Mul", steep, x))
     edit("Mul", x, s, output=y)
+    if ends is None:
+        return
+    dy, dx = ends
     slope = edit("Add", edit("Mul", square, edit.constant(6 * _SLOPE * _CUBE)), linear)
     outer = edit("Mul", edit("Mul", slope, x), dy)
     bent = edit("SigmoidGrad", outer, s, domain=MICROSOFT)

@@ -1,55 +1,85 @@
 """Recomputes parts of the forward pass during the backward pass, so that their values need not be kept.
 
-Called by `assembly` on the differentiated graph, for the patterns of `model.recompute`. A part is all nodes of one
-scope,
-usually a module, that a pattern matches. Values that a part reads from outside are kept; its other values exist twice,
-each time for a short while (Chen et al. 2016). The same nodes with the same inputs give the same bits.
+Called by `assembly` on the differentiated graph. A part is all nodes of one scope, usually a module, that a pattern of
+`model.recompute` matches, or of one layer that `layers` has marked. Values that a part reads from outside are kept; its
+other values exist twice, each time for a short while (Chen et al. 2016). The same nodes with the same inputs give the
+same bits. What has an effect is not repeated: sums over ranks are kept, and so are the masks of dropout.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph.autodiff.reverse import LOSS_GRADIENT
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import Editor, attributes_of, described
+from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described
 from ortflow.workflow.graph.ir.order import needed_by, prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import SCOPES, names_of
+from ortflow.workflow.graph.optimize.layers import WHERE, layer_of
 from ortflow.workflow.graph.patterns import matches
 
 _DRAWS = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 """Operators that would draw other numbers the second time; their outputs are kept."""
 _OURS = "ortflow."
 """Prefix of names that no node of a user's model has."""
-_WHERE = "model.recompute"
 
 
 def recompute(
     graph: onnx.GraphProto, patterns: Sequence[str], roots: Collection[str] = (LOSS_GRADIENT,), *, partial: bool = False
 ) -> list[str]:
-    """Recompute the scopes that a pattern matches for the backward pass, in place; returns log lines.
+    """Recompute marked layers, or the scopes that a pattern matches, for the backward pass, in place; log lines.
 
     A scope is a module's path in PyTorch, `layers.0`, or the beginning of a node's name. `roots` are the gradients that
     the backward pass begins with. Raises UserError if a pattern matches none, unless the graph is a part of a model.
     """
-    if not patterns:
+    marked = any(layer_of(node) is not None for node in graph.node)
+    if not patterns and not marked:
         return []
     # The nodes that the loss and the running statistics depend on.
     forward = needed_by(graph.node, (value.name for value in graph.output if not value.name.endswith("_grad")))
     first = [node for place, node in enumerate(graph.node) if place in forward]
     later = [node for place, node in enumerate(graph.node) if place not in forward]
-    parts = _parts(first, patterns, partial=partial)
+    parts = _layers(first) if marked else _parts(first, patterns, partial=partial)
     edit = Editor(graph)
     repeated = sum(_repeat(edit, part, first, later, roots) for part in parts.values())
     sort_nodes(graph)
     prune(graph)
-    return [f"{repeated} nodes of {len(parts)} parts recomputed for the backward pass ({', '.join(patterns)})"]
+    what = "layers" if marked else f"parts ({', '.join(patterns)})"
+    return [f"{repeated} nodes of {len(parts)} {what} recomputed for the backward pass"]
+
+
+def _layers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
+    """A layer's mark -> its nodes, including those without a mark that passes have put between them."""
+    marks: list[str | None] = [layer_of(node) for node in nodes]
+    makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    readers: dict[int, list[int]] = {}
+    follows: list[set[str]] = []
+    """The layers that a node follows with nothing but unmarked nodes between."""
+    for place, node in enumerate(nodes):
+        found = set[str]()
+        for name in walk.inputs(node) & makers.keys():
+            readers.setdefault(makers[name], []).append(place)
+            mark = marks[makers[name]]
+            found |= follows[makers[name]] if mark is None else {mark}
+        follows.append(found)
+    for place in reversed(range(len(nodes))):
+        behind = {marks[reader] for reader in readers.get(place, ())}
+        if marks[place] is None and len(behind) == 1:
+            (mark,) = behind
+            marks[place] = mark if mark in follows[place] else None
+    parts: dict[str, list[onnx.NodeProto]] = {}
+    for mark, node in zip(marks, nodes, strict=True):
+        if mark is not None:
+            parts.setdefault(mark, []).append(node)
+    return parts
 
 
 def _parts(
@@ -59,7 +89,7 @@ def _parts(
     scopes = [scopes_of(node) for node in nodes]
     known = list(dict.fromkeys(scope for each in scopes for scope in each))
     for place, pattern in enumerate([] if partial else patterns):
-        matches(pattern, known, f"{_WHERE}[{place}]", "module or node of the model")
+        matches(pattern, known, f"{WHERE}[{place}]", "module or node of the model")
     parts: dict[str, list[onnx.NodeProto]] = {}
     for node, each in zip(nodes, scopes, strict=True):
         chosen = next((scope for scope in each if _matched(scope, patterns)), None)
@@ -95,8 +125,10 @@ def _repeat(
     own = {id(node) for node in part}
     others = (node for node in first if id(node) not in own and not node.name.startswith(_OURS))
     kept = {name for node in others for name in node.input}
-    copyable = [node for node in part if node.op_type not in _DRAWS and not list(walk.subgraphs(node))]
-    makers = {name: node for node in copyable for name in node.output if name and name not in kept}
+    constants = constants_of(edit.graph)
+    copyable = [node for node in part if _is_copyable(node, constants)]
+    masks = {node.output[1] for node in part if node.op_type == "Dropout" and len(node.output) > 1}
+    makers = {name: node for node in copyable for name in node.output if name and name not in kept | masks}
     readers = [node for node in later if any(name in makers for name in node.input)]
     gradient = _gradient_before(makers, later, roots)
     if gradient is None:
@@ -112,7 +144,9 @@ def _repeat(
     renamed = {name: edit.fresh(f"{name}.again") for node in copied for name in node.output if name}
     gate = _gate(edit, gradient)
     outside = [name for node in copied for name in node.input if name and name not in makers]
-    known, given = described(edit.graph), {value.name for value in edit.graph.input}
+    known = described(edit.graph)
+    # Weights have fixed shapes. What is computed from them alone need not wait.
+    given = {value.name for value in edit.graph.input if not _varies(value)}
     for name in dict.fromkeys(outside):
         real = name in known and known[name].type.tensor_type.elem_type == TensorProto.FLOAT
         if real and name not in given:
@@ -120,6 +154,12 @@ def _repeat(
     for node in copied:
         inputs = [renamed.get(name, name) for name in node.input]
         outputs = [renamed.get(name, "") for name in node.output]
+        if node.op_type == "Dropout":
+            mask = node.output[1]
+            # The mask itself, but not before the gradient. Where has no kernel for masks.
+            mask = edit("Or", mask, edit("And", mask, gate))
+            _drop_again(edit, inputs[0], mask, constants[node.input[1]], outputs[0])
+            continue
         edit.write(node.op_type, inputs, outputs, node.domain, **attributes_of(node))
     for name in renamed:
         if name not in known:
@@ -130,6 +170,32 @@ def _repeat(
     for node in readers:
         node.input[:] = [renamed[name] if name in makers else name for name in node.input]
     return len(copied)
+
+
+def _varies(value: onnx.ValueInfoProto) -> bool:
+    """Whether the value is a part of the batch: the length of an axis is not known."""
+    return not all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
+
+
+def _is_copyable(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> bool:
+    """Whether a node may run twice: not if it draws numbers, sums over ranks or has subgraphs."""
+    if node.op_type == "Dropout" and not node.domain:
+        # Another run draws another mask, but the mask of the first one gives the same values.
+        inputs = [*node.input, "", ""]
+        on = inputs[2] in constants and bool(constants[inputs[2]])
+        return on and inputs[1] in constants and len(node.output) > 1 and bool(node.output[1])
+    if is_collective(node):
+        return kind_of(node) == Kind.COPY
+    return node.op_type not in _DRAWS and not list(walk.subgraphs(node))
+
+
+def _drop_again(edit: Editor, value: str, mask: str, ratio: np.ndarray, output: str) -> None:
+    """What Dropout makes of a value with a known mask; the same bits as from ONNX Runtime's CPU kernel.
+
+    The division comes first: behind the mask, ONNX Runtime would move it into a product that follows.
+    """
+    scaled = edit("Div", value, edit.constant(np.float32(1) - np.float32(ratio)))
+    edit("Mul", scaled, edit.cast(mask), output=output)
 
 
 def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto], roots: Collection[str]) -> str | None:

@@ -23,8 +23,16 @@ _NO_WORK = frozenset({"Flatten", "Identity", "Reshape", "Shape", "Size", "Squeez
 class Costs:
     """Costs of the nodes of one graph. Axes of unknown size have the sizes given by name, else `other`."""
 
-    def __init__(self, model: onnx.ModelProto, sizes: Mapping[str, int], other: int) -> None:
-        self._types, self._sizes, self._other = shapes.value_types(model), sizes, other
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        sizes: Mapping[str, int],
+        other: int,
+        types: Mapping[str, onnx.TypeProto] | None = None,
+    ) -> None:
+        """`types` are those of the values if they are known; by default they are inferred."""
+        self._types = shapes.value_types(model) if types is None else types
+        self._sizes, self._other = sizes, other
 
     def dims(self, value: str) -> list[int]:
         """Sizes of a value's axes; empty if its rank is unknown."""
@@ -50,7 +58,7 @@ class Costs:
 
     def _products(self, node: onnx.NodeProto) -> int:
         result = self.elements(node.output[0]) if node.output else 0
-        if node.op_type in ("MatMul", "FusedMatMul") and self.dims(node.input[0]):
+        if node.op_type in ("FusedMatMul", "MatMul") and self.dims(node.input[0]):
             return 2 * result * self.dims(node.input[0])[-2 if attribute(node, "transA", 0) else -1]
         if node.op_type == "Gemm" and self.dims(node.input[0]):
             return 2 * result * self.dims(node.input[0])[0 if attribute(node, "transA", 0) else -1]

@@ -17,6 +17,7 @@ from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.slurm import check_slurm
+from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import Sgd
@@ -242,6 +243,7 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _columns,
     check_parallel,
     check_elastic,
+    check_sync,
     _recompute,
     _resources,
     check_gpus,

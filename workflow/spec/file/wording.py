@@ -66,6 +66,9 @@ def _problem(
         return _wrong_text(path, value, field)
     if kind in _TYPES:
         wanted, fix = _TYPES[kind]
+        known = [str(choice) for choice in _literals(field)]
+        if kind == "list_type" and value not in known and (meant := _did_you_mean(value, known)):
+            return Problem(path, f"must be {wanted}, not {shown(value)}", meant)
         return Problem(path, f"must be {wanted}, not {shown(value)}", fix(value))
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
