@@ -14,6 +14,7 @@ import onnx
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
+from ortflow.workflow.graph.division.again import gather_again
 from ortflow.workflow.graph.ir import collective, shapes
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import prune
@@ -184,6 +185,7 @@ def _training_files(
         rewrites.after(form.graph)
         both = compose(form)
         results_first(both.graph)
+        gather_again(both.graph)
         forward, backward = halves(both, ends, [name for name in weights if name not in moving], moving)
         for graph in (forward, backward, both):
             if collective.has_collectives(graph):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from ortflow.workflow.graph.ir.collective import Kind, channel_of, is_collective, kind_of
 from ortflow.workflow.graph.ir.shapes import LARGE
 from ortflow.workflow.graph.memory.plan import axes_of, length
 
@@ -31,9 +32,9 @@ _LIKE: Mapping[str, tuple[int, ...]] = {
     "GroupNormalization": (0,), "InstanceNormalization": (0,),
 }  # fmt: skip
 _COMPUTED = frozenset([
-    "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Gather", "Identity", "Max", "Min", "Mod", "Mul",
-    "Neg", "Range", "ReduceMax", "ReduceProd", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Sub",
-    "Unsqueeze", "Where",
+    "Add", "And", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Gather", "Greater", "Identity", "Less", "Max",
+    "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceMax", "ReduceProd", "ReduceSum", "Reshape", "Slice",
+    "Split", "Squeeze", "Sub", "Unsqueeze", "Where",
 ])  # fmt: skip
 """Operators with which graphs compute sizes."""
 
@@ -195,8 +196,20 @@ class _Inference:
             return given[1][0], given[1][1][:1]  # one sum per row of scores
         if node.op_type in _PRODUCTS and place == 0 and len(given) > 1:
             return _product(node, given[0], given[1])
+        if is_collective(node) and place == 0 and given[0] is not None:
+            return _exchanged(node, *given[0])
         like = _LIKE.get(node.op_type, ())
         return given[like[place]] if place < len(like) and like[place] < len(given) else None
+
+
+def _exchanged(node: onnx.NodeProto, kind: int, shape: Shape) -> Type:
+    """Type of what a collective makes: gathers and scatters change the number of rows."""
+    (_, parts), rows = channel_of(node), shape[:1]
+    if kind_of(node) == Kind.ALL_GATHER:
+        rows = (shape[0] * parts,)
+    elif kind_of(node) == Kind.REDUCE_SCATTER:
+        rows = (shape[0] // parts,)
+    return kind, (*rows, *shape[1:])
 
 
 def _product(node: onnx.NodeProto, one: Type | None, other: Type | None) -> Type | None:
