@@ -87,7 +87,7 @@ class Trial:
     """Number of nodes; the run's own if not given."""
     wait: float
     """Seconds to wait for its start."""
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     """Called with each progress line."""
 
 
@@ -141,8 +141,8 @@ class Adopting(Protocol):
 class Supervising(Protocol):
     """Needs a process outside the cluster for some repairs: `ortflow supervise`."""
 
-    def supervise(self, run: RunDir, say: Callable[[str], None]) -> int:
-        """Supervise the run until it ends; returns its exit code. `say` is called with each message."""
+    def supervise(self, run: RunDir, report: Callable[[str], None]) -> int:
+        """Supervise the run until it ends; returns its exit code. `report` is called with each message."""
 
 
 @runtime_checkable

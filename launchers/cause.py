@@ -1,8 +1,8 @@
 """Why an attempt ended. Pure.
 
-mpirun folds the endings of all ranks into one exit code (Hydra takes the bitwise or), so there are three sources:
-the exit status of each rank as far as mpirun tells it, the `failure` event that a rank writes when it can, and the
-exit code of the whole.
+mpirun combines the exit codes of all ranks into one (Hydra takes the bitwise or), so there are three sources: the
+exit status of each rank as far as mpirun reports it, the `failure` event that a rank writes when it can, and
+mpirun's own exit code.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Cause:
 
 
 def statuses(
-    kind: MpiKind | None, returncode: int, words: str, pids: Mapping[int, int], order: Sequence[int] = ()
+    kind: MpiKind | None, returncode: int, output: str, pids: Mapping[int, int], order: Sequence[int] = ()
 ) -> dict[int, int]:
     """Exit status of the ranks that did not end with 0, as far as it is reported; minus the signal for killed ones.
 
-    `kind` None: one rank without mpirun, `returncode` is its own. `words` is mpirun's output, `pids` the rank of
+    `kind` None: one rank without mpirun, `returncode` is its own. `output` is mpirun's output, `pids` the rank of
     each known process, `order` all ranks by their end, if known. Hydra mostly names the process that ended first,
     and kills the others itself. If that process is unknown, a rank that was not killed by SIGKILL is assumed to
     be the first.
@@ -51,15 +51,15 @@ def statuses(
     if kind is None:
         return {0: returncode} if returncode else {}
     if kind == "mpich":
-        codes = [int(code) for line in _HYDRA_CODES.findall(words) for code in line.split(",")]
+        codes = [int(code) for line in _HYDRA_CODES.findall(output) for code in line.split(",")]
         ended = {rank: _from_wait_status(status) for rank, status in enumerate(codes) if status}
-        named = [pids[int(pid)] for pid in _HYDRA_FIRST.findall(words) if int(pid) in pids]
+        named = [pids[int(pid)] for pid in _HYDRA_FIRST.findall(output) if int(pid) in pids]
         first = next((rank for rank in (*order, *named) if rank in ended), None)
         if first is None:
             return {rank: code for rank, code in ended.items() if code != -signal.SIGKILL} or ended
         return {rank: code for rank, code in ended.items() if rank == first or code > 0}
-    found = {int(rank): -int(number) for rank, number in _OPENMPI_SIGNAL.findall(words)}
-    return found or {int(rank): int(code) for rank, code in _OPENMPI_CODE.findall(words)}
+    found = {int(rank): -int(number) for rank, number in _OPENMPI_SIGNAL.findall(output)}
+    return found or {int(rank): int(code) for rank, code in _OPENMPI_CODE.findall(output)}
 
 
 def cause(
@@ -86,8 +86,13 @@ def cause(
     def code_of(rank: int) -> int:
         return int(failures[rank].get("exit_code") or ended.get(rank) or returncode)
 
-    # A failure never causes wrong input on another rank. Otherwise times decide, though nodes' clocks may differ.
-    for rank in sorted(failures, key=lambda rank: (code_of(rank) != EXIT_USER, failures[rank].get("time", 0.0))):
+    def late(rank: int) -> tuple[bool, bool, float]:
+        # A failure never causes wrong input on another rank, and a call to other ranks fails because one of them has.
+        # Otherwise times decide, though nodes' clocks may differ.
+        failure = failures[rank]
+        return code_of(rank) != EXIT_USER, bool(failure.get("communication")), failure.get("time", 0.0)
+
+    for rank in sorted(failures, key=late):
         failure, code = failures[rank], code_of(rank)
         if code not in (EXIT_DONE, EXIT_PREEMPTED):
             outcome = Outcome.USER_ERROR if code == EXIT_USER else Outcome.FAILURE
@@ -102,11 +107,11 @@ def cause(
         status, rank = min((status, rank) for rank, status in ended.items())
         if status < 0:
             return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"rank {rank} was ended by {signal_name(-status)}", rank)
-        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and left")
+        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and stopped")
     if returncode < 0:
         return Cause(Outcome.FAILURE, returncode, f"mpirun was killed by {signal_name(-returncode)}")
     if returncode == EXIT_PREEMPTED:
-        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and left")
+        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and stopped")
     if returncode == EXIT_USER:
         return Cause(Outcome.USER_ERROR, EXIT_USER, f"the ranks ended with exit code {EXIT_USER}")
     return Cause(Outcome.FAILURE, returncode, f"the ranks ended with exit code {returncode}")
@@ -122,7 +127,7 @@ def agreed(ends: Mapping[int, str], world_size: int) -> Cause | None:
         return None
     if "finished" in ends.values():
         return Cause(Outcome.FINISHED, EXIT_DONE, "finished")
-    return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and left")
+    return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and stopped")
 
 
 def _from_wait_status(status: int) -> int:

@@ -1,7 +1,7 @@
 """Which keys may change when a run continues, and the batch size that it keeps. Pure.
 
-Used by `opening` for a directory that holds a run. A change that would make it another run is refused by key; the
-number of samples per step changes only on explicit request.
+Used by `run_directory_lock` for a directory that holds a run. A change that would make it another run is refused by
+key; the number of samples per step changes only on explicit request.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def refuse(root: Path, changes: Sequence[Change]) -> None:
     )
 
 
-def going_on(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
+def continued_run(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
     """Return the run to continue, with its previous `batch` samples per step.
 
     If the number of ranks or the micro-batch has changed, gradient accumulation is adapted. Raises UserError if the
@@ -115,7 +115,7 @@ def agree(spec: RunSpec) -> None:
         )
 
 
-def batch_words(before: RunSpec, now: RunSpec, batch: int) -> list[str]:
+def batch_messages(before: RunSpec, now: RunSpec, batch: int) -> list[str]:
     """Messages about the samples of a step if their number or division has changed."""
     divided = division(now, now.global_batch)
     if now.global_batch != batch:

@@ -72,14 +72,14 @@ def from_error(about: str, error: UserError, level: Level = Level.FAULT) -> Find
 def summary(found: Sequence[Finding]) -> str:
     """The last line: how many of each kind that is not ok."""
     counts = {level: sum(one.level is level for one in found) for level in Level}
-    words = [
+    parts = [
         f"{counts[level]} {level.value}{'s' if counts[level] > 1 and level is not Level.UNTESTED else ''}"
         for level in (Level.FAULT, Level.WARNING, Level.UNTESTED)
         if counts[level]
     ]
     if not counts[Level.FAULT]:
-        words.insert(0, "no fault")
-    return ", ".join(words)
+        parts.insert(0, "no fault")
+    return ", ".join(parts)
 
 
 def has_fault(found: Iterable[Finding]) -> bool:

@@ -20,7 +20,7 @@ CLAIMED = 0.1
 """Share of a GPU's memory in use before the test, above which another process uses it."""
 BEHIND = 0.8
 """Share of the machine's median speed below which a GPU is slow."""
-HELD_BACK = {8: "power or heat", 32: "heat", 64: "heat", 128: "its power supply", 4: "its power limit"}
+THROTTLED = {8: "power or heat", 32: "heat", 64: "heat", 128: "its power supply", 4: "its power limit"}
 """Bits of NVML's clock event reasons; those that a healthy GPU at full load may also have come last."""
 _SLOW = "`nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE` shows what throttles it"
 
@@ -94,7 +94,7 @@ def _one(name: str, gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -
                       "`nvidia-smi` lists them; give each rank a GPU of its own")  # fmt: skip
     for kind in ("fp32", "fp16"):
         if kind in gpu and (slow := _slow(gpu, kind, gpus)) is not None:
-            yield warning(ABOUT, f"{name} {slow}{_held_back(gpu)}", _SLOW)
+            yield warning(ABOUT, f"{name} {slow}{_throttled(gpu)}", _SLOW)
 
 
 def _slow(gpu: Mapping[str, Any], kind: str, gpus: Sequence[Mapping[str, Any]]) -> str | None:
@@ -109,8 +109,8 @@ def _slow(gpu: Mapping[str, Any], kind: str, gpus: Sequence[Mapping[str, Any]]) 
     return None
 
 
-def _held_back(gpu: Mapping[str, Any]) -> str:
-    reasons = [words for bit, words in HELD_BACK.items() if int(gpu.get("slowed") or 0) & bit]
+def _throttled(gpu: Mapping[str, Any]) -> str:
+    reasons = [reason for bit, reason in THROTTLED.items() if int(gpu.get("slowed") or 0) & bit]
     return f": throttled by {reasons[0]}" if reasons else ""
 
 

@@ -211,9 +211,9 @@ def _shared_memory() -> Finding:
     return ok(about, f"{size(room)} in {SHARED_MEMORY}")
 
 
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN, check=False, errors="replace"
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN, check=False, errors="replace"
     )
 
 

@@ -70,7 +70,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def evaluation_words(values: Mapping[str, float]) -> str:
+def format_evaluation(values: Mapping[str, float]) -> str:
     """Loss and metrics of an evaluation."""
     return "  ".join(f"{name} {number(value)}" for name, value in values.items())
 
@@ -82,7 +82,7 @@ def _phase_end(record: Mapping[str, Any]) -> str | None:
 
 
 def _evaluation(record: Mapping[str, Any]) -> str:
-    return f"evaluation at step {record.get('step')}: {evaluation_words(metrics(record))}"
+    return f"evaluation at step {record.get('step')}: {format_evaluation(metrics(record))}"
 
 
 def _checkpoint(record: Mapping[str, Any]) -> str:
@@ -108,7 +108,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "resume": lambda r: f"resumed at step {r.get('step')}",
     "rewind": lambda r: f"steps {r.get('to_step', 0) + 1} to {r.get('from_step')} are undone and run again",
     "checkpoint_failed": lambda r: f"warning: no checkpoint at step {r.get('step')}: {r.get('reason')}",
-    "checkpoint_rejected": lambda r: f"warning: checkpoint {r.get('path')} is passed over: {r.get('reason')}",
+    "checkpoint_rejected": lambda r: f"warning: checkpoint {r.get('path')} is skipped: {r.get('reason')}",
     "skipped_step": lambda r: f"warning: step {r.get('step')} was skipped: {r.get('reason')}",
     "early_stop": lambda r: f"stopping early at step {r.get('step')}: {r.get('metric')} no longer improves",
     "preempted": lambda r: f"saved at step {r.get('step')}",

@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ortflow.launchers.lines import duration, evaluation_words, format_speeds, number
+from ortflow.launchers.lines import duration, format_evaluation, format_speeds, number
 from ortflow.launchers.plain import take_in
 from ortflow.launchers.progress import Progress
 from ortflow.workflow.rundir import RunDir
@@ -116,7 +116,7 @@ def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
     if speeds := format_speeds(progress):
         rows.add_row("speed", "  ".join(speeds))
     if progress.evaluation_step is not None:
-        rows.add_row("evaluation", f"{evaluation_words(progress.evaluation)}  (step {progress.evaluation_step})")
+        rows.add_row("evaluation", f"{format_evaluation(progress.evaluation)}  (step {progress.evaluation_step})")
     if progress.checkpoint is not None or progress.saving:
         saved = "none yet" if progress.checkpoint is None else f"step {progress.checkpoint}"
         rows.add_row("checkpoint", saved + ("  saving" if progress.saving else ""))

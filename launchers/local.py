@@ -47,8 +47,8 @@ class LocalRequest:
     def __str__(self) -> str:
         spec, run = self.submission.spec, self.submission.run
         own = settings(spec, run.root, next_attempt(run.read_attempts()), self.mpi)
-        words = [f"{name}={value}" for name, value in own.items()]
-        return shlex.join(["env", *words, *command(spec, run.root, self.python, self.mpi)])
+        variables = [f"{name}={value}" for name, value in own.items()]
+        return shlex.join(["env", *variables, *command(spec, run.root, self.python, self.mpi)])
 
 
 class LocalLauncher:

@@ -84,7 +84,9 @@ def runtime_finding(python: Interpreter) -> Finding:
     name = f"{report['package']} {report['version']}"
     if report["faults"]:
         wrong = "; ".join(f"{need} ({what})" for need, what in report["faults"].items())
-        return warning(about, f"{name} computes wrongly: {wrong}", f"runs open sessions without: {report['settings']}")
+        return warning(
+            about, f"{name} computes wrong results: {wrong}", f"runs open sessions without: {report['settings']}"
+        )
     return ok(about, f"{name} computes what graphs need, checked in {duration(report['seconds'])}")
 
 
@@ -131,8 +133,8 @@ def _mpi(submission: Submission, of_user: bool) -> Finding:
     mpi = find_mpi(locate(spec.resources.python), wanted)
     if mpi is None:
         what = "there is no mpirun" + ("" if wanted == "auto" else f" of {wanted}")
-        tell = fault if of_user else warning
-        return tell(about, f"{what} beside the interpreter or on the PATH, and several ranks need one",
+        finding = fault if of_user else warning
+        return finding(about, f"{what} beside the interpreter or on the PATH, and several ranks need one",
                     "`pip install 'ortflow[mpich]'`")  # fmt: skip
     try:
         ranks = _connect(submission)
@@ -152,12 +154,12 @@ def _connect(submission: Submission) -> list[dict[str, Any]]:
     """The reports of ranks that are started like the run's."""
     from ortflow.launchers.slurm import node_report
 
-    words, environment = LocalLauncher().request(submission).start(0)
+    command, environment = LocalLauncher().request(submission).start(0)
     with tempfile.TemporaryDirectory(prefix="ortflow-doctor-") as folder:
         (Path(folder) / "request.json").write_text(json.dumps({}))
-        program = [words[-4], str(node_report.__file__), "rank", folder]
+        program = [command[-4], str(node_report.__file__), "rank", folder]
         done = subprocess.run(
-            [*words[:-4], *program], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            [*command[:-4], *program], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=CONNECT, cwd=folder, errors="replace",
         )  # fmt: skip
         ranks = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("*.rank.json"))]

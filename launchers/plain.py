@@ -10,7 +10,7 @@ from ortflow.launchers.lines import format_event
 from ortflow.launchers.progress import Progress
 from ortflow.workflow.plan import number_in
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.streams import say
+from ortflow.workflow.streams import print_line
 
 
 class PlainView:
@@ -37,7 +37,7 @@ class PlainView:
 
     def say(self, text: str) -> None:
         """Print with the time of day."""
-        say(f"{time.strftime('%H:%M:%S')}  {text}")
+        print_line(f"{time.strftime('%H:%M:%S')}  {text}")
 
     def tick(self) -> None:
         """Nothing to redraw."""

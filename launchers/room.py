@@ -1,4 +1,4 @@
-"""Waiting for space on a full disk, in place of ending a run."""
+"""Waits for space on a full disk instead of ending a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Room:
-    """Waits for space in a run's directory, at most `job.room_seconds` or until a stop is requested."""
+    """Waits for space in a run directory, at most `job.room_seconds` or until a stop is requested."""
 
     def __init__(self, job: Job, view: View, stop: Stop, clock: Clock) -> None:
         self._job, self._view, self._stop, self._clock = job, view, stop, clock

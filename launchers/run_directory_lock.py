@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ortflow.launchers.base import Submission, launcher_name
 from ortflow.launchers.batch.copies import original
-from ortflow.launchers.changes import LENGTHENS, agree, batch_words, differences, going_on, refuse, within
+from ortflow.launchers.changes import LENGTHENS, agree, batch_messages, continued_run, differences, refuse, within
 from ortflow.launchers.locks import HeldError, hold
 from ortflow.launchers.records import State, next_attempt, state
 from ortflow.launchers.tail import last_records
@@ -87,7 +87,7 @@ def _settle(submission: Submission, lock: int, new: bool) -> Opened:
     run, spec = submission.run, submission.spec
     records = run.read_attempts()
     if (other := original(run, records, launcher_name(records))) is not None:
-        # Before the run file names this place: from here on the other's jobs are none of ours.
+        # Before the run file names this place: from here on the other's jobs are not ours.
         run.record_attempt(event="copied", of=str(other))
     if new:
         agree(spec)
@@ -98,16 +98,16 @@ def _settle(submission: Submission, lock: int, new: bool) -> Opened:
     before = moved(load_run_file(run.run_file), run.root)
     refuse(run.root, differences(before.model_dump(), spec.model_dump()))
     batch = begun_batch(run, before)
-    spec = going_on(before, spec, batch)
+    spec = continued_run(before, spec, batch)
     changes = differences(before.model_dump(), spec.model_dump())
     if state(run.read_attempts(), alive=False) is State.FINISHED and not any(
         within(change.key, LENGTHENS) for change in changes
     ):
         return Opened(run, before, lock, finished=True)
     write_atomically(run.run_file, dump_run_file(spec).encode())
-    notes = [*batch_words(before, spec, batch), *(str(change) for change in changes if change.key != KEY)]
-    if words := damage_message(run.attempts, set_aside(run.attempts, ATTEMPTS), aside=True):
-        notes.append(words)
+    notes = [*batch_messages(before, spec, batch), *(str(change) for change in changes if change.key != KEY)]
+    if message := damage_message(run.attempts, set_aside(run.attempts, ATTEMPTS), aside=True):
+        notes.append(message)
     if notes:
         reported = [change._asdict() for change in changes]
         run.record_attempt(event="changed", attempt=next_attempt(run.read_attempts()), changes=reported, notes=notes)

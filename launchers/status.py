@@ -15,7 +15,7 @@ from ortflow.launchers.locks import holder_of
 from ortflow.launchers.plain import total_steps
 from ortflow.launchers.progress import Progress
 from ortflow.launchers.records import State, last_end, next_attempt, state, used
-from ortflow.launchers.tail import telling
+from ortflow.launchers.tail import status_records
 from ortflow.workflow.disk_space import Notice
 from ortflow.workflow.files import CHUNK, open_regular, read_whole
 from ortflow.workflow.record import ATTEMPTS, damage_message, read_records
@@ -89,7 +89,7 @@ def read_status(
     records = read if records is None else records
     holder = holder_of(run.lock) if alive is None else None
     progress = Progress(total_steps=total_steps(run))
-    reported, unread = telling(run.events(0))
+    reported, unread = status_records(run.events(0))
     for record in reported:
         progress.apply(record)
     budget, end = used(records), last_end(records)
@@ -123,8 +123,8 @@ def read_status(
 
 def unreadable(run: RunDir, error: OSError) -> RunStatus:
     """The status of a run whose records cannot be read at all."""
-    words = f"{error.filename or run.attempts}: {error.strerror}"
-    return RunStatus(run.root.name, str(run.root), State.LOST, damaged=words)
+    messages = f"{error.filename or run.attempts}: {error.strerror}"
+    return RunStatus(run.root.name, str(run.root), State.LOST, damaged=messages)
 
 
 def _here(run: RunDir, path: str | None) -> str | None:
@@ -149,21 +149,21 @@ def _lack(run: RunDir) -> str | None:
 
 
 def _damage(run: RunDir, attempts: list[int], events: int) -> str | None:
-    words = [damage_message(run.attempts, attempts)]
+    messages = [damage_message(run.attempts, attempts)]
     if events:
-        words.append(
-            f"{run.events(0)}: {events} line{' is no record' if events == 1 else 's are no records'}, passed over"
+        messages.append(
+            f"{run.events(0)}: {events} line{' is not a record' if events == 1 else 's are not records'}, skipped"
         )
     try:
         descriptor = open_regular(run.events(0))
         with os.fdopen(descriptor, "rb") as file:
             if file.read(CHUNK).startswith(b"\0"):
-                words.append(f"{run.events(0)}: begins with zeros, not with a record")
+                messages.append(f"{run.events(0)}: begins with zeros, not with a record")
     except FileNotFoundError:
         pass
     except OSError as error:
-        words.append(f"{run.events(0)}: {error.strerror}")
-    return "; ".join(filter(None, words)) or None
+        messages.append(f"{run.events(0)}: {error.strerror}")
+    return "; ".join(filter(None, messages)) or None
 
 
 def _name(run_file: Path) -> str | None:

@@ -202,7 +202,7 @@ class Supervisor:
         records = [*self._run.read_attempts(), {**end, "next": "restart"}]
         decision = decide(found.outcome, used(records), self._job.restart, fruitless(records), counts=counts)
         if found.outcome is Outcome.PREEMPTED and not decision.again:
-            # Not what its sender expects, who starts it again or believes that it can be.
+            # The sender of the request expects that the run can be started again.
             end["given_up"] = True
             self._view.say(f"{found.sentence}; giving up: {decision.why}")
         if asked and decision.again and not self._comes_back:

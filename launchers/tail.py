@@ -130,16 +130,12 @@ def ends_of(run: RunDir, attempt: int, ranks: Iterable[int]) -> dict[int, str]:
     }
 
 
-def telling_records(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> list[dict[str, Any]]:
-    """As `last_records`, but steps and phases, of which only the newest matter, only from the last `whole` bytes.
+def status_records(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> tuple[list[dict[str, Any]], int]:
+    """As `last_records`, but steps and phases only from the last `whole` bytes; and how many lines are not records.
 
-    Most of a long record are those; of hundreds of runs, reading them all would take seconds.
+    Most of a long record are steps and phases, of which only the newest matter: reading all of them for hundreds of
+    runs would take seconds.
     """
-    return telling(path, limit, whole)[0]
-
-
-def telling(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> tuple[list[dict[str, Any]], int]:
-    """`telling_records`, and how many of the whole lines read are not records."""
     lines = last_bytes(path, limit).split(b"\n")[:-1]
     position, kept = 0, []
     for line in reversed(lines):

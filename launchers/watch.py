@@ -76,12 +76,12 @@ class Watch:
                 next_check = moment + 1.0
                 if liveness is not None and liveness.hung(moment) and asked_at is None:
                     attempt.kill()
-                    sentence = f"the ranks hung: no sign of life for {limit:g} s"
+                    sentence = f"the ranks hung: no heartbeat for {limit:g} s"
                     return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
                 dead = self._dead()
                 dead_since = (dead_since or moment) if dead else None
-                reported = failures(self._job.run, attempt.number, self._job.world_size) if dead else {}
-                patience = PATIENCE_REPORTED if reported else PATIENCE
+                # Another rank's report may mean that its call to the dead one failed: mpirun must name that one.
+                patience = PATIENCE_REPORTED if newest(self._job.run, attempt.number, dead, "failure") else PATIENCE
                 if dead_since is not None and moment > dead_since + patience:
                     attempt.kill()
                     return EXIT_FAILURE, self._unnoticed(min(dead))
@@ -101,8 +101,8 @@ class Watch:
             with suppress(OSError):  # the signal alone then
                 write_request(self._job.run.stop_request, reason)
         self._attempt.ask_to_leave()
-        again = "; Ctrl-C again leaves now" if reason == "interrupt" else ""
-        self._view.say(f"{ASKED.get(reason, reason)}: saving and leaving{again}")
+        again = "; Ctrl-C again stops immediately" if reason == "interrupt" else ""
+        self._view.say(f"{ASKED.get(reason, reason)}: saving and stopping{again}")
 
     def _dead(self) -> set[int]:
         """Ranks that have ended without a final event."""
@@ -115,6 +115,6 @@ class Watch:
         if known := attempt.verdict(EXIT_FAILURE):
             return known
         ended, reported = attempt.statuses(EXIT_FAILURE), failures(job.run, attempt.number, job.world_size)
-        if ended or reported:
+        if ended or not all(failure.get("communication") for failure in reported.values()):
             return cause(EXIT_FAILURE, ended, reported)
         return Cause(Outcome.FAILURE, EXIT_FAILURE, f"rank {rank} died and mpirun did not notice", rank)

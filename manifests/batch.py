@@ -24,10 +24,10 @@ def supervisor(
 
     `carried`: the script contains the run file (`fed`), and `prepare` runs in `folder`.
     """
-    words = [python, "-m", module, str(run_dir)]
+    arguments = [python, "-m", module, str(run_dir)]
     if carried:
-        words += [CARRIED, *([FOLDER, str(folder)] if folder is not None else [])]
-    return [*words, "--"]
+        arguments += [CARRIED, *([FOLDER, str(folder)] if folder is not None else [])]
+    return [*arguments, "--"]
 
 
 def fed(command: list[str], run_file: str | None) -> Iterator[str]:

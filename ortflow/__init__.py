@@ -1,4 +1,4 @@
-"""ortflow: one run file trains any ONNX model, on a laptop or a cluster, with restarts that lose nothing."""
+"""ortflow: one run file trains any ONNX model on a laptop or a cluster, with bit-identical restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Load the exporter when it is first asked for: `import ortflow` stays cheap."""
+    """Load the exporter on first access, so that `import ortflow` stays fast."""
     if name == "export_for_training":
         from ortflow.export import export_for_training
 

@@ -1,11 +1,11 @@
 """Export a PyTorch module to an ONNX file that can be trained: `ortflow.export_for_training`.
 
-Called by users, in the program that has their module. PyTorch is imported in the call only, and nothing else of
-ortflow may import this module: a rank knows no PyTorch.
+Called by users, in the program that has their module. PyTorch is imported in the call only. No other module of
+ortflow may import this one: ranks do not need PyTorch.
 
 Why not `torch.onnx.export` alone: with its defaults it merges initializers of equal value (all LayerNorm weights of a
 fresh model become one tensor, which then trains tied) and folds weights into constants, which then do not train. Both
-happen in its optimizer, so the parameters and buffers are graph inputs, which it cannot merge or fold, while that runs.
+happen in its optimizer. So parameters and buffers are graph inputs while it runs, which it cannot merge or fold.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 EXTERNAL_DATA_BYTES = 1_500_000_000
-"""A protobuf message ends at 2 GiB: weights beyond this go to a file of their own beside the model."""
+"""A protobuf message ends at 2 GiB: larger weights are written to a separate file beside the model."""
 
 
 def export_for_training(
@@ -166,7 +166,7 @@ def _batch_axis(inputs: dict[str, Any]) -> dict[str, Any]:
     if len(sizes) > 1:
         raise UserError(
             f"the first axes of the example inputs are {', '.join(map(str, sizes))}, not one batch",
-            fix='say which axes vary, such as dynamic_shapes={"tokens": {0: "batch"}, "table": None}',
+            fix='name the axes that vary, such as dynamic_shapes={"tokens": {0: "batch"}, "table": None}',
         )
     return {
         name: pytree.tree_map(
@@ -196,7 +196,7 @@ def _check_parameters(module: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def _in_training_mode(module: torch.nn.Module) -> Iterator[None]:
-    """Training mode for all of a module in evaluation mode; one in training mode stays as it is, part by part."""
+    """Switch a module in evaluation mode to training mode; the parts of one in training mode keep their modes."""
     modes = {part: part.training for part in module.modules()}
     if not module.training:
         module.train()
@@ -208,7 +208,7 @@ def _in_training_mode(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _not_in_onnx(module: torch.nn.Module) -> Iterator[str]:
-    """What PyTorch does with the module in training and the ONNX model does not."""
+    """What PyTorch does with the module in training, but the ONNX model does not."""
     import torch
 
     for name, part in module.named_modules():
@@ -268,7 +268,7 @@ def _rename_outputs(program: Any) -> None:
         inner.pop(value.name, None)
         other = inner.pop(name, None)
         if other is not None:
-            # The exporter's own name of a value inside gives way.
+            # The exporter's own name for an inner value is replaced.
             other.name = next(new for i in count() if (new := f"{name}_{i}") not in inner and new not in fixed)
             inner[other.name] = other
         value.name = name
@@ -302,7 +302,7 @@ def _write_metadata(model: Any, module: torch.nn.Module) -> None:
     for key, names in lists.items():
         model.metadata_props[f"ortflow.{key}"] = json.dumps(names)
     for node in model.graph.all_nodes():
-        # The whole stack is large and names the folders of this machine: the user's own line is enough.
+        # The whole stack is large and contains paths of this machine: the user's own line is enough.
         line = user_line(node.metadata_props.pop(STACK, ""))
         if line is not None:
             node.metadata_props[STACK] = 'File "{}", line {}'.format(*line)
@@ -311,7 +311,7 @@ def _write_metadata(model: Any, module: torch.nn.Module) -> None:
 def _compare(program: Any, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if _size(program) > EXTERNAL_DATA_BYTES:
         return f"not compared with PyTorch: the weights take more than {EXTERNAL_DATA_BYTES / 1e9:g} GB"
-    # Needs numpy, which comes with what `_require_torch` looks for.
+    # Needs numpy, a dependency of the packages that `_require_torch` checks.
     from ortflow.export_compare import compare
 
     return compare(program.model_proto, module, args, kwargs)
@@ -323,7 +323,7 @@ def _size(program: Any) -> int:
 
 
 def _save(program: Any, path: Path) -> None:
-    """Write the whole model or nothing; never an old model beside new weights."""
+    """Write the whole model or nothing, so that an old model is never beside new weights."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if _size(program) <= EXTERNAL_DATA_BYTES:
         write_atomically(path, program.model_proto.SerializeToString())

@@ -1,4 +1,4 @@
-"""`torch.embedding_bag` by operators that ONNX has: PyTorch's exporter writes a Loop, which cannot be trained.
+"""`torch.embedding_bag` composed of ONNX operators: PyTorch's exporter writes a Loop, which cannot be trained.
 
 Called by `export_trace` while a module is traced. PyTorch is installed wherever this is called.
 """

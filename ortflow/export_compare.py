@@ -1,9 +1,9 @@
-"""Compare what an exported file computes with what the module computes: outputs, and the gradient of every parameter.
+"""Compare an exported file with its module: outputs, and the gradient of every parameter.
 
-Called by `ortflow.export` before the file is written. The exporter leaves out what ONNX cannot express (the backward of
-a custom function, a term of a loss), and only numbers show it. Both run in training mode on the example inputs, with
-the same fixed sequence for dropout; the module also in double precision, which says how far off rounding alone may be.
-Where the file cannot be differentiated, outputs alone are compared, with running statistics.
+Called by `ortflow.export` before the file is written. The exporter omits what ONNX cannot express (the backward of
+a custom function, a term of a loss), which only the numbers show. Both run in training mode on the example inputs, with
+the same fixed sequence for dropout. The module also runs in double precision, which shows the error due to rounding.
+If the file cannot be differentiated, only outputs are compared, with running statistics.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from ortflow.export_reference import Call, Result
 
 _ROUNDING = 30.0
-"""How many times further from double precision than PyTorch's single precision the file may be."""
+"""Allowed error of the file relative to double precision, as a multiple of the error of PyTorch's single precision."""
 _RELATIVE, _RELATIVE_ALONE = 1e-3, 2e-2
-"""What it may be off besides, relative to the norm; the second where the module does not run in double precision."""
+"""Additional allowed error relative to the norm; the second applies if the module does not run in double precision."""
 _FLOOR = 1e-4
-"""What of the largest gradient is rounding in all others: the gradient of a bias before a normalisation is zero."""
+"""Fraction of the largest gradient that counts as rounding: the gradient of a bias before a normalisation is zero."""
 _DOUBLE_ELEMENTS = 50_000_000
 """Values of parameters beyond which double precision would take too long."""
 _NEEDED = ("onnx", "onnxruntime")
 _NOT_FINITE = "not finite"
 _GRADIENT = "the gradient of "
 _NOISE = (0.0, 1e-2, 3e-2, 5e-2)
-"""On parameters and inputs, relative: at a kink of a function two right gradients differ. A deep network has so many
-kinks that some gradient differs at each place, but no gradient that is right does so at all of them."""
+"""Relative noise on parameters and inputs. At a kink of a function, two correct gradients differ. A deep network has so
+many kinks that some gradient differs at each point, but a correct gradient does not differ at all points."""
 
 
 def compare(model: onnx.ModelProto, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Raise UserError if the file does not compute what the module does; else say what was not compared.
+    """Raise UserError if the file computes other results than the module; otherwise return what was not compared.
 
     `model`: the whole file. `module`: in the modes that it was traced in. The gradient of an Embedding's padding row is
-    not compared: that it differs is known. Returns one sentence, or nothing if everything was compared.
+    not compared: it is known to differ. Returns one sentence, empty if everything was compared.
     """
     missing_packages = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing_packages:
@@ -51,14 +51,14 @@ def compare(model: onnx.ModelProto, module: torch.nn.Module, args: tuple[Any, ..
 
     faults: dict[str, str] | None = None
     try:
-        file = _File(model, module)
+        file = ExportedFile(model, module)
         for noise in _NOISE:
             try:
                 found = file.faults(call_of(module, args, kwargs, noise))
             except NotFinite:
                 if noise == _NOISE[-1] and faults is None:
                     raise
-                continue  # zeros as an example may be a point that has no gradient
+                continue  # zeros as example inputs may be a point without a gradient
             faults = {what: fault for what, fault in (faults or found).items() if what in found}
             if not faults:
                 return file.left_out
@@ -84,7 +84,7 @@ def _reported(faults: dict[str, str]) -> str:
     return "; ".join([*outputs, *([f"{_GRADIENT}{', of '.join(wrong[:3])}{more}"] if wrong else [])])
 
 
-class _File:
+class ExportedFile:
     """An exported file that is about to be compared with its module."""
 
     def __init__(self, model: onnx.ModelProto, module: torch.nn.Module) -> None:
@@ -113,7 +113,7 @@ class _File:
         self._graph: Any = None
 
     def faults(self, call: Call) -> dict[str, str]:
-        """Outputs and gradients that differ, and how. Raises NotCompared where the module or the file does not run."""
+        """Outputs and gradients that differ, and how. Raises NotCompared if the module or the file does not run."""
         from ortflow.export_reference import compute, with_running_statistics
 
         single, weights = compute(call, None)
@@ -163,7 +163,7 @@ class _File:
         return {**values, **dict(zip(self.inputs, given, strict=True))}
 
     def _computed(self, call: Call, weights: list[np.ndarray | None]) -> Result | None:
-        """Outputs and gradients in training mode; None if there are none to be had, and says why."""
+        """Outputs and gradients in training mode; None if they cannot be computed, which is then reported."""
         from ortflow.export_gradients import run, training_graph
         from ortflow.export_reference import Result
 
@@ -196,7 +196,7 @@ class _File:
         return Result([values[name] for name in self.outputs], {})
 
     def _frozen(self) -> set[str]:
-        """Running statistics of normalisations that are kept in evaluation mode."""
+        """Running statistics of normalisations that stay in evaluation mode."""
         import torch
 
         return {
@@ -208,7 +208,7 @@ class _File:
 
 
 def difference(values: list[np.ndarray], relative: float, floor: float) -> str:
-    """In which way a result differs by more than rounding; empty where it does not.
+    """How a result differs by more than rounding; empty if it does not.
 
     `values`: of the file, and of the module in single and in double precision.
     """
@@ -216,7 +216,7 @@ def difference(values: list[np.ndarray], relative: float, floor: float) -> str:
     if actual.shape != double.shape:
         return f"of shape {list(actual.shape)}, not {list(double.shape)}"
     if not np.issubdtype(actual.dtype, np.floating):
-        return ""  # where the largest of equals is, rounding decides
+        return ""  # rounding determines which of equal values is the largest
     if not np.isfinite(actual).all():
         return _NOT_FINITE
     norm, off = _norm(double), _norm(actual.astype(np.float64) - double)

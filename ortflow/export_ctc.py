@@ -1,7 +1,7 @@
-"""The CTC loss composed of operators that ONNX has, for the time of an export.
+"""The CTC loss composed of ONNX operators, used during an export.
 
-Called by `ortflow.export_trace` in place of `torch.ctc_loss`, which ONNX has no equivalent of. The forward recursion of
-Graves et al. (2006), equations 6 to 8, in logarithms, one step of time after the other: the file grows with the length.
+Called by `ortflow.export_trace` in place of `torch.ctc_loss`, which has no ONNX equivalent. The forward recursion of
+Graves et al. (2006), equations 6 to 8, in logarithms, unrolled over time: the size of the file grows with the length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an exported file computes in training: its outputs and its gradients, by the graph that a run would train with.
+"""Outputs and gradients of an exported file, computed with the training graph of a run.
 
 Called by `ortflow.export_compare`. Imports ONNX Runtime.
 """
@@ -57,7 +57,7 @@ def training_graph(
 
 
 def evaluation_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The file with running statistics. Raises UserError if it has no form that ortflow can run."""
+    """The evaluation graph of the file. Raises UserError if ortflow cannot run it."""
     prepared, _ = prepare(model)
     avoid_wrong_forms(prepared)
     evaluation_mode(prepared.graph)
@@ -71,7 +71,7 @@ def run(model: onnx.ModelProto, feed: Arrays) -> dict[str, np.ndarray]:
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    # The graph is in single precision, whatever the file takes.
+    # The graph is in single precision, whatever the types of the file's inputs.
     read = {v.name: helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in model.graph.input}
     names = [value.name for value in model.graph.output]
     try:

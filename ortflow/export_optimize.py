@@ -1,4 +1,4 @@
-"""Run the exporter's own optimizer on a traced program without losing what training needs.
+"""Run the exporter's optimizer on a traced program, and keep what training needs.
 
 Called by `ortflow.export`. The optimizer merges initializers of equal value, folds what is constant, replaces equal
 nodes by one, and drops `+ c` and `* c` where c is close to 0 or 1. For inference that is harmless. Here it must not
@@ -18,22 +18,21 @@ _RANDOM = frozenset({"Dropout", "Bernoulli", "RandomNormal", "RandomNormalLike",
 
 
 def optimize(program: Any, kept: Collection[str]) -> None:
-    """Optimize `program.model` in place, with the initializers named in `kept` out of its reach.
+    """Optimize `program.model` in place, except for the initializers named in `kept`.
 
-    Those that nothing uses are left out. Whatever the optimizer must not see the value of is a graph input while it
-    runs.
+    Unused ones are removed. Values that the optimizer must not see are graph inputs while it runs.
     """
     import onnxscript.optimizer
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of folding constants that are infinite
+        warnings.simplefilter("ignore")  # from folding infinite constants
         model = program.model
         values = {}
         for name in [name for name in model.graph.initializers if name in kept]:
             value = model.graph.initializers.pop(name)
             values[name], value.const_value = value.const_value, None
             model.graph.inputs.append(value)
-        # Constants that are computed take their values here, before those in question are looked for.
+        # Folds computed constants first, so that the search below finds them.
         onnxscript.optimizer.inline(model)
         onnxscript.optimizer.fold_constants_ir(model)
         values |= _hide_near_identities(model)
@@ -52,7 +51,7 @@ def optimize(program: Any, kept: Collection[str]) -> None:
 
 
 def _hide_near_identities(model: Any) -> dict[str, Any]:
-    """Make inputs of the constants that the optimizer takes for 0 or 1 though they are not; their values by name."""
+    """Turn constants that the optimizer would wrongly treat as 0 or 1 into inputs; returns their values by name."""
     import onnx_ir as ir
 
     graph = model.graph
@@ -84,7 +83,7 @@ def near_identity(tensor: Any) -> bool:
 
 
 def _mark_random_nodes(model: Any) -> list[Any]:
-    """Give each random node a seed of its own, so that no two are equal; the attributes, to be removed again."""
+    """Give each random node its own seed, so that no two are equal; returns the attributes, for their removal."""
     import onnx_ir as ir
 
     marks: list[Any] = []

@@ -1,8 +1,8 @@
-"""One fixed sequence in place of random numbers, in a PyTorch module and in its ONNX file alike.
+"""One fixed sequence in place of random numbers, the same in a PyTorch module and in its ONNX file.
 
-Called by `ortflow.export_compare`: only so can the two be compared with their dropout. Element i of a tensor of uniform
-numbers is ((40503 i + 12345) mod 65536 + 1/2) / 65536, which single precision holds exactly; whatever else is random is
-made of it, as the exporter does.
+Called by `ortflow.export_compare`: otherwise the two could not be compared with their dropout. Element i of a tensor of
+uniform numbers is ((40503 i + 12345) mod 65536 + 1/2) / 65536, which is exact in single precision. Other random numbers
+are computed from it, as in the exporter.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _WIDTH = math.sqrt(12)
 
 
 class NotFixed(Exception):
-    """Something is random that has no fixed form here; says what."""
+    """A random operator has no fixed form here; the message names it."""
 
 
 def fixed_in_pytorch() -> Any:
-    """A context in which PyTorch's random operators give the fixed sequence. Raises NotFixed where one has none."""
+    """A context in which PyTorch's random operators return the fixed sequence. Raises NotFixed if one cannot."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -81,7 +81,7 @@ def fixed_in_pytorch() -> Any:
 
 
 def _is_unused(func: Any, args: Any) -> bool:
-    """Whether an operator that may be random, such as attention with dropout, is not: of a probability of 0."""
+    """Whether an operator that may be random, such as attention with dropout, has the probability 0."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.name in ("dropout_p", "dropout", "p"):
             value = args[place] if place < len(args) else argument.default_value
@@ -90,7 +90,7 @@ def _is_unused(func: Any, args: Any) -> bool:
 
 
 def fix_in_onnx(graph: onnx.GraphProto) -> None:
-    """Give the graph's random nodes the fixed sequence, in place. Raises NotFixed where one has none."""
+    """Replace the graph's random nodes by the fixed sequence, in place. Raises NotFixed if one has no fixed form."""
     for node in walk.nodes(graph.node):
         for subgraph in walk.subgraphs(node):
             for inner in walk.nodes(subgraph.node):
@@ -105,7 +105,7 @@ def fix_in_onnx(graph: onnx.GraphProto) -> None:
 
 
 class _Nodes:
-    """The nodes that stand for a random one."""
+    """The nodes that replace a random one."""
 
     def __init__(self, node: onnx.NodeProto) -> None:
         self.node, self.nodes, self._prefix = node, list[onnx.NodeProto](), f"{node.output[0]}.fixed"

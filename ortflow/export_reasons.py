@@ -1,7 +1,7 @@
-"""Why PyTorch cannot export a module, in a sentence that names the user's own line and what helps.
+"""Why PyTorch cannot export a module: one sentence with the user's own line and the fix.
 
 Called by `ortflow.export_trace` with what `torch.onnx.export` raised. PyTorch's own message is a page of text around an
-exception of its own, which is the one that says something.
+inner exception, which has the cause.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _HELP = (
     ("data-dependent|DataDependent|DynamicOutputShape", _DECIDE),
     ("No ONNX function found|No decompositions registered", "use other operators in forward"),
 )
-"""What PyTorch says somewhere, or the name of a value at hand -> what helps. The first that fits counts."""
-_GENERAL = "change its forward, or fix the shapes with dynamic_shapes={} if a varying batch is what fails"
+"""Pattern of PyTorch's message, or name of a local value -> the fix. The first match counts."""
+_GENERAL = "change its forward, or fix the shapes with dynamic_shapes={} if it fails for a varying batch"
 
 _FIXED = re.compile(r"inferred a static shape of (\d+) for dimension inputs\['?(\w+)'?\]\.shape\[(\d+)\]")
 _MISSING = re.compile(r"No ONNX function found for <?(?:OpOverload\(op=')?([\w.]+)")
@@ -58,7 +58,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _in_short(cause: BaseException) -> str:
-    """What an exception says, in our words where it is one that PyTorch words for its own developers."""
+    """The message of an exception, rewritten if PyTorch's is written for its own developers."""
     text, kind = str(cause), type(cause).__name__
     fixed, missing = _FIXED.search(text), _MISSING.search(text)
     if fixed:
@@ -77,13 +77,13 @@ def _in_short(cause: BaseException) -> str:
     ):
         message = f"{kind}: {message}"
     if len(message) > 120:
-        # A sentence is enough: those after it speak of PyTorch's own tools.
+        # The first sentence is enough: later ones are about PyTorch's own tools.
         message = re.split(r"(?<=\w{3})\. ", message)[0]
     return message if len(message) <= 300 else message[:297] + "..."
 
 
 def _own_place(frames: list[tuple[FrameType, int]]) -> str:
-    """The innermost line that is neither PyTorch's nor ours: of the traceback, or of the operation in translation."""
+    """The innermost line outside PyTorch and ortflow: of the traceback, or of the operation being translated."""
     for frame, line in reversed(frames):
         code: CodeType = frame.f_code
         if code.co_filename.startswith("<") or is_pytorch(code.co_filename) or _is_ours(frame):

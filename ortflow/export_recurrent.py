@@ -1,4 +1,4 @@
-"""LSTMs with a projection (`proj_size`), for export: by LSTMs without one, because ONNX has none.
+"""Exports LSTMs with a projection (`proj_size`) as LSTMs without one, because ONNX has no projection.
 
 Called by `ortflow.export_trace` in place of `torch.nn.LSTM.forward`. With the projection P, the gates read
 W_hh (P h) = (W_hh P) h: this is an LSTM with the recurrent weights W_hh P, whose output is projected afterwards.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def lstm_forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.nn.LSTM.forward`, which takes and returns the same."""
+    """A replacement of `torch.nn.LSTM.forward`, with the same arguments and results."""
 
     def forward(self: Any, input: Any, hx: Any = None) -> Any:
         import torch

@@ -1,6 +1,6 @@
-"""What a PyTorch module computes, for the comparison with its exported file: outputs, and gradients of a fixed sum.
+"""Outputs of a PyTorch module, and gradients of a fixed sum, for the comparison with its exported file.
 
-Called by `ortflow.export_compare`. Works on copies: the module, its random state included, is left as it was.
+Called by `ortflow.export_compare`. Works on copies: the module and the random state stay unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NotCompared(Exception):
-    """Why something could not be compared, in a few words."""
+    """Something could not be compared; the message says why."""
 
 
 class NotFinite(NotCompared):
@@ -30,7 +30,7 @@ class NotFinite(NotCompared):
 
 @dataclass(frozen=True)
 class Result:
-    """What was computed: outputs in order, and gradients by the parameter's name, where there are any."""
+    """Outputs in order, and gradients by the parameter's name, if there are any."""
 
     outputs: list[np.ndarray]
     gradients: dict[str, np.ndarray]
@@ -38,7 +38,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Call:
-    """A copy of a module with what it is called with."""
+    """A copy of a module, and the arguments of its call."""
 
     module: torch.nn.Module
     inputs: Any
@@ -48,7 +48,7 @@ class Call:
 def call_of(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], noise: float) -> Call:
     """A copy of the module and of the inputs, with Gaussian noise relative to each tensor's spread.
 
-    Raises NotCompared where the module cannot be copied.
+    Raises NotCompared if the module cannot be copied.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -88,9 +88,9 @@ def doubled(call: Call) -> Call:
 
 
 def compute(call: Call, weights: Sequence[np.ndarray | None] | None) -> tuple[Result, list[np.ndarray | None]]:
-    """Outputs, gradients of the sum of outputs times `weights`, and the weights: drawn where there are none yet.
+    """Outputs, gradients of the sum of outputs times `weights`, and the weights, which are drawn if not given.
 
-    An output that has no gradient has no weights. Raises NotCompared where the module does not run.
+    An output without a gradient has no weights. Raises NotCompared if the module does not run.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -131,7 +131,7 @@ def compute(call: Call, weights: Sequence[np.ndarray | None] | None) -> tuple[Re
 
 
 def _drawn(outputs: Sequence[torch.Tensor]) -> list[np.ndarray | None]:
-    """Weights for a sum in which each differentiable output counts alike."""
+    """Weights for a sum in which each differentiable output counts equally."""
     import torch
 
     generator = np.random.default_rng(7)
@@ -157,7 +157,7 @@ def tensors_of(call: Call, forward: Any) -> list[np.ndarray]:
 
 @contextlib.contextmanager
 def _kept(module: torch.nn.Module) -> Iterator[None]:
-    """Buffers as they were after the block, which may move running statistics."""
+    """Restore buffers after the block, which may update running statistics."""
     buffers = [
         (part, name, buffer, buffer.clone())
         for part in module.modules()
@@ -174,7 +174,7 @@ def _kept(module: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_running_statistics(module: torch.nn.Module) -> Iterator[None]:
-    """Every BatchNormalization in evaluation mode for the time of the block, as in an exported file."""
+    """Switch every BatchNormalization to evaluation mode inside the block, as in an exported file."""
     import torch
 
     parts = [p for p in module.modules() if isinstance(p, torch.nn.modules.batchnorm._BatchNorm) and p.training]

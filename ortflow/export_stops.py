@@ -1,7 +1,7 @@
-"""Where a module stops gradients, kept in its exported file: `detach()`, `.data` and `no_grad()`.
+"""Keeps the places where a module stops gradients in its exported file: `detach()`, `.data` and `no_grad()`.
 
 Called by `ortflow.export_trace` and `ortflow.export`. PyTorch's exporter drops all of these. While it traces, each such
-value goes through a node of our own, which its optimizer leaves alone; afterwards that node is the Identity that
+value passes a custom node, which its optimizer does not change; afterwards that node becomes the Identity that
 `ortflow.workflow.graph.ir.stops` marks.
 """
 
@@ -23,10 +23,10 @@ _DOMAIN, _OPERATOR = "ortflow", "StopGradient"
 
 @contextlib.contextmanager
 def stops_noted(module: torch.nn.Module) -> Iterator[None]:
-    """Trace the module with its stops as nodes, for the time of the block.
+    """Record stops as nodes while the module is traced inside the block.
 
-    The forward of a `torch.autograd.Function` computes without gradients too, but its backward has some: nothing is
-    noted in there.
+    The forward of a `torch.autograd.Function` also computes without gradients, but its backward has some: no stops are
+    recorded in it.
     """
     import torch
 
@@ -54,7 +54,7 @@ def stops_noted(module: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute with another value; without one of its own again afterwards where it had none."""
+    """Set an attribute inside the block; an inherited one is inherited again afterwards."""
     before = vars(owner).get(name)
     setattr(owner, name, value)
     try:
@@ -86,7 +86,7 @@ def _mode() -> Any:
             given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if not any(tensor.requires_grad for tensor in given):
                 return result
-            # What is changed in place stays the tensor that it is.
+            # A tensor that is changed in place stays the same tensor.
             before = {id(tensor) for tensor in given}
             return pytree.tree_map(lambda leaf: _stopped(leaf) if id(leaf) not in before else leaf, result)
 
@@ -102,7 +102,7 @@ def _stopped(value: Any) -> Any:
 
 
 def mark_stops(model: Any) -> None:
-    """Turn our nodes into marked Identity nodes, in place, once the exporter's optimizer has run."""
+    """Turn the custom nodes into marked Identity nodes, in place, after the exporter's optimizer has run."""
     for node in model.graph.all_nodes():
         if node.domain == _DOMAIN and node.op_type == _OPERATOR:
             node.domain, node.op_type = "", "Identity"

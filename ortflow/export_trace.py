@@ -1,6 +1,6 @@
-"""Run PyTorch's exporter on a module, with what stands in its way set aside for that time.
+"""Runs PyTorch's exporter on a module, with temporary replacements for what it cannot export.
 
-Called by `ortflow.export`. The module is left as it was.
+Called by `ortflow.export`. The module stays unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def trace(
 
     try:
         with warnings.catch_warnings(), exportable(module), stops_noted(module):
-            warnings.simplefilter("ignore")  # PyTorch's own internals, and that this is training mode
+            warnings.simplefilter("ignore")  # about PyTorch's internals and training mode
             return torch.onnx.export(
                 module,
                 args,
@@ -57,14 +57,14 @@ def trace(
 
 @contextlib.contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
-    """Forms of computing that can be exported and compute the same, for the time of the block."""
+    """Replace operations by exportable ones with the same results, inside the block."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with contextlib.ExitStack() as stack:
         # Fused attention leaves strides that make `contiguous` a no-op, and so vanish, where ONNX needs it.
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        # Whether a mask is causal is looked up in its values, for the sake of speed alone.
+        # Checks a mask's values for being causal, which only saves time.
         stack.enter_context(
             _replaced(
                 torch.nn.modules.transformer, "_detect_is_causal_mask", lambda _, hint=None, size=None: bool(hint)
@@ -77,8 +77,8 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(_replaced(torch, "ctc_loss", ctc_loss))
         stack.enter_context(_replaced(torch, "cdist", _distances(torch.cdist)))
         stack.enter_context(_replaced(torch.nn.LSTM, "forward", lstm_forward(torch.nn.LSTM.forward)))
-        for config in _configurations(module):
-            # transformers: matrix products of groups have no ONNX form, and a cache is of no use in training.
+        for config in configurations(module):
+            # transformers: grouped matrix products have no ONNX form, and training needs no cache.
             if getattr(config, "_experts_implementation", None) is not None:
                 stack.enter_context(_replaced(config, "_experts_implementation", "batched_mm"))
             if getattr(config, "use_cache", None) is True:
@@ -112,7 +112,7 @@ def _distances(original: Any) -> Any:
     return cdist
 
 
-def _configurations(module: torch.nn.Module) -> list[Any]:
+def configurations(module: torch.nn.Module) -> list[Any]:
     """Configurations of transformers' modules, each once."""
     found = (getattr(part, "config", None) for part in module.modules())
     return list({id(config): config for config in found if hasattr(config, "to_diff_dict")}.values())
@@ -120,7 +120,7 @@ def _configurations(module: torch.nn.Module) -> list[Any]:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute with another value, where there is one."""
+    """Replace an attribute inside the block, if it exists."""
     if not hasattr(owner, name):
         yield
         return

@@ -1,4 +1,4 @@
-"""Translations of PyTorch operators to ONNX that replace PyTorch's own, which leave something out.
+"""Translations of PyTorch operators to ONNX that replace PyTorch's own, which are incomplete.
 
 Called by `ortflow.export`, which passes the table to the exporter. PyTorch is installed wherever this is called.
 """
@@ -36,8 +36,8 @@ def attention(
 ) -> Any:
     """`F.scaled_dot_product_attention` of axes (..., heads, length, width).
 
-    PyTorch's own translation has no dropout, and takes the mean of all values where a mask hides every one: PyTorch
-    gives zeros there.
+    PyTorch's own translation has no dropout, and returns the mean of all values if a mask hides all of them, where
+    PyTorch returns zeros.
     """
     from onnxscript import opset18 as op
 
@@ -72,7 +72,7 @@ def attention(
 
 
 def _repeated(op: Any, heads: Any, times: int, rank: int) -> Any:
-    """Each head several times in a row: what a group of queries shares."""
+    """Repeat each head for its group of queries."""
     before, count, width = rank - 3, heads.shape[-3], heads.shape[-1]
     many = op.Expand(
         op.Unsqueeze(heads, op.Constant(value_ints=[before + 1])),
@@ -98,7 +98,7 @@ def cross_entropy(
 ) -> Any:
     """`F.cross_entropy`, classes on axis 1 (axis 0 without a batch), with classes or probabilities as the target.
 
-    PyTorch's own translation drops `label_smoothing` and knows classes only. The formulas are those of
+    PyTorch's own translation drops `label_smoothing` and supports classes only. The formulas are those of
     `cross_entropy_loss` in ATen/native/LossNLL.cpp: with smoothing s and C classes, the loss is
     (1 - s) * nll + s/C * (minus the weighted sum of all log-probabilities), and both means divide by the same weight.
     """

@@ -20,6 +20,10 @@ class OrtflowError(Exception):
     exit_code = EXIT_FAILURE
 
 
+class CommunicationError(OrtflowError):
+    """A call to other ranks failed, mostly because one of them has ended."""
+
+
 class UserError(OrtflowError):
     """An error in the user's input; a retry cannot help.
 

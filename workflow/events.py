@@ -62,8 +62,8 @@ class EventLog:
                 self._file.reopen()
         if found.newest is not None:
             self.write("rewind", from_step=found.newest, to_step=step, seconds=found.seconds)
-        if words := damage_message(self.path, found.damaged, aside=True):
-            warn(self, words)
+        if message := damage_message(self.path, found.damaged, aside=True):
+            warn(self, message)
 
     def close(self) -> None:
         """Close the file."""

@@ -1,8 +1,7 @@
 """The executor of a rank: runs the seven steps with one context, and ends the rank.
 
-Called by `rank` after the log is set up. Ranks exit together when they are done or preempted; a rank that fails ends
-the
-others immediately, because they would wait for it forever.
+Called by `rank` after the log is set up. Ranks exit together when they are done or preempted. A rank that fails ends
+the others, because they would wait for it forever.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import traceback
 
 from ortflow.workflow.disk_space import Notice, is_full, out_of_disk
 from ortflow.workflow.engine import Engine, Step
-from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, Preempted
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, CommunicationError, OrtflowError, Preempted
 from ortflow.workflow.events import SCHEMA_VERSION, EventLog
 from ortflow.workflow.fence import Fence
 from ortflow.workflow.ranks import Place
@@ -32,6 +31,11 @@ from ortflow.workflow.steps.train import train
 
 PATIENCE = 10
 """Seconds that MPI has to shut down a rank."""
+NOTICE = 2.0
+"""Seconds that the process manager has to notice the rank that another rank's call failed for, and to end the others.
+
+An abort in this time would take its place: mpirun would report the abort, and not the rank that was killed.
+"""
 
 STEPS: tuple[Step[Context], ...] = (
     Step("configure", configure),
@@ -50,6 +54,7 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
     events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid())
     context = None
+    notice = 0.0
     try:
         spec = load_run_file(run_dir.run_file, others=False)
         context = Context(run_dir, spec, place, attempt, stop, events, fence)
@@ -60,6 +65,10 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
     except Preempted as error:
         print(error, flush=True)
         code = error.exit_code
+    except CommunicationError as error:
+        traceback.print_exc()
+        events.write("failure", reason=str(error), exit_code=error.exit_code, communication=True)
+        code, notice = error.exit_code, NOTICE
     except OrtflowError as error:
         print(f"error: {error}", flush=True)
         if is_full(error):
@@ -72,7 +81,7 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
         traceback.print_exc()
         events.write("failure", reason=f"{type(error).__name__}: {error}", exit_code=EXIT_FAILURE)
         code = EXIT_FAILURE
-    finish(context, together=code in (EXIT_DONE, Preempted.exit_code), code=code)
+    finish(context, together=code in (EXIT_DONE, Preempted.exit_code), code=code, notice=notice)
     events.close()
     return code
 
@@ -94,12 +103,14 @@ def _failed_on_disk(error: OSError, events: EventLog, run_dir: RunDir) -> int:
     return EXIT_FAILURE
 
 
-def finish(context: Context | None, *, together: bool, code: int) -> None:
-    """Leave MPI: in order with the others, or aborting them."""
+def finish(context: Context | None, *, together: bool, code: int, notice: float = 0.0) -> None:
+    """Leave MPI: in order with the others, or aborting them after `notice` seconds."""
     if context is None or context.comm is None:
         return
     if together:
         context.comm.barrier()
+    else:
+        context.clock.sleep(notice)
     # MPI_Finalize holds Python's lock, and waits forever if its process manager has died: the kernel ends the process.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(PATIENCE)

@@ -147,5 +147,5 @@ def damage_message(path: Path, damaged: list[int], *, aside: bool = False) -> st
     listed = ", ".join(map(str, damaged[:3])) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
     many = len(damaged) > 1
     lines = f"line{'s' if many else ''} {listed} {'are not valid records' if many else 'is not a valid record'}"
-    done = f"moved to {path.name}.damaged" if aside else "passed over"
+    done = f"moved to {path.name}.damaged" if aside else "skipped"
     return f"{path}: {lines}, {done}"

@@ -70,7 +70,7 @@ def guarded() -> Iterator[None]:
                 one.detach()
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line. If the reader has closed the stream, stop printing; on a full disk, keep the line for the next
     call.
     """

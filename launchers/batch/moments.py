@@ -1,4 +1,4 @@
-"""How long ago something was recorded, measured by one machine's monotonic clock, or unknown.
+"""How long ago something was recorded, measured by one machine's monotonic clock, or None if that is unknown.
 
 The clocks of two machines may be hours apart, and one machine's may be set. A record therefore carries which boot of
 which machine it comes from, and how long that had run. Within one boot the difference is exact. After a

@@ -149,15 +149,15 @@ def requeue(job: OwnJob, seconds: float, clock: Clock) -> tuple[Answer, str]:
             except NoAnswer:
                 pass
             except (Refused, OrtflowError) as error:
-                return Answer.REFUSED, words_of(error)
+                return Answer.REFUSED, message_of(error)
         if clock.monotonic() >= end:
             return Answer.AWAY, f"{job.scheduler} does not answer"
         clock.sleep(PAUSE)
 
 
-def words_of(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """The scheduler's message in a NoAnswer or Refused, or the error's own."""
-    return str(getattr(error, "words", error))
+    return str(getattr(error, "message", error))
 
 
 def deafen() -> None:

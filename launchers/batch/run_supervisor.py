@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ortflow.launchers import processes
 from ortflow.launchers.batch.job_validity import is_on_record, submission_of
-from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob, requeue, words_of
+from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob, message_of, requeue
 from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.batch.stopping import JobStop
 from ortflow.launchers.locks import HeldError, hold, wait_free
@@ -211,7 +211,7 @@ class RunSupervisor:
             try:
                 new = self._job.follow_up(self._run.root / self._job.folder / SCRIPT)
             except (Refused, OrtflowError) as error:
-                message = f"{message}; {words_of(error)}"
+                message = f"{message}; {message_of(error)}"
             else:
                 self._view.say(f"{name} refuses to requeue this job ({message}); job {new} follows it")
                 self._record_submit(new, follows=self._job.id)

@@ -37,7 +37,7 @@ class BatchJob(Protocol):
 
     @property
     def state(self) -> str:
-        """The scheduler's word for its state."""
+        """Its state, in the scheduler's terms."""
 
     @property
     def waits(self) -> bool:

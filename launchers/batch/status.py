@@ -81,7 +81,7 @@ def _copy(run: RunDir, records: Sequence[dict[str, Any]], other: Path, last: str
     """Status of a directory that was copied while its run was in progress: no process works in it."""
     reported = read_status(run, records=records, alive=False)
     job = f"job {last} belongs to that" if last is not None else "its job belongs to that"
-    cause = f"this is a copy of {other}, and {job}; `ortflow resume {run.root}` goes on here"
+    cause = f"this is a copy of {other}, and {job}; `ortflow resume {run.root}` continues here"
     return replace(reported, state=State.LOST, cause=cause, why=None)
 
 
@@ -125,7 +125,7 @@ def _lost(
 
 
 def _elsewhere(doubt: dict[str, Any], command: str) -> str:
-    """Status of a submission by another machine, whose age only that machine's clock could tell."""
+    """Status of a submission by another machine, whose age only that machine's clock could show."""
     where = f" on {doubt['host']}" if doubt.get("host") else ""
     return (
         f"{command}{where} did not answer, and the job is not in the queue: it may still enter it; submitting again "

@@ -105,7 +105,7 @@ class JobStop(Stop):
         return self.reason
 
     def _heed(self) -> None:
-        """Find the reason for a USR2: a preemption stops the run now, the signal ahead of the limit does not yet."""
+        """Find the reason for a USR2: a preemption stops the run now, the signal ahead of the limit later."""
         number, self._warned = self._warned, None
         running = self._job.fate() is Fate.RUNNING
         self._ask_limit()

@@ -41,8 +41,8 @@ def place(
 ) -> tuple[str, str]:
     """Submit the script that `script` makes for a submission's id; returns the id and the job.
 
-    Tries again for `retry` seconds while the scheduler is away. Raises UserError with its own words, NoAnswer or
-    OutOfDisk if nothing was submitted, InDoubt if that is not known; `ask` is the command that tells later.
+    Tries again for `retry` seconds while the scheduler does not answer. Raises UserError with the scheduler's message,
+    NoAnswer or OutOfDisk if nothing was submitted, InDoubt if that is unknown; `ask` is the command that shows it.
     """
     begun = scheduler.clock.monotonic()
     end = begun + retry

@@ -78,7 +78,7 @@ def submit(wanted: SweepRequest, scheduler: Scheduler[Any]) -> str:
 
 
 def _place(wanted: SweepRequest, renewed: Mapping[int, bool], scheduler: Scheduler[Any]) -> str:
-    """Call sbatch, with records in every directory before and after; returns the handle."""
+    """Submit the script, with records in every directory before and after; returns the handle."""
     name, tasks = scheduler.launcher, list(renewed)
     runs = {task: wanted.requests[task].submission.run for task in tasks}
 

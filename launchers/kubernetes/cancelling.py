@@ -34,8 +34,8 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
     view = take_snapshot(cluster, place, closely=False)
     if view.mpijob is None or objects.over(view.mpijob):
         return False
-    jobs = doomed(view)
-    _leave_be(run, [one for one in view.others if one not in jobs and not objects.over(one)])
+    jobs = jobs_to_delete(view)
+    _stop_following(run, [one for one in view.others if one not in jobs and not objects.over(one)])
     for mpijob in jobs:
         cluster.delete("MPIJob", objects.name(mpijob), place.namespace, uid=objects.uid(mpijob))
     if now:
@@ -50,18 +50,18 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
     return active
 
 
-def doomed(view: View) -> list[Object]:
-    """The MPIJobs to delete: the selected one and those related to it, as far as they are not over. Pure.
+def jobs_to_delete(view: View) -> list[Object]:
+    """The MPIJobs to delete: the selected one and those related to it, unless they are over. Pure.
 
     One that another user made of the same run stays.
     """
     assert view.mpijob is not None
     owners = {str(one.get("uid")) for one in view.mpijob["metadata"].get("ownerReferences") or []}
-    kin = [one for one in view.others if objects.akin(one, view.mpijob)]
+    kin = [one for one in view.others if objects.same_owner(one, view.mpijob)]
     return [view.mpijob, *(one for one in kin if not objects.over(one) or objects.uid(one) in owners)]
 
 
-def _leave_be(run: RunDir, others: Sequence[Object]) -> None:
+def _stop_following(run: RunDir, others: Sequence[Object]) -> None:
     """Keep the directory from following other MPIJobs with the run's name after its own is gone."""
     if (place := read_place(run)) is not None and others:
         write_place(run, replace(place, apart=(*place.apart, *map(objects.name, others))))

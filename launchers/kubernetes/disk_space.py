@@ -15,7 +15,7 @@ from ortflow.workflow.errors import Preempted
 from ortflow.workflow.rundir import RunDir
 
 
-def await_room(run: RunDir, seconds: float, tell: Callable[[OutOfDisk], None], clock: Clock = SYSTEM_CLOCK) -> None:
+def await_room(run: RunDir, seconds: float, report: Callable[[OutOfDisk], None], clock: Clock = SYSTEM_CLOCK) -> None:
     """Wait until the run's volume has space for its records.
 
     Parameters
@@ -24,7 +24,7 @@ def await_room(run: RunDir, seconds: float, tell: Callable[[OutOfDisk], None], c
         The run directory, which may not exist yet.
     seconds
         The longest wait.
-    tell
+    report
         Called once with the missing space if there is any.
     clock
         The clock of the wait.
@@ -39,7 +39,7 @@ def await_room(run: RunDir, seconds: float, tell: Callable[[OutOfDisk], None], c
     if has_room(run.root, RECORDS):
         return
     lack = OutOfDisk(run.root, RECORDS)
-    tell(lack)
+    report(lack)
     asked: list[int] = []
     with taken_over(lambda number, frame: asked.append(number), (signal.SIGTERM, signal.SIGINT), ignored=True):
         room = wait_for_room(lack, Notice(run.heartbeat), seconds, lambda: asked, clock)

@@ -159,7 +159,7 @@ def _rights(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             answers = dict(zip(wanted, pool.map(may, wanted), strict=True))
     except Refused as error:
-        yield untested("rights", f"the API server does not say: {error.message}")
+        yield untested("rights", f"the API server does not report them: {error.message}")
         return
     names = {one: f"{one[0]} {one[2]}" for one in wanted}
     yield from checks.rights({names[one]: answers[one] for one in needed}, {names[one]: answers[one] for one in USEFUL})
@@ -232,7 +232,7 @@ def _dns(cluster: Cluster) -> Iterator[Finding]:
                 yield warning(about, "the service kube-dns has no endpoints: workers would not be found by name")
             return
         yield warning(
-            about, "there is no service kube-dns in kube-system", "workers are found by name: see that DNS works"
+            about, "there is no service kube-dns in kube-system", "workers are found by name: check that DNS works"
         )
         return
     yield untested(about, "namespace kube-system cannot be read: no permission")

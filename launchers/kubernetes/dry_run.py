@@ -33,14 +33,14 @@ def dry_run(cluster: Cluster, documents: Sequence[Object]) -> None:
         try:
             cluster.create(document, dry_run=True)
         except Refused as error:
-            if not (is_there(error) or _untold(error) or _role_to_come(error)):
+            if not (is_there(error) or _no_dry_run(error) or _role_to_come(error)):
                 raise refusal(error) from error
 
     def of_pod(pod: Object) -> None:
         try:
             cluster.create(pod, dry_run=True)
         except Refused as error:
-            if not (_untold(error) or _not_ours_to_make(error) or _may_wait(error)):
+            if not (_no_dry_run(error) or _not_ours_to_make(error) or _may_wait(error)):
                 raise refusal(error) from error
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -86,7 +86,7 @@ def _controller(document: Object) -> Object:
     }  # fmt: skip
 
 
-def _untold(error: Refused) -> bool:
+def _no_dry_run(error: Refused) -> bool:
     """Whether an admission webhook does not support dry runs."""
     return error.code == 400 and "does not support dry run" in error.message
 

@@ -24,8 +24,8 @@ def begun(records: Sequence[dict[str, Any]], submission: str) -> bool:
 
 def settled(records: Sequence[dict[str, Any]]) -> int | None:
     """The exit code of the newest submission if it has ended for good, None if it continues. Pure."""
-    telling = [record for record in records if record.get("event") in ("submit", "start", "end", "stop")]
-    last = telling[-1] if telling else {}
+    entries = [record for record in records if record.get("event") in ("submit", "start", "end", "stop")]
+    last = entries[-1] if entries else {}
     if last.get("event") == "stop" or (last.get("event") == "end" and last.get("next") == "stop"):
         return EXIT_CODES[Outcome(last["outcome"])]
     return None

@@ -65,11 +65,11 @@ def wait_for(
     port: int,
     seconds: float,
     check: Callable[[], None],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     leaves: Callable[[str, str], bool] = lambda host, address: False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[str, str]:
-    """The addresses of all hosts, as soon as all answer; `look` is called while waiting and may raise.
+    """The addresses of all hosts, as soon as all answer; `check` is called while waiting and may raise.
 
     A host that `leaves`, given its name and address, still answers for a moment but must not be used.
     Raises OrtflowError with the names of those that do not answer within `seconds`.
@@ -88,5 +88,5 @@ def wait_for(
             raise OrtflowError(f"no answer on port {port} within {seconds:.0f} s from {names}")
         if now > reported + TELL:
             reported = now
-            say(f"waiting for {names}")
+            report(f"waiting for {names}")
         clock.sleep(PERIOD)

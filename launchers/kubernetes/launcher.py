@@ -1,4 +1,4 @@
-"""The launcher for Kubernetes: a run as an MPIJob whose launcher pod keeps it going (`run_supervisor`).
+"""The launcher for Kubernetes: a run as an MPIJob whose launcher pod supervises it (`run_supervisor`).
 
 Submits, shows status and logs, and cancels, from any machine that reaches the API server. The run's files are on a
 volume that only its pods see; the local copy is the record directory, which `log_replicator` fills from the launcher
@@ -103,11 +103,11 @@ class KubernetesLauncher:
         cluster = self._links.connect(
             backend.context or (before.context if before else None), backend.namespace or pinned
         )
-        there = self._patiently(request.submission.retry, lambda: _of_name(cluster, request.payload.spec.name))
+        there = self._retry(request.submission.retry, lambda: _of_name(cluster, request.payload.spec.name))
         place = Place(cluster.namespace, request.payload.spec.name, context=cluster.context)
         if before is not None and self._elsewhere(before, cluster):
-            self._keep_in_sight(run, before, cluster, fresh=request.submission.fresh)
-        if request.submission.source is None and before is not None and self._let_go(request, cluster, before):
+            self._refuse_losing_record(run, before, cluster, fresh=request.submission.fresh)
+        if request.submission.source is None and before is not None and self._unsuspend(request, cluster, before):
             return before.handle
         self._settle(run, cluster, place, mine, there)
         # The pods have their own run directory: the record directory must not be in the run file.
@@ -194,17 +194,17 @@ class KubernetesLauncher:
 
         return handles(name) if re.fullmatch("[a-z0-9-]+", name) else ([], [])
 
-    def supervise(self, run: RunDir, say: Callable[[str], None]) -> int:
+    def supervise(self, run: RunDir, report: Callable[[str], None]) -> int:
         """Repair what the operator cannot, until the run ends; returns its exit code."""
         from ortflow.launchers.kubernetes.supervise import in_terminal
 
-        return in_terminal(run, self._links, say)
+        return in_terminal(run, self._links, report)
 
     def with_claim(self, request: KubernetesRequest) -> KubernetesRequest:
         """The request with the claim of `volume.create`."""
         return replace(request, with_claim=True)
 
-    def _let_go(self, request: KubernetesRequest, cluster: Cluster, place: Place) -> bool:
+    def _unsuspend(self, request: KubernetesRequest, cluster: Cluster, place: Place) -> bool:
         """Start a suspended MPIJob; False if there is none, or if a queue starts it. Raises UserError."""
         from ortflow.launchers.kubernetes.refusals import in_a_sentence
         from ortflow.launchers.kubernetes.snapshot import take_snapshot
@@ -223,7 +223,7 @@ class KubernetesLauncher:
             cluster.patch("MPIJob", view.name, start, place.namespace)
         return True
 
-    def _keep_in_sight(self, run: RunDir, before: Place, cluster: Cluster, *, fresh: bool) -> None:
+    def _refuse_losing_record(self, run: RunDir, before: Place, cluster: Cluster, *, fresh: bool) -> None:
         """Raise UserError if the record of a run elsewhere would be lost."""
         active = self.status(run).state.active
         if fresh and not active:
@@ -294,7 +294,7 @@ class KubernetesLauncher:
         )
         return place.at(name(mpijob)).handle
 
-    def _patiently(self, seconds: float, ask: Callable[[], list[Object]]) -> list[Object]:
+    def _retry(self, seconds: float, ask: Callable[[], list[Object]]) -> list[Object]:
         end = self._links.clock.monotonic() + seconds
         while True:
             try:

@@ -76,7 +76,7 @@ class Links:
             self._until = self._pause = 0.0
             return self._reported(run, cluster, place, view)
         except Unreachable as error:
-            self._be_patient(str(error))
+            self._back_off(str(error))
             return unasked(run, self._silence)
         except OrtflowError as error:
             return unasked(run, message_of(error))
@@ -85,17 +85,17 @@ class Links:
         """The status of many runs: MPIJobs and pods are listed once per namespace; logs of running ones are read."""
         asked = [self._place(run) for run in runs]
         keys = {(known[1].context, known[1].namespace): known[0] for known in asked if not isinstance(known, str)}
-        herds = {key: _herd_or_message(cluster, key[1]) for key, cluster in keys.items()}
+        herds = {key: _objects_or_message(cluster, key[1]) for key, cluster in keys.items()}
 
         def one(run: RunDir, known: tuple[Cluster, Place] | str) -> RunStatus:
             if isinstance(known, str):
                 return unasked(run, known)
             cluster, place = known
-            herd = herds[place.context, place.namespace]
-            if isinstance(herd, str):
-                return unasked(run, herd)
+            everything = herds[place.context, place.namespace]
+            if isinstance(everything, str):
+                return unasked(run, everything)
             try:
-                return self._reported(run, cluster, place, herd.view(place))
+                return self._reported(run, cluster, place, everything.view(place))
             except OrtflowError as error:
                 return unasked(run, message_of(error))
 
@@ -113,8 +113,8 @@ class Links:
         cluster = self.connect(None, None)
         ours = self.statuses(runs)
         known = [place for run in runs if (place := read_place(run)) is not None]
-        herd = Herd.gather(cluster, cluster.namespace, everywhere=everywhere)
-        return [*ours, *map(foreign, herd.strange(known))]
+        everything = ClusterObjects.gather(cluster, cluster.namespace, everywhere=everywhere)
+        return [*ours, *map(foreign, everything.unknown_runs(known))]
 
     def closely(self, run: RunDir, cluster: Cluster, place: Place, found: Sequence[Object]) -> RunStatus:
         """The status of an MPIJob that may be active, of those `found`, even if the directory does not know it."""
@@ -132,11 +132,11 @@ class Links:
         reported = replace(read_status(run, records=records, alive=True), job=place.job)
         how = status(reported, records, view, silent=silent(run), unread=unread)
         if how.state is State.FAILED and not is_settled(records) and read_place(run) is not None:
-            # Its evidence, an event or a pod, disappears in an hour or at the operator's next try.
+            # The event or pod that shows it disappears within an hour, or at the operator's next try.
             run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=how.cause, why=REFUSED)
         return how
 
-    def _be_patient(self, silence: str) -> None:
+    def _back_off(self, silence: str) -> None:
         """Wait longer each time; keep one message for one outage, even if the error changes between tries."""
         if not self._pause:
             self._silence = silence
@@ -176,15 +176,15 @@ def message_of(error: OrtflowError) -> str:
     return str(refusal(error) if isinstance(error, Refused) else error)
 
 
-def _herd_or_message(cluster: Cluster, namespace: str) -> Herd | str:
+def _objects_or_message(cluster: Cluster, namespace: str) -> ClusterObjects | str:
     try:
-        return Herd.gather(cluster, namespace)
+        return ClusterObjects.gather(cluster, namespace)
     except OrtflowError as error:
         return message_of(error)
 
 
 @dataclass(frozen=True)
-class Herd:
+class ClusterObjects:
     """All MPIJobs of a namespace, or of the cluster, and their pods, fetched together."""
 
     now: float
@@ -197,7 +197,7 @@ class Herd:
     """Why there can be no MPIJob at all."""
 
     @classmethod
-    def gather(cls, cluster: Cluster, namespace: str | None, *, everywhere: bool = False) -> Herd:
+    def gather(cls, cluster: Cluster, namespace: str | None, *, everywhere: bool = False) -> ClusterObjects:
         """The current objects."""
         try:
             found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
@@ -220,13 +220,13 @@ class Herd:
         found = of_place(self.jobs.get((place.namespace, place.name), []), place)
         return self._of(found[0]) if found else View(None, self.now, gone=self.gone)
 
-    def strange(self, known: Sequence[Place]) -> list[View]:
+    def unknown_runs(self, known: Sequence[Place]) -> list[View]:
         """The MPIJobs of runs at unknown places: all active ones, and the newest of each volume."""
         views: list[View] = []
         for key, found in self.jobs.items():
             ours = [of_place(found, place) for place in known if (place.namespace, place.name) == key]
             shown = [kin[0] for kin in ours if kin]
-            taken = shown + [one for kin in ours for one in kin if objects.over(one) or objects.akin(one, kin[0])]
+            taken = shown + [one for kin in ours for one in kin if objects.over(one) or objects.same_owner(one, kin[0])]
             volumes = {objects.directory(one) for one in shown}
             for mpijob in found:
                 if mpijob in taken or (objects.over(mpijob) and objects.directory(mpijob) in volumes):

@@ -47,8 +47,8 @@ class LogStream(PlainView):
 
     def begin(self) -> None:
         """Print what a client needs that missed earlier pods."""
-        self._tell_attempts()
-        self._tell_plan()
+        self._print_attempts()
+        self._print_plan()
         for record in last_records(self._run.events(0)):
             self._record("events", record, again=True)
         # An earlier pod may have ended while space was missing.
@@ -62,9 +62,9 @@ class LogStream(PlainView):
 
     def record(self, record: Mapping[str, Any]) -> None:
         """An event of rank 0."""
-        self._tell_attempts()
+        self._print_attempts()
         if record.get("event") == "phase_start" and record.get("phase") == "train":
-            self._tell_plan()
+            self._print_plan()
         self._record("events", record)
         super().record(record)
 
@@ -72,16 +72,16 @@ class LogStream(PlainView):
         """Print the ranks' new output."""
         if (now := self._clock.monotonic()) >= self._next_look:
             self._next_look = now + PERIOD
-            self._tell_attempts()
-            self._tell_logs()
+            self._print_attempts()
+            self._print_logs()
             if (lack := self._lacking()) != self._lack:
                 self._lack = lack
                 self._record("notice", lack)
 
     def drain(self) -> None:
         """Print everything up to now."""
-        self._tell_attempts()
-        self._tell_logs()
+        self._print_attempts()
+        self._print_logs()
         for rank, tail in self._logs.items():
             if rest := tail.rest():
                 self._line(rank, rest)
@@ -91,16 +91,16 @@ class LogStream(PlainView):
     def _lacking(self) -> dict[str, Any]:
         return _to_json(self._notice.read())
 
-    def _tell_plan(self) -> None:
+    def _print_plan(self) -> None:
         """The number of steps, known when the configure step has written it."""
         if (steps := total_steps(self._run)) is not None:
             self._record("plan", {"total_steps": steps})
 
-    def _tell_attempts(self) -> None:
+    def _print_attempts(self) -> None:
         for line in self._attempts.read():
             print(f'{MARK}{{"file":"attempts","record":{line.decode(errors="replace")}}}', flush=True)
 
-    def _tell_logs(self) -> None:
+    def _print_logs(self) -> None:
         for rank, tail in self._logs.items():
             for line in tail.read():
                 self._line(rank, line)

@@ -14,7 +14,7 @@ RUN, JOB, COMPONENT = "ortflow.dev/run", "ortflow.dev/job", "ortflow.dev/compone
 OURS = "app.kubernetes.io/name=ortflow"
 """The label of every ortflow object."""
 QUEUE = "kueue.x-k8s.io/queue-name"
-OPERATOR_JOB, ROLE = "training.kubeflow.org/job-name", "training.kubeflow.org/job-role"
+ROLE = "training.kubeflow.org/job-role"
 """Labels that the operator gives the pods."""
 
 
@@ -104,7 +104,7 @@ def directory(mpijob: Object) -> str | None:
     return json.dumps({**volume, **own}, sort_keys=True)
 
 
-def akin(one: Object, other: Object) -> bool:
+def same_owner(one: Object, other: Object) -> bool:
     """Whether one of two MPIJobs owns the other, or both have the same owner, after a supervisor's resubmission."""
     return bool(({uid(one)} | _owners(one)) & ({uid(other)} | _owners(other)))
 

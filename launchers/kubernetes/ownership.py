@@ -1,8 +1,8 @@
 """Which of several live launcher pods owns the run directory. Used by the supervisor process.
 
 A pod that is force-deleted, or whose node is cut off, may keep running beside its successor, which takes the directory
-from it. The directory of another submission must not be taken while that one shows
-signs of life.
+from it. The directory of another submission must not be taken while that one
+writes heartbeats.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OLD_SUPERVISOR = 100.0
 """Seconds until a fenced supervisor process has released the lock: a file server takes it from a lost node after
 90."""
 ALIVE = 30.0
-"""Seconds without a sign, by our own clock, after which another supervisor process counts as dead."""
+"""Seconds without a heartbeat, by our own clock, after which another supervisor process counts as dead."""
 BEAT = 5.0
 """Seconds between two heartbeats."""
 LOOK = 1.0
@@ -62,7 +62,7 @@ class Ownership:
                 _beats(self._run).touch()
             pause.wait(self._beat_period)
 
-    def settle_with_others(self, grace: float, say: Callable[[str], None]) -> None:
+    def settle_with_others(self, grace: float, report: Callable[[str], None]) -> None:
         """Fence off an earlier pod. Raises UserError if another submission holds the run.
 
         A pod that has just been deleted, as by a Helm upgrade, gets `grace` seconds to save and stop.
@@ -72,7 +72,7 @@ class Ownership:
             return
         if owner.get("submission") != self._pod.submission and holder_of(run.lock) is not None:
             other = owner.get("job", "another launcher")
-            say(f"the run directory is in use by {other}: checking whether it is alive")
+            report(f"the run directory is in use by {other}: checking whether it is alive")
             if self._other_stays(grace + ALIVE):
                 raise UserError(
                     f"{run.root} is in use by the MPIJob {other}",

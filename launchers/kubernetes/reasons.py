@@ -21,7 +21,7 @@ _HINTS = (
         r'persistentvolumeclaim "[^"]*-data"',
         "`ortflow render -b kubernetes --with-claim RUN_FILE | kubectl apply -f -` makes the claim of volume.create",
     ),
-    (r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim", "look at the claim: `kubectl get pvc`"),
+    (r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim", "check the claim with `kubectl get pvc`"),
     (r"topology spread", "set backends.kubernetes.spread: prefer, or ask for fewer nodes"),
 )
 _TAKEN = {
@@ -42,8 +42,8 @@ def fault_of(pod: Object, events: Sequence[Object]) -> str | None:
     if objects.phase(pod) == "Pending" and scheduled is not None and scheduled.get("status") == "False":
         if scheduled.get("reason") == "SchedulingGated":
             return "is held back by a scheduling gate, as of a queue"
-        message = str(scheduled.get("message") or "the scheduler does not say why")
-        return f"finds no place: {scheduler_reason(message, _resources(pod))}"
+        message = str(scheduled.get("message") or "the scheduler gives no reason")
+        return f"cannot be scheduled: {scheduler_reason(message, _resources(pod))}"
     if objects.phase(pod) == "Pending" and scheduled is None:
         who = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
         return f"is not scheduled yet by {who}"
@@ -82,12 +82,12 @@ def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
     if reason == "ErrImageNeverPull":
         return f"has no image {image} on its node, and backends.kubernetes.image_pull_policy is Never"
     if reason == "InvalidImageName":
-        return f"cannot pull the image {image}: that is not an image's name; correct backends.kubernetes.image"
+        return f"cannot pull the image {image}: this is not a valid image name; correct backends.kubernetes.image"
     if reason in _CREATE:
         return f"cannot be started: {message or reason}"
     if reason == "CrashLoopBackOff":
         last = (objects.main_container(pod).get("lastState") or {}).get("terminated") or {}
-        return f"keeps ending: {_end_words(last, pod)}"
+        return f"keeps ending: {_end_message(last, pod)}"
     return _creating(own)
 
 
@@ -108,7 +108,7 @@ def _creating(own: Sequence[Object]) -> str:
     return "is being prepared"
 
 
-def _end_words(ended: Object, pod: Object) -> str:
+def _end_message(ended: Object, pod: Object) -> str:
     if ended.get("reason") == "OOMKilled":
         return f"out of memory; raise {_resources(pod)}.memory"
     message = " ".join(str(ended.get("message") or "").split())
@@ -123,7 +123,7 @@ def end_reason(pod: Object) -> str:
         return _TAKEN.get(taken, taken) + (f": {message}" if message else "")
     ended = (objects.main_container(pod).get("state") or {}).get("terminated")
     if ended:
-        return _end_words(ended, pod)
+        return _end_message(ended, pod)
     return "deleted" if objects.deleted_at(pod) is not None else objects.phase(pod).lower()
 
 

@@ -142,7 +142,7 @@ def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Ac
     if launchers and objects.exit_code(launchers[-1]) == 2:
         return Done(end_reason(launchers[-1]), Outcome.USER_ERROR)
     taken = bool(launchers) and objects.disrupted(launchers[-1]) is not None
-    before, vain = used(records), in_vain(records)
+    before, vain = used(records), submissions_without_attempt(records)
     if taken:
         outcome, spent = Outcome.PREEMPTED, Used(before.failures, before.preemptions + 1)
     elif vain:
@@ -157,7 +157,7 @@ def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Ac
     return Done(f"{why}, and {decision.why}", Outcome.FAILURE)
 
 
-def in_vain(records: Sequence[dict[str, Any]]) -> int:
+def submissions_without_attempt(records: Sequence[dict[str, Any]]) -> int:
     """How many of the newest submissions in a row started no attempt."""
     jobs: list[str] = []
     for record in reversed(records):

@@ -127,10 +127,10 @@ def _invalid(error: Refused, message: str, thing: str) -> UserError:
     if fields := _UNKNOWN.findall(message):
         reported = f"there is no field {', '.join(dict.fromkeys(fields))} in {error.kind}"
         return UserError(
-            reported, where="backends.kubernetes", fix="correct it; an overlay takes Kubernetes' own names"
+            reported, where="backends.kubernetes", fix="correct it; an overlay uses Kubernetes' field names"
         )
     if causes:
         reported = "; ".join(f"{cause['field']}: {cause.get('message', '')}".rstrip(": ") for cause in causes[:3])
         more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
-        return UserError(f"the API server does not take {thing}: {reported}{more}")
-    return UserError(f"the API server does not take {thing}: {message}")
+        return UserError(f"the API server rejects {thing}: {reported}{more}")
+    return UserError(f"the API server rejects {thing}: {message}")

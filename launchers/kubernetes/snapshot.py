@@ -63,7 +63,9 @@ def of_place(found: Sequence[Object], place: Place) -> list[Object]:
     kin = [
         one
         for one in found
-        if one is named or objects.akin(one, named) or (objects.name(one) not in place.apart and _may_be(one, volume))
+        if one is named
+        or objects.same_owner(one, named)
+        or (objects.name(one) not in place.apart and _may_be(one, volume))
     ]
     later = kin[: kin.index(named)] if objects.over(named) else []
     first = later[0] if later else named
@@ -98,7 +100,7 @@ def take_snapshot(cluster: Cluster, place: Place, *, closely: bool = True) -> Vi
 
 
 def add_events(cluster: Cluster, view: View, namespace: str) -> View:
-    """The same view with what was said about what does not run."""
+    """The same view with the events about what does not run."""
     launchers = [pod for pod in objects.of_role(view.pods, "launcher") if not objects.has_ended(pod)]
     wanted = objects.workers_wanted(view.mpijob) if view.mpijob is not None else 0
     lacking = not launchers or len(objects.of_role(view.pods, "worker")) < wanted

@@ -26,7 +26,9 @@ def start_sshd(port: int) -> int:
     """Start sshd on the port, with the keys that the operator has mounted; returns its process. Raises OrtflowError."""
     binary = next((path for path in SSHD if os.access(path, os.X_OK)), None)
     if binary is None:
-        raise OrtflowError("the image has no sshd: mpirun cannot come in; `ortflow image check` shows what is missing")
+        raise OrtflowError(
+            "the image has no sshd, which mpirun connects to; `ortflow image check` shows what is missing"
+        )
     if not (keys() / "id_rsa").exists():
         where = "it must be where the operator mounts them (sshAuthMountPath)"
         raise OrtflowError(f"there are no keys in {keys()}: {where}")

@@ -45,7 +45,7 @@ def status(
         return replace(reported, state=State.LOST, phase=None, cause=view.gone) if view.gone else _gone(reported)
     reported = replace(reported, job=view.name, job_restarts=_retries(view))
     if objects.deleted_at(view.mpijob) is not None:
-        return replace(reported, waits="it is being deleted: ranks save and leave")
+        return replace(reported, waits="it is being deleted: ranks save and exit")
     if objects.over(view.mpijob):
         return _over(reported, view)
     if (error := refused(view)) is not None:
@@ -126,7 +126,7 @@ def _over(reported: RunStatus, view: View) -> RunStatus:
     """The operator has finished it, and the records do not show how it ended."""
     if objects.holds(view.mpijob, "Succeeded"):
         # The launcher pod ends with 0 only where the run directory says so.
-        # What ended before, and why, is no news of the last attempt, whose end may have gone with its pod's log.
+        # Earlier ends say nothing about the last attempt, whose own end may have been lost with its pod's log.
         return replace(reported, state=State.FINISHED, phase=None, cause="finished", why=None)
     failed = objects.condition(view.mpijob, "Failed") or {}
     return replace(reported, state=State.LOST, phase=None, cause=_end_of(view, failed))
@@ -147,7 +147,7 @@ def _job_failure(view: View) -> Object:
 
 
 def _idle(reported: RunStatus, reason: str) -> RunStatus:
-    """None of it runs now."""
+    """Status of a run without a running pod."""
     now = State.PENDING if reported.state is State.PENDING else State.RESTARTING
     return replace(reported, state=now, phase=None, seconds_left=None, waits=reason)
 
@@ -171,7 +171,7 @@ def _at_work(
     cut = _cut_off(alive[-1]) if running and objects.uid(alive[-1]) in unread else None
     if open_attempt(records) is not None and running and objects.uid(alive[-1]) not in silent:
         if (reason := _missing(workers, wanted, view)) is None:
-            return replace(reported, waits=cut or reported.waits or _unheard(workers, wanted))
+            return replace(reported, waits=cut or reported.waits or _not_reporting(workers, wanted))
         return replace(reported, state=State.RESTARTING, phase=None, seconds_left=None, waits=reason)
     lack = cut or (reported.waits if running else None)
     reason = _missing(workers, wanted, view) or _not_ready(workers, wanted) or lack
@@ -201,7 +201,7 @@ def _not_ready(workers: Sequence[Object], wanted: int) -> str | None:
     return f"waiting for workers: {ready} of {wanted} are ready" if ready < wanted else None
 
 
-def _unheard(workers: Sequence[Object], wanted: int) -> str | None:
+def _not_reporting(workers: Sequence[Object], wanted: int) -> str | None:
     """The note beside a running attempt while workers are not ready.
 
     All pods of a node count as not ready while it does not report to the cluster, and after an outage of the API server
@@ -252,9 +252,9 @@ def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View
 
 
 def _nothing_made(view: View) -> str | None:
-    """What a controller said where it could make no pod: a quota, a policy, a missing account.
+    """Why a controller could not create a pod: a quota, a policy, a missing account.
 
-    Events stay for an hour: one that is older than the newest pod tells of what is no longer so.
+    Events stay for an hour: one that is older than the newest pod is outdated.
     """
     reported = [
         *objects.events_of(view.events, view.name, warnings=True),

@@ -62,7 +62,7 @@ def create(cluster: Cluster, documents: Sequence[Object]) -> Object:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(lambda thing: _give(cluster, thing, mpijob), made[:-1]))
     except BaseException as error:
-        left = _take_away(cluster, made)
+        left = _delete_created(cluster, made)
         if isinstance(error, Refused):
             raise refusal(error) from error
         if left and isinstance(error, OrtflowError):
@@ -108,7 +108,7 @@ def owner(mpijob: Object) -> Object:
     }
 
 
-def _take_away(cluster: Cluster, made: Sequence[Object]) -> list[Object]:
+def _delete_created(cluster: Cluster, made: Sequence[Object]) -> list[Object]:
     """Delete what was created, the newest first; returns what could not be deleted."""
     left = []
     for thing in reversed(made):

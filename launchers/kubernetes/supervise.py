@@ -2,7 +2,7 @@
 
 In the cluster it is a separate pod, with the run directory on the volume; in a terminal it uses the record directory,
 updated from the logs before each snapshot. Both take a snapshot, decide (`reconciler`) and act until the run has ended.
-It is stateless: what happens while it is down is in its next snapshot.
+It is stateless: its next snapshot shows what happened while it was down.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Charge:
     """Update the records."""
 
 
-def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> int:
+def supervise(charge: Charge, cluster: Cluster, report: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> int:
     """Supervise the run until it has ended; returns ortflow's exit code."""
     last, begun = "", clock.monotonic()
     while True:
@@ -66,7 +66,7 @@ def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None], cloc
                 continue
             charge.refresh(view)
             for action in reconcile(view, charge.run.read_attempts(), charge.restart):
-                say(str(action))
+                report(str(action))
                 if isinstance(action, Done):
                     return _end(charge, action)
                 carry_out(action, charge, cluster, view, clock)
@@ -74,7 +74,7 @@ def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None], cloc
         except (Unreachable, Refused) as error:
             message = str(refusal(error) if isinstance(error, Refused) else error)
             if message != last:
-                say(f"{message}; trying again")
+                report(f"{message}; trying again")
                 last = message
         clock.sleep(PERIOD)
 
@@ -154,7 +154,7 @@ def _end(charge: Charge, done: Done) -> int:
     return EXIT_PREEMPTED if how in (State.PREEMPTED, State.STOPPED, State.CANCELLED) else EXIT_FAILURE
 
 
-def in_terminal(run: RunDir, links: Links, say: Callable[[str], None]) -> int:
+def in_terminal(run: RunDir, links: Links, report: Callable[[str], None]) -> int:
     """Supervise a run from outside, with a copy of its records; returns ortflow's exit code."""
     cluster, place = links.of(run)
     spec = load_run_file(run.run_file)
@@ -164,7 +164,7 @@ def in_terminal(run: RunDir, links: Links, say: Callable[[str], None]) -> int:
         if read_place(run) is not None:
             LogReplicator(run, cluster).sync(view.pods)
 
-    return supervise(Charge(run, place, spec.restart, refresh), cluster, say)
+    return supervise(Charge(run, place, spec.restart, refresh), cluster, report)
 
 
 def in_cluster(namespace: str, job: str) -> int:
@@ -174,13 +174,13 @@ def in_cluster(namespace: str, job: str) -> int:
     spec = load_run_file(Path(os.environ["ORTFLOW_RUN_FILE"]))
     run = RunDir(run_directory(spec, Path(os.environ["ORTFLOW_MOUNT"])))
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
     cluster = connect(None, namespace)
-    say(f"supervising {spec.name}, starting with MPIJob {job}")
+    report(f"supervising {spec.name}, starting with MPIJob {job}")
     # This pod's own Job succeeds however the run has ended.
-    supervise(Charge(run, Place(namespace, spec.name, job), spec.restart), cluster, say)
+    supervise(Charge(run, Place(namespace, spec.name, job), spec.restart), cluster, report)
     return EXIT_DONE
 
 

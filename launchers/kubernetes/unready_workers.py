@@ -18,8 +18,8 @@ NEW_KEY = 180.0
 class UnreadyWorkers:
     """Whether a host that answers must not be used; called with its name and address."""
 
-    def __init__(self, pod: Pod, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> None:
-        self._pod, self._say, self._clock = pod, say, clock
+    def __init__(self, pod: Pod, report: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._pod, self._report, self._clock = pod, report, clock
         self._until: float | None = None
 
     def __call__(self, host: str, address: str) -> bool:
@@ -30,7 +30,9 @@ class UnreadyWorkers:
             return False
         if self._until is None:
             self._until = self._clock.monotonic() + NEW_KEY
-            self._say(f"{short(host)} takes another ssh key: the Secret was replaced, and its new key arrives soon")
+            self._report(
+                f"{short(host)} accepts another ssh key: the Secret was replaced, and its new key arrives soon"
+            )
         elif self._clock.monotonic() > self._until:
             raise OrtflowError("the run's ssh Secret was replaced, and its key has not arrived: the next pod has it")
         return True

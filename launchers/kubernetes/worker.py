@@ -43,7 +43,7 @@ class Worker:
         self._kills = oom_kills() or 0
         self._worker_report = WorkerReport(socket.gethostbyname(self._host), time.time(), key=key_digest(keys()))
         self._released = pod.release()
-        self._untold = False
+        self._no_dry_run = False
         """The volume was full when the report had to be written."""
 
     def work(self) -> int:
@@ -93,17 +93,17 @@ class Worker:
             self._write_report()
 
     def _catch_up(self) -> None:
-        if self._untold:
+        if self._no_dry_run:
             self._write_report()
 
     def _write_report(self) -> None:
         try:
             write_report(self._pod, self._host, self._worker_report)
-            self._untold = False
+            self._no_dry_run = False
         except OSError as error:
             if is_full(error):
                 # Ranks wait for space, and would die with this process.
-                self._untold = True
+                self._no_dry_run = True
                 return
             raise UserError(
                 f"{self._pod.mount} cannot be written by uid {os.getuid()}: {error.strerror}",

@@ -95,9 +95,7 @@ def conclude(before: WorkerReports, after: WorkerReports, silent: Iterable[str])
         if new.address != old.address or (new.leaving and not old.leaving):
             return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"the worker {host} was deleted or evicted")
     for host in sorted(silent):
-        return Cause(
-            Outcome.LOST, EXIT_FAILURE, f"the worker {host} does not answer any more: its node is lost, or cut off"
-        )
+        return Cause(Outcome.LOST, EXIT_FAILURE, f"the worker {host} no longer answers: its node is lost or cut off")
     return None
 
 

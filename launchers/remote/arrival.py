@@ -64,7 +64,7 @@ def as_typed(environment: Mapping[str, str] = os.environ) -> str:
     return f"--host {shlex.quote(host)} " if host else ""
 
 
-def place_words(environment: Mapping[str, str] = os.environ) -> str:
+def location_text(environment: Mapping[str, str] = os.environ) -> str:
     """The name of this machine, for the user who typed the command."""
     host = environment.get(SEEN_AS)
     return f"on {host}" if host else "here"
@@ -85,7 +85,7 @@ def login_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _leave_when_left() -> None:
-    """End as with Ctrl-C when standard input ends: ssh passes on neither the key nor the end of the connection."""
+    """Exit as on Ctrl-C when standard input ends: ssh passes on neither the key nor the end of the connection."""
     main, line = threading.main_thread().ident or 0, os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

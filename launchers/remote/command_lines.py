@@ -16,7 +16,7 @@ OLDEST = (3, 10)
 """The oldest Python that ortflow runs with."""
 TOO_OLD = "ortflow-python-too-old"
 """First word of the message for an older one; its version follows."""
-_START = (
+START = (
     f'import base64,sys;v=sys.version_info[:2];v<{OLDEST!r} and sys.exit("{TOO_OLD} %d.%d"%v);'
     "exec(base64.urlsafe_b64decode(sys.argv[1]))"
 )
@@ -39,7 +39,7 @@ def line(arguments: Sequence[str]) -> str:
 
 def python_line(python: str, source: str, wish: Any = None) -> str:
     """The line with which a Python there runs `source`, with `wish` as JSON in `packed` form after it."""
-    arguments = [python, "-c", _START, base64.urlsafe_b64encode(source.encode()).decode()]
+    arguments = [python, "-c", START, base64.urlsafe_b64encode(source.encode()).decode()]
     return line([*arguments, pack(wish)] if wish is not None else arguments)
 
 

@@ -49,7 +49,7 @@ class Connection:
     host: str
     options: tuple[str, ...] = ()
     apart: bool = False
-    """ssh need not prompt any more, so the terminal's keys can be kept from it."""
+    """ssh no longer needs to prompt, so the terminal's keys need not reach it."""
 
     def command(self, line: str) -> list[str]:
         """The whole local command for a line of the remote shell."""

@@ -36,7 +36,7 @@ def explain(host: str, output: str) -> OrtflowError:
         )
     if _REFUSED.search(output):
         return UserError(
-            f"{host} does not let you in ({reported})",
+            f"{host} rejects your login ({reported})",
             fix=f"`ssh {host}` must work without a prompt: `ssh-add` your key, or `ssh-copy-id {host}`",
         )
     if _NO_NAME.search(output):
@@ -53,7 +53,9 @@ def no_python(host: str, python: str, code: int, output: str) -> OrtflowError:
             f"there is no {python} on {host} ({last_line(output)})",
             fix="give a Python of its own with --host-python, or resources.python in the run file",
         )
-    return UserError(f"{python} on {host} is not a Python that works: {last_line(output) or f'exit code {code}'}")
+    return UserError(
+        f"{python} on {host} does not work as a Python interpreter: {last_line(output) or f'exit code {code}'}"
+    )
 
 
 def last_line(output: str) -> str:

@@ -14,7 +14,7 @@ from ortflow.workflow.rundir import write_atomically
 
 @dataclass(frozen=True)
 class Used:
-    """A Python and a folder there; None if never given."""
+    """A Python and a folder on the host; None if never given."""
 
     python: str | None = None
     folder: str | None = None

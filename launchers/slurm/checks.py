@@ -26,7 +26,7 @@ NAMES = {"mpich": "MPICH", "openmpi": "Open MPI"}
 
 
 def accounting(settings: Settings, answers: bool) -> Finding:
-    """Whether ended jobs are remembered."""
+    """Whether the site keeps records of ended jobs."""
     about, storage = "accounting", settings.get("AccountingStorageType", "").removeprefix("accounting_storage/")
     kept = duration(seconds(settings.get("MinJobAge", "")) or 300.0)
     forgets = f"Slurm forgets a job {kept} after its end; the run directory keeps its record"
@@ -64,7 +64,7 @@ def identity(
 
 def partition_line(partition: Partition, nodes: Sequence[Node]) -> Finding:
     """Describe a partition in one line."""
-    about, reported = f"partition {partition.name}", ", ".join(_partition_words(partition, nodes))
+    about, reported = f"partition {partition.name}", ", ".join(_partition_parts(partition, nodes))
     own = [node for node in nodes if partition.name in node.partitions]
     if partition.state != "UP":
         return warning(about, f"{partition.state}; {reported}")
@@ -73,7 +73,7 @@ def partition_line(partition: Partition, nodes: Sequence[Node]) -> Finding:
     return ok(about, reported)
 
 
-def _partition_words(partition: Partition, nodes: Sequence[Node]) -> Iterator[str]:
+def _partition_parts(partition: Partition, nodes: Sequence[Node]) -> Iterator[str]:
     if partition.default:
         yield "the default one"
     own = [node for node in nodes if partition.name in node.partitions]

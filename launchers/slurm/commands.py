@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortflow.launchers.batch import own_job, scheduler
-from ortflow.launchers.remote.arrival import place_words
+from ortflow.launchers.remote.arrival import location_text
 from ortflow.launchers.slurm import endings, reasons, sbatch
 from ortflow.launchers.slurm.jobs import (
     FORMAT,
@@ -284,7 +284,7 @@ class Slurm(scheduler.Scheduler[Job]):
             answer = self.runner(command, settings, seconds)
         except FileNotFoundError as error:
             raise NotInstalled(
-                f"Slurm is not installed {place_words()}, or not on the PATH: there is no {command[0]}",
+                f"Slurm is not installed {location_text()}, or not on the PATH: there is no {command[0]}",
                 fix="log in to the cluster, or load the site's module for Slurm",
             ) from error
         except subprocess.TimeoutExpired as error:

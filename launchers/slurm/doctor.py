@@ -77,8 +77,8 @@ def _commands(slurm: Survey) -> Iterator[Finding]:
     reported = f"{major}.{minor:02d}, with {', '.join(there)}"
     yield ok("Slurm", reported + (f"; without {', '.join(missing)}" if missing else ""))
     seconds = slurm.ping()
-    words = f"answers in {1000 * seconds:.0f} ms" if seconds < 1 else f"answers in {duration(seconds)}"
-    yield ok("controller", words) if seconds < SLOW_ANSWER else warning("controller", words)
+    text = f"answers in {1000 * seconds:.0f} ms" if seconds < 1 else f"answers in {duration(seconds)}"
+    yield ok("controller", text) if seconds < SLOW_ANSWER else warning("controller", text)
 
 
 def _site(submission: Submission, slurm: Survey, of_user: bool) -> Iterator[Finding]:
@@ -152,7 +152,7 @@ def _sbatch(request: SlurmRequest, slurm: Survey) -> Finding:
         with tempfile.NamedTemporaryFile("w", prefix="ortflow-doctor-", suffix=".sh") as file:
             file.write(text)
             file.flush()
-            words = slurm.would_take(file.name, settings(text, os.environ, Path.cwd()))
+            text = slurm.would_take(file.name, settings(text, os.environ, Path.cwd()))
     except Refused as error:
         if NO_PLACE in error.message:
             # Without --test-only it would accept the job and let it wait.
@@ -161,7 +161,7 @@ def _sbatch(request: SlurmRequest, slurm: Survey) -> Finding:
         return from_error(about, refusal(error.message))
     except UserError as error:
         return from_error(about, error)
-    return ok(about, f"takes the job {words}")
+    return ok(about, f"takes the job {text}")
 
 
 def _here(submission: Submission) -> Iterator[Finding]:
@@ -203,7 +203,7 @@ def _nodes(submission: Submission, slurm: Survey, trial: Trial | None) -> Iterat
     placement = replace(request.placement, submission=new_submission(), dependency=None)
     paths = [path for path in input_files(spec) if os.path.exists(path)]
     try:
-        results, left = run_trial(spec, placement, paths, slurm, trial.wait, trial.tell)
+        results, left = run_trial(spec, placement, paths, slurm, trial.wait, trial.report)
     except NotRun as error:
         yield error.finding
         if error.finding.level is not Level.FAULT:

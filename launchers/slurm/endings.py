@@ -45,11 +45,11 @@ def ending(run: RunDir, job: Job | None, last: str | None) -> str:
         return _ENDS[job.state]
     log = run.root / "logs" / f"slurm-{job.id}.log"
     lines = [line for line in last_lines(log, 5) if line.strip()]
-    said = f"; {log} ends with: {lines[-1].strip()}" if lines else ""
+    log_end = f"; {log} ends with: {lines[-1].strip()}" if lines else ""
     if job.code in (126, 127):
         return (
             f"the job could not be started{where}: its Python, or what the prologue calls, is not there or may not be "
-            f"run; it must be on storage that every node mounts (backends.slurm.python){said}"
+            f"run; it must be on storage that every node mounts (backends.slurm.python){log_end}"
         )
     how = f"was killed by {signal_name(job.signal)}" if job.signal else f"ended with exit code {job.code}"
-    return f"the job's script {how}{where}{said}"
+    return f"the job's script {how}{where}{log_end}"

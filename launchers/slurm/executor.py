@@ -7,7 +7,7 @@
     job = executor.submit("run.yaml", "train.steps=1000")
     job.state, job.stdout(), job.result()
 
-A run is submitted as by `ortflow submit`, so every verb works on it. Only this module and `job` import submitit,
+A run is submitted as by `ortflow submit`, so every command works on it. Only this module and `job` import submitit,
 which the command line does not need.
 """
 

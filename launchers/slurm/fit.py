@@ -39,13 +39,13 @@ class Asked:
     gpu_type: str | None = None
 
     def __str__(self) -> str:
-        words = [f"{self.nodes} node{'s' if self.nodes > 1 else ''} with {self.cpus} cores"]
+        parts = [f"{self.nodes} node{'s' if self.nodes > 1 else ''} with {self.cpus} cores"]
         if self.gpus:
-            words.append(f"{self.gpus} {self.named}")
+            parts.append(f"{self.gpus} {self.named}")
         if self.memory:
-            words.append(f"{self.memory} MiB")
+            parts.append(f"{self.memory} MiB")
         each = " each" if self.nodes > 1 else ""
-        return ", ".join(words) + each + (f", for {clock(self.time)}" if self.time else "")
+        return ", ".join(parts) + each + (f", for {clock(self.time)}" if self.time else "")
 
     @property
     def named(self) -> str:

@@ -79,12 +79,12 @@ class SlurmLauncher(BatchLauncher[Job]):
 
     def request(self, submission: Submission) -> SlurmRequest:
         """Return the request; queries srun, if there is one, for the way to start ranks."""
-        from ortflow.launchers.slurm.probe import beside, choose_start, knows_expedite
+        from ortflow.launchers.slurm.probe import beside, choose_start, supports_expedite
         from ortflow.manifests.slurm import Placement
 
         spec = submission.spec
         python = _rank_python(spec)
-        expedite = beside(lambda: knows_expedite(self._slurm))
+        expedite = beside(lambda: supports_expedite(self._slurm))
         start = choose_start(spec, python, self._slurm)
         placement = Placement(
             run_dir=submission.run.root,

@@ -115,6 +115,6 @@ def _checked(nccl: ctypes.CDLL, code: int, what: str) -> None:
 
 def _driven(code: int, what: str) -> None:
     if code:
-        words = ctypes.c_char_p()
-        _driver().cuGetErrorString(code, ctypes.byref(words))
-        raise Failed(f"{what}: {(words.value or b'an unknown error').decode()} (CUDA error {code})")
+        message = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(message))
+        raise Failed(f"{what}: {(message.value or b'an unknown error').decode()} (CUDA error {code})")

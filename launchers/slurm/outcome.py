@@ -49,8 +49,8 @@ def outcome(how: RunStatus) -> tuple[str, Any]:
     """submitit's pair of an ended run: "success" with the status as plain data, or "error" with why. Pure."""
     if how.state is State.FINISHED:
         return "success", how.to_json()
-    words = "; ".join(word for word in (how.cause, how.why) if word)
-    return "error", f"the run {how.name} in {how.directory} is {how.state.value}" + (f": {words}" if words else "")
+    reasons = "; ".join(word for word in (how.cause, how.why) if word)
+    return "error", f"the run {how.name} in {how.directory} is {how.state.value}" + (f": {reasons}" if reasons else "")
 
 
 def newest_job(records: Sequence[dict[str, Any]], job: str) -> str:

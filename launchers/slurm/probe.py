@@ -75,7 +75,7 @@ def library_beside(python: str) -> MpiKind | None:
     return next((kind for pattern, kind in _LIBRARIES if any(folder.glob(pattern))), None)
 
 
-def knows_expedite(slurm: Slurm) -> bool:
+def supports_expedite(slurm: Slurm) -> bool:
     """Whether this Slurm, if there is one, restarts jobs immediately with --requeue=expedite."""
     try:
         return slurm.version() >= EXPEDITE

@@ -12,7 +12,7 @@ from ortflow.launchers.slurm.jobs import Job
 class Reason:
     """One of Slurm's reasons as a message."""
 
-    words: str
+    message: str
     never: bool = False
     """Whether the job never starts by waiting alone."""
     fix: str = ""
@@ -140,8 +140,8 @@ def explain(reason: str) -> Reason:
         if match := re.match(pattern, reason):
             whose = "QOS" if reason.startswith("QOS") else "account"
             nodes = match.groupdict().get("nodes")
-            words = found.words.format(whose=whose) + (f": {nodes}" if nodes else "")
-            return Reason(f"{words} ({reason})", found.never, found.fix.format(whose=whose))
+            message = found.message.format(whose=whose) + (f": {nodes}" if nodes else "")
+            return Reason(f"{message} ({reason})", found.never, found.fix.format(whose=whose))
     return Reason(f"Slurm reports: {reason}")
 
 
@@ -149,11 +149,11 @@ def waits(job: Job) -> str:
     """Why a job is pending, in one sentence; also if it will never start by itself."""
     found = _explained(job)
     if job.reason == "Dependency" and job.dependency:
-        found = Reason(f"{found.words}: {job.dependency.replace('(unfulfilled)', '')}")
+        found = Reason(f"{found.message}: {job.dependency.replace('(unfulfilled)', '')}")
     if job.reason == "BeginTime" and job.restarts:
         found = Reason("Slurm delays its next start, for up to two minutes")
     fix = found.fix.replace("JOB", job.id)
-    reported = f"will never start by itself: {found.words}" if found.never else found.words
+    reported = f"will never start by itself: {found.message}" if found.never else found.message
     return f"{reported}; {fix}" if fix else reported
 
 
@@ -161,9 +161,9 @@ def left_in_queue(job: Job) -> str:
     """Why a run that has ended still has a job in the queue, and how that job ends, in one sentence."""
     found = _explained(job)
     if not found.never:
-        return f"the run has ended, and job {job.id} is still in the queue: {found.words}; it ends when it starts"
+        return f"the run has ended, and job {job.id} is still in the queue: {found.message}; it ends when it starts"
     return (
-        f"the run has ended, and job {job.id} is still in the queue: {found.words}; "
+        f"the run has ended, and job {job.id} is still in the queue: {found.message}; "
         f"`scontrol release {job.id}` lets it end, `scancel {job.id}` removes it"
     )
 

@@ -44,10 +44,10 @@ TABLE: tuple[tuple[str, str | None, str], ...] = (
 )  # fmt: skip
 
 
-def refusal(words: str) -> UserError:
+def refusal(message: str) -> UserError:
     """The error for sbatch's message."""
-    reported = f"Slurm does not take the job: {words.replace('Batch job submission failed: ', '')}"
+    reported = f"Slurm does not take the job: {message.replace('Batch job submission failed: ', '')}"
     for pattern, key, fix in TABLE:
-        if re.search(pattern, words):
+        if re.search(pattern, message):
             return UserError(reported, where=key, fix=fix)
     return UserError(reported, fix="`ortflow render --backend slurm` shows the submitted script")

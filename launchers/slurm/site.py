@@ -50,7 +50,7 @@ class Node:
 
     name: str
     state: str
-    """Slurm's words: IDLE, MIXED+DRAIN, DOWN*."""
+    """In Slurm's terms: IDLE, MIXED+DRAIN, DOWN*."""
     cpus: int
     memory: int
     """MiB."""
@@ -91,8 +91,8 @@ def read_config(text: str) -> dict[str, str]:
 
 def listed(settings: Settings, name: str) -> dict[str, str]:
     """A setting that is a list: each item of it, with the text after its `=`."""
-    words = [word.partition("=") for word in settings.get(name, "").split(",") if word]
-    return {key.strip(): value for key, _, value in words}
+    items = [word.partition("=") for word in settings.get(name, "").split(",") if word]
+    return {key.strip(): value for key, _, value in items}
 
 
 def credential_expiry(settings: Settings) -> int:
@@ -166,7 +166,7 @@ def _node(reported: dict[str, str]) -> Node:
     return Node(
         name=reported["NodeName"],
         state=reported.get("State", ""),
-        # The cores left when some are kept for the system.
+        # The site may reserve cores for the system.
         cpus=_count(reported.get("CPUEfctv", "")) or _count(reported.get("CPUTot", "")) or 0,
         memory=_count(reported.get("RealMemory", "")) or 0,
         gpus=sum(count for _, count in kinds),

@@ -44,79 +44,79 @@ _DUE = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ DUE TO (JOB 
 _MEMORY = re.compile(r"oom[-_]kill|Out Of Memory|exceeded memory limit", re.IGNORECASE)
 
 
-def first_end(words: str) -> dict[int, int]:
+def first_end(output: str) -> dict[int, int]:
     """Exit status of the first task that srun reported (minus the signal for a killed one), by rank.
 
     Later ones were ended because of it (--kill-on-bad-exit), as are all after an aborted step: there a rank
     has had MPI end the others, and has recorded the cause.
     """
-    for _, tasks, how in _ENDED.findall(words.partition(_ABORTED)[0]):
+    for _, tasks, how in _ENDED.findall(output.partition(_ABORTED)[0]):
         status = _status(how)
         if status:
             return {int(re.split("[,-]", tasks)[0]): status}
     return {}
 
 
-def never_launched(words: str) -> set[int]:
+def never_launched(output: str) -> set[int]:
     """Ranks that srun could not start."""
-    return {int(match["rank"] or 0) for match in _LAUNCH.finditer(words)}
+    return {int(match["rank"] or 0) for match in _LAUNCH.finditer(output)}
 
 
-def verdict(words: str, returncode: int) -> Cause | None:
+def verdict(output: str, returncode: int) -> Cause | None:
     """The cause, if Slurm itself names one outside the ranks; None otherwise."""
-    if match := _NODE_FAILURE.search(words):
+    if match := _NODE_FAILURE.search(output):
         return Cause(Outcome.LOST, EXIT_FAILURE, f"node {match[1]} was lost")
-    if match := _MPI_TYPE.search(words):
+    if match := _MPI_TYPE.search(output):
         return _wrong(
             f"this Slurm has no working --mpi={match[1]}: set backends.slurm.mpi to one that `srun --mpi=list` shows "
             "and that loads, or to mpirun"
         )
-    if match := _EXECVE.search(words):
-        node = next((name for name, _, how in _ENDED.findall(words) if _CODE.search(how)), None)
+    if match := _EXECVE.search(output):
+        node = next((name for name, _, how in _ENDED.findall(output) if _CODE.search(how)), None)
         where = f"on {node}" if node else "on a node"
         return _wrong(
             f"{match[1]} cannot be run {where} ({match[2].lower()}): the ranks' environment must be on storage that "
             "every node mounts; set resources.python to one that is"
         )
-    if match := _UNSEEN.search(words):
+    if match := _UNSEEN.search(output):
         return _wrong(match[1])
-    if match := _LAUNCH.search(words):
+    if match := _LAUNCH.search(output):
         if match["node"] and _SILENT.search(match["why"]):
             # Slurm has not detected it yet and would launch there again; a requeued job gets another node.
             return Cause(
                 Outcome.LOST, EXIT_FAILURE, f"node {match['node']} did not answer Slurm's launch: {match['why']}"
             )
         return Cause(Outcome.FAILURE, EXIT_FAILURE, f"Slurm could not launch the ranks: {match['why']}")
-    if (match := _ALLOCATION.search(words) or _STEP.search(words)) and _AWAY.search(words):
+    if (match := _ALLOCATION.search(output) or _STEP.search(output)) and _AWAY.search(output):
         return Cause(
-            Outcome.LOST, EXIT_FAILURE, f"the Slurm controller was away when the ranks were to start: {match[1]}"
+            Outcome.LOST, EXIT_FAILURE, f"the Slurm controller did not answer when the ranks were started: {match[1]}"
         )
-    if match := _ALLOCATION.search(words):
+    if match := _ALLOCATION.search(output):
         # A controller that died before it had stored the job's start treats the job as pending.
-        return Cause(Outcome.LOST, EXIT_FAILURE, f"the Slurm controller has lost sight of the job: {match[1]}")
-    if match := _STEP.search(words):
+        return Cause(Outcome.LOST, EXIT_FAILURE, f"the Slurm controller has lost the job's state: {match[1]}")
+    if match := _STEP.search(output):
         return Cause(Outcome.FAILURE, EXIT_FAILURE, f"Slurm could not create the step: {match[1]}")
-    ended = first_end(words)
+    ended = first_end(output)
     rank = next(iter(ended), None)
-    if rank is not None and ended[rank] == -signal.SIGKILL and _MEMORY.search(words):
+    if rank is not None and ended[rank] == -signal.SIGKILL and _MEMORY.search(output):
         return Cause(Outcome.FAILURE, -signal.SIGKILL, f"rank {rank} was killed by SIGKILL (out of memory)", rank)
     return None
 
 
-def cancelled(words: str, returncode: int) -> Cause | None:
+def cancelled(output: str, returncode: int) -> Cause | None:
     """The cause if a step was cancelled and its job was not; MPI's abort of all ranks looks the same to Slurm."""
-    match = _CANCELLED.search(_ENDED.split(words)[0])
+    match = _CANCELLED.search(_ENDED.split(output)[0])
     if match is None or returncode in (EXIT_DONE, EXIT_PREEMPTED):
         return None
     return Cause(Outcome.FAILURE, returncode, f"the job's step {match[1]} was cancelled in Slurm, the job was not")
 
 
-def taken_away(words: str) -> str | None:
+def taken_away(output: str) -> str | None:
     """Why Slurm has requeued a job, if not for a preemption; only slurmstepd reports it."""
-    match = _DUE.search(words)
+    match = _DUE.search(output)
     if match is None:
         return None
-    return "somebody had Slurm requeue the job" if match[1] == "JOB REQUEUE" else "a node of the job was lost"
+    return "a user requeued the job" if match[1] == "JOB REQUEUE" else "a node of the job was lost"
 
 
 def _status(how: str) -> int:

@@ -105,7 +105,7 @@ class Survey(Slurm):
     def _reported(self, *command: str) -> str:
         answer = self._run(command, SETTINGS)
         if answer.code:
-            raise OrtflowError(f"{command[0]} says: {answer.message}")
+            raise OrtflowError(f"{command[0]} reports: {answer.message}")
         return answer.out
 
 

@@ -1,4 +1,4 @@
-"""A sweep as one job array of Slurm: the number of the task selects the run's directory in its script."""
+"""A sweep as one job array of Slurm: the number of the task selects the run directory in its script."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ OVERDUE = 60.0
 LAG = 10.0
 """Seconds for the nodes' files to become visible here after the job's end."""
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass
@@ -86,11 +86,11 @@ class NotRun(Exception):
 
 
 def run_trial(
-    spec: RunSpec, placement: Placement, paths: list[str], slurm: Survey, wait: float, tell: Tell
+    spec: RunSpec, placement: Placement, paths: list[str], slurm: Survey, wait: float, report: Report
 ) -> tuple[Results, list[Finding]]:
     """Run the job of a `trial_spec` and collect its reports; returns findings in addition to those from the reports.
 
-    `placement.run_dir` is the run's directory; `paths` are files that every node must see. Raises NotRun.
+    `placement.run_dir` is the run directory; `paths` are files that every node must see. Raises NotRun.
     """
     beside = existing(placement.run_dir.parent)
     try:
@@ -103,7 +103,7 @@ def run_trial(
     try:
         with taken_over(_leave), _lock(folder / "lock") as locked:
             _lay_out(folder, spec, paths)
-            results = _run(folder, spec, replace(placement, run_dir=folder), slurm, wait, tell)
+            results = _run(folder, spec, replace(placement, run_dir=folder), slurm, wait, report)
         results.locked = locked
     finally:
         if not _remove(folder):
@@ -135,7 +135,7 @@ def _lay_out(folder: Path, spec: RunSpec, paths: list[str]) -> None:
     (folder / "request.json").write_text(json.dumps(request))
 
 
-def _run(folder: Path, spec: RunSpec, placement: Placement, slurm: Survey, wait: float, tell: Tell) -> Results:
+def _run(folder: Path, spec: RunSpec, placement: Placement, slurm: Survey, wait: float, report: Report) -> Results:
     text = script(spec, placement)
     file = folder / "job.sh"
     file.write_text(text)
@@ -146,9 +146,9 @@ def _run(folder: Path, spec: RunSpec, placement: Placement, slurm: Survey, wait:
             job_id = slurm.submit(str(file), settings(text, os.environ, Path.cwd()))
         except Refused as error:
             raise NotRun(from_error("job", refusal(error.message))) from error
-        job = _until_started(slurm, job_id, begun + wait, wait, tell)
+        job = _until_started(slurm, job_id, begun + wait, wait, report)
         waited = time.monotonic() - begun
-        job = _until_ended(slurm, job, tell)
+        job = _until_ended(slurm, job, report)
     except NoAnswer as error:
         raise NotRun(fault("job", str(error))) from error
     finally:
@@ -164,7 +164,7 @@ def _run(folder: Path, spec: RunSpec, placement: Placement, slurm: Survey, wait:
         time.sleep(PAUSE)
 
 
-def _until_started(slurm: Survey, job_id: str, end: float, wait: float, tell: Tell) -> Job:
+def _until_started(slurm: Survey, job_id: str, end: float, wait: float, report: Report) -> Job:
     reported = ""
     while True:
         job = slurm.job(job_id)
@@ -176,18 +176,18 @@ def _until_started(slurm: Survey, job_id: str, end: float, wait: float, tell: Te
         if reason.never:
             # The rest of the fix applies only to a job that is still in the queue.
             fix = reason.fix.partition("cancel the run")[0].rstrip(": ")
-            raise NotRun(fault("job", f"job {job_id} would never start: {reason.words}; it was cancelled", fix))
+            raise NotRun(fault("job", f"job {job_id} would never start: {reason.message}; it was cancelled", fix))
         if time.monotonic() >= end:
-            words = f"job {job_id} was still pending after {wait:g} s: {reason.words}; it was cancelled"
-            raise NotRun(warning("job", words, "wait longer with --wait, or try again later"))
-        if reason.words != reported:
-            tell(f"job {job_id}: {reason.words}" if job.reason else f"job {job_id} is in the queue")
-            reported = reason.words
+            text = f"job {job_id} was still pending after {wait:g} s: {reason.message}; it was cancelled"
+            raise NotRun(warning("job", text, "wait longer with --wait, or try again later"))
+        if reason.message != reported:
+            report(f"job {job_id}: {reason.message}" if job.reason else f"job {job_id} is in the queue")
+            reported = reason.message
         time.sleep(PAUSE)
 
 
-def _until_ended(slurm: Survey, job: Job, tell: Tell) -> Job:
-    tell(f"job {job.id} runs on {job.nodes}")
+def _until_ended(slurm: Survey, job: Job, report: Report) -> Job:
+    report(f"job {job.id} runs on {job.nodes}")
     end = time.monotonic() + LIMIT + OVERDUE
     newest = job
     while newest.active:

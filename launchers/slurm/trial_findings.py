@@ -11,7 +11,7 @@ from ortflow.launchers.interpreter import Interpreter, check
 from ortflow.launchers.lines import duration, size
 from ortflow.launchers.slurm.probe import Start
 from ortflow.launchers.slurm.trial import Results
-from ortflow.launchers.slurm.trial_ranks import telling, world_of
+from ortflow.launchers.slurm.trial_ranks import relevant_line, world_of
 from ortflow.manifests.slurm.trial import LOOK, UNSEEN
 from ortflow.workflow.errors import UserError
 
@@ -30,7 +30,7 @@ MANY = 6
 """Number of nodes that a message names; the rest is counted."""
 ENDED = {"COMPLETED", "FAILED", "UNKNOWN"}
 """States of a job whose script has ended by itself."""
-FENCED = "ortflow fences runs off by a file instead; but start none of them by hand a second time"
+FENCED = "ortflow uses a fence file instead; do not start a run a second time by hand"
 ENVIRONMENT = "the environment must be on storage that every node mounts; set resources.python to one that is"
 
 
@@ -71,10 +71,10 @@ def _broken(results: Results, unseen: Sequence[str]) -> Finding | None:
         return fault("job", f"it ended as {job.state}, and not by itself", "try again; see backends.slurm.prologue")
     if job.code not in (0, UNSEEN) or job.signal:
         how = f"was ended by signal {job.signal}" if job.signal else f"ended with exit code {job.code}"
-        said = f": {telling(log)}" if log.strip() else ""
-        return fault("job", f"its script {how} ({job.state.lower()}){said}", "see backends.slurm.prologue")
+        message = f": {relevant_line(log)}" if log.strip() else ""
+        return fault("job", f"its script {how} ({job.state.lower()}){message}", "see backends.slurm.prologue")
     if log.strip() and len(unseen) == len(results.nodes):
-        return fault("job", f"srun could not start anything on its nodes: {telling(log)}")
+        return fault("job", f"srun could not start anything on its nodes: {relevant_line(log)}")
     return None
 
 
@@ -107,13 +107,13 @@ def _locks(results: Results, good: Sequence[str], folder: str) -> Finding:
 def _interpreters(results: Results, good: Sequence[str], silent: Sequence[str]) -> Iterator[Finding]:
     about = "interpreter on the nodes"
     for node in silent:
-        code, said = results.codes.get(node), _last(results.logs.get(node, ""))
+        code, message = results.codes.get(node), _last(results.logs.get(node, ""))
         if code in (126, 127):
-            yield fault(about, f"{node} cannot run it: {said}", ENVIRONMENT)
+            yield fault(about, f"{node} cannot run it: {message}", ENVIRONMENT)
         elif code is None:
             yield fault(about, f"{node} did not report within {LOOK} s", "its file system may be slow, or hang")
         else:
-            yield fault(about, f"on {node} it ended with exit code {code}: {said}", ENVIRONMENT)
+            yield fault(about, f"on {node} it ended with exit code {code}: {message}", ENVIRONMENT)
     wrong: dict[str, list[str]] = {}
     for node in good:
         if reported := _lacks(results, node):
@@ -124,8 +124,8 @@ def _interpreters(results: Results, good: Sequence[str], silent: Sequence[str]) 
         versions = sorted({".".join(map(str, results.reports[node]["version"])) for node in good})
         yield ok(about, f"CPython {' and '.join(versions)} imports what ranks need, on {named(good)}")
     if (code := results.codes.get("run_supervisor")) and results.nodes[0] not in silent:
-        said = _last(results.logs.get("run_supervisor", ""))
-        reported = f"the supervisor process ended with exit code {code} on {results.nodes[0]}: {said}"
+        message = _last(results.logs.get("run_supervisor", ""))
+        reported = f"the supervisor process ended with exit code {code} on {results.nodes[0]}: {message}"
         yield fault(
             "supervisor process",
             reported,

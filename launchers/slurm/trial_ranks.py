@@ -39,13 +39,13 @@ def world_of(results: Results, world: int, start: Start) -> Iterator[Finding]:
     elif not ranks and results.codes.get("ranks") in KILLED:
         yield fault(about, f"{world} ranks did not connect with {how} within {CONNECT} s", _advice(start))
     else:
-        words = results.logs.get("ranks", "")
-        known = verdict(words, results.codes.get("ranks", 1))
-        said = known.sentence if known is not None else telling(words)
-        yield fault(about, f"{len(ranks)} of {world} ranks came into a world with {how}: {said}", _advice(start))
+        output = results.logs.get("ranks", "")
+        known = verdict(output, results.codes.get("ranks", 1))
+        message = known.sentence if known is not None else relevant_line(output)
+        yield fault(about, f"{len(ranks)} of {world} ranks connected with {how}: {message}", _advice(start))
 
 
-def telling(text: str) -> str:
+def relevant_line(text: str) -> str:
     """The most relevant line of a log: the first error that is not a consequence of another."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line)]

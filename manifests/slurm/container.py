@@ -31,7 +31,7 @@ def inside(spec: RunSpec) -> Container | None:
     return container if container is not None and container.kind != "none" else None
 
 
-def srun_words(spec: RunSpec, placement: Placement) -> list[str]:
+def srun_options(spec: RunSpec, placement: Placement) -> list[str]:
     """Options of srun: with Pyxis, the image and the mounts."""
     container = inside(spec)
     if container is None or container.kind != "pyxis":

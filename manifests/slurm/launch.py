@@ -68,7 +68,7 @@ def _srun(spec: RunSpec, placement: Placement) -> list[str]:
     # A rank that fails ends the others. One that is done does not, whatever the site's WaitTime: another may still
     # export. Under sbatch --export=NONE, ranks would otherwise not see the supervisor process's variables.
     arguments += ["--kill-on-bad-exit=1", "--wait=0", "--unbuffered", "--export=ALL"]
-    return [*arguments, *slurm.srun_arguments, *container.srun_words(spec, placement)]
+    return [*arguments, *slurm.srun_arguments, *container.srun_options(spec, placement)]
 
 
 def _gpus(spec: RunSpec, placement: Placement) -> list[str]:
@@ -88,7 +88,7 @@ def _mpirun(spec: RunSpec, placement: Placement) -> list[str]:
     box = container.inside(spec)
     if box is not None and box.kind == "pyxis":
         raise UserError(
-            "is pyxis, which srun starts, and this MPI is started with mpirun",
+            "is pyxis, an extension of srun, but this MPI is started with mpirun",
             where="backends.slurm.container.kind",
             fix="set backends.slurm.mpi to the one that the image's MPI supports: pmix (Open MPI) or pmi2 (MPICH)",
         )

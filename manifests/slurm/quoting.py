@@ -51,7 +51,7 @@ def shell(*parts: Sequence[str]) -> list[str]:
 
 def _wrapped(words: Sequence[str], indent: str) -> Iterator[str]:
     line = ""
-    for word in map(_shell_word, words):
+    for word in map(_quoted, words):
         if line and len(line) + len(word) + 3 > WIDTH:
             yield line
             line = f"{indent}  {word}"
@@ -60,7 +60,7 @@ def _wrapped(words: Sequence[str], indent: str) -> Iterator[str]:
     yield line
 
 
-def _shell_word(word: str) -> str:
+def _quoted(word: str) -> str:
     """The word, quoted if necessary, with TASK replaced by bash's variable."""
     if TASK not in word:
         return shlex.quote(word)

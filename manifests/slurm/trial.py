@@ -107,8 +107,10 @@ def _recorded(lines: list[str], folder: str, name: str) -> Iterator[str]:
 
 def _step(spec: RunSpec, placement: Placement) -> list[str]:
     """srun as in the run, but without MPI. `starter` needs a plug-in for several ranks, which is then replaced."""
-    words = starter(spec, replace(placement, start="pmi2"))
-    return [{"--mpi=pmi2": "--mpi=none", "--kill-on-bad-exit=1": "--kill-on-bad-exit=0"}.get(w, w) for w in words]
+    arguments = starter(spec, replace(placement, start="pmi2"))
+    return [
+        {"--mpi=pmi2": "--mpi=none", "--kill-on-bad-exit=1": "--kill-on-bad-exit=0"}.get(one, one) for one in arguments
+    ]
 
 
 def _python(spec: RunSpec, placement: Placement) -> str:

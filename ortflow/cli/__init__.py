@@ -1,6 +1,6 @@
-"""The command line: one small module a verb."""
+"""The command line: one small module per command."""
 
 import gc
 
-# Starting means making objects that stay: the collector would look through them some twenty times and find nothing.
+# Most objects that are created at the start stay alive: some twenty garbage collections would find nothing.
 gc.set_threshold(200_000, 10, 10)

@@ -1,11 +1,12 @@
-"""The command line: every verb by name, and how errors become one sentence and an exit code.
+"""The command line: every command by name, and how errors become one sentence and an exit code.
 
-Verbs are wired here and live in modules of their own. Those modules import what they need when they run, because
-`--help` reads all of them. A command line that begins with the name of a verb reads that verb's module alone.
+Commands are registered here; each has its own module. The modules import what they need when they run, because
+`--help` loads all of them. A command line that begins with the name of a command loads only that module.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -18,17 +19,17 @@ import typer
 import ortflow
 from ortflow.cli.extras import needs_extra
 from ortflow.launchers import open_files
-from ortflow.workflow.errors import EXIT_FAILURE, OrtflowError, Preempted
+from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER, OrtflowError, Preempted
 from ortflow.workflow.streams import guarded
 
 
 class Verb(NamedTuple):
-    """Where a verb is."""
+    """A command and where its function is."""
 
     module: str
-    """In this package."""
+    """Its module in this package."""
     function: str
-    """Its function; `app` where it is a group of verbs."""
+    """Its function; `app` for a group of commands."""
     reachable: bool = False
     """It takes --host."""
     hidden: bool = False
@@ -73,7 +74,7 @@ def ortflow_command(
 
 
 def command_line(first: str | None = None) -> typer.Typer:
-    """The command line; where `first` is the name of a verb, with that verb alone."""
+    """The command line; if `first` is the name of a command, with only that command."""
     app = typer.Typer(
         name="ortflow",
         no_args_is_help=True,
@@ -103,7 +104,7 @@ def main() -> None:
         with guarded():
             _main()
     finally:
-        # The interpreter's last collection would look through everything there is, a sixth of a short verb's time.
+        # The interpreter's last garbage collection would take a sixth of a short command's time.
         gc.freeze()
 
 
@@ -123,8 +124,9 @@ def _main() -> None:
 
         if error.filename is None:
             raise
-        full = is_full(error)
-        code, text = EXIT_FAILURE, str(out_of_disk(error)) if full else f"{os.fspath(error.filename)}: {error.strerror}"
+        # No later attempt can open a path that is too long.
+        code = EXIT_USER if error.errno == errno.ENAMETOOLONG else EXIT_FAILURE
+        text = str(out_of_disk(error)) if is_full(error) else f"{os.fspath(error.filename)}: {error.strerror}"
     except ModuleNotFoundError as error:
         missing = needs_extra(error.name or "")
         if missing is None:

@@ -1,4 +1,4 @@
-"""`ortflow cancel`: have a run save and leave."""
+"""`ortflow cancel`: have a run save and stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortflow.cli.sweep import SweepOption, cancel_sweep
 from ortflow.workflow.errors import OrtflowError, UserError
 
 PATIENCE = 60.0
-"""Seconds after which waiting ends; a supervisor kills ranks that do not leave within 30."""
+"""Seconds to wait for the end; a supervisor kills ranks that do not exit within 30."""
 
 
 def cancel(
@@ -47,6 +47,6 @@ def cancel(
             harder = "" if now else "; `ortflow cancel --now` stops without saving"
             raise OrtflowError(f"{found.root.name} did not stop within {PATIENCE:.0f} s{harder}")
         time.sleep(pause)
-        # Each look may be a call to a scheduler.
+        # Each query may call a scheduler.
         pause = min(2.0, pause * 1.3)
     typer.echo(f"{found.root.name}: {how.state.value} at step {how.step}")

@@ -1,7 +1,7 @@
-"""`ortflow checkpoint`: look at the checkpoints of a run, verify them, delete some.
+"""`ortflow checkpoint`: list, verify, show, delete and convert the checkpoints of a run.
 
-Wired into the command line by `ortflow.cli.app`. It needs neither numpy nor ONNX Runtime, and nothing heavy may be
-imported at module level: `--help` reads this.
+Registered in `ortflow.cli.app`. Needs neither numpy nor ONNX Runtime. Must not import heavy packages at module level:
+`--help` loads this module.
 """
 
 from __future__ import annotations
@@ -192,13 +192,13 @@ def _store(run: str, runs: Path) -> DirectoryStore:
 
 
 def _refuse_if_saving(store: DirectoryStore) -> None:
-    """A checkpoint that a living run has renamed and not yet marked looks like a torn one."""
+    """Raise UserError if the run is active: a checkpoint that it has not yet marked as committed looks incomplete."""
     from ortflow.launchers.locks import holder_of
     from ortflow.workflow.rundir import RunDir
 
     for folder in store.path.absolute().parents:
         if holder_of(RunDir(folder).lock) is not None:
-            raise UserError(f"the run in {folder} is going on", fix="cancel it, or wait until it has ended")
+            raise UserError(f"the run in {folder} is active", fix="cancel it, or wait until it has ended")
 
 
 def _checkpoint_directory(run_file: Path, root: Path) -> str:

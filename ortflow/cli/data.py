@@ -1,6 +1,6 @@
-"""`ortflow data`: make sets of samples, and look into them.
+"""`ortflow data`: make data sets and inspect them.
 
-Wired into the command line by `ortflow.cli.app`. Nothing heavy may be imported at module level: `--help` reads this.
+Registered in `ortflow.cli.app`. Must not import heavy packages at module level: `--help` loads this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ortflow doctor`: whether a run can work here or on a cluster, told before one is started."""
+"""`ortflow doctor`: whether a run can work here or on a cluster, checked before it is started."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ data: {train: train.arrow, micro_batch: 1}
 train: {steps: 1, optimizer: {name: sgd, lr: 0.1}}
 resources: {nodes: 1, ranks_per_node: 2, cpus_per_rank: 1}
 """
-"""What is looked at where no run file is given: two ranks, so that they have to connect."""
+"""The run that is checked if no run file is given: two ranks, so that they have to connect."""
 
 
 def doctor(
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[RUN_FILE] [KEY=VALUE]", help="Run file to check, and KEY=VALUE overrides."),
     ] = None,
@@ -56,15 +56,15 @@ def doctor(
         raise UserError(f"--job and --nodes are not supported by the launcher {backend}", fix=ways_to(Trying))
     if nodes is not None and not job:
         raise UserError("--nodes needs --job", fix="add --job")
-    file, overrides = split(words or ())
+    file, overrides = split(arguments or ())
     print_findings(_examine(file, overrides, backend, (nodes, wait) if job else None, runs), as_json=as_json)
 
 
-def split(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The run file, if the first word is one, and the overrides."""
-    if words and ("=" not in words[0] or Path(words[0]).is_file()):
-        return Path(words[0]), list(words[1:])
-    return None, list(words)
+def split(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The run file, if the first argument is one, and the overrides."""
+    if arguments and ("=" not in arguments[0] or Path(arguments[0]).is_file()):
+        return Path(arguments[0]), list(arguments[1:])
+    return None, list(arguments)
 
 
 def _examine(
@@ -106,7 +106,7 @@ def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> S
 
 
 def submission_to_check(file: Path | None, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:
-    """The run of the file, its inputs there or not; a stand-in where there is no file."""
+    """The run of the file, whether its inputs exist or not; a placeholder without a file."""
     if file is not None:
         return _read(file, overrides, runs, elsewhere=elsewhere)
     with tempfile.TemporaryDirectory(prefix="ortflow-doctor-") as folder:

@@ -1,4 +1,4 @@
-"""`ortflow export`: the inference model of any checkpoint, offline."""
+"""`ortflow export`: writes the inference model of any checkpoint, without a run."""
 
 from __future__ import annotations
 

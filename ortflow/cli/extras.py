@@ -1,4 +1,4 @@
-"""What is missing where a verb needs a part that the plain install leaves out. Pure."""
+"""Messages for commands that need a package which the plain installation does not include. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ EXTRAS = {
     "submitit": "slurm",
     "kubernetes": "kubernetes",
 }
-"""Import name -> the extra that brings it."""
+"""Import name -> the extra that includes it."""
 
 
 def needs_extra(module: str) -> UserError | None:
-    """The sentence for a module that cannot be imported; None if no extra of ortflow brings it."""
+    """The message for a module that cannot be imported; None if no extra of ortflow includes it."""
     name = module.partition(".")[0]
     extra = EXTRAS.get(name)
     if extra is None:

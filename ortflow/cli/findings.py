@@ -1,4 +1,4 @@
-"""How findings go to people or programs: used by `ortflow doctor` and `ortflow image check`."""
+"""Prints findings as text or JSON: used by `ortflow doctor` and `ortflow image check`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_findings(findings: Iterable[Finding], *, as_json: bool) -> None:
-    """A line for each as it is found, or one JSON document; ends with exit code 1 if one is at fault."""
+    """Print a line for each finding, or one JSON document; exits with code 1 if one is a fault."""
     from ortflow.launchers.findings import has_fault, summary
 
     found: list[Finding] = []

@@ -1,7 +1,7 @@
-"""`--host user@login`: a verb carried out by this same ortflow on a cluster's login node, over ssh.
+"""`--host user@login`: runs a command with this version of ortflow on a cluster's login node, over ssh.
 
-Wired around verbs in `ortflow.cli.app`. What was typed is put together again from the parsed command line, so that a
-verb need not know: only a run file and what it reads have other names over there.
+Wraps commands in `ortflow.cli.app`. The command line is rebuilt from its parsed form, so that a command needs no
+change: only the run file and its inputs have other paths on the login node.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ OURS = {
         ),
     ],
 }  # fmt: skip
-FILE, OVERRIDES, BOTH, BACKEND = "file", "overrides", "words", "backend"
-"""Parameters of verbs that mean something here, too."""
+FILE, OVERRIDES, BOTH, BACKEND = "file", "overrides", "arguments", "backend"
+"""Parameters of commands that are also used on this side."""
 
 
 def reachable(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with --host: without it, the verb itself."""
+    """The command with the option --host; without --host, the command itself runs."""
 
     def carried_out(
         ctx: typer.Context, host: str | None, host_dir: str | None, host_python: str | None, **given: Any
@@ -76,7 +76,7 @@ def reachable(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | None) -> int:
-    """Do there what was typed here; the exit code."""
+    """Run the command on the login node; returns its exit code."""
     from ortflow.launchers.base import find_launcher, is_elsewhere
     from ortflow.launchers.remote.code import own_code, requirements
     from ortflow.launchers.remote.connection import connect
@@ -105,13 +105,13 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
         return login.run(code, retyped(ctx))
     there = [one.text for one, found in zip(own, state.there, strict=True) if found]
     payload = pack(spec, file, login, there)
-    # Nothing is read by what only looks.
+    # Commands that only query read no inputs.
     send(payload, login, only_run_file=ctx.command.name != "submit")
     return login.run(code, retyped(ctx, payload.run_file, payload.overrides()))
 
 
 def run_file_of(ctx: typer.Context) -> tuple[Path | None, list[str]]:
-    """The run file that was typed, if one was, and the overrides."""
+    """The run file on the command line, if there is one, and the overrides."""
     from ortflow.cli.doctor import split
 
     if BOTH in ctx.params:
@@ -120,34 +120,34 @@ def run_file_of(ctx: typer.Context) -> tuple[Path | None, list[str]]:
 
 
 def choose(before: Used, python: str | None, folder: str | None) -> Used:
-    """What to use on a host: what is said now, else what was used before. Pure."""
+    """What to use on a host: the given values, else the previous ones. Pure."""
     from ortflow.launchers.remote.memory import Used
 
     if folder is not None:
-        # As scp has it: what is not absolute is seen from the home folder.
+        # As in scp: a relative path starts at the home folder.
         folder = folder.rstrip("/") if folder.startswith(("/", "~")) else f"~/{folder.strip('/')}"
     return Used(python or before.python, folder or before.folder)
 
 
 def backend_of(ctx: typer.Context) -> str:
-    """The launcher that was typed, for a run or for a list of runs; else that of login nodes."""
+    """The launcher on the command line, for a run or a list of runs; else that of login nodes."""
     source = ctx.get_parameter_source(BACKEND)
     typed = ctx.params.get(BACKEND) if source is not None and source.name == "COMMANDLINE" else ctx.params.get("only")
     return str(typed or AT_LOGIN)
 
 
 def python_of(spec: RunSpec, launcher: Launcher) -> str | None:
-    """The Python that a run file names for what runs outside of containers. Pure."""
+    """The Python that a run file names outside of containers. Pure."""
     from ortflow.launchers.abilities import AtLogin
 
     return launcher.login_python(spec) if isinstance(launcher, AtLogin) else spec.resources.python
 
 
 def retyped(ctx: typer.Context, run_file: str | None = None, overrides: Sequence[str] = ()) -> list[str]:
-    """The command line as it was typed, without what concerns this side, the run file under its name over there.
+    """The command line for the login node: without the options of this side, and with the run file's path there.
 
-    What comes from this side's environment is left out: it tells of this side. Without a --backend it is the
-    scheduler's, as a login node is no place to train.
+    Values from this side's environment variables are left out, because they are valid only here. Without --backend
+    the scheduler's launcher is used, because login nodes are not for training.
     """
     options: list[str] = []
     arguments: list[str] = []

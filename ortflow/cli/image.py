@@ -1,6 +1,6 @@
-"""`ortflow image`: about the image that pods of a run are made from.
+"""`ortflow image`: checks the container image of a run's pods.
 
-Wired into the command line by `ortflow.cli.app`. Nothing heavy may be imported at module level: `--help` reads this.
+Registered in `ortflow.cli.app`. Must not import heavy packages at module level: `--help` loads this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ app = typer.Typer(name="image", help="Check the container image of a run.", no_a
 
 
 class AnyMpi(str, Enum):
-    """As in the run file, or whichever there is."""
+    """As in the run file, or any that is installed."""
 
     AUTO = "auto"
     MPICH = "mpich"
@@ -26,7 +26,7 @@ class AnyMpi(str, Enum):
 
 @app.callback()
 def image() -> None:
-    """Keeps `check` a word of its own."""
+    """Makes `check` a subcommand, although it is the only one."""
 
 
 @app.command()

@@ -1,6 +1,6 @@
-"""`ortflow join`: one model of the stages of a pipeline.
+"""`ortflow join`: joins the stages of a pipeline into one model.
 
-Wired into the command line by `ortflow.cli.app`. Nothing heavy may be imported at module level: `--help` reads this.
+Registered in `ortflow.cli.app`. Must not import heavy packages at module level: `--help` loads this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def join(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Model file to write.", show_default=False)],
 ) -> None:
-    """Make one model of the stages of a pipeline, and print the keys that cut it there."""
+    """Join the stages of a pipeline into one model, and print the keys that cut it at the same places."""
     import yaml
 
     from ortflow.workflow.assembly.joining import join_files

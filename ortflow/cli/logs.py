@@ -1,4 +1,4 @@
-"""`ortflow logs`: what a rank printed."""
+"""`ortflow logs`: prints the output of a rank."""
 
 from __future__ import annotations
 

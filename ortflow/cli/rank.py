@@ -1,4 +1,4 @@
-"""`ortflow rank`: what every rank runs; for launchers and containers, hidden from people."""
+"""`ortflow rank`: the command that every rank runs; for launchers and containers, hidden from `--help`."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def rank(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
 
     if not is_run(RunDir(run_dir)):
         raise UserError(f"{run_dir} is not a run directory")
-    # As `python -m ortflow.workflow.rank` does: threads of libraries must not delay the end that was decided on.
+    # As `python -m ortflow.workflow.rank` does: threads of libraries must not delay the exit.
     os._exit(main([str(run_dir)]))

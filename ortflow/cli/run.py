@@ -75,7 +75,7 @@ def resume(
 
 
 def start(submission: Submission, runs: Path, *, detach: bool) -> None:
-    """Start a run here, in the foreground or detached, and say what can be done next."""
+    """Start a run here, in the foreground or detached, and print the next commands."""
     from ortflow.launchers.local import LocalLauncher
     from ortflow.launchers.starting import run_here
 
@@ -84,18 +84,18 @@ def start(submission: Submission, runs: Path, *, detach: bool) -> None:
     request = launcher.request(submission)
     if detach:
         launcher.submit(request)
-        tell_submitted(submission.run, name)
+        print_submitted(submission.run, name)
         return
     end = run_here(request, watch)
     if end.finished:
-        tell_how_to_train_longer(submission.run, name)
+        print_how_to_train_longer(submission.run, name)
     leave(end.code, end.cause, end.why, submission.run, name)
 
 
 def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow: bool, counted: str = "") -> None:
-    """Have a launcher start a run, say what can be done next, and stay with it if wanted.
+    """Have a launcher start a run, print the next commands, and follow the run if requested.
 
-    `counted` is said once it is taken: what its budgets have been renewed of.
+    `counted`, a message about renewed budgets, is printed after the launcher has accepted the run.
     """
     run, name = submission.run, reference(submission.run, runs)
     refuse_elsewhere(run, launcher)
@@ -103,17 +103,17 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
     if not follow:
         before = len(run.read_attempts())
         typer.echo(launcher.submit(request))
-        # One that was suspended goes on in the submission that it has.
+        # A suspended run continues in its existing submission.
         if counted and len(run.read_attempts()) > before:
             typer.echo(counted, err=True)
-        tell_submitted(run, name)
+        print_submitted(run, name)
         return
     from ortflow.launchers.following import Follower
     from ortflow.launchers.plain import PlainView
 
     follower = Follower(run, launcher, PlainView(run, submission.spec.monitor.every_steps))
     typer.echo(launcher.submit(request))
-    tell_changes(run)
+    print_changes(run)
     try:
         end = follower.follow()
     except KeyboardInterrupt:
@@ -123,19 +123,19 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
 
 
 def leave(code: int, cause: str, why: str, run: RunDir, name: str) -> NoReturn:
-    """End the command as the run has ended, and say how it goes on; after wrong input only if steps are done."""
+    """Exit as the run has ended, and print how to continue it; after wrong input only if steps were done."""
     if code == EXIT_USER:
-        raise UserError(cause, fix=f"then `ortflow resume {name} KEY=VALUE` goes on" if is_run(run) else None)
+        raise UserError(cause, fix=f"then continue with `ortflow resume {name} KEY=VALUE`" if is_run(run) else None)
     if code == EXIT_FAILURE:
         reported = "; ".join(filter(None, (cause, why)))
         raise OrtflowError(f"{reported}; `ortflow resume {name}` tries again, `ortflow logs {name}` shows more")
     if code == EXIT_PREEMPTED:
-        typer.echo(f"stopped: {why or cause}; `ortflow resume {name}` goes on", err=True)
+        typer.echo(f"stopped: {why or cause}; `ortflow resume {name}` continues", err=True)
     raise typer.Exit(code)
 
 
 def refuse_elsewhere(run: RunDir, launcher: object) -> None:
-    """Raise UserError if another launcher than this one has the run at work."""
+    """Raise UserError if the run is active with another launcher."""
     from ortflow.launchers.base import launcher_of
 
     other = launcher_of(run)
@@ -148,7 +148,7 @@ def refuse_elsewhere(run: RunDir, launcher: object) -> None:
 
 
 def watch(ours: Opened) -> AbstractContextManager[View]:
-    """The view that fits where the output goes."""
+    """The live view on a terminal, otherwise plain lines."""
     if sys.stdout.isatty():
         from ortflow.launchers.live import LiveView
 
@@ -158,33 +158,33 @@ def watch(ours: Opened) -> AbstractContextManager[View]:
     return PlainView(ours.run, ours.spec.monitor.every_steps)
 
 
-def tell_submitted(run: RunDir, name: str) -> None:
-    """What was changed for a run that goes on in the background, and what can be done next."""
+def print_submitted(run: RunDir, name: str) -> None:
+    """Print the changes of a run that continues in the background, and the next commands."""
     from ortflow.launchers.records import State, state
 
     if state(run.read_attempts(), alive=False) is State.FINISHED:
-        tell_how_to_train_longer(run, name)
+        print_how_to_train_longer(run, name)
         return
-    tell_changes(run)
-    tell_how_to_follow(name)
+    print_changes(run)
+    print_how_to_follow(name)
 
 
-def tell_changes(run: RunDir) -> None:
-    """The keys that are others from the attempt to come on."""
+def print_changes(run: RunDir) -> None:
+    """Print the keys that change from the next attempt on."""
     from ortflow.launchers.records import pending_changes
 
     for note in pending_changes(run.read_attempts()):
         typer.echo(note)
 
 
-def tell_how_to_train_longer(run: RunDir, name: str) -> None:
-    """A run that has finished was asked to go on: the command that makes it longer."""
-    from ortflow.launchers.tail import telling_records
+def print_how_to_train_longer(run: RunDir, name: str) -> None:
+    """Print the command that continues a finished run."""
+    from ortflow.launchers.tail import status_records
     from ortflow.workflow.spec.file.load import load_run_file
 
     train = load_run_file(run.run_file).train
     longer = f"train.epochs={2 * train.epochs}" if train.epochs is not None else f"train.steps={2 * (train.steps or 1)}"
-    if train.early_stop is not None and any(r.get("event") == "early_stop" for r in telling_records(run.events(0))):
+    if train.early_stop is not None and any(r.get("event") == "early_stop" for r in status_records(run.events(0))[0]):
         longer = f"train.early_stop.patience={2 * train.early_stop.patience}"
     typer.echo(
         f"{run.root} holds this run, finished; train longer with `ortflow resume {name} {longer}`, "
@@ -192,8 +192,8 @@ def tell_how_to_train_longer(run: RunDir, name: str) -> None:
     )
 
 
-def tell_how_to_follow(name: str) -> None:
-    """The verbs that work on a run in the background."""
+def print_how_to_follow(name: str) -> None:
+    """Print the commands for a run in the background."""
     from ortflow.launchers.remote.arrival import as_typed
 
     typer.echo(f"{name.removeprefix(as_typed())} runs in the background; follow it: ortflow logs -f {name}")

@@ -1,4 +1,4 @@
-"""What verbs about runs share: how a run is named on the command line, and how words go to people or programs.
+"""Shared by commands about runs: how a run is named on the command line, and JSON output.
 
 A run is named by its name, looked up in the runs folder (./runs, --runs-dir or ORTFLOW_RUNS), or by its directory. One
 in a cluster that was submitted from elsewhere is named by its handle, LAUNCHER://WHERE.
@@ -22,12 +22,12 @@ RUNS = "runs"
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Names for shell completion."""
+    """Names of runs for shell completion."""
     return [run.root.name for run in runs_in(default_runs()) if run.root.name.startswith(incomplete)]
 
 
 def default_runs() -> Path:
-    """The runs folder where no option names one."""
+    """The runs folder if no option names one."""
     return Path(os.environ.get("ORTFLOW_RUNS") or RUNS)
 
 
@@ -41,9 +41,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
-    """The run of a name, a directory or a handle in a cluster; raises UserError naming what there is.
+    """The run of a name, a directory or a handle in a cluster; raises UserError with the existing names.
 
-    `looks`: by a name that no directory has, the one run that the cluster has of it is meant.
+    `looks`: a name without a directory stands for the only run of that name in the cluster.
     """
     if "://" in text:
         return _adopted(text, runs)
@@ -52,7 +52,7 @@ def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
         if is_run(run):
             return run
         if os.path.lexists(run.run_file):
-            os.close(open_regular(run.run_file))  # says what lies there instead
+            os.close(open_regular(run.run_file))  # reports what is there instead
         if os.path.lexists(run.attempts):
             raise UserError(
                 f"the run in {run.root} has no {run.run_file.name}",
@@ -67,18 +67,18 @@ def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
 
 
 def _adopted(handle: str, runs: Path) -> RunDir:
-    """The run directory of LAUNCHER://WHERE; raises UserError if that launcher does not go by handles."""
+    """The run directory of LAUNCHER://WHERE; raises UserError if that launcher does not support handles."""
     from ortflow.launchers.abilities import Adopting
     from ortflow.launchers.base import find_launcher
 
     launcher = find_launcher(name := handle.partition("://")[0])
     if not isinstance(launcher, Adopting):
-        raise UserError(f"{handle} does not name a run", fix=f"runs of the launcher {name} go by name or directory")
+        raise UserError(f"{handle} does not name a run", fix=f"name runs of the launcher {name} by name or directory")
     return launcher.adopt(handle, runs)
 
 
 def _applied(text: str, runs: Path, *, looks: bool) -> RunDir | None:
-    """A run that only the cluster knows, as `kubectl apply` makes it; raises UserError if its handle is needed."""
+    """A run that is only in the cluster, as after `kubectl apply`; raises UserError if its handle is needed."""
     from ortflow.launchers.abilities import Adopting
     from ortflow.launchers.base import offering
 
@@ -112,7 +112,7 @@ def is_run(run: RunDir) -> bool:
 
 
 def reference(run: RunDir, runs: Path) -> str:
-    """How to name the run in the next command: by name where that is enough, from outside with the login node."""
+    """How to name the run in the next command: by its name if that is enough; with --host, with the login node."""
     from ortflow.launchers.remote.arrival import as_typed
 
     usual = Path(os.path.abspath(runs)) == run.root.parent and Path(os.path.abspath(default_runs())) == run.root.parent

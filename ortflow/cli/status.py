@@ -1,4 +1,4 @@
-"""`ortflow status` and `ortflow list`: how runs are."""
+"""`ortflow status` and `ortflow list`: the state of runs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None
 
 
 def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
-    """Many statuses as rows for people; an empty column is left out. Pure."""
+    """Statuses as rows of text; an empty column is left out. Pure."""
     head = ("NAME", "STATE", "STEP", "LOSS", "HEARD OF", "JOB", "WAITS")
     rows = [
         (
@@ -135,8 +135,8 @@ def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
 
 
 def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
-    """A status as rows for people; what is not known has no row. Pure."""
-    from ortflow.launchers.lines import duration, evaluation_words
+    """A status as rows of text; unknown values have no row. Pure."""
+    from ortflow.launchers.lines import duration, format_evaluation
     from ortflow.launchers.records import State
 
     job, end, launcher = how.job, how.cause, None
@@ -145,7 +145,7 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
     if job is not None and how.nodes:
         job += f", on {how.nodes}"
     if end is not None and how.state in (State.FAILED, State.PREEMPTED) and how.why not in (None, "", how.cause):
-        # Why a run that was given up is not tried again is a part of the answer.
+        # Includes why a failed run is not restarted.
         end += f"; {how.why}"
     if how.pid is not None:
         launcher = f"{how.launcher or 'local'}, process {how.pid} on {how.host}"
@@ -160,7 +160,7 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "doing": how.phase,
         "step": _step(how),
         "loss": None if how.loss is None else _number(how.loss),
-        "evaluation": evaluation_words(how.evaluation) or None,
+        "evaluation": format_evaluation(how.evaluation) or None,
         "left": None if how.seconds_left is None else duration(how.seconds_left),
         "checkpoint": None if how.checkpoint is None else f"step {how.checkpoint}",
         "attempts": f"{how.attempts} ({how.failures} failures, {how.preemptions} preemptions count)",
@@ -174,21 +174,21 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
 
 
 def print_table(rows: Sequence[tuple[str, ...]], give_way: Sequence[str]) -> None:
-    """Print rows, each in one line of the terminal; whole where there is none."""
+    """Print rows, each shortened to one line of the terminal; unshortened without a terminal."""
     width = None
     if sys.stdout.isatty():
-        # The terminal itself: COLUMNS may tell of another one, or of how wide this one was.
+        # Queries the terminal: COLUMNS may be from another one or outdated.
         width = os.get_terminal_size(sys.stdout.fileno()).columns or shutil.get_terminal_size().columns
     for text in table(fitted(rows, width, give_way)):
         typer.echo(cut(text, width))
 
 
 NARROWEST = 12
-"""Characters that a cell keeps."""
+"""Minimum width of a shortened cell, in characters."""
 
 
 def fitted(rows: Sequence[tuple[str, ...]], width: int | None, give_way: Sequence[str]) -> list[tuple[str, ...]]:
-    """Rows that fit in a width as far as the columns that may give way, by their heads, can be shortened. Pure."""
+    """Rows shortened to a width, as far as the columns in `give_way` (by their heads) allow. Pure."""
     cells = [list(row) for row in rows]
     for head in give_way:
         columns = [place for place, name in enumerate(cells[0]) if name == head]
@@ -210,7 +210,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def cut(text: str, width: int | None) -> str:
-    """A row in one line of a terminal: what is too long ends in …; whole where `width` is None. Pure."""
+    """A row in one line of a terminal: a long one ends in …; unchanged if `width` is None. Pure."""
     return text if width is None or len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
@@ -223,7 +223,7 @@ def _number(value: float | None) -> str:
 
 
 def _moment(moment: float, now: float) -> str:
-    """A point in time by the clock, and how long until then if it has not passed."""
+    """A time of day, and the time until then if it is in the future."""
     from ortflow.launchers.lines import duration
 
     days = "%a %H:%M" if abs(moment - now) < 6 * 86400 else "%Y-%m-%d %H:%M"

@@ -1,4 +1,4 @@
-"""From a run file on the command line to a submission: used by run, submit and render."""
+"""Makes a submission from a run file on the command line: used by run, submit and render."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def submission_of(
     files: bool = True,
     elsewhere: bool = False,
 ) -> Submission:
-    """The checked run of a run file; raises Faults. `files` also looks whether its inputs are there.
+    """The checked run of a run file; raises Faults. `files`: also check that its inputs exist.
 
-    `elsewhere`: its launcher's runs read and write where this machine does not see it. Paths then stay as they are
-    written, and the directory keeps the record alone.
+    `elsewhere`: this machine does not see the files of the launcher's runs. Paths then stay as written, and the
+    directory holds only the record.
     """
     from ortflow.launchers.base import Submission
     from ortflow.workflow.errors import Faults

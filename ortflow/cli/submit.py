@@ -1,4 +1,4 @@
-"""`ortflow submit` and `ortflow render`: a run on any launcher, and what would be started there."""
+"""`ortflow submit` and `ortflow render`: submits a run to any launcher, or prints what would be submitted."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def render(
 
 
 def _of_sweeps(launcher: Launcher, backend: str, sets: list[str] | None) -> Sweeping:
-    """The launcher, for a sweep; raises UserError if it has none, or nothing is varied."""
+    """The launcher for a sweep; raises UserError if it does not support sweeps, or if no key is varied."""
     from ortflow.launchers.abilities import Sweeping
     from ortflow.launchers.base import ways_to
 

@@ -1,4 +1,4 @@
-"""`ortflow supervise`: look after a run whose cluster cannot do so alone, from a terminal."""
+"""`ortflow supervise`: repairs, from a terminal, what the cluster cannot repair in a run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def supervise(run: RunArgument, runs: RunsOption = Path(RUNS)) -> None:
         name = launcher_name(found.read_attempts())
         raise UserError(f"{found.root.name} is a run of the {name} launcher, which needs no `ortflow supervise`")
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')}  {text}")
 
     try:
-        code = launcher.supervise(found, say)
+        code = launcher.supervise(found, report)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit(code)

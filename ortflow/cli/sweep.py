@@ -1,4 +1,4 @@
-"""Sweeps: what `submit --set` and `cancel --sweep` do."""
+"""Sweeps: implements `submit --set` and `cancel --sweep`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plan_sweep(
     after: tuple[RunDir, ...] = (),
     retry: float = 0.0,
 ) -> tuple[Sweep, list[Submission]]:
-    """The sweep and its checked runs; raises Faults and UserError. Makes nothing."""
+    """The sweep and its checked runs; raises Faults and UserError. Creates no files."""
     from ortflow.launchers.sweeps import Member, Sweep
     from ortflow.workflow.spec.file.combinations import combinations, count, read_axes
 
@@ -68,7 +68,7 @@ def plan_sweep(
 def _submission(
     file: Path, given: Sequence[str], runs: Path, task: int, *, fresh: bool, files: bool
 ) -> tuple[Path, Submission]:
-    """The run of a task, and what the directories of all runs of its sweep begin with."""
+    """The run of a task, and the common start of the paths of all run directories of its sweep."""
     from ortflow.launchers.base import Submission
     from ortflow.launchers.sweeps import member_root
     from ortflow.workflow.rundir import RunDir
@@ -91,7 +91,7 @@ def _submission(
 
 
 def _refuse_fixed(axes: Sequence[Axis], backend: str) -> None:
-    """Raise UserError for keys that are the same for all tasks of an array, or that tell its runs apart."""
+    """Raise UserError for keys that must be the same for all tasks of an array, or that identify its runs."""
     for axis in axes:
         path = axis.key.split(".")
         if path[0] in ("name", "run_dir"):
@@ -107,7 +107,7 @@ def _refuse_fixed(axes: Sequence[Axis], backend: str) -> None:
 
 
 def submit_sweep(planned: tuple[Sweep, list[Submission]], launcher: Sweeping, at_once: int | None, runs: Path) -> None:
-    """Submit a sweep, and say what can be done next."""
+    """Submit a sweep, and print the next commands."""
     from ortflow.cli.run import refuse_elsewhere
     from ortflow.launchers.records import State, state
 
@@ -127,7 +127,7 @@ def submit_sweep(planned: tuple[Sweep, list[Submission]], launcher: Sweeping, at
 
 
 def cancel_sweep(name: str, runs: Path, *, now: bool) -> None:
-    """Have all runs of a sweep save and leave, and wait until they have."""
+    """Have all runs of a sweep save and stop, and wait for their end."""
     from ortflow.cli.cancel import PATIENCE
     from ortflow.launchers.abilities import Sweeping
     from ortflow.launchers.base import find_launcher, launcher_name, statuses
@@ -172,6 +172,6 @@ def find_sweep(text: str, runs: Path) -> Sweep:
 
 
 def _reference(sweep: Sweep, runs: Path) -> str:
-    """How to name the sweep in the next command: by name where that is enough."""
+    """How to name the sweep in the next command: by its name if that is enough."""
     folders = {Path(os.path.abspath(folder)) for folder in (runs, default_runs())}
     return sweep.name if folders == {sweep.root.parent} else os.path.relpath(sweep.root)

@@ -1,4 +1,4 @@
-"""`ortflow list --sweep`: what came of each run, beside the values that it has."""
+"""`ortflow list --sweep`: the result of each run beside its values."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of a sweep as they are, and the best of them."""
+    """The status of a sweep's runs, and the best of them."""
 
     sweep: Sweep
     found: Sequence[RunStatus]
-    """As the sweep's members."""
+    """Statuses in the order of the sweep's members."""
     metric: str | None
-    """By which they are compared; None if nothing was evaluated yet."""
+    """The metric by which they are compared; None if nothing was evaluated yet."""
     best: int | None
 
     def rows(self) -> list[tuple[str, ...]]:
-        """For people; the best is marked."""
+        """Rows of text; the best run is marked."""
         metrics = metrics_of(self.found)
         rows: list[tuple[str, ...]] = [
             ("", "NAME", *self.sweep.keys, "STATE", "STEP", "LOSS", *(f"EVAL {name.upper()}" for name in metrics))
@@ -48,7 +48,7 @@ class Results:
 
 
 def results(sweep: Sweep, found: Sequence[RunStatus], by: str | None) -> Results:
-    """The results compared `by` a metric, the first if none is named; raises UserError if there is none such."""
+    """The results compared `by` a metric, by default the first; raises UserError for an unknown metric."""
     metrics = metrics_of(found)
     if by is not None and metrics and by not in metrics:
         raise UserError(f"no run of {sweep.name} was evaluated by {by}", fix=f"there are: {', '.join(metrics)}")
@@ -65,10 +65,10 @@ def results(sweep: Sweep, found: Sequence[RunStatus], by: str | None) -> Results
 
 
 def metrics_of(found: Sequence[RunStatus]) -> list[str]:
-    """What any of them was evaluated by, in the order of the record."""
+    """All metrics of the evaluated runs, in the order of the records."""
     return list(dict.fromkeys(name for how in found for name in how.evaluation))
 
 
 def number(value: float | None) -> str:
-    """A loss or a metric; one that is not finite has no number."""
+    """A loss or a metric; NaN if the record has no finite number."""
     return "-" if value is None else f"{value:.4f}"

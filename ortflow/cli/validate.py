@@ -1,8 +1,8 @@
-"""`ortflow validate`: everything that is wrong with a run, found without running it.
+"""`ortflow validate`: finds everything that is wrong with a run without running it.
 
-Wired into the command line by `ortflow.cli.app`. Nothing heavy may be imported at module level: `--help` reads this.
-The run file is checked on any machine; its model and data where the packages of a rank are installed, too, by doing
-what a rank does before its first step, in a folder that is thrown away.
+Registered in `ortflow.cli.app`. Must not import heavy packages at module level: `--help` loads this module. The run
+file is checked on any machine. Model and data are checked if the packages of a rank are installed: by the steps that a
+rank does before training, in a temporary folder.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def validate(
 
 @dataclass
 class Findings:
-    """What `examine` found."""
+    """The result of `examine`."""
 
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -91,14 +91,14 @@ class Findings:
 
 
 def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Findings:
-    """Check the run file and what launchers would make of it; if nothing is wrong with it, the model and the data."""
+    """Check the run file and its launchers' rules; if it has no faults, also the model and the data."""
     from ortflow.launchers import interpreter
     from ortflow.launchers.changes import agree
     from ortflow.workflow.spec.file.load import read_run_file
     from ortflow.workflow.spec.file.paths import check_files, resolve_paths
 
     reading = read_run_file(run_file, overrides)
-    # Its inputs may lie where only the launcher sees them.
+    # Its inputs may be where only the launcher sees them.
     of_launchers, unchecked = _of_launchers(read_run_file(run_file, overrides, files=False), backend)
     findings = Findings([*reading.faults, *of_launchers], unchecked=unchecked)
     if reading.spec is None or reading.faults:
@@ -128,7 +128,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
 
 
 def examine_elsewhere(run_file: Path, overrides: Sequence[str], name: str, launcher: Elsewhere) -> Findings:
-    """Check the run file and what a launcher would make of it, whose runs' model and data are not on this machine."""
+    """Check the run file and the rules of a launcher whose runs' files are not on this machine."""
     from ortflow.launchers.changes import agree
     from ortflow.workflow.spec.file.load import read_run_file
 
@@ -147,7 +147,7 @@ def examine_elsewhere(run_file: Path, overrides: Sequence[str], name: str, launc
 
 
 def _of_launchers(reading: Reading, chosen: str | None) -> tuple[list[Fault], str | None]:
-    """What is wrong with a run for the launcher that the user named, and for those that its run file has keys of.
+    """The faults for the launcher that the user named, and for those with a section in the run file.
 
     Also what they could not check, and why.
     """

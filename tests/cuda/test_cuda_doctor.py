@@ -53,7 +53,7 @@ def test_a_sound_gpu_is_above_its_floor_and_below_its_data_sheet(report: dict[st
             assert least <= speed <= 4 * least, gpu
 
 
-def test_nvml_knows_the_gpu(report: dict[str, Any]) -> None:
+def test_nvml_reports_the_gpu(report: dict[str, Any]) -> None:
     if open_nvml() is None:
         pytest.skip("no NVML here")
     for gpu in report["gpus"]:

@@ -63,7 +63,7 @@ def test_a_waiting_job_leaves_the_queue(site: Site) -> None:
         site.ask("qmod", "-e", "main")
 
 
-def test_a_job_that_is_taken_away_goes_on_where_it_was(site: Site) -> None:
+def test_a_preempted_job_continues_where_it_was(site: Site) -> None:
     site.write("four")
     job = site.submit(**SLOW)
     site.wait("four", "running", step=20)

@@ -69,7 +69,7 @@ def test_a_run_learns(whole: Path) -> None:
     assert (whole / "export" / "model.onnx").exists()
 
 
-def test_a_run_goes_on_bit_for_bit(project: Project) -> None:
+def test_a_run_continues_bit_identically(project: Project) -> None:
     whole = once(project, "whole-auto", "auto")
     run(project, "stopped", HALF)
     run_dir = run(project, "stopped", STEPS)

@@ -130,11 +130,11 @@ def test_one_sentence_exit_2_and_nothing_left_behind(project: Project, case: str
     name = case.replace(" ", "-").lower()
     file = project.write(name, **changes)
     done = command("run", file.name, folder=project.folder)
-    said = done.stderr
-    assert done.returncode == 2, done.stdout + said
+    output = done.stderr
+    assert done.returncode == 2, done.stdout + output
     for words in expected:
-        assert words in said, said
-    assert "Traceback" not in done.stdout + said
+        assert words in output, output
+    assert "Traceback" not in done.stdout + output
     assert not project.run_dir(name).exists(), sorted(project.run_dir(name).rglob("*"))
 
 

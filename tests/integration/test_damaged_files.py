@@ -96,7 +96,7 @@ def test_an_invalid_line_is_set_aside_and_reported_once(
         assert done.code == 0, done.said
         assert not has_traceback(done.said)
     assert f"{Path(name).name}: " in done.out
-    assert "passed over" in done.out
+    assert "skipped" in done.out
     resumed = tiny.command("resume", "tiny", f"train.steps={STEPS}")
     assert resumed.code == 0, resumed.said
     assert resumed.said.count(".damaged") == 1, resumed.said
@@ -130,7 +130,7 @@ def test_plan_and_graphs_are_made_again(tiny: Tiny, half: Path, name: str, how: 
     assert tiny.command("export", "tiny", "--output", "y.onnx").code == 0
 
 
-def test_an_export_that_fails_behind_a_rebuild_says_one_sentence(tiny: Tiny, half: Path) -> None:
+def test_an_export_that_fails_after_a_rebuild_reports_one_error(tiny: Tiny, half: Path) -> None:
     tiny.half(half)
     os.truncate(tiny.run_dir / "graphs/initial.safetensors", 10)
     shutil.rmtree(tiny.run_dir / "checkpoints")
@@ -239,7 +239,7 @@ def test_other_samples_are_refused_after_a_checkpoint(tiny: Tiny) -> None:
     done = tiny.command("run", "run.yaml")
     assert done.code == 2, done.said
     assert "data.train.path" in done.err
-    assert "has other samples than this run began with" in done.err
+    assert "other samples" in done.err
     data.write_bytes(content)
     assert tiny.command("run", "run.yaml").code == 0
 

@@ -103,10 +103,10 @@ def test_graphs_that_are_gone_or_damaged_are_built_again(
     run_dir = stopped(folder, f"harmed-{abs(hash(request.node.name))}")
     before = {path.name: path.read_bytes() for path in (run_dir / "graphs").iterdir()}
     harm(run_dir / name)
-    code, said = resume(folder, run_dir)
-    assert code == 0, said
-    assert name in said
-    assert "rebuilt" in said
+    code, output = resume(folder, run_dir)
+    assert code == 0, output
+    assert name in output
+    assert "rebuilt" in output
     assert curve(run_dir) == undisturbed(folder)
     assert {path.name: path.read_bytes() for path in (run_dir / "graphs").iterdir()} == before
 
@@ -141,35 +141,35 @@ def no_compiler(folder: Path) -> dict[str, str]:
 @pytest.mark.skipif(find_library().path is None, reason="there are no kernels to lose")
 def test_other_kernels_are_refused_and_then_accepted(folder: Path) -> None:
     run_dir = stopped(folder, "kernels")
-    code, said = resume(folder, run_dir, **no_compiler(folder))
-    assert code == 2, said
-    assert "kernels: ortflow's" in said
-    assert "checkpoint.exact=false" in said
+    code, output = resume(folder, run_dir, **no_compiler(folder))
+    assert code == 2, output
+    assert "kernels: ortflow's" in output
+    assert "checkpoint.exact=false" in output
     assert curve(run_dir) == curve(folder / "runs" / "half"), "nothing has changed"
-    code, said = resume(folder, run_dir, "checkpoint.exact=false", **no_compiler(folder))
-    assert code == 0, said
+    code, output = resume(folder, run_dir, "checkpoint.exact=false", **no_compiler(folder))
+    assert code == 0, output
     (warning,) = of_kind(run_dir, "warning")
     assert "kernels: ortflow's" in warning["message"]
-    assert warning["message"] in said
+    assert warning["message"] in output
     for point, expected in zip(curve(run_dir), undisturbed(folder), strict=True):
         assert point == pytest.approx(expected, rel=1e-4)
     # From here on it is a run with the other kernels, and it resumes with these.
-    code, said = resume(folder, run_dir, "checkpoint.exact=true", "train.steps=25", **no_compiler(folder))
-    assert code == 0, said
+    code, output = resume(folder, run_dir, "checkpoint.exact=true", "train.steps=25", **no_compiler(folder))
+    assert code == 0, output
 
 
 def test_requested_other_kernels_are_only_reported(folder: Path) -> None:
     run_dir = stopped(folder, "asked")
-    code, said = resume(folder, run_dir, "resources.kernels=onnxruntime")
-    assert code == 0, said
+    code, output = resume(folder, run_dir, "resources.kernels=onnxruntime")
+    assert code == 0, output
     if find_library().path is not None:
         assert "kernels: ortflow's" in of_kind(run_dir, "warning")[0]["message"]
 
 
 def test_another_number_of_threads_is_reported(folder: Path) -> None:
     run_dir = stopped(folder, "threads")
-    code, said = resume(folder, run_dir, "resources.cpus_per_rank=2")
-    assert code == 0, said
+    code, output = resume(folder, run_dir, "resources.cpus_per_rank=2")
+    assert code == 0, output
     (warning,) = of_kind(run_dir, "warning")
     assert "threads a rank: 1 before, 2 now" in warning["message"]
 
@@ -181,13 +181,13 @@ def test_another_training_graph_is_refused(folder: Path) -> None:
     whole = model.read_bytes()
     save_model(model, "Tanh")
     try:
-        code, said = resume(folder, run_dir)
-        assert code == 2, said
-        assert "training graph: " in said
+        code, output = resume(folder, run_dir)
+        assert code == 2, output
+        assert "training graph: " in output
         assert curve(run_dir) == curve(folder / "runs" / "half"), "nothing has changed"
         model.write_bytes(whole)
-        code, said = resume(folder, run_dir)
-        assert code == 0, said
+        code, output = resume(folder, run_dir)
+        assert code == 0, output
         assert curve(run_dir) == undisturbed(folder)
     finally:
         model.write_bytes(whole)

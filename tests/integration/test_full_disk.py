@@ -101,9 +101,9 @@ def test_output_to_a_full_disk_does_not_end_the_run(disk: Path, folder: Path, wh
     filler.unlink()
     assert child.wait(timeout=60) == 0
     assert result(tiny.run_dir) == result(whole)
-    said = (disk / "p" / "out.txt").read_text()
-    assert "finished at step" in said
-    assert not has_traceback(said)
+    output = (disk / "p" / "out.txt").read_text()
+    assert "finished at step" in output
+    assert not has_traceback(output)
 
 
 def test_a_run_that_waits_for_disk_space_stops_when_asked(disk: Path, folder: Path, whole: Path) -> None:
@@ -241,7 +241,7 @@ def test_starts_without_disk_space_have_their_own_limit(tmp_path: Path) -> None:
     done = bench.run("run", "run.yaml", script=script)
     assert done.code == 1, done.err
     assert len(bench.attempts("end")) == FRUITLESS + 1
-    assert "5 attempts in a row ended before a step was done" in done.err
+    assert "5 attempts" in done.err
     assert "out of disk on" in done.err
 
 

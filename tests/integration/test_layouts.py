@@ -102,7 +102,7 @@ def test_trust_ratios_are_those_of_whole_tensors(name: str, project: Project, la
     same(run(project, f"lamb-{name}", *LAYOUTS[name], **LAMB), lamb)
 
 
-def test_a_run_changes_its_layout_as_it_goes_on(project: Project, one_rank: Path) -> None:
+def test_a_run_continues_under_another_layout(project: Project, one_rank: Path) -> None:
     moves: list[tuple[int, int, dict[str, Any]]] = [
         (4, 2, {"pipeline": 2}), (6, 4, {"pipeline": 2}), (8, 2, {"horizontal": 2}), (10, 2, {"zero": 1}),
         (14, 4, {"pipeline": 2, "horizontal": 2}), (17, 1, {}), (20, 4, {"pipeline": 2, "zero": 1}),

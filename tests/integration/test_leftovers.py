@@ -341,7 +341,7 @@ def test_a_segment_that_is_mapped_in_a_moment_stays(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", '{"before": 7}', "{", "\0" * 100])
-def test_a_record_that_says_nothing_removes_nothing(ranks: Ranks, text: str) -> None:
+def test_an_empty_record_removes_nothing(ranks: Ranks, text: str) -> None:
     (ranks.folder / f"ortflow_mpi_{os.getuid()}_0123456789abcdef").write_text(text)
     path = ranks.segment()
     assert sweep(ranks.folder) == []

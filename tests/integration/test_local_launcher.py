@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launching import Bench, wait_until
+from messages import mentions
 from terminal import Terminal
 
 KILL_RANK_1 = {"rank": 1, "step": 4, "do": f"signal {signal.SIGKILL.value}"}
@@ -92,13 +93,13 @@ def test_failure_budget_ends_the_run_and_survives_its_launcher(bench: Bench) -> 
     done = bench.run("run", "run.yaml", script=always)
     assert done.code == 1
     assert [record["next"] for record in bench.attempts("end")] == ["restart", "restart", "stop"]
-    assert done.err == (
-        "error: rank 1 was killed by SIGKILL; the budget of 2 failures is spent; "
-        "`ortflow resume fake` tries again, `ortflow logs fake` shows more\n"
+    (line,) = done.err.splitlines()
+    assert mentions(
+        line, "error: rank 1", "SIGKILL", "budget of 2 failures", "`ortflow resume fake`", "`ortflow logs fake`"
     )
     again = bench.run("resume", "fake", script=always)
     assert again.code == 1
-    assert "3 failures and 0 preemptions are no longer counted" in again.err
+    assert "3 failures and 0 preemptions" in again.err
     assert len(bench.attempts("end")) == 6
 
 
@@ -123,7 +124,8 @@ def test_wrong_input_later_keeps_the_run(bench: Bench) -> None:
     assert done.code == 2
     assert len(bench.events("step")) == 3
     assert bench.state() == "failed"
-    assert done.err == "error: rank 0 is told to fail; then `ortflow resume fake KEY=VALUE` goes on\n"
+    (line,) = done.err.splitlines()
+    assert mentions(line, "error: rank 0", "`ortflow resume fake KEY=VALUE`")
 
 
 def test_a_failing_rank_reports_its_cause(bench: Bench) -> None:
@@ -166,7 +168,7 @@ def test_out_of_memory_is_reported(bench: Bench) -> None:
         hog = {0: {"rank": 1, "step": 3, "do": "hog"}}
         done = bench.run("run", "run.yaml", script=hog, shell=enter)
         assert done.code == 0, done.err
-        assert "rank 1 was killed by SIGKILL (out of memory)" in done.out
+        assert mentions(done.out, "rank 1", "SIGKILL", "out of memory")
     finally:
         group.rmdir()
 
@@ -201,7 +203,7 @@ def test_asked_once_saves_and_exits(bench: Bench, number: signal.Signals) -> Non
     assert done.code == 75
     saved = int((bench.run_dir / "saved").read_text())
     assert f"saved at step {saved}" in done.out
-    assert "`ortflow resume fake` goes on" in done.err
+    assert "`ortflow resume fake` continues" in done.err
     nobody_left(bench)
 
 
@@ -216,11 +218,11 @@ def test_ctrl_c_in_a_terminal_leaves_a_clean_screen(bench: Bench) -> None:
     lines = str(terminal.screen).splitlines()
     saved = int((bench.run_dir / "saved").read_text())
     assert [line[10:] for line in lines[:-1]] == [
-        "Ctrl-C: saving and leaving; Ctrl-C again leaves now",
+        "Ctrl-C: saving and stopping; Ctrl-C again stops immediately",
         f"checkpoint at step {saved}",
         f"saved at step {saved}",
     ]
-    assert lines[-1] == "stopped: requested by Ctrl-C; `ortflow resume fake` goes on"
+    assert lines[-1] == "stopped: requested by Ctrl-C; `ortflow resume fake` continues"
     assert bench.state() == "stopped"
     nobody_left(bench)
 
@@ -252,7 +254,7 @@ def test_a_rank_that_dies_while_it_leaves_is_a_failure(bench: Bench) -> None:
     nobody_left(bench)
 
 
-def test_resume_goes_on(bench: Bench) -> None:
+def test_resume_continues(bench: Bench) -> None:
     running = bench.start("run", "run.yaml", steps=1000)
     running.until_step(3)
     running.send(signal.SIGINT)

@@ -55,6 +55,6 @@ def test_changes_are_reported_in_the_background_too(tmp_path: Path) -> None:
     changes = ["resources.ranks_per_node=2", "data.micro_batch=2", f"train.steps={STEPS}"]
     assert tiny.command("run", "run.yaml", "--detach", *changes).code == 0
     assert tiny.command("logs", "-f", "tiny").code == 0
-    said = (tiny.run_dir / "logs/supervisor.log").read_text()
-    assert "resources.ranks_per_node: 1 before, 2 now" in said
-    assert "a step keeps its 4 samples: 2 ranks" in said
+    output = (tiny.run_dir / "logs/supervisor.log").read_text()
+    assert "resources.ranks_per_node: 1 before, 2 now" in output
+    assert "a step keeps its 4 samples: 2 ranks" in output

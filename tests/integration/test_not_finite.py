@@ -69,10 +69,10 @@ def run(folder: Path, name: str, data: str, *, ranks: int = 1, **train: Any) -> 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_damaged_sample_costs_its_step_and_leaves_no_trace(folder: Path, ranks: int) -> None:
     """The same curve as with those steps ignored: none of their gradients is used."""
-    codes, said, (skipping, sparing) = zip(
+    codes, output, (skipping, sparing) = zip(
         *(run(folder, f"{data}-{ranks}", data, ranks=ranks) for data in ("damaged", "unlabelled")), strict=True
     )
-    assert codes == (0, 0), said
+    assert codes == (0, 0), output
     reasons = {record["step"]: record["reason"] for record in of_kind(skipping, "skipped_step")}
     assert reasons == dict.fromkeys((1, 2, 9, 25, STEPS), "the loss is nan")
     assert len(of_kind(sparing, "skipped_step")) == len(reasons)
@@ -82,10 +82,10 @@ def test_a_damaged_sample_costs_its_step_and_leaves_no_trace(folder: Path, ranks
 
 
 def test_a_run_whose_every_step_is_skipped_fails_and_is_not_tried_again(folder: Path) -> None:
-    code, said, run_dir = run(folder, "nothing", "nothing", steps=5)
-    assert code == 2, said
-    assert "all 5 steps of the run were skipped" in said
-    assert "Traceback" not in said
+    code, output, run_dir = run(folder, "nothing", "nothing", steps=5)
+    assert code == 2, output
+    assert "all 5 steps" in output
+    assert "Traceback" not in output
     assert len(of_kind(run_dir, "attempt_start")) == 1
     assert not of_kind(run_dir, "finished")
     assert not (run_dir / "export" / "model.onnx").exists()
@@ -96,9 +96,9 @@ def test_a_run_whose_every_step_is_skipped_fails_and_is_not_tried_again(folder: 
 def test_a_run_whose_model_diverged_before_its_end_fails(folder: Path) -> None:
     """One update that is too large, then fewer skipped steps than would end a run."""
     diverges = {"optimizer": {"name": "sgd", "lr": 1e38}, "clip_norm": None, "steps": 5}
-    code, said, run_dir = run(folder, "diverges", "whole", **diverges)
-    assert code == 2, said
+    code, output, run_dir = run(folder, "diverges", "whole", **diverges)
+    assert code == 2, output
     assert 0 < len(of_kind(run_dir, "skipped_step")) < 5
-    assert "the loss of the trained model is" in said
-    assert "train.optimizer.lr" in said
+    assert "the loss of the trained model is" in output
+    assert "train.optimizer.lr" in output
     assert not of_kind(run_dir, "finished")

@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 def test_one_sentence_that_names_it(tiny: Tiny, words: list[str]) -> None:
     before = sorted(tiny.folder.iterdir())
     done = tiny.command(*words)
-    assert done.code in (1, 2), done.said
+    assert done.code == 2, done.said
     assert not has_traceback(done.said)
     (line,) = done.err.splitlines()
     assert line.startswith("error: ")

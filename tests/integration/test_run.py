@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from messages import mentions
 from project import Project, command, curve, evaluations, events, leftovers, logs, of_kind
 
 from ortflow.workflow.kernels.library import find_library
@@ -70,7 +71,7 @@ def test_two_ranks_follow_one_rank_with_twice_the_batch(project: Project) -> Non
             assert norm == pytest.approx(same_norm, rel=2e-3)
 
 
-def test_an_extended_run_goes_on_exactly(project: Project) -> None:
+def test_an_extended_run_continues_exactly(project: Project) -> None:
     """Stopped at step 15 and extended to 30 with other metrics, a run with a constant rate is that of 30 steps."""
     constant = {"train__schedule": {"name": "constant"}}
     whole = project.run("whole", **constant)
@@ -91,7 +92,7 @@ def test_another_number_of_ranks_follows_the_same_curve(project: Project) -> Non
     file = project.write("elastic", **epochs, resources__ranks_per_node=3)
     refused = command("run", file.name, folder=project.folder)
     assert refused.returncode == 2
-    assert "train.global_batch: is 16 samples a step, which 3 ranks x 4 samples" in refused.stderr
+    assert mentions(refused.stderr, "train.global_batch", "16 samples", "3 ranks x 4")
     parts = project.run("elastic", **epochs, data__micro_batch=8)
     assert [(r["samples"], r["epoch"]) for r in of_kind(parts, "step")] == [
         (r["samples"], r["epoch"]) for r in of_kind(whole, "step")
@@ -111,7 +112,7 @@ def test_another_number_of_ranks_follows_the_same_curve(project: Project) -> Non
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
-def test_a_run_goes_on_with_another_number_of_ranks_and_another_batch(
+def test_a_run_continues_with_another_number_of_ranks_and_another_batch(
     project: Project, before: int, after: int
 ) -> None:
     name = f"ranks-{before}-{after}"
@@ -173,7 +174,7 @@ def test_no_rank_and_no_verb_imports_torch(project: Project, tmp_path: Path) -> 
         assert not note.exists(), f"{arguments[0]}: {note.read_text()}"
 
 
-def test_after_a_wrong_guess_a_run_goes_on_with_other_values(project: Project) -> None:
+def test_after_a_wrong_guess_a_run_continues_with_other_values(project: Project) -> None:
     """Learning rate, decay, metrics and length may change; another seed is refused."""
     constant = {"train__schedule": {"name": "constant"}, "resources__ranks_per_node": 1, "train__steps": 8}
     run_dir = project.run("guess", **constant)
@@ -196,14 +197,14 @@ def test_after_a_wrong_guess_a_run_goes_on_with_other_values(project: Project) -
     assert changed["train.steps"] == (8, 12)
     refused = command("resume", "guess", "train.steps=20", "seed=4", folder=project.folder)
     assert refused.returncode == 2
-    assert "holds another run: seed is 3 there and 4 here; give this key the old value" in refused.stderr
+    assert mentions(refused.stderr, "seed is 3", "4 here")
     assert (
         "train.optimizer.name"
         in command("resume", "guess", "train.optimizer={name: sgd, lr: 0.1}", folder=project.folder).stderr
     )
 
 
-def test_a_run_does_not_go_on_with_another_set_of_samples(project: Project) -> None:
+def test_a_run_does_not_continue_with_other_samples(project: Project) -> None:
     alone = {"resources__ranks_per_node": 1, "data__train__path": "other/train.arrow"}
     shutil.copytree(project.folder / "set", project.folder / "other")
     run_dir = project.run("other-set", **alone, train__steps=5)
@@ -221,7 +222,7 @@ def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(project
     file = project.write("no-export", export__tolerance=0.0)
     done = command("run", file.name, folder=project.folder)
     assert done.returncode == 2
-    assert "export.tolerance: the exported model differs by" in done.stdout + done.stderr
+    assert mentions(done.stdout + done.stderr, "export.tolerance: ", "0.0001")
     assert not any(project.run_dir("no-export").rglob("step-*"))
     assert "loss" not in done.stdout
 
@@ -231,9 +232,9 @@ def test_a_failed_export_names_the_checkpoint(project: Project) -> None:
     file = project.write("late-export", train__steps=6, export__tolerance=0.0, restart__failures=0)
     done = command("run", file.name, folder=project.folder)
     assert done.returncode == 2
-    said = done.stdout + done.stderr
-    assert f"training is done and saved in {run_dir / 'checkpoints' / 'step-00000006'}, but the export failed" in said
-    assert f"`ortflow export {run_dir}` tries again" in said
+    output = done.stdout + done.stderr
+    assert f"training is done and saved in {run_dir / 'checkpoints' / 'step-00000006'}, but the export failed" in output
+    assert f"`ortflow export {run_dir}` tries again" in output
     assert len(of_kind(run_dir, "step")) == 6
     assert command("export", str(run_dir), folder=project.folder).returncode == 2
     file.write_text(file.read_text().replace("tolerance: 0.0", "tolerance: 0.1"))

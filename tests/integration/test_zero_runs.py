@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from messages import mentions
 from project import ORTFLOW, Project, command, curve, environment, logs, of_kind
 
 from ortflow.launchers.processes import family, ranks_among
@@ -95,7 +96,7 @@ def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(
     assert exported(run_dir) == exported(undisturbed)
 
 
-def test_a_run_goes_on_with_other_stages_and_ranks(project: Project, undisturbed: Path, stage: int) -> None:
+def test_a_run_continues_with_other_stages_and_ranks(project: Project, undisturbed: Path, stage: int) -> None:
     """Three ranks under this stage, one without ZeRO, two under stage 1, and three under this one again; the model is
     that of an undisturbed run."""
     for steps, ranks, zero in ((4, 3, stage), (7, 1, 0), (9, 2, 1), (12, 3, stage)):
@@ -133,7 +134,7 @@ def test_the_gradient_is_checked_on_rank_0_with_all_parameters(project: Project,
     run_dir = project.run_dir("checked")
     assert done.returncode == 0, logs(run_dir)
     (checked,) = of_kind(run_dir, "gradient_check")
-    assert "tensors against ONNX Runtime's operators and differences of the loss" in checked["compared"]
+    assert mentions(checked["compared"], "tensors against", "differences")
 
 
 def test_dropout_draws_the_masks_that_it_draws_without_zero(tmp_path: Path) -> None:

@@ -39,14 +39,14 @@ class SmallDisk:
         device = _run("losetup", "--find", "--show", str(image))
         options = _limited(device, folder) if quota else ()
         made = cls(space.testbed, device, space.volume(claim))
-        made._everywhere("mount", *options, device, str(made.folder))
+        made.run_on_nodes("mount", *options, device, str(made.folder))
         made.folder.chmod(0o777)
         return made
 
     def remove(self) -> None:
         """Unmount it; pods that still use it keep their mount until they end."""
         with suppress(AssertionError):
-            self._everywhere("umount", "--lazy", str(self.folder))
+            self.run_on_nodes("umount", "--lazy", str(self.folder))
         _run("losetup", "--detach", self.device)
 
     def fill(self) -> None:
@@ -65,7 +65,7 @@ class SmallDisk:
         (self.folder / "ballast").unlink(missing_ok=True)
         _run("sync", "--file-system", str(self.folder))  # btrfs frees what a quota counts when it commits
 
-    def _everywhere(self, *command: str) -> None:
+    def run_on_nodes(self, *command: str) -> None:
         _run(*command)
         self.testbed.reported(str(SCRIPTS / "enter"), "--testbed", str(self.testbed.folder), *command)
         for node in self.testbed.nodes:

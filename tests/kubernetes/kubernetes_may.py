@@ -20,12 +20,12 @@ class May:
 
 KILLED = r"failure: (rank \d+ was|ranks [\d, ]+ were|a rank on \S+ was) killed by SIGKILL"
 SAVED = r"preempted: "
-LOST = r"lost: (the launcher pod was lost|the worker \S+ does not answer any more)"
+LOST = r"lost: (the launcher pod was lost|the worker \S+ no longer answers)"
 TAKEN_AWAY = May(preemptions=1, ends=f"{SAVED}|{LOST}")
 """A pod was told to end, or was gone without a word."""
 NODE = May(preemptions=2, ends=f"{SAVED}|{LOST}")
 """The worker and the launcher pod of one node."""
-HUNG = r"failure: the ranks hung: no sign of life"
+HUNG = r"failure: the ranks hung: no heartbeat"
 
 MAY: dict[str, May] = {
     "the launcher pod deleted": TAKEN_AWAY,

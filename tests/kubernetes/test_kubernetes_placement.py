@@ -54,5 +54,5 @@ def test_a_worker_without_its_node_is_reported(two_kinds: Testbed, cluster: Clus
         backends__kubernetes__worker_node_selector={"kind": "other"},
         backends__kubernetes__launcher_node_selector={"kind": "lasting"},
     )
-    wait_until(lambda: "finds no place" in str(run.status()["waits"]), 30, lambda: str(run.status()))
+    wait_until(lambda: "cannot be scheduled" in str(run.status()["waits"]), 30, lambda: str(run.status()))
     assert nodes(run, "worker") == {""}

@@ -16,6 +16,7 @@ from kubernetes_accidents import FAULTS, clocks_of
 from kubernetes_cluster import ENDS, RANKS, Cluster, Run, faults, same_end, skewed, slow
 from kubernetes_runs_seen import mpi_processes, rank_processes
 from kubernetes_testbed import Space, Testbed, wait_until
+from messages import mentions
 from project import ORTFLOW, curve, of_kind
 
 MIDDLE = 15
@@ -127,7 +128,7 @@ def test_a_rank_hangs(cluster: Cluster, left_alone: Path) -> None:
     rank_processes(run)[3].suspend()
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.records("end")[0]["cause"] == "the ranks hung: no sign of life for 8 s"
+    assert mentions(run.records("end")[0]["cause"], "hung", "8 s")
 
 
 def test_a_worker_is_out_of_memory(cluster: Cluster, left_alone: Path) -> None:

@@ -40,17 +40,17 @@ class May:
 
 
 SIGKILL = r"failure: rank \d+ was killed by SIGKILL"
-PREEMPTED = r"preempted: saved and left"
+PREEMPTED = r"preempted: saved and stopped"
 # A signal that comes while ranks start finds nothing to save.
 EARLY = r"preempted: (asked to leave before all ranks had begun|rank \d+ was ended by SIG\w+)"
 BY_HAND = r"(: a signal was sent by hand)"
-REQUEUED = r"(: somebody had Slurm requeue the job)?"
+REQUEUED = r"(: a user requeued the job)?"
 NODE = r"(: a node of the job was lost)?"
 STEP = r"failure: the job's step \S+ was cancelled"
 LIMIT = r": the time limit is near"
 LOST = r"lost: Slurm ended the job before its cause was recorded"
 NODE_LOST = r"lost: node \S+ (was lost|did not answer)"
-AWAY = r"lost: the Slurm controller (was away when the ranks were to start|has lost sight of the job)"
+AWAY = r"lost: the Slurm controller (did not answer when the ranks were started|has lost the job's state)"
 MAY: dict[str, May] = {
     "preempted, grace 0": May(preemptions=1, ends=f"{PREEMPTED}$|{EARLY}|{LOST}"),
     "preempted, grace 15": May(preemptions=1, ends=f"{PREEMPTED}$|{EARLY}|{LOST}"),
@@ -68,7 +68,7 @@ MAY: dict[str, May] = {
     # A controller that dies within 5 s of a start has not written it down, and starts the job again.
     "the controller dead": May(ends=f"{AWAY}|{LOST}"),
     "the controller restarted": May(ends=f"{AWAY}|{LOST}"),
-    # In each life of the job, until the limit is mended.
+    # In each start of the job, until the limit is mended.
     "the time limit cut": May(ends=f"{PREEMPTED}{LIMIT}", most=4),
     "the time limit raised": May(),
     # An attempt that begins on a full disk ends, and the next one waits for room.
@@ -198,7 +198,7 @@ class Accidents:
                 wrong.append(f"step {before.step} to {after.step}")
         lacks = "out of disk on" in (how["waits"] or "")
         if lacks and self._full_since is None:
-            # The notice is taken away with the next sign of life of ranks that have room.
+            # The notice is taken away with the next heartbeat of ranks that have room.
             time.sleep(NOTICED)
             if self._full_since is None and "out of disk on" in (self._run.status()["waits"] or ""):
                 wrong.append("the disk is not full")

@@ -115,7 +115,7 @@ def test_the_script_of_a_submission_by_hand(cluster_of: Cluster, undisturbed: Ru
     assert run.outcomes() == ["finished"]
 
 
-def test_it_goes_on_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run) -> None:
+def test_it_continues_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run) -> None:
     script = rendered(cluster_of, "goes-on", **slow(0.2, attempts=2))
     first = sbatch(cluster_of, script)
     run = Run(cluster_of, "goes-on")

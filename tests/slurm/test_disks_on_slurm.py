@@ -69,7 +69,7 @@ def test_a_disk_that_is_freed_in_time_costs_nothing(on_small_disk: Cluster, smal
 
 
 @pytest.mark.chaos
-def test_ranks_that_start_on_a_full_disk_say_so(on_small_disk: Cluster, small_disk: Path, undisturbed: Run) -> None:
+def test_ranks_that_start_on_a_full_disk_report_it(on_small_disk: Cluster, small_disk: Path, undisturbed: Run) -> None:
     """One fails and Slurm kills the others, by when there is room again: the disk was the cause, not the signal."""
     run = on_small_disk.submit("full-at-start", **slow(0.3))
     run.until_step(7)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster
+from messages import mentions
 from project import ORTFLOW
 from testbed import Testbed, wait_until
 
@@ -94,7 +95,7 @@ def test_inputs_and_a_start_that_does_not_fit(doctored: Cluster) -> None:
     assert (report.code, report.bad()) == (1, ["input", "input", "MPI"])
     inputs = [line["what"] for line in report.found if line["about"] == "input"]
     assert inputs == [f"{second} does not see {data / name}.arrow" for name in ("train", "eval")]
-    assert "0 of 4 ranks came into a world with --mpi=pmix" in report.one("MPI")["what"]
+    assert "0 of 4 ranks connected with --mpi=pmix" in report.one("MPI")["what"]
     assert "set backends.slurm.mpi to auto, pmi2 or mpirun" in report.one("MPI")["fix"]
     assert report.one("backends.slurm.mpi pmix")["level"] == "warning"
 
@@ -108,13 +109,13 @@ def test_ranks_that_are_each_alone(doctored: Cluster) -> None:
     prologue = [f"export PATH={wrapper.parent}:$PATH"]
     report = examine(doctored, doctored.write("alone", backends__slurm__prologue=prologue), "--job")
     assert (report.code, report.bad()) == (1, ["MPI"])
-    assert report.one("MPI")["what"] == "each of 4 ranks is alone in a world of 1 with --mpi=pmi2"
+    assert mentions(report.one("MPI")["what"], "each of 4 ranks", "world of 1", "--mpi=pmi2")
 
 
 def test_a_job_that_would_never_start(doctored: Cluster) -> None:
     report = examine(doctored, doctored.write("too-much", resources__nodes=9), "--job")
     assert (report.code, report.bad()) == (1, ["request", "job"])
-    assert report.one("request")["what"] == "partition main has 4 nodes, and the run asks for 9"
+    assert mentions(report.one("request")["what"], "partition main", "4 nodes", "9")
     assert "would never start" in report.one("job")["what"]
 
 

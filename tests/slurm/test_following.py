@@ -39,7 +39,7 @@ def test_cancel_while_it_waits(cluster_of: Cluster) -> None:
     assert run.status()["state"] == "cancelled"
 
 
-def test_cancel_while_it_runs_saves_and_resume_goes_on(cluster_of: Cluster, undisturbed: Run) -> None:
+def test_cancel_saves_a_running_run_and_resume_continues(cluster_of: Cluster, undisturbed: Run) -> None:
     run = cluster_of.submit("stopped", **slow(0.2))
     run.until_step(15)
     done = cluster_of.ortflow("cancel", "stopped", timeout=90)
@@ -90,7 +90,7 @@ def test_cancel_of_a_finished_run(cluster_of: Cluster, undisturbed: Run) -> None
     assert "is not running: finished" in done.stdout
 
 
-def test_scancel_is_no_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
+def test_scancel_is_not_a_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
     """The batch step is signalled as for a preemption; asking to be queued again would undo the cancel."""
     run = cluster_of.submit("scancelled")
     run.until_step(15)
@@ -125,7 +125,7 @@ def test_what_never_starts_is_reported(cluster_of: Cluster, changes: dict[str, o
     assert words in reported["waits"], reported
 
 
-def test_a_refusal_says_what_to_change(cluster_of: Cluster) -> None:
+def test_a_refusal_names_the_key_to_change(cluster_of: Cluster) -> None:
     file = cluster_of.write("refused", backends__slurm__partition="nope")
     done = cluster_of.ortflow("submit", "--backend", "slurm", file.name)
     assert done.returncode == 2

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from cluster import Cluster, Run, slow
 from login import HOST, Login, missing
+from messages import mentions
 from project import ORTFLOW, Project
 from testbed import Testbed, wait_until
 
@@ -164,7 +165,7 @@ def test_prepare_on_the_host(testbed: Testbed, laptop: Laptop) -> None:
     file = laptop.project.write("made", **changes)
     done = laptop.far("submit", file.name)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "twin.arrow is not here: `prepare` makes it on login, from helper.py, make.py" in done.stderr
+    assert mentions(done.stderr, "twin.arrow", "`prepare`", "login", "helper.py, make.py")
     assert not (folder / "twin.arrow").exists()
     laptop.run(testbed, "made").finish()
 
@@ -188,7 +189,7 @@ def test_what_the_user_has_to_fix(login: Login, laptop: Laptop, tmp_path: Path) 
         (["--host", "nosuch.invalid"], {}, 2, "there is no host nosuch.invalid"),
         (["--host", HOST], {"c": config(tmp_path / "a", Port="23099")}, 1, "login cannot be reached"),
         (["--host", HOST], {"c": config(tmp_path / "b", IdentityFile=str(login.laptop / "stranger"))}, 2,
-         "login does not let you in"),
+         "login rejects your login"),
         (["--host", HOST], {"c": config(tmp_path / "d", UserKnownHostsFile="/dev/null")}, 2,
          "the host key of login is not known here"),
         (["--host", HOST], {"c": other}, 2, "login shows another host key than before"),
@@ -249,4 +250,4 @@ def test_inputs_that_are_nowhere(laptop: Laptop) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "data.train.path: there is no file set/none.arrow here" in done.stderr
     done = laptop.far("submit", file.name, "data.train.path=/no/where/none.arrow")
-    assert "there is no file /no/where/none.arrow here, and none on login" in done.stderr
+    assert mentions(done.stderr, "/no/where/none.arrow", "login")

@@ -6,6 +6,7 @@ import os
 import signal
 
 from cluster import ENDS, Cluster, Run, rank_processes, same_end, slow
+from messages import mentions
 from project import of_kind
 from testbed import FINAL, wait_until
 
@@ -28,7 +29,7 @@ def test_a_held_job_has_no_expected_start(cluster_of: Cluster) -> None:
     wait_until(lambda: run.testbed.state(run.job) == "PENDING", 60)
     run.testbed.reported("scontrol", "hold", run.job)
     reported = run.status()
-    assert "will never start by itself: it is held" in reported["waits"]
+    assert mentions(reported["waits"], "never start", "held")
     assert reported["starts_at"] is None
     shown = cluster_of.ortflow("status", "held").stdout
     assert "expected" not in shown
@@ -68,7 +69,7 @@ def test_signals_by_hand_are_not_a_preemption(cluster_of: Cluster, undisturbed: 
     *ends, _ = run.records("end")
     assert len(ends) == 2
     for end in ends:
-        assert end["cause"].startswith("saved and left: a signal was sent by hand"), end
+        assert end["cause"].startswith("saved and stopped: a signal was sent by hand"), end
         assert end["why"] == "that counts against no budget"
     assert run.status()["preemptions"] == 0
 
@@ -82,6 +83,6 @@ def test_a_time_limit_that_is_cut_while_the_job_runs(cluster_of: Cluster, undist
     same_end(run, undisturbed)
     ends = run.records("end")
     assert len(ends) > 1, run.transcript()
-    assert {end["cause"] for end in ends[:-1]} == {"saved and left: the time limit is near"}, run.transcript()
+    assert {end["cause"] for end in ends[:-1]} == {"saved and stopped: the time limit is near"}, run.transcript()
     assert not of_kind(run.run_dir, "rewind"), "each start of the job saved in time"
     assert run.status()["preemptions"] == 0

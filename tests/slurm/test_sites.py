@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, Run, same_end, slow
 from conftest import QUICK, start, stop
+from messages import mentions
 from project import Project, of_kind
 from testbed import FINAL, Testbed, wait_until
 
@@ -146,7 +147,7 @@ def test_a_rank_that_does_not_leave_in_time(site: MakeSite, undisturbed: Run) ->
     assert run.status()["failures"] == 0
 
 
-def test_the_doctor_knows_the_limits_of_a_qos(site: MakeSite) -> None:
+def test_the_doctor_reports_the_limits_of_a_qos(site: MakeSite) -> None:
     there = site("--accounting", "--enforce", "associations,limits,qos")
     for words in ("add account lab", "add user root account=lab", "add qos small MaxTRESPerJob=node=1 MaxWall=10:00"):
         there.testbed.reported("sacctmgr", "-i", *words.split())
@@ -155,8 +156,8 @@ def test_the_doctor_knows_the_limits_of_a_qos(site: MakeSite) -> None:
     file = there.write("too-much", **limits, backends__slurm__qos="small")
     reported = there.ortflow("doctor", "-b", "slurm", file.name)
     assert reported.returncode == 1
-    assert "QOS small gives a job 1 node (MaxTRESPerJob), and the run asks for 2" in reported.stdout
-    assert "QOS small gives a job 00:10:00 (MaxWall), and the run asks for 00:20:00" in reported.stdout
+    assert mentions(reported.stdout, "QOS small", "1 node", "MaxTRESPerJob", "2")
+    assert mentions(reported.stdout, "QOS small", "00:10:00", "MaxWall", "00:20:00")
     run = there.submit("too-much", **limits, backends__slurm__qos="small")
     wait_until(lambda: "QOS" in there.testbed.job(run.job)["Reason"], 20, lambda: str(there.testbed.job(run.job)))
     fine = there.ortflow("doctor", "-b", "slurm", there.write("little", **limits).name)

@@ -90,7 +90,7 @@ def test_a_client_with_a_wrong_clock(cluster_of: Cluster, ahead: float) -> None:
     assert f"is job {run.job} in Slurm" in again.stderr
 
 
-def test_other_nodes_are_reported_when_a_run_goes_on(cluster_of: Cluster, undisturbed: Run) -> None:
+def test_other_nodes_are_reported_when_a_run_continues(cluster_of: Cluster, undisturbed: Run) -> None:
     """Here a copy of one that has finished, where the copy lies."""
     copy = Run(cluster_of, "fewer-nodes")
     shutil.copytree(undisturbed.run_dir, copy.run_dir)

@@ -50,8 +50,8 @@ def save(
     statuses = [writer.wait() for writer in writers]
     records = [status.record for status in statuses if status.record is not None]
     assert len(records) == world_size, statuses
-    said = progress_of(step, **progress)
-    return commit(store, step, attempt, records, buffers=specs(buffers), index=INDEX, progress=said, environment={})
+    output = progress_of(step, **progress)
+    return commit(store, step, attempt, records, buffers=specs(buffers), index=INDEX, progress=output, environment={})
 
 
 def same(loaded: Mapping[str, Any], buffers: Mapping[str, HostBuffer]) -> bool:

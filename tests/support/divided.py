@@ -153,7 +153,7 @@ def run_parts(
     finally:
         collectives.disconnect()
     assert all(calls == parts.calls[0] for calls in parts.calls)
-    return {name: _together(name, divided, given, results) for name in results[0]}
+    return {name: run_together(name, divided, given, results) for name in results[0]}
 
 
 def run_ranks(
@@ -166,7 +166,7 @@ def run_ranks(
     program = str(Path(__file__).with_name("part_of_model.py"))
     on_ranks(len(graphs), program, str(folder), str(CHANNEL), str(SEED))
     results = [dict(np.load(folder / f"{rank}-results.npz")) for rank in range(len(graphs))]
-    return {name: _together(name, divided, given, results) for name in results[0]}
+    return {name: run_together(name, divided, given, results) for name in results[0]}
 
 
 def _held(divided: Divided, given: Arrays) -> dict[str, npt.NDArray[Any]]:
@@ -175,7 +175,7 @@ def _held(divided: Divided, given: Arrays) -> dict[str, npt.NDArray[Any]]:
     return {name: regions[name].of(value) if name in regions else value for name, value in given.items()}
 
 
-def _together(name: str, divided: Sequence[Divided], given: Arrays, results: Sequence[Arrays]) -> npt.NDArray[Any]:
+def run_together(name: str, divided: Sequence[Divided], given: Arrays, results: Sequence[Arrays]) -> npt.NDArray[Any]:
     tensor = name.removesuffix("_grad")
     if tensor == name or tensor not in divided[0].regions or divided[0].regions[tensor].whole:
         for each in results[1:]:

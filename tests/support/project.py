@@ -99,7 +99,7 @@ class Project:
         return file
 
     def run_dir(self, name: str) -> Path:
-        """The run's directory."""
+        """The run directory."""
         return self.folder / "runs" / name
 
     def run(self, name: str, *arguments: str, **changes: Any) -> Path:

@@ -5,7 +5,7 @@ Also a small network and steps for it, which tests on a real GPU use too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ class FakeDevice(CudaDevice):
     """A device with host memory, so that ONNX Runtime's CPU provider computes on it."""
 
     kind = "cpu"
+    comparisons: FakeDevice | None = None
+    """The device of sessions that compare precisions, if it is another one."""
+
+    def exact(self) -> CudaDevice:
+        return self.comparisons or super().exact()
 
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
         return ["CPUExecutionProvider"]
@@ -49,7 +54,11 @@ class FakeDevice(CudaDevice):
 
 
 class Fake:
-    """The library, the device, and the log."""
+    """The library, the device, the log, and the sessions of the newest trainer."""
+
+    sessions: Sessions
+    on_run: Callable[[Binding], None] | None = None
+    """Called whenever a graph is queued, behind it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.library = library = FakeCuda()
@@ -65,11 +74,14 @@ class Fake:
                 run(binding, **options)
 
             self.library.kernel(work)
+            if self.on_run is not None:
+                self.on_run(binding)
 
         monkeypatch.setattr(Binding, "run", queue)
         runtime = Runtime(self.library)
         self.device = FakeDevice(runtime, runtime.describe(0))
         self.log: list[str] = []
+        self.warnings: list[str] = []
 
     def trainer(
         self,
@@ -78,16 +90,26 @@ class Fake:
         communicator: Communicator | None = None,
         *,
         train: onnx.ModelProto | None = None,
+        single: onnx.ModelProto | None = None,
     ) -> QueuedTrainer:
-        """The trainer for graphs that `build_graphs` has written; `train` replaces the training graph."""
+        """The trainer for graphs that `build_graphs` has written.
+
+        `train` replaces the training graph, and `single` the one that comparisons of precisions use.
+        """
         update = compose(optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index)))
         graphs.optimizer.write_bytes(guarded(update).SerializeToString())
         graphs.gradient.write_bytes(queued_gradient_graph().SerializeToString())
         if train is not None:
             graphs.train.write_bytes(train.SerializeToString())
-        sessions = Sessions(self.device, 1, "error", fuse=False)
-        report = Report(note=self.log.append)
-        trainer = QueuedTrainer(graphs, spec, sessions, communicator or SoloCommunicator(), report)
+        self.sessions = Sessions(self.device, 1, "error", fuse=False)
+        report = Report(note=self.log.append, warn=self.warnings.append)
+        trainer = QueuedTrainer(graphs, spec, self.sessions, communicator or SoloCommunicator(), report)
+        if single is not None:
+            device = self.device
+            device.comparisons = FakeDevice(
+                Runtime(self.library), device.gpu, stream=device.stream, captured=device.captured
+            )
+            graphs.train.write_bytes(single.SerializeToString())
         trainer.load_tensors(load_file(graphs.initial))
         return trainer
 

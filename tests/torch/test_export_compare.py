@@ -214,7 +214,7 @@ def test_only_what_differs_everywhere_is_wrong(
     def faults(*_: object) -> dict[str, str]:
         return {f"the gradient of '{name}'": "1.0% off" for name in next(places)}
 
-    monkeypatch.setattr(ortflow.export_compare._File, "faults", faults)
+    monkeypatch.setattr(ortflow.export_compare.ExportedFile, "faults", faults)
     out = tmp_path / "model.onnx"
     if refused:
         with pytest.raises(UserError, match=r"computes: the gradient of 'b' is 1.0% off; change"):

@@ -277,7 +277,7 @@ def earlier_export(path: Path) -> bytes:
         (Unexportable(), X, r"PyTorch cannot export Unexportable: .*data-dependent"),
         (FixedBatch(), X, r"PyTorch cannot export FixedBatch: .*; .*dynamic_shapes=\{\}"),
         (Unexportable(), {"z": X}, r"do not fit Unexportable.forward: missing a required argument: 'x'; give"),
-        (TwoBatches(), (X, X[:1]), r"first axes of the example inputs are 1, 2, not one batch; say which axes"),
+        (TwoBatches(), (X, X[:1]), r"first axes of the example inputs are 1, 2, not one batch; name the axes"),
         (nn.Linear(3, 3).half(), X, r"parameter 'weight' is float16, not float32; call module.float\(\)"),
         (nn.Linear(3, 3, device="meta"), X, r"parameter 'weight' has no values \(meta device\); load"),
         (shared_memory(), X, r"parameters '0.weight' and '1.weight' are two objects that share memory.*; tie them"),

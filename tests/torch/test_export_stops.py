@@ -125,7 +125,7 @@ class Plain(nn.Module):
         return Swish.apply(self.layer(x)) * angles
 
 
-def test_nothing_is_marked_where_there_is_no_gradient_to_stop(tmp_path: Path) -> None:
+def test_nothing_is_marked_without_a_gradient_to_stop(tmp_path: Path) -> None:
     module, apply = Plain(), torch.autograd.Function.apply
     ortflow.export_for_training(module, torch.randn(2, 3), tmp_path / "model.onnx")
     model = onnx.load(tmp_path / "model.onnx")

@@ -260,7 +260,7 @@ def test_settings_of_transformers_that_help(
     cache: bool, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A configuration of another kind than those of transformers, on which they cannot be set."""
-    monkeypatch.setattr(ortflow.export_trace, "_configurations", lambda module: [])
+    monkeypatch.setattr(ortflow.export_trace, "configurations", lambda module: [])
     module = language_model()
     module.config.use_cache = cache
     with pytest.raises(UserError, match=says):

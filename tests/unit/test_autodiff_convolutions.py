@@ -100,5 +100,5 @@ def test_transposed_convolution_without_a_gradient(attributes: dict[str, Any], r
 
 def test_convolution_by_a_kernel_of_unknown_size() -> None:
     model = model_of("Conv", arrays((1, 2, 4, 3), (2, 2, 3, 3), 2), ["x", "w"], unknown=True)
-    with pytest.raises(UserError, match="the shape of its weight is not known"):
+    with pytest.raises(UserError, match="weight"):
         differentiate(model, ["x"], "loss")

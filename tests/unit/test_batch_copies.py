@@ -58,7 +58,7 @@ def test_a_run_that_was_moved_keeps_its_job(tmp_path: Path) -> None:
     assert status(moved, Slurm(), [QUEUED], lambda _: QUEUED).job == "7"
 
 
-def test_a_directory_that_has_two_names_is_no_copy(tmp_path: Path) -> None:
+def test_a_directory_with_two_names_is_not_a_copy(tmp_path: Path) -> None:
     run = submitted(tmp_path / "here")
     (tmp_path / "link").symlink_to(run.root)
     link = RunDir(tmp_path / "link")

@@ -124,7 +124,7 @@ def test_holdings_that_do_not_cover_the_model_are_refused() -> None:
             Division(whole, grid, (one, other))
     with pytest.raises(ValueError, match="do not fit"):
         Division(whole, grid, (Holding(whole),))
-    with pytest.raises(ValueError, match=r"w is \[4, 6\] and should be \[4, 3\]"):
+    with pytest.raises(ValueError, match=r"\[4, 6\].*\[4, 3\]"):
         Division(whole, grid, (Holding(whole, {"w": part_of((4, 6), 1, 0, 2)}), held((3, 6))))
     assert undivided(whole, grid).counts(0, "w")
     assert not undivided(whole, grid).counts(1, "w")

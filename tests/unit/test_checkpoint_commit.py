@@ -216,7 +216,7 @@ def test_a_file_that_rank_0_does_not_see(tmp_path: Path) -> None:
         commit_new(store, 20, records)
     records = written(store, 20)
     os.truncate(store.begin(20, 0) / records[0].name, 10)
-    with pytest.raises(SaveFailed, match="has not the size that its rank wrote"):
+    with pytest.raises(SaveFailed, match="size"):
         commit_new(store, 20, records)
     assert names(store) == []
 

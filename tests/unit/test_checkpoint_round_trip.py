@@ -117,7 +117,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str
         load_newest(store, {**{name: buffer.read() for name, buffer in buffers.items()}, **change})
 
 
-def test_training_goes_on_only_with_the_same_tensors_and_buffers(tmp_path: Path) -> None:
+def test_training_continues_only_with_the_same_tensors_and_buffers(tmp_path: Path) -> None:
     store, buffers = DirectoryStore(tmp_path), state(0)
     save(store, 1, buffers)
     out = {name: buffer.read() for name, buffer in buffers.items()}

@@ -67,7 +67,7 @@ def test_what_is_saved_is_the_state_at_the_start(tmp_path: Path) -> None:
         assert (array == 1).all(), name
 
 
-def test_the_caller_waits_for_the_copy_and_knows_how_long(tmp_path: Path) -> None:
+def test_the_caller_waits_for_the_copy_and_gets_its_duration(tmp_path: Path) -> None:
     buffers = {"parameters": SlowBuffer(np.ones(100, np.float32))}
     writer = Writer(DirectoryStore(tmp_path), buffers, rank=0, world_size=1, attempt=0)
     writer.wait_copied()

@@ -67,7 +67,7 @@ def test_each_reason_is_one_sentence(library: FakeCuda, environment: dict[str, s
 
 @pytest.mark.skipif(HAS_CUDA, reason="is about a package without CUDA")
 def test_a_package_without_cuda_is_named() -> None:
-    with pytest.raises(UserError, match=r"resources\.gpus_per_rank: asks for GPUs, and onnxruntime.* has no CUDA"):
+    with pytest.raises(UserError, match=r"resources\.gpus_per_rank.*has no CUDA"):
         cuda_runtime()
 
 

@@ -210,7 +210,7 @@ def test_axes_that_are_one_to_scores_and_mask_are_one() -> None:
     assert leading_axes((2, 3, 5, 40), (2, 3, 5, 40), (2, 1, 1, 40)) == [(2, 600, 40), (15, 40, 0)]
     assert leading_axes((2, 3, 5, 40), (2, 3, 5, 40), (2, 3, 5, 1)) == [(30, 40, 1)]
     assert leading_axes((40,), (40,), ()) == []
-    with pytest.raises(OrtflowError, match=r"scores are \[2, 3\], and the mask \[4\]"):
+    with pytest.raises(OrtflowError, match=r"\[2, 3\].*\[4\]"):
         spread_shape((2, 3), (4,))
 
 

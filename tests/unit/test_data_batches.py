@@ -132,7 +132,7 @@ def test_steps_per_epoch() -> None:
 
 
 def test_a_set_smaller_than_a_step_is_refused(sets: dict[int, Dataset]) -> None:
-    with pytest.raises(UserError, match="5 samples, fewer than the 8 of one step"):
+    with pytest.raises(UserError, match=r"5 samples.*8"):
         reader(sets[5], world_size=2, accumulation=2)
     assert next(reader(sets[5], world_size=2, accumulation=2, last_batch="keep")).samples == 5
 
@@ -284,7 +284,7 @@ def test_the_thread_ends_with_its_reader(sets: dict[int, Dataset]) -> None:
 def test_the_interpreter_exits_silently_while_reading(tmp_path: Path) -> None:
     numbered(tmp_path / "set.arrow", 50)
     program = (
-        "import sys, time\n"
+        "import sys, threading, time\n"
         "from pathlib import Path\n"
         f"sys.path[:0] = {sys.path!r}\n"
         "from test_data_batches import reader\n"
@@ -292,7 +292,7 @@ def test_the_interpreter_exits_silently_while_reading(tmp_path: Path) -> None:
         f"steps = reader(Dataset.open(Path({str(tmp_path / 'set.arrow')!r})))\n"
         "for _ in range(40):\n"
         "    next(steps); time.sleep(0.001)\n"
-        "print(len(steps._pending))\n"
+        "print(any(thread.name.startswith('ortflow-data') for thread in threading.enumerate()))\n"
     )
     environment_path = str(Path(__file__).parent)
     ended = subprocess.run(
@@ -303,4 +303,4 @@ def test_the_interpreter_exits_silently_while_reading(tmp_path: Path) -> None:
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.strip() == "2"
+    assert ended.stdout.strip() == "True"

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from data_sets import ragged, write_batches
+from messages import mentions
 
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.dataset import Dataset
@@ -73,7 +74,7 @@ def test_references(text: str, reference: ColumnReference) -> None:
     "text", ["", "x[", "x[1]", "x[::2]", "x[1:2:3]", "x[a:]", "x[1:] ", " x", "x[1:][2:]", "[1:]", "x[1.5:]", "x[ 1:]"]
 )
 def test_invalid_references(text: str) -> None:
-    with pytest.raises(UserError, match=r"here: .* is neither a column nor a slice of one; write column"):
+    with pytest.raises(UserError, match=r"here: .*write column"):
         parse_reference(text, "here")
 
 
@@ -92,7 +93,7 @@ def test_all_faults_are_reported_together(tokens: Dataset) -> None:
     inputs = [data("input_ids", (None, 8)), data("mask", (None, 10)), data("labels", (None,), "float32")]
     reported = faults(tokens, inputs, {"input_ids": "tokens[:-1]", "label": "tokens", "labels": "token"})
     assert len(reported) == 4
-    assert reported[0] == "data.train.columns: there is no input 'label'; did you mean 'labels'?"
+    assert mentions(reported[0], "data.train.columns", "'label'", "'labels'")
     assert "column 'tokens[:-1]' holds samples of shape [9], but input 'input_ids' takes shape [8]" in reported[1]
     assert "no column 'mask' for input 'mask'; name one of: tokens" in reported[2]
     assert reported[2].startswith("data.train.columns.mask: ")
@@ -171,7 +172,7 @@ def one_column(folder: Path, values: np.ndarray, *, known: bool) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("stored", "value", "wanted", "said"),
+    ("stored", "value", "wanted", "expected_text"),
     [
         ("int64", 2**31, "int32", "holds 2147483648, but the int32 of input 'x' takes -2.14748e+09 to"),
         ("uint64", 2**63, "int64", "holds 9223372036854775808, but the int64 of input 'x' takes"),
@@ -188,10 +189,10 @@ def one_column(folder: Path, values: np.ndarray, *, known: bool) -> Dataset:
 )
 @pytest.mark.parametrize("known", [True, False])
 def test_a_value_that_the_type_cannot_hold(
-    stored: str, value: float, wanted: str, said: str, known: bool, tmp_path: Path
+    stored: str, value: float, wanted: str, expected_text: str, known: bool, tmp_path: Path
 ) -> None:
     dataset = one_column(tmp_path, np.array([0, value, 1], stored), known=known)
-    assert f"sample 1 of column 'x', {stored}, {said}" in faults(dataset, [data("x", (None,), wanted)])[0]
+    assert f"sample 1 of column 'x', {stored}, {expected_text}" in faults(dataset, [data("x", (None,), wanted)])[0]
 
 
 @pytest.mark.parametrize("wanted", ["int64", "bool"])
@@ -237,9 +238,7 @@ def test_a_token_beyond_the_vocabulary(known: bool, tmp_path: Path) -> None:
         inputs = [data(name, (None, None), role="label" if name == "labels" else "data")]
         return faults(dataset, inputs, {name: source}, {name: bound}, **options)
 
-    assert (
-        "sample 8500 of column 'tokens' holds 300, but input 'ids' takes 0 to 255" in reported("ids", "tokens", 256)[0]
-    )
+    assert mentions(reported("ids", "tokens", 256)[0], "sample 8500", "'tokens' holds 300", "0 to 255")
     assert "sample 8600 of column 'tokens' holds -2" in reported("ids", "tokens[:3]", 256)[0]
     assert "sample 8600 of column 'tokens' holds -2" in reported("labels", "tokens", 301, ignore_index=-100)[0]
     assert check(dataset, [data("ids", (None, 2))], {"ids": "tokens[1:3]"}, {"ids": 256})
@@ -269,8 +268,7 @@ def test_a_fixed_batch_axis(tokens: Dataset) -> None:
     columns = {"x": "tokens"}
     assert check(tokens, [data("x", (2, 10))], columns)
     assert "takes batches of 4 samples, not 2" in faults(tokens, [data("x", (4, 10))], columns)[0]
-    assert (
-        "data.last_batch: input 'x' takes batches of 2 samples, but the last one is smaller"
-        in (faults(tokens, [data("x", (2, 10))], columns, smaller_batch=True)[0])
+    assert mentions(
+        faults(tokens, [data("x", (2, 10))], columns, smaller_batch=True)[0], "data.last_batch", "'x'", "2 samples"
     )
     assert check(tokens, [data("x", (2, 10))], columns, smaller_batch=True, samples=4)

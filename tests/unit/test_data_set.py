@@ -184,7 +184,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 def test_shards_must_agree(tmp_path: Path) -> None:
     numbered(tmp_path / "a.arrow", 3)
     write_batches(tmp_path / "b.arrow", {"number": np.arange(3, dtype=np.int32)})
-    with pytest.raises(UserError, match=r"b\.arrow: has the columns number \(int32 scalar\), but a\.arrow has"):
+    with pytest.raises(UserError, match=r"b\.arrow.*number \(int32 scalar\).*a\.arrow"):
         Dataset.open(tmp_path)
 
 

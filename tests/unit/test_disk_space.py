@@ -57,9 +57,7 @@ def test_a_notice_is_written_into_its_block(tmp_path: Path) -> None:
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
-def test_a_notice_whose_block_is_refused_is_reported_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notice_without_its_block_is_still_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 

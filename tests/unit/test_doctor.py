@@ -73,19 +73,21 @@ def test_the_runtime_of_the_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "level", "what"),
+    ("expected_text", "code", "level", "what"),
     [
         ('{"fault": "x does not compute", "fix": "take y"}', 0, Level.FAULT, "x does not compute"),
         (
             '{"package": "x", "version": "1", "seconds": 1.0, "settings": "Z", "faults": {"Conv": "an error of 1"}}',
-            *(0, Level.WARNING, "x 1 computes wrongly: Conv (an error of 1)"),
+            *(0, Level.WARNING, "x 1 computes wrong results: Conv (an error of 1)"),
         ),
         ("", 3, Level.FAULT, "its check ends with 3: broken"),
     ],
 )
-def test_a_runtime_that_computes_wrongly(said: str, code: int, level: Level, what: str, tmp_path: Path) -> None:
+def test_a_runtime_that_computes_wrongly(
+    expected_text: str, code: int, level: Level, what: str, tmp_path: Path
+) -> None:
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho '{said}'\necho broken >&2\nexit {code}\n")
+    python.write_text(f"#!/bin/sh\necho '{expected_text}'\necho broken >&2\nexit {code}\n")
     python.chmod(0o755)
     found = runtime_finding(Interpreter(str(python), (3, 11), "linux", {}))
     assert (found.level, found.what) == (level, what)
@@ -113,14 +115,14 @@ Said = dict[tuple[str, ...], Answer]
 FINE = Answer(0, "", "")
 
 
-def fake(said: Said, *, without: Sequence[str] = ()) -> Survey:
+def fake(messages: Said, *, without: Sequence[str] = ()) -> Survey:
     """A cluster with these answers, chosen by the longest prefix of the command."""
 
     def runner(command: Sequence[str], settings: Mapping[str, str | None], seconds: float) -> Answer:
         if command[0] in without:
             raise FileNotFoundError(command[0])
-        fitting = [words for words in said if tuple(command[: len(words)]) == words]
-        return said[max(fitting, key=len)] if fitting else FINE
+        fitting = [words for words in messages if tuple(command[: len(words)]) == words]
+        return messages[max(fitting, key=len)] if fitting else FINE
 
     return Survey(runner)
 

@@ -136,7 +136,7 @@ def test_the_tolerance_follows_the_rounding_of_the_model(tmp_path: Path) -> None
     difference = export(graphs, tmp_path / "out.onnx", {"x": x})
     assert difference is not None
     assert difference > 1e-4
-    with pytest.raises(UserError, match=r"export.tolerance: the exported model differs by .* more than 0.0001"):
+    with pytest.raises(UserError, match=r"export.tolerance: .*0.0001"):
         export(graphs, tmp_path / "other.onnx", {"x": x}, 1e-4)
     assert not (tmp_path / "other.onnx").exists()
 

@@ -27,6 +27,6 @@ def test_pytorch_missing(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path
     for name in ("torch.onnx", "onnxscript"):
         monkeypatch.setitem(sys.modules, name, None if name == missing else sys)
     monkeypatch.setitem(sys.modules, "torch", sys)
-    with pytest.raises(UserError, match=r"needs torch and onnxscript .*; pip install torch onnxscript"):
+    with pytest.raises(UserError, match=r"torch and onnxscript.*pip install"):
         ortflow.export_for_training(None, (), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []

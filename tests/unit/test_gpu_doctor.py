@@ -144,12 +144,10 @@ def test_a_sum_is_compared() -> None:
     assert reported["nccl"] == 22803
     assert reported["gbps"] > 0
     assert library.worlds == {}, "the communicators were destroyed"
-    with pytest.raises(OrtflowError, match="a sum over 3 GPUs is wrong on number 0"):
+    with pytest.raises(OrtflowError, match=r"3 GPUs.*number 0"):
         add_up(FakeNccl(wrong=1.0), devices(3), 5000)
     full = FakeNccl(failing={"ncclCommInitAll": 2}, last=b"Error: failed to extend /dev/shm/nccl-x to 9 bytes")
-    with pytest.raises(
-        OrtflowError, match=r"NCCL failed in ncclCommInitAll: the ranks of a node cannot .* NCCL_SHM_DISABLE"
-    ):
+    with pytest.raises(OrtflowError, match=r"ncclCommInitAll.*NCCL_SHM_DISABLE"):
         add_up(full, devices(2), 5000)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_build_models import Array, built, kept_child, run_graph, save_model, tensors_of, value
+from messages import mentions
 from onnx import helper
 from struck_child import Struck
 
@@ -71,7 +72,7 @@ def session_of_whole_numbers(name: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected_text"),
     [
         ("/up", r"no kernel on cpu for node '/up' \(ReduceSum\)"),
         (
@@ -80,9 +81,9 @@ def session_of_whole_numbers(name: str) -> onnx.ModelProto:
         ),
     ],
 )
-def test_kernel_that_is_missing_is_named(name: str, said: str) -> None:
+def test_kernel_that_is_missing_is_named(name: str, expected_text: str) -> None:
     made = session_of_whole_numbers(name)
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=expected_text) as caught:
         check_loads(kept_child(), made.SerializeToString(), "training", "cpu", session_of_whole_numbers("/up"))
     assert "\n" not in str(caught.value)
 
@@ -91,7 +92,7 @@ def test_crash_becomes_a_sentence() -> None:
     model = forward([helper.make_node("Exp", ["a"], ["e"]), summed("e")], [value("a", [3])])
     with Struck(signal.SIGSEGV, signal.SIGSEGV) as child, pytest.raises(UserError) as caught:
         check_loads(child, model.SerializeToString(), "training", "cpu", model)
-    assert "cannot load the training graph (it crashed, signal 11)" in str(caught.value)
+    assert mentions(str(caught.value), "training graph", "signal 11")
 
 
 def test_child_does_not_see_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: object) -> None:

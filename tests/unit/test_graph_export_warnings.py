@@ -254,11 +254,11 @@ class TestRefusal:
     def test_names_the_sign_and_both_ways_out(self, file: Path) -> None:
         with pytest.raises(UserError) as caught:
             built(file)
-        said = str(caught.value)
-        assert "parameter 's' is used in 2 places (LayerNormalization)" in said
-        assert "ortflow.export_for_training, or set model.accept_inference_export: true" in said
-        assert str(file) in said
-        assert "\n" not in said
+        output = str(caught.value)
+        assert "parameter 's' is used in 2 places (LayerNormalization)" in output
+        assert "ortflow.export_for_training, or set model.accept_inference_export: true" in output
+        assert str(file) in output
+        assert "\n" not in output
         assert not (file.parent / "graphs").exists()
 
     def test_the_key_makes_it_a_warning(self, file: Path) -> None:

@@ -146,7 +146,7 @@ def test_command_prints_tables(app: typer.Typer, path: Path) -> None:
     assert "ten " in CliRunner().invoke(app, [str(path), "--all"]).output
 
 
-def test_names_stay_whole_where_nobody_has_a_terminal(app: typer.Typer, path: Path) -> None:
+def test_names_are_not_shortened_without_a_terminal(app: typer.Typer, path: Path) -> None:
     model = onnx.load(path)
     name = "encoder." + "layers.11." * 20 + "weight"
     for tensor in model.graph.initializer:
@@ -181,13 +181,13 @@ def ends_well(folder: Path, data: bytes) -> None:
     """Check for a report or one sentence: no other exception, and no crash, which would end the tests."""
     file = folder / "model.onnx"
     file.write_bytes(data)
-    said = ""
+    messages = ""
     try:
         findings(file)
     except UserError as error:
-        said = str(error)
-    assert "\n" not in said
-    assert len(said) < 1500
+        messages = str(error)
+    assert "\n" not in messages
+    assert len(messages) < 1500
 
 
 @FAST

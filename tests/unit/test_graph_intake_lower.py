@@ -87,7 +87,7 @@ def small_network(opset: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("opset", range(13, 22))
-def test_opsets_that_onnx_runtime_knows(opset: int) -> None:
+def test_opsets_that_onnx_runtime_supports(opset: int) -> None:
     original = small_network(opset)
     if opset >= 18:
         # With no axes, ReduceL2 reduces all of them.
@@ -186,9 +186,7 @@ def test_what_has_no_older_form_is_named(opset: int, bad: onnx.NodeProto) -> Non
 
 
 def test_an_opset_to_come() -> None:
-    with pytest.raises(
-        UserError, match="is of opset 99, which the installed onnx does not support; export the model again"
-    ):
+    with pytest.raises(UserError, match=r"opset 99.*export"):
         prepare(model([node("Relu", "x")], opset=99))
 
 

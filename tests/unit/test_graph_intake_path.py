@@ -61,9 +61,7 @@ def test_what_needs_no_parameter_or_does_not_reach_the_loss_is_left_out() -> Non
     assert found.values == {"w", "h", "loss"}
     assert found.reached == {"w"}
     check_differentiable(model, ["w"], "loss")
-    with pytest.raises(
-        UserError, match=r"node 'other' \(Det\) has no gradient here: .*freeze every parameter before it"
-    ):
+    with pytest.raises(UserError, match=r"node 'other' \(Det\).*freeze"):
         check_differentiable(model, ["w"], "other")
 
 
@@ -115,5 +113,5 @@ def test_a_subgraph_on_the_path_is_named() -> None:
         choice,
         LOSS,
     )
-    with pytest.raises(UserError, match=r"node 'h' \(If\) has no gradient here: If cannot be differentiated"):
+    with pytest.raises(UserError, match=r"node 'h' \(If\).*cannot be differentiated"):
         make_differentiable(model, ["w"], "loss")

@@ -51,10 +51,10 @@ def refused(path: Path) -> str:
     """The error for the file: one sentence that names it."""
     with pytest.raises(UserError) as caught:
         read_model(path)
-    said = str(caught.value)
-    assert said.startswith(f"{path}: ")
-    assert "\n" not in said
-    return said.removeprefix(f"{path}: ")
+    output = str(caught.value)
+    assert output.startswith(f"{path}: ")
+    assert "\n" not in output
+    return output.removeprefix(f"{path}: ")
 
 
 def refused_model(folder: Path, change: Callable[[onnx.ModelProto], None]) -> str:
@@ -137,8 +137,10 @@ class TestExternalData:
         (tmp_path / "s").write_bytes(WEIGHT.tobytes())
         (folder / "in").symlink_to(tmp_path)
         (folder / "model.onnx").write_bytes(external(location))
-        said = refused(folder / "model.onnx")
-        assert said.startswith(f"initializer 'weight' keeps its data in {location!r}, which is not inside the model's")
+        output = refused(folder / "model.onnx")
+        assert output.startswith(
+            f"initializer 'weight' keeps its data in {location!r}, which is not inside the model's"
+        )
 
     def test_link_within_the_folder_is_fine(self, tmp_path: Path) -> None:
         (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
@@ -156,7 +158,7 @@ class TestExternalData:
         assert "is not a regular file" in refused(tmp_path / "model.onnx")
 
     @pytest.mark.parametrize(
-        ("claim", "said"),
+        ("claim", "expected_text"),
         [
             ({"length": 44}, "has the shape [4, 3] of 48 bytes but names 44 bytes of 'weights.bin'"),
             ({"offset": 1}, "lies at bytes 1 to 49 of 'weights.bin', which has 48"),
@@ -165,10 +167,10 @@ class TestExternalData:
             ({"dims": (-4, -3)}, "claims the shape [-4, -3]"),
         ],
     )
-    def test_claims_beyond_the_file(self, tmp_path: Path, claim: dict[str, int], said: str) -> None:
+    def test_claims_beyond_the_file(self, tmp_path: Path, claim: dict[str, int], expected_text: str) -> None:
         (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
         (tmp_path / "model.onnx").write_bytes(external("weights.bin", **claim))
-        assert refused(tmp_path / "model.onnx").startswith(f"initializer 'weight' {said}")
+        assert refused(tmp_path / "model.onnx").startswith(f"initializer 'weight' {expected_text}")
 
     @pytest.mark.parametrize("text", ["-1", "1e3", "0x10", "９", "9" * 5000, " 1"])
     def test_offset_is_not_a_number(self, tmp_path: Path, text: str) -> None:
@@ -213,11 +215,11 @@ class TestClaimsWithinTheFile:
             model.graph.initializer[0].dims.extend(dims)
 
         tracemalloc.start()
-        said = refused_model(tmp_path, claim)
+        output = refused_model(tmp_path, claim)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert said.startswith(f"initializer 'weight' claims the shape {dims} of ")
-        assert said.endswith("bytes but has 48; export the model again")
+        assert output.startswith(f"initializer 'weight' claims the shape {dims} of ")
+        assert output.endswith("bytes but has 48; export the model again")
         assert peak < 1 << 20
 
     def test_typed_data_is_counted_too(self, tmp_path: Path) -> None:
@@ -325,7 +327,7 @@ def long_name(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected_text"),
     [
         (cycle, "the graph has a cycle through node 'product' (MatMul)"),
         (same_output, "the name 'h' is given twice, to node 'product' (MatMul) and to node 'again' (Neg)"),
@@ -347,9 +349,9 @@ def long_name(model: onnx.ModelProto) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_refused_by_name(tmp_path: Path, change: Callable[[onnx.ModelProto], None], said: str) -> None:
+def test_refused_by_name(tmp_path: Path, change: Callable[[onnx.ModelProto], None], expected_text: str) -> None:
     answer = refused_model(tmp_path, change)
-    assert answer.startswith(said)
+    assert answer.startswith(expected_text)
     assert len(answer) < 600
 
 

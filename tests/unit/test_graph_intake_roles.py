@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_small_models import graph, node, random
+from messages import mentions
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
@@ -219,9 +220,7 @@ class TestSaidByTheExport:
     def test_nonsense_is_refused(self, value: str) -> None:
         model = graph([node("MatMul", "x", "a")], {"a": random(4, 4)})
         model.metadata_props.add(key="ortflow.frozen", value=value)
-        with pytest.raises(
-            UserError, match=r"property 'ortflow.frozen' is not a list of names; export the model again"
-        ):
+        with pytest.raises(UserError, match=r"'ortflow\.frozen'.*export the model again"):
             classify(model, NONE, [])
 
 
@@ -248,13 +247,12 @@ class TestPatterns:
     def test_that_match_nothing(self) -> None:
         with pytest.raises(UserError) as caught:
             judged(self.model(), freeze=["head.weight", "bdy.weight"])
-        assert str(caught.value) == (
-            "model.parameters.freeze[1]: the pattern 'bdy.weight' matches no initializer of the model; "
-            "did you mean 'body.weight' or 'head.weight'?"
+        assert mentions(
+            str(caught.value), "model.parameters.freeze[1]", "'bdy.weight'", "'body.weight' or 'head.weight'"
         )
 
     def test_nothing_left_to_train(self) -> None:
-        with pytest.raises(UserError, match="the model has no parameter to train; name the initializers"):
+        with pytest.raises(UserError, match="no parameter to train"):
             judged(self.model(), freeze=["*.weight"])
 
     def test_what_cannot_be_a_parameter(self) -> None:
@@ -262,9 +260,7 @@ class TestPatterns:
             [node("Unsqueeze", "x", "axes", output="h"), node("MatMul", "h", "w")],
             {"axes": np.array([1]), "w": random(4, 4)},
         )
-        with pytest.raises(
-            UserError, match=r"model.parameters.train\[0\]: 'axes' is int64, which cannot be a parameter"
-        ):
+        with pytest.raises(UserError, match=r"model.parameters.train\[0\].*'axes' is int64"):
             judged(model, train=["axes"])
 
     def normalized(self, **properties: list[str]) -> onnx.ModelProto:
@@ -315,10 +311,12 @@ class TestPatterns:
     def test_one_of_two_statistics(self) -> None:
         with pytest.raises(UserError) as caught:
             judged(self.normalized(), freeze=["*.running_mean"])
-        assert str(caught.value) == (
-            "model.parameters.freeze: 'layer1.norm.running_mean' is frozen, and the other of the two statistics of "
-            "node 'norm' (BatchNormalization) is not; freeze 'layer1.norm.running_mean' and 'layer1.norm.running_var', "
-            "or neither"
+        assert mentions(
+            str(caught.value),
+            "model.parameters.freeze",
+            "'layer1.norm.running_mean'",
+            "node 'norm'",
+            "freeze 'layer1.norm.running_mean' and 'layer1.norm.running_var'",
         )
 
     def test_statistics_are_not_trained(self) -> None:
@@ -346,7 +344,7 @@ def test_a_parameter_that_is_infinite() -> None:
     weight = random(4, 4)
     weight[1, 1] = np.inf
     model = graph([node("MatMul", "x", "w")], {"w": weight})
-    with pytest.raises(UserError, match="parameter 'w' holds 1 non-finite value of 16"):
+    with pytest.raises(UserError, match=r"'w'.*1 non-finite"):
         classify(model, NONE, [])
     with pytest.raises(UserError, match="no parameter to train"):
         judged(model, constant=["w"])
@@ -355,7 +353,7 @@ def test_a_parameter_that_is_infinite() -> None:
 def test_a_weight_of_bytes_is_quantised() -> None:
     tensors = {"w": np.ones((4, 4), np.int8), **HEAD}
     model = graph(with_head(node("Cast", "w", output="f", to=1), node("MatMul", "x", "f", output="h")), tensors)
-    with pytest.raises(UserError, match="weight 'w' is int8: the model is quantised; train the float model"):
+    with pytest.raises(UserError, match=r"weight 'w' is int8.*train the float model"):
         classify(model, NONE, [])
 
 
@@ -434,10 +432,8 @@ class TestWhatIsLeftUntrainedByJudgement:
     def test_refused_above_a_hundredth(self) -> None:
         with pytest.raises(UserError) as caught:
             refuse_guesses(self.roles(4), "m.onnx")
-        assert str(caught.value) == (
-            "m.onnx: the file does not say whether these are parameters: 'val_3' (operand of Mul with a "
-            "generated name),"
-            " 4 values, 20.00% of the model's; name each under model.parameters.train, .freeze or .constant"
+        assert mentions(
+            str(caught.value), "m.onnx", "'val_3'", "20.00%", "model.parameters.train, .freeze or .constant"
         )
 
     @pytest.mark.parametrize("key", ["train", "freeze", "constant"])

@@ -89,7 +89,7 @@ def test_layers_take_less_memory(model: Path, kernels: bool) -> None:
 
 
 def test_pattern_that_matches_nothing(model: Path) -> None:
-    with pytest.raises(UserError, match=r"'blocks\.\*' matches no module or node of the model") as caught:
+    with pytest.raises(UserError, match=r"'blocks\.\*'") as caught:
         built(model, "none", "h.0", "blocks.*")
     assert caught.value.where == "model.recompute[1]"
     assert not (model.parent / "none").exists()

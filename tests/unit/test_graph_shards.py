@@ -87,7 +87,7 @@ def test_a_parameter_that_several_blocks_read_is_a_layer_of_its_own() -> None:
     assert [layer.tensors for layer in layers_of(nodes, counts)] == [("table.w",), ("norm.w", "h.0.w")]
 
 
-def test_what_nobody_reads_is_in_a_layer_too() -> None:
+def test_unread_parameters_belong_to_a_layer() -> None:
     found = layers_of([reader("a", "h.0.w")], {"h.0.w": 100, "unread": 100})
     assert [layer.tensors for layer in found] == [("h.0.w",), ("unread",)]
 
@@ -177,7 +177,7 @@ def test_a_later_layer_is_not_fetched_before_what_is_behind_the_one_before(tmp_p
         assert before.name in seen, fetch.name
 
 
-def test_less_is_held_at_once(tmp_path: Path) -> None:
+def test_less_memory_is_held_at_a_time(tmp_path: Path) -> None:
     """Eight layers of 64 x 64: with all parameters and gradients as values of the graph, and as they are fetched."""
     random, width, depth = np.random.default_rng(0), 64, 8
     tensors = {f"h.{i}.w": (random.normal(size=(width, width)) / 8).astype("float32") for i in range(depth)}
@@ -259,7 +259,7 @@ def test_what_is_computed_from_a_parameter_alone_is_computed_where_it_is_read() 
     np.testing.assert_array_equal(after["y"], before["y"])
 
 
-def test_nobody_fetches_a_parameter_for_its_shape() -> None:
+def test_a_parameter_is_not_fetched_for_its_shape() -> None:
     model = graph_of(
         [
             helper.make_node("Shape", ["p.0.w"], ["s"], "s", start=1),

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from messages import mentions
 
 from ortflow.workflow.kernels import library
 from ortflow.workflow.kernels.library import Library
@@ -104,10 +105,10 @@ def test_an_image_without_its_kernels_is_not_built(tmp_path: Path) -> None:
     assert f"{library.levels()[0]}: nonesuch failed: [Errno 2]" in result.stderr
 
 
-def test_without_a_compiler_the_note_says_how_to_get_one() -> None:
+def test_without_a_compiler_the_note_names_the_fix() -> None:
     found = find()
     assert found.path is None
-    assert found.note == "ONNX Runtime's, because there is no C compiler: `pip install 'ortflow[kernels]'` brings one"
+    assert mentions(found.note, "no C compiler", "'ortflow[kernels]'")
 
 
 def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

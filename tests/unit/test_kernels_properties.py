@@ -46,12 +46,12 @@ def draw(random: Random, *dims: int) -> Array:
     return np.asarray(random.standard_normal(dims) * random.choice([1e-3, 1.0, 1.0, 30.0]), np.float32)
 
 
-def near(found: Array, expected: Array, scale: Array | float, ulps: float, said: object) -> None:
+def near(found: Array, expected: Array, scale: Array | float, ulps: float, expected_text: object) -> None:
     """|found - expected| <= ulps * 2^-24 * scale, element by element."""
-    assert found.shape == expected.shape, said
+    assert found.shape == expected.shape, expected_text
     bound = ulps * 2.0**-24 * np.broadcast_to(np.abs(scale), expected.shape) + 1e-37
     worst = np.abs(found - expected) - bound
-    assert not worst.size or worst.max() <= 0, (said, float(worst.max()))
+    assert not worst.size or worst.max() <= 0, (expected_text, float(worst.max()))
 
 
 def shares(random: Random, rank: int) -> tuple[list[int], list[int]]:

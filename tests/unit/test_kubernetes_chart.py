@@ -187,8 +187,8 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_function_is_its_twin(twins: Path, calls: list[tuple[Any, ...]]) -> None:
     values = twins.parent / "calls.json"
     values.write_text(dump([{"calls": [[*call] for call in calls]}]))
-    said = printed(twins, "-f", values)[0]["said"]
-    for call, theirs in zip(calls, said, strict=True):
+    output = printed(twins, "-f", values)[0]["said"]
+    for call, theirs in zip(calls, output, strict=True):
         assert theirs == str(getattr(names, call[0])(*call[1:])), call
 
 

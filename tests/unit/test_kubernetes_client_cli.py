@@ -13,6 +13,7 @@ import pytest
 import yaml
 from fake_kubernetes import FakeCluster
 from kubernetes_objects import NOW, mpijob, pod
+from messages import mentions
 
 from ortflow.cli.app import command_line
 from ortflow.launchers.base import find_launcher
@@ -165,16 +166,16 @@ def test_a_run_of_another_namespace_is_named_and_left_alone(person: Person, tmp_
     assert (done.code, list(tmp_path.glob("runs/*"))) == (2, [])
     assert handle in done.err
     assert "-A searches all" in person.tell("list", "-b", "kubernetes").out
-    assert "there is no run digit in runs; give its directory" in person.tell("status", "digit").err
+    assert mentions(person.tell("status", "digit").err, "digit ", "give its directory")
     person.fake.away = True
-    assert "there is no run digits in runs; give its directory" in person.tell("status", "digits").err
+    assert mentions(person.tell("status", "digits").err, "digits", "give its directory")
 
 
 @pytest.mark.parametrize(
     ("outcome", "cause", "why"),
     [
         ("failure", "rank 1 raised", "the budget of 0 failures is spent"),
-        ("preempted", "saved and left", "5 attempts in a row ended before a step was done"),
+        ("preempted", "saved and stopped", "5 attempts in a row ended before a step was done"),
     ],
 )
 def test_why_a_run_was_given_up_is_named(person: Person, tmp_path: Path, outcome: str, cause: str, why: str) -> None:
@@ -239,7 +240,7 @@ def test_supervise_is_for_runs_on_kubernetes(person: Person, tmp_path: Path) -> 
     (folder / "run.yaml").write_text("name: here\n")
     refused = person.tell("supervise", "here")
     assert refused.code == 2
-    assert "here is a run of the local launcher, which needs no `ortflow supervise`" in refused.err
+    assert mentions(refused.err, "local", "`ortflow supervise`")
 
 
 def test_without_the_package(tmp_path: Path) -> None:
@@ -250,10 +251,8 @@ def test_without_the_package(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert (
-        done.stderr
-        == "error: this needs kubernetes, which is not installed; install it with `pip install 'ortflow[kubernetes]'`\n"
-    )
+    (line,) = done.stderr.splitlines()
+    assert mentions(line, "error: ", "kubernetes", "`pip install 'ortflow[kubernetes]'`")
 
 
 def test_help_does_not_import_the_package(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_status_and_logs_follow_the_run(tmp_path: Path, fake: FakeCluster) -> No
     assert list(launcher.logs(run, attempt=None, rank=0, follow=False)) == ["hello", "goodbye"], "the pods are gone"
 
 
-def test_following_goes_on_through_an_outage(
+def test_following_continues_after_an_outage(
     tmp_path: Path, fake: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submit(tmp_path)
@@ -523,7 +523,7 @@ def test_a_quota_for_one_of_two_workers_is_named(tmp_path: Path, fake: FakeClust
     assert launcher.status(run).waits == f"no pod can be made: {words}"
 
 
-def test_a_deleted_crd_is_no_running_run(tmp_path: Path, fake: FakeCluster) -> None:
+def test_a_run_of_a_deleted_crd_is_not_running(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
     start(fake, job)
@@ -533,24 +533,24 @@ def test_a_deleted_crd_is_no_running_run(tmp_path: Path, fake: FakeCluster) -> N
     fake.versions = {}
     for how in (launcher.status(run), *launcher.statuses([run])):
         assert (how.state, how.phase) == (State.LOST, None)
-        assert how.cause == "the cluster knows no MPIJobs any more: the CRD mpijobs.kubeflow.org was deleted"
+        assert "mpijobs.kubeflow.org was deleted" in how.cause
 
 
 def test_logs_of_a_run_that_never_started_give_the_reason(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
-    with pytest.raises(UserError, match="no rank of digits has started: it is pending: submitted; the operator has"):
+    with pytest.raises(UserError, match=r"digits.*pending"):
         list(launcher.logs(run, attempt=None, rank=0, follow=False))
     name = start(fake, job)
     fake.logs[name] = []
     fake.say(name, "12:00:00  the image has no mpich")
-    said = {"terminated": {"exitCode": 2, "message": "backends.kubernetes.mpi: the image has no mpich"}}
+    output = {"terminated": {"exitCode": 2, "message": "backends.kubernetes.mpi: the image has no mpich"}}
     (ended,) = [one for one in fake.of("pods") if one["metadata"]["name"] == name]
-    ended["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "launcher", "state": said}]}
+    ended["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "launcher", "state": output}]}
     for follow in (False, True):
         with pytest.raises(
             UserError,
-            match=r"the image has no mpich; the output of its launcher pod is in .*launcher\.log$",
+            match=r"no mpich.*launcher\.log$",
         ):
             list(launcher.logs(run, attempt=None, rank=0, follow=follow))
 

@@ -95,7 +95,7 @@ def test_everything_is_copied_once(run: RunDir, fake: FakeCluster) -> None:
     assert [query.get("sinceTime") for _, path, query in fake.asked if path.endswith("/log")][1]
 
 
-def test_a_new_launcher_pod_goes_on_and_repeats_nothing(run: RunDir, fake: FakeCluster) -> None:
+def test_a_new_launcher_pod_continues_without_repetition(run: RunDir, fake: FakeCluster) -> None:
     first = launcher()
     fake.add(first)
     fake.say(first["metadata"]["name"], START, "[0] zero", step(1), step(2), at=NOW)

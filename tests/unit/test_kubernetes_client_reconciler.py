@@ -18,7 +18,15 @@ from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.place import Place, write_place
 from ortflow.launchers.kubernetes.reasons import end_reason
-from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndRetries, Resubmit, in_vain, reconcile
+from ortflow.launchers.kubernetes.reconciler import (
+    Action,
+    DeletePod,
+    Done,
+    EndRetries,
+    Resubmit,
+    reconcile,
+    submissions_without_attempt,
+)
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, Charge, successor, supervise
 from ortflow.launchers.records import Outcome
@@ -91,10 +99,10 @@ def test_a_finished_run_is_left_to_the_operator() -> None:
 
 
 def test_wrong_input_is_not_tried_again() -> None:
-    said = pod("launcher", phase="Failed", state={"terminated": {"exitCode": 2, "message": "no such file"}})
-    (found,) = actions([SUBMIT], [said])
+    output = pod("launcher", phase="Failed", state={"terminated": {"exitCode": 2, "message": "no such file"}})
+    (found,) = actions([SUBMIT], [output])
     assert isinstance(found, EndRetries)
-    (ended,) = actions([SUBMIT], [said], mpijob=over())
+    (ended,) = actions([SUBMIT], [output], mpijob=over())
     assert isinstance(ended, Done)
     assert ended.outcome is Outcome.USER_ERROR
 
@@ -112,7 +120,7 @@ def test_submissions_without_an_attempt_spend_the_budget_of_failures() -> None:
         (found,) = actions(records, [pod("launcher", phase="Failed")], mpijob=over())
         assert isinstance(found, Resubmit), number
     records.append({**SUBMIT, "job": "digits-2"})
-    assert in_vain(records) == 3
+    assert submissions_without_attempt(records) == 3
     (found,) = actions(records, [pod("launcher", phase="Failed")], mpijob=over())
     assert isinstance(found, Done)
     assert found.outcome is Outcome.FAILURE
@@ -169,17 +177,17 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluste
 
 
 def test_the_loop_repairs_resubmits_and_ends(fake: FakeCluster, tmp_path: Path) -> None:
-    run, clock, said = RunDir(tmp_path / "run"), FakeClock(), list[str]()
+    run, clock, messages = RunDir(tmp_path / "run"), FakeClock(), list[str]()
     for record in (SUBMIT, START):
         run.record_attempt(**record)
     fake.add(mpijob(now=NOW), batch_job(), pod("worker", 0, phase="Failed"), pod("worker", 1), pod("launcher"))
 
     def away() -> None:
-        assert said == [f"deleting dead pod {JOB}-worker-0: {end_reason(pod('worker', 0, phase='Failed'))}"]
+        assert messages == [f"deleting dead pod {JOB}-worker-0: {end_reason(pod('worker', 0, phase='Failed'))}"]
         fake.away = True
 
     def gives_up() -> None:
-        assert len([text for text in said if "does not answer" in text]) == 1, "reported once"
+        assert len([text for text in messages if "does not answer" in text]) == 1, "reported once"
         fake.away = False
         fake.objects["mpijobs", NAMESPACE, JOB]["status"] = over()["status"]
 
@@ -195,7 +203,7 @@ def test_the_loop_repairs_resubmits_and_ends(fake: FakeCluster, tmp_path: Path) 
     clock.after(3.5 * PERIOD, gives_up)
     clock.after(4.5 * PERIOD + PAUSE, finishes)
     restart = Restart(failures=2, backoff=Backoff(first=PAUSE))
-    assert supervise(Charge(run, Place(NAMESPACE, RUN, JOB), restart), connect(), said.append, clock) == 0, said
+    assert supervise(Charge(run, Place(NAMESPACE, RUN, JOB), restart), connect(), messages.append, clock) == 0, messages
     assert clock.sleeps == [PERIOD] * 4 + [PAUSE, PERIOD]
 
 
@@ -217,17 +225,17 @@ def test_in_a_terminal_a_launcher_pod_on_a_lost_node_is_replaced(
     fake.add(mpijob(now=time.time()), batch_job(), pod("worker", 0), pod("worker", 1), lost)
     fake.cut = {"n2"}
     fake.deleted = lambda plural, name: fake.remove("mpijobs", JOB, NAMESPACE)
-    said: list[str] = []
-    module.in_terminal(run, Links(), said.append)
+    messages: list[str] = []
+    module.in_terminal(run, Links(), messages.append)
     name = lost["metadata"]["name"]
-    assert said == [f"removing lost pod {name}: its node n2 does not answer", "the MPIJob was deleted"]
+    assert messages == [f"removing lost pod {name}: its node n2 does not answer", "the MPIJob was deleted"]
 
 
 def test_a_supervisor_that_comes_before_the_mpijob_waits_for_it(fake: FakeCluster, tmp_path: Path) -> None:
-    said, clock = list[str](), FakeClock()
+    messages, clock = list[str](), FakeClock()
     charge, begun = Charge(RunDir(tmp_path / "run"), Place(NAMESPACE, RUN, JOB), RESTART), clock.now
-    assert supervise(charge, connect(), said.append, clock) == 1
-    assert said == ["the MPIJob was deleted"]
+    assert supervise(charge, connect(), messages.append, clock) == 1
+    assert messages == ["the MPIJob was deleted"]
     assert BIRTH <= clock.now - begun <= BIRTH + PERIOD
 
 

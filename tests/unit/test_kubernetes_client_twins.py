@@ -114,18 +114,18 @@ def test_a_second_namespace_is_refused(tmp_path: Path, fake: FakeCluster) -> Non
 
     launcher.submit(launcher.request(wanted()))
     run = RunDir(tmp_path / "runs" / "digits")
-    with pytest.raises(UserError, match="is the record of the run digits in namespace default; give this run another"):
+    with pytest.raises(UserError, match=r"digits.*namespace default.*another"):
         launcher.submit(launcher.request(wanted("backends.kubernetes.namespace=team")))
     assert fake.of("mpijobs", "team") == []
     assert launcher.status(run).state is State.PENDING
-    with pytest.raises(UserError, match=r"give this run another name or another --runs-dir$"):
+    with pytest.raises(UserError, match=r"another name.*--runs-dir$"):
         launcher.submit(launcher.request(wanted("backends.kubernetes.namespace=team", fresh=True)))
     for record in (
         {"event": "start", "attempt": 0},
         {"event": "end", "attempt": 0, "outcome": "failure", "next": "stop"},
     ):
         run.record_attempt(**record)
-    with pytest.raises(UserError, match=r"or --fresh, which keeps that record as digits\.1$"):
+    with pytest.raises(UserError, match=r"--fresh.*digits\.1$"):
         launcher.submit(launcher.request(wanted("backends.kubernetes.namespace=team")))
     launcher.submit(launcher.request(wanted("backends.kubernetes.namespace=team", fresh=True)))
     places = [read_place(RunDir(tmp_path / "runs" / folder)) for folder in ("digits", "digits.1")]

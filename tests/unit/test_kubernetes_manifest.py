@@ -150,7 +150,7 @@ def test_the_config_map_carries_the_run(many: list[tuple[dict[str, Any], list[di
         assert items.keys() == config["data"].keys()
 
 
-def test_yaml_says_what_the_documents_are(many: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> None:
+def test_yaml_equals_the_documents(many: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> None:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     for _, found in many:
         assert [*yaml.load_all(dump(found), Loader=loader)] == found

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_attempts import FakeAttempt
 from fake_clock import FakeClock
+from signal_handlers import restored
 
 from ortflow.launchers.kubernetes import ending
 from ortflow.launchers.kubernetes.attempt import LOOK, SILENCE, PodAttempt
@@ -24,8 +25,10 @@ from ortflow.manifests.local import Mpi
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
 from ortflow.workflow.fence import DELAY
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_text
 from ortflow.workflow.spec.file.paths import resolve_paths
+from ortflow.workflow.spec.run import RunSpec
 
 RUN = """\
 name: gpt
@@ -41,7 +44,7 @@ MPI = Mpi("mpich", "mpirun")
 GRACE = 60.0
 
 
-class KeeperOf(RunSupervisor):
+class PlannedSupervisor(RunSupervisor):
     """A supervisor process whose attempts follow `planned`."""
 
     planned: list[dict[str, Any]]
@@ -64,20 +67,21 @@ def clock() -> FakeClock:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The volume, with a fake termination log and restored signal handlers."""
     monkeypatch.setattr(ending, "TERMINATION", tmp_path / "termination-log")
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
     for file in ("m.onnx", "d.arrow"):
         (tmp_path / file).touch()
-    yield tmp_path
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    with restored(signal.SIGTERM, signal.SIGINT):
+        yield tmp_path
 
 
-def run_supervisor_of(folder: Path, clock: FakeClock, *planned: dict[str, Any]) -> KeeperOf:
+def spec_of(folder: Path) -> RunSpec:
     text = RUN.format(run_dir=folder / "gpt")
-    spec = resolve_paths(load_run_text(text, "run.yaml"), folder / "run.yaml")
+    return resolve_paths(load_run_text(text, "run.yaml"), folder / "run.yaml")
+
+
+def run_supervisor_of(folder: Path, clock: FakeClock, *planned: dict[str, Any]) -> PlannedSupervisor:
+    spec = spec_of(folder)
     pod = Pod("gpt-abc", "uid", folder / "run.yaml", folder, 2222, new_budget=False, fresh=False)
-    run_supervisor = KeeperOf(pod, spec, folder, clock)
+    run_supervisor = PlannedSupervisor(pod, spec, folder, clock)
     run_supervisor.planned, run_supervisor.started = list(planned), []
     return run_supervisor
 
@@ -93,6 +97,18 @@ def released(folder: Path) -> bool:
 def test_a_run_that_finishes(folder: Path, clock: FakeClock) -> None:
     assert run_supervisor_of(folder, clock, {"seconds": 100.0}).keep() == EXIT_DONE
     assert not released(folder), "the operator ends the workers of a run that has succeeded"
+
+
+def test_a_later_launcher_pod_reports_what_an_earlier_one_found_changed(
+    folder: Path, clock: FakeClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The earlier one ended before it began an attempt."""
+    run_supervisor, run = run_supervisor_of(folder, clock, {"seconds": 100.0}), RunDir(folder / "gpt")
+    run.root.mkdir()
+    run.run_file.write_text(dump_run_file(spec_of(folder)))
+    run.record_attempt(event="changed", attempt=0, notes=["resources.nodes: 2 before, 1 now"])
+    assert run_supervisor.keep() == EXIT_DONE
+    assert capsys.readouterr().out.count("  resources.nodes: 2 before, 1 now\n") == 1
 
 
 def test_a_failure_is_followed_by_another_attempt_in_the_same_pod(folder: Path, clock: FakeClock) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fake_attempts import FakeAttempt, write_step
 from fake_clock import FakeClock
+from signal_handlers import restored
 
 from ortflow.launchers.cause import Cause
 from ortflow.launchers.records import Outcome
@@ -30,12 +31,8 @@ PERIODS = 2 * TICK
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """Restore signal handlers: a supervisor never does, because it is the last task of its process."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    with restored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
 
 
 class Lines:
@@ -89,7 +86,7 @@ def test_a_run_that_ends_is_noticed_within_a_tick(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_what_a_worker_reports_is_no_guess(tmp_path: Path, reported: bool) -> None:
+def test_a_report_of_a_worker_overrides_a_guess(tmp_path: Path, reported: bool) -> None:
     memory = Cause(Outcome.FAILURE, EXIT_FAILURE, "the worker w-0 ran out of memory")
     killed = Cause(Outcome.FAILURE, -9, "a rank on w-0 was killed by SIGKILL")
     bench = Bench(tmp_path, {**FAILS, "reported": memory if reported else None, "guessed": killed}, failures=0)
@@ -191,6 +188,18 @@ def test_a_dead_rank_that_mpirun_does_not_notice(tmp_path: Path, reported: bool)
     (end,) = bench.ends()
     assert end["rank"] == 1
     assert ("no such key" in end["cause"]) is reported
+
+
+def test_a_dead_rank_is_the_cause_of_the_failed_call_of_another(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"dead": {1: 100.0}}, failures=0)
+    failure = {"event": "failure", "time": 1.0, "attempt": 0, "rank": 0, "reason": "MPI_Recv failed", "exit_code": 1}
+    failed = {**failure, "communication": True}
+    bench.clock.after(100.5, lambda: append_json_line(bench.run.events(0), failed))
+    assert bench.supervise() == EXIT_FAILURE
+    assert (bench.started[0].killed_at or 0.0) - bench.begun > 100.0 + PATIENCE, "mpirun may still notice"
+    (end,) = bench.ends()
+    assert end["rank"] == 1
+    assert "MPI_Recv" not in end["cause"]
 
 
 def test_a_start_without_disk_space_waits_as_long_as_configured(tmp_path: Path) -> None:

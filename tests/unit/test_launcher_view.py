@@ -80,7 +80,7 @@ def test_a_loss_that_is_not_finite_is_reported() -> None:
          "checkpoint at step 5: 39 MB in 0.2 s, training paused for 12 ms"),
         ({"event": "rewind", "from_step": 9, "to_step": 5}, "steps 6 to 9 are undone and run again"),
         ({"event": "checkpoint_rejected", "path": "/c", "reason": "torn"},
-         "warning: checkpoint /c is passed over: torn"),
+         "warning: checkpoint /c is skipped: torn"),
         ({"event": "of the future", "step": 5}, None),
     ],
 )  # fmt: skip

@@ -367,7 +367,7 @@ def test_no_value_leaves_its_word(dump: Path, folder: str, python: str, argument
         (
             {"container": {"kind": "pyxis", "image": "i"}},
             replace(PLAIN, start="mpirun", mpirun="/mpirun"),
-            "backends.slurm.container.kind: is pyxis, which srun starts, and this MPI is started with mpirun; "
+            "backends.slurm.container.kind: is pyxis, an extension of srun, but this MPI is started with mpirun; "
             "set backends.slurm.mpi to the one that the image's MPI supports: pmix (Open MPI) or pmi2 (MPICH)",
         ),
     ],

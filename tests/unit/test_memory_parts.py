@@ -44,7 +44,7 @@ def test_parts_under_stage_3() -> None:
         assert buffers(640, 0, 2, world_size=3, zero=3, rank=rank)["parameters"] == 4 * mine
 
 
-def test_what_is_no_buffer_is_the_rest_of_the_peak() -> None:
+def test_values_are_the_rest_of_the_peak() -> None:
     assert with_peak({"parameters": 10, "gradients": 5}, 40) == {
         "parameters": 10, "gradients": 5, "values": 25, "peak": 40,
     }  # fmt: skip

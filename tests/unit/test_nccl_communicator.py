@@ -48,12 +48,12 @@ class FakeNccl:
         self.last = b""
         self.ncclCommInitRankConfig = Init(self)
 
-    def _code(self, name: str) -> int:
+    def code(self, name: str) -> int:
         self.calls.append(name)
         return self.answers.get(name, 0)
 
     def ncclGetUniqueId(self, place: Any) -> int:  # noqa: N802
-        return self._code("ncclGetUniqueId")
+        return self.code("ncclGetUniqueId")
 
     def ncclAllReduce(self, *arguments: Any) -> int:  # noqa: N802
         source, _, count, kind, operation, world, stream = arguments
@@ -61,7 +61,7 @@ class FakeNccl:
         self.streams.append(stream.value)
         array = np.ctypeslib.as_array((ctypes.c_float * count.value).from_address(source.value))
         array *= 2
-        return self._code("ncclAllReduce")
+        return self.code("ncclAllReduce")
 
     def ncclCommGetAsyncError(self, world: Any, place: Any) -> int:  # noqa: N802
         assert world.value == WORLD
@@ -70,13 +70,13 @@ class FakeNccl:
 
     def ncclCommAbort(self, world: Any) -> int:  # noqa: N802
         assert world.value == WORLD
-        return self._code("ncclCommAbort")
+        return self.code("ncclCommAbort")
 
     def ncclCommFinalize(self, world: Any) -> int:  # noqa: N802
-        return self._code("ncclCommFinalize")
+        return self.code("ncclCommFinalize")
 
     def ncclCommDestroy(self, world: Any) -> int:  # noqa: N802
-        return self._code("ncclCommDestroy")
+        return self.code("ncclCommDestroy")
 
     def ncclGetErrorString(self, code: int) -> bytes:  # noqa: N802
         return {2: b"unhandled system error", 6: b"remote process exited or there was a network error"}[code]
@@ -97,7 +97,7 @@ class Init:
         assert (ranks, rank, config._obj.blocking, config._obj.magic) == (2, 0, 0, 0xCAFEBEEF)
         assert config._obj.size == ctypes.sizeof(config._obj)
         place._obj.value = WORLD
-        return self._library._code("ncclCommInitRankConfig")
+        return self._library.code("ncclCommInitRankConfig")
 
 
 communicator = partial(NcclCommunicator, period=0.01)
@@ -171,7 +171,7 @@ def test_the_world_is_left_after_the_graphs_that_sum_in_it(cuda: FakeCuda, devic
     assert forgotten == [library.calls.index("ncclCommFinalize")]
 
 
-def test_calls_that_go_on_in_the_background_are_waited_for(device: CudaDevice) -> None:
+def test_background_calls_are_waited_for(device: CudaDevice) -> None:
     library = FakeNccl()
     library.answers = {"ncclCommInitRankConfig": IN_PROGRESS}
     library.states = [IN_PROGRESS] * 5 + [0]
@@ -187,7 +187,7 @@ def test_ranks_that_do_not_find_each_other_are_given_up(device: CudaDevice) -> N
     library.answers, library.states = {"ncclCommInitRankConfig": IN_PROGRESS}, [IN_PROGRESS]
     clock = FakeClock()
     begun = clock.now
-    with pytest.raises(NcclError, match=r"took longer than 60 s: a rank cannot reach .*NCCL_SOCKET_IFNAME"):
+    with pytest.raises(NcclError, match=r"60 s.*NCCL_SOCKET_IFNAME"):
         communicator(Below(), device, library, 60, clock=clock)
     assert clock.now - begun == pytest.approx(60, abs=1)
     assert library.calls[-1] == "ncclCommAbort"
@@ -230,7 +230,7 @@ def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:
     library.last = b"socketProgress: Connection closed by remote peer node2<41234>"
     library.states = [6]
     until(lambda: "ncclCommAbort" in library.calls)
-    with pytest.raises(NcclError, match="NCCL failed in an all-reduce: another rank has ended or cannot be"):
+    with pytest.raises(NcclError, match="all-reduce"):
         buffer.read()
 
 

@@ -86,7 +86,7 @@ def test_the_cause_of_an_attempt(tmp_path: Path) -> None:
         "rank 0 was killed by SIGABRT: NCCL reports that /dev/shm is too small or full; raise"
     )
     assert explained(found, run, 0, 3) == found
-    left = Cause(Outcome.PREEMPTED, 75, "saved and left")
+    left = Cause(Outcome.PREEMPTED, 75, "saved and stopped")
     assert explained(left, run, 0, 3) == left
     run.log(0, 2).unlink()
     run.log(0, 2).mkdir()

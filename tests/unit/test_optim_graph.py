@@ -183,7 +183,7 @@ def test_in_place_is_what_out_of_place_is_every_time(optimizer: Optimizer, count
 
 
 @optimizers
-def test_whoever_reads_an_input_runs_before_its_memory_is_written(optimizer: Optimizer) -> None:
+def test_readers_of_an_input_run_before_its_memory_is_written(optimizer: Optimizer) -> None:
     graph = optimizer_graph(optimizer, segments(optimizer, INDEX)).graph
     writer = {name: node for node in graph.node for name in node.output if name}
     for output in graph.output:

@@ -61,5 +61,5 @@ def test_a_warm_up_as_long_as_the_run_ends_at_the_peak(name: Name) -> None:
 
 def test_a_constant_rate_needs_no_number_of_steps_and_no_other_schedule_goes_without() -> None:
     assert learning_rate(Schedule(), 0.5, 10**6, None) == 0.5
-    with pytest.raises(ValueError, match="a cosine schedule needs the number of steps"):
+    with pytest.raises(ValueError, match="cosine"):
         learning_rate(Schedule(name="cosine"), 0.5, 1, None)

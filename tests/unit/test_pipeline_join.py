@@ -81,22 +81,22 @@ def test_the_cuts_give_the_stages_again(stages: list[onnx.ModelProto], tmp_path:
 
 def test_what_does_not_fit_is_refused(stages: list[onnx.ModelProto], tmp_path: Path) -> None:
     first, second, third = stages
-    with pytest.raises(UserError, match=r"stage 0: the stage reads 'a', which stage 1 makes"):
+    with pytest.raises(UserError, match=r"stage 0.*'a'.*stage 1"):
         join([second, first, third])
-    with pytest.raises(UserError, match=r"stage 1: the stage reads no output of an earlier stage \('x'\)"):
+    with pytest.raises(UserError, match=r"stage 1.*\('x'\)"):
         join([first, stage(tmp_path / "s.onnx", ["x"], "z")])
-    with pytest.raises(UserError, match=r"stage 1: the stages 0 and 1 both have an output 'a'"):
+    with pytest.raises(UserError, match=r"stage 1.*'a'"):
         join([first, first])
-    with pytest.raises(UserError, match=r"'a' has the shape \[batch, 6\] here and \[batch, 5\] in an earlier stage"):
+    with pytest.raises(UserError, match=r"'a'.*\[batch, 6\].*\[batch, 5\]"):
         join([stage(tmp_path / "s.onnx", ["x"], "a", width=5), second])
-    with pytest.raises(UserError, match=r"uses opset 17 of ai.onnx, and an earlier one 18"):
+    with pytest.raises(UserError, match=r"opset 17.*18"):
         join([first, stage(tmp_path / "s.onnx", ["a"], "b", opset=17)])
     with pytest.raises(UserError, match="one stage is a whole model"):
         join([first])
     wrong = onnx.ModelProto()
     wrong.CopyFrom(second)
     wrong.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
-    with pytest.raises(UserError, match="'a' is DOUBLE here and FLOAT in an earlier stage"):
+    with pytest.raises(UserError, match=r"'a' is DOUBLE.*FLOAT"):
         join([first, wrong])
 
 

@@ -154,7 +154,7 @@ def test_a_backward_pass_reads_the_statistics_of_its_forward_pass(tmp_path: Path
 
 def test_statistics_of_two_stages_are_refused(tmp_path: Path) -> None:
     model = opened(stage_models.reading_statistics(tmp_path / "m.onnx"))
-    with pytest.raises(UserError, match="stages 1 and 0 both use the running statistic 'mean'"):
+    with pytest.raises(UserError, match=r"stages 1 and 0.*'mean'"):
         model.divided(Division(2, cuts=[["n"]]), tmp_path)
 
 
@@ -203,11 +203,11 @@ def test_a_shape_that_depends_on_the_numbers_is_refused(tmp_path: Path) -> None:
         values = {each.name: Held(device.allocate(12, np.float32), (2, 6)) for each in sends}
         wire.send(("forward", 0), sends, values, batch, 1)
 
-    with pytest.raises(UserError, match=r"has the shape \[2, 6\], and \[4, 6\] in another batch"):
+    with pytest.raises(UserError, match=r"\[2, 6\].*\[4, 6\]"):
         on_threads(2, program)
 
 
-def test_a_value_for_the_next_stage_is_no_metric(tmp_path: Path) -> None:
+def test_a_value_for_the_next_stage_is_not_a_metric(tmp_path: Path) -> None:
     path = stage_models.skipping(tmp_path / "m.onnx")
     source = onnx.load(path)
     # As rewrites of ortflow's own name what they make.

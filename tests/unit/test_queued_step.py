@@ -16,9 +16,10 @@ from trainers import trainer_on
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
-from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.graph.types import LOSS_SUM, GraphSet
 from ortflow.workflow.progress import Progress
-from ortflow.workflow.trainer import Report, StepOutcome
+from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.trainer import StepOutcome
 from ortflow.workflow.trainer.graph import GraphTrainer
 
 OPTIMIZERS = [
@@ -158,7 +159,7 @@ def test_a_session_that_is_opened_ends_the_graphs_whose_memory_it_may_get(
     trainer = fake.trainer(graphs, run_file(model))
     train(trainer, steps_of([[8]] * 6))
     assert len(fake.library.graphs) == 3
-    trainer._sessions.exact().open(graphs.eval)
+    fake.sessions.exact().open(graphs.eval)
     assert not fake.library.graphs
 
 
@@ -167,35 +168,32 @@ def test_what_copies_from_the_host_is_not_captured(
 ) -> None:
     fake = Fake(monkeypatch)
     trainer = fake.trainer(graphs, run_file(model))
-    number, run = np.full(1, 1e-3, np.float32), trainer._update_run._queue
+    number, target = np.full(1, 1e-3, np.float32), fake.device.allocate(1, np.float32)
 
-    def queue() -> None:
-        trainer._device.copy(trainer._rate.pointer, number.ctypes.data, 4, 3)
-        run()
+    def copy(binding: Binding) -> None:
+        if "parameters.0.out" in binding.outputs:
+            fake.device.copy(target.pointer, number.ctypes.data, 4, 3)
 
-    trainer._update_run._queue = queue
+    fake.on_run = copy
     train(trainer, steps_of([[8]] * 6))
     assert "the update is not captured as a CUDA graph: a copy from the host" in fake.log
     assert fake.log.count("a micro-batch is captured as a CUDA graph") == 1
-    assert trainer._update_run.obstacle == "a copy from the host"
     assert len(fake.library.graphs) == 2
 
 
-def test_what_waits_is_not_captured_and_runs_all_the_same(
-    model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_that_waits_runs_without_capture(model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = train(Fake(monkeypatch).trainer(graphs, run_file(model)), steps_of([[8]] * 6))
+    monkeypatch.undo()
     fake = Fake(monkeypatch)
     trainer = fake.trainer(graphs, run_file(model))
-    expected = Fake(monkeypatch).trainer(graphs, run_file(model))
-    run = trainer._first_run._queue
+    held = fake.device.allocate(1, np.float32)
 
-    def queue() -> None:
-        run()
-        trainer._sums.read()
+    def wait(binding: Binding) -> None:
+        if LOSS_SUM in binding.outputs:
+            held.read()
 
-    trainer._first_run._queue = queue
-    steps = steps_of([[8]] * 6)
-    assert train(trainer, steps) == train(expected, steps)
+    fake.on_run = wait
+    assert train(trainer, steps_of([[8]] * 6)) == expected
     (line,) = [line for line in fake.log if "not captured" in line]
     assert line == "a micro-batch is not captured as a CUDA graph: NVIDIA Fake failed: error 900 (CUDA error 900)"
 
@@ -318,13 +316,11 @@ def test_a_gradient_of_training_that_points_elsewhere_is_reported(
         node.output[:] = ["made" if name == "w_grad" else name for name in node.output]
     whole.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(factor), "factor"))
     whole.graph.node.append(onnx.helper.make_node("Mul", ["made", "factor"], ["w_grad"]))
-    trainer = Fake(monkeypatch).trainer(graphs, run_file(model, resources__kernels="onnxruntime"), train=whole)
-    said: list[str] = []
-    monkeypatch.setattr(trainer, "_report", Report(warn=said.append))
-    exact = trainer._bind_training(trainer._sessions.open(plain.SerializeToString()), trainer._gradients)
-    trainer._compare_precision(exact, steps_of([[8]])[0][0], 0)
-    assert bool(said) == warned, said
-    assert all("'w'" in line and "100%" in line for line in said)
+    fake = Fake(monkeypatch)
+    trainer = fake.trainer(graphs, run_file(model, resources__kernels="onnxruntime"), train=whole, single=plain)
+    assert trainer.check_gradient(steps_of([[8]])[0][0], 0) is not None
+    assert bool(fake.warnings) == warned, fake.warnings
+    assert all("'w'" in line and "100%" in line for line in fake.warnings)
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["bf16", "fp16"])
@@ -337,11 +333,10 @@ def test_the_comparison_of_precisions_leaves_the_steps_as_they_are(
     plain = onnx.load(graphs.train)
     found = []
     for compared in (False, True):
-        trainer = Fake(monkeypatch).trainer(graphs, run_file(model), train=halved(plain) if scaled else plain)
+        whole = halved(plain) if scaled else plain
+        trainer = Fake(monkeypatch).trainer(graphs, run_file(model), train=whole, single=plain)
         if compared:
-            exact = trainer._bind_training(trainer._sessions.open(plain.SerializeToString()), trainer._gradients)
-            trainer._compare_precision(exact, steps_of([[8]])[0][0], 0)
-            trainer._gradients.fill(0)
+            assert trainer.check_gradient(steps_of([[8]])[0][0], 0) is not None
         found.append((train(trainer, steps_of([[8]] * 6)), state_of(trainer)))
         monkeypatch.undo()
     (mine, state_mine), (theirs, state_theirs) = found

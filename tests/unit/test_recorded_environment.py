@@ -67,9 +67,11 @@ def flip(path: Path) -> None:
     path.write_bytes(b"x" + path.read_bytes()[1:])
 
 
-@pytest.mark.parametrize(("harm", "said"), [(Path.unlink, "is missing"), (flip, "is damaged")])
+@pytest.mark.parametrize(("harm", "expected_text"), [(Path.unlink, "is missing"), (flip, "is damaged")])
 @pytest.mark.parametrize("name", ["train.onnx", "train.kernels.onnx", "graphs.json", "initial.safetensors"])
-def test_each_file_of_the_graphs_is_checked(tmp_path: Path, name: str, harm: Callable[[Path], None], said: str) -> None:
+def test_each_file_of_the_graphs_is_checked(
+    tmp_path: Path, name: str, harm: Callable[[Path], None], expected_text: str
+) -> None:
     for file in ("train.onnx", "train.kernels.onnx", "graphs.json", "initial.safetensors", ".hidden.onnx", "notes.txt"):
         (tmp_path / file).write_text(file)
     hashes = hashes_of(tmp_path)
@@ -77,7 +79,7 @@ def test_each_file_of_the_graphs_is_checked(tmp_path: Path, name: str, harm: Cal
     (tmp_path / "notes.txt").unlink()
     assert damage(tmp_path, hashes) is None
     harm(tmp_path / name)
-    assert damage(tmp_path, hashes) == f"{tmp_path / name} {said}"
+    assert damage(tmp_path, hashes) == f"{tmp_path / name} {expected_text}"
     shutil.rmtree(tmp_path)
     assert "is missing" in str(damage(tmp_path, hashes))
 

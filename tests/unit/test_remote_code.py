@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.launchers.remote.arrival import as_typed, login_environment, place_words, submit_record
+from ortflow.launchers.remote.arrival import as_typed, location_text, login_environment, submit_record
 from ortflow.launchers.remote.code import Code, own_code, read_requirements, requirements
 from ortflow.workflow.kernels import library
 
@@ -75,9 +75,9 @@ def test_requirements() -> None:
 def test_how_it_is_recorded_and_printed() -> None:
     assert submit_record({}) == {}
     assert submit_record({"ORTFLOW_CODE": "/home/u/ortflow/code/abc"}) == {"code": "abc"}
-    assert (as_typed({}), place_words({})) == ("", "here")
+    assert (as_typed({}), location_text({})) == ("", "here")
     there = {"ORTFLOW_SEEN_AS": "u@login"}
-    assert (as_typed(there), place_words(there)) == ("--host u@login ", "on u@login")
+    assert (as_typed(there), location_text(there)) == ("--host u@login ", "on u@login")
     assert as_typed({"ORTFLOW_SEEN_AS": "a;b"}) == "--host 'a;b' "
 
 

@@ -54,12 +54,12 @@ def test_the_home_folder_is_the_other_side_s(python: str, word: str) -> None:
 
 def test_a_python_runs_the_source_with_its_request() -> None:
     source = "import base64, json, sys\nprint(json.loads(base64.urlsafe_b64decode(sys.argv[2]))['say'])\n"
-    said = "it's $HOME `x` \\ \" é"
-    assert shell(command_lines.python_line(sys.executable, source, {"say": said})) == said + "\n"
+    output = "it's $HOME `x` \\ \" é"
+    assert shell(command_lines.python_line(sys.executable, source, {"say": output})) == output + "\n"
 
 
-def test_an_old_python_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_lines, "_START", command_lines._START.replace("(3, 10)", "(9, 9)"))
+def test_an_old_python_reports_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_lines, "START", command_lines.START.replace("(3, 10)", "(9, 9)"))
     line = command_lines.python_line(sys.executable, "print('ran')")
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stdout) == (1, "")

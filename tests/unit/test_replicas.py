@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from data_sets import write_batches
+from messages import mentions
 from run_files import spec_of
 
-from ortflow.launchers.changes import batch_words, division, going_on
+from ortflow.launchers.changes import batch_messages, continued_run, division
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.grid import Grid
@@ -69,20 +70,17 @@ def test_a_plan_without_replicas_has_as_many_as_ranks(tmp_path: Path) -> None:
 def test_what_replicas_do_not_divide_is_said_in_ranks() -> None:
     error = undivided(10, 2, Grid(2, 2))
     assert isinstance(error, UserError)
-    assert (
-        error.what == "is 10 samples a step, which 2 replicas of 2 ranks x 2 samples (data.micro_batch) do not divide"
-    )
-    assert (
-        error.fix == "use data.micro_batch=1, or 2 ranks or 10 ranks, or accept another batch with "
-        "train.global_batch=8 or train.global_batch=12"
+    assert mentions(error.what, "10 samples", "2 replicas of 2 ranks x 2", "data.micro_batch")
+    assert mentions(
+        error.fix, "data.micro_batch=1", "2 ranks or 10 ranks", "train.global_batch=8 or train.global_batch=12"
     )
     assert undivided(12, 2, Grid(2, 2)) is None
 
 
 def test_a_run_keeps_its_batch_under_another_grid() -> None:
     before, now = spec(2), spec(4, horizontal=2, pipeline=2)
-    assert going_on(before, now, 4).accumulation == 2
-    assert batch_words(before, going_on(before, now, 4), 4) == [
+    assert continued_run(before, now, 4).accumulation == 2
+    assert batch_messages(before, continued_run(before, now, 4), 4) == [
         "a step keeps its 4 samples: 1 replica of 4 ranks x micro_batch 2 x gradient_accumulation 2"
     ]
     assert division(spec(4, pipeline=2), 8) == "2 replicas of 2 ranks x micro_batch 2 x gradient_accumulation 2"

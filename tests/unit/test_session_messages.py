@@ -6,7 +6,7 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.sessions.session import run_failure
 
 
-def test_what_cuda_says_through_onnx_runtime_is_told_in_one_sentence() -> None:
+def test_cuda_errors_through_onnx_runtime_are_one_sentence() -> None:
     message = (
         "Error in execution: /onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 "
         "std::conditional_t<THRW, void, onnxruntime::common::Status> onnxruntime::CudaCall(...) "

@@ -106,7 +106,7 @@ def test_ranks_that_left_or_were_killed_give_no_verdict() -> None:
         ("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types\n", Outcome.USER_ERROR, "--mpi=pmix"),
     ],
 )
-def test_what_only_slurm_knows(words: str, outcome: Outcome, reported: str) -> None:
+def test_states_that_only_slurm_reports(words: str, outcome: Outcome, reported: str) -> None:
     found = verdict(words, 1)
     assert found is not None
     assert found.outcome is outcome
@@ -117,7 +117,7 @@ def test_a_step_that_was_cancelled_alone() -> None:
     found = cancelled(ABORTED, 137)
     assert found is not None
     assert found.sentence == "the job's step 7.0 was cancelled in Slurm, the job was not"
-    assert cancelled(ABORTED, 75) is None, "they saved and left"
+    assert cancelled(ABORTED, 75) is None, "they saved and stopped"
     assert cancelled(KILLED, 137) is None
     assert cancelled(f"{KILLED}{ABORTED}", 137) is None, "ended because of a rank"
     preempted = ABORTED.replace("03:34 ***", "03:34 DUE TO PREEMPTION ***")
@@ -182,8 +182,8 @@ def test_what_slurm_is_doing_with_the_job(fields: str, expected: Fate) -> None:
 @pytest.mark.parametrize(
     ("why", "sentence"),
     [
-        ("Unable to contact slurm controller (connect failure)", "the Slurm controller was away when the ranks"),
-        ("Job is pending execution", "the Slurm controller has lost sight of the job: Job is pending execution"),
+        ("Unable to contact slurm controller (connect failure)", "the Slurm controller did not answer when the ranks"),
+        ("Job is pending execution", "the Slurm controller has lost the job's state: Job is pending execution"),
     ],
 )
 def test_an_unconfirmed_allocation_is_not_a_failure_of_the_run(why: str, sentence: str) -> None:
@@ -200,7 +200,7 @@ def test_an_unconfirmed_allocation_is_not_a_failure_of_the_run(why: str, sentenc
 @pytest.mark.parametrize(
     ("due", "why"),
     [
-        ("DUE TO JOB REQUEUE", "somebody had Slurm requeue the job"),
+        ("DUE TO JOB REQUEUE", "a user requeued the job"),
         ("DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "a node of the job was lost"),
         ("DUE TO PREEMPTION", None),
         ("DUE TO TIME LIMIT", None),
@@ -238,7 +238,7 @@ def test_how_ranks_are_started_is_read_back_from_the_script(launch: list[str], s
     assert (placement.start, placement.kind) == (start, kind)
 
 
-def test_a_rank_under_srun_and_mpich_knows_its_place_on_the_node() -> None:
+def test_a_rank_under_srun_and_mpich_has_its_local_rank() -> None:
     environment = {
         "PMI_RANK": "3",
         "PMI_SIZE": "5",

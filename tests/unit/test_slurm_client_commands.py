@@ -64,7 +64,7 @@ def test_a_controller_that_is_away(path: Path, words: str) -> None:
         "echo '7_3: Job is pending execution'; echo 'ERROR: ld.so: object x.so cannot be preloaded' >&2",
     ],
 )
-def test_a_job_that_is_queued_again_already_is_no_refusal(path: Path, output: str) -> None:
+def test_a_job_that_is_already_requeued_is_not_an_error(path: Path, output: str) -> None:
     write(path, "scontrol", f"{output}; exit 1")
     Slurm().requeue("7_3")
 
@@ -95,9 +95,11 @@ def test_a_plugin_has_loaded_where_the_controller_does_not_answer() -> None:
     assert Fake(away="hung").slurm.starts_with("pmi2")
 
 
-@pytest.mark.parametrize(("said", "job"), [("123", "123"), ("123;cluster", "123"), ("Submitted batch job 77", "77")])
-def test_the_job_that_sbatch_names(path: Path, said: str, job: str) -> None:
-    write(path, "sbatch", f"echo '{said}'")
+@pytest.mark.parametrize(
+    ("expected_text", "job"), [("123", "123"), ("123;cluster", "123"), ("Submitted batch job 77", "77")]
+)
+def test_the_job_that_sbatch_names(path: Path, expected_text: str, job: str) -> None:
+    write(path, "sbatch", f"echo '{expected_text}'")
     assert Slurm().submit("/job.sh", {}) == job
 
 
@@ -123,10 +125,10 @@ def test_cancelling_a_job_that_is_gone_is_not_an_error(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "version"), [("slurm-wlm 22.05.8", (22, 5)), ("slurm 25.11.0-0rc1", (25, 11)), ("?", (0, 0))]
+    ("expected_text", "version"), [("slurm-wlm 22.05.8", (22, 5)), ("slurm 25.11.0-0rc1", (25, 11)), ("?", (0, 0))]
 )
-def test_versions(path: Path, said: str, version: tuple[int, int]) -> None:
-    write(path, "sbatch", f"echo '{said}'")
+def test_versions(path: Path, expected_text: str, version: tuple[int, int]) -> None:
+    write(path, "sbatch", f"echo '{expected_text}'")
     assert Slurm().version() == version
 
 

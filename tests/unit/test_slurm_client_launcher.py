@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fake_slurm import Fake, late
+from messages import mentions
 from slurm_scripts import common
 
 from ortflow.launchers.base import Submission, launcher_name
@@ -70,7 +71,7 @@ def attempt(run: RunDir, number: int = 0, **end: Any) -> None:
 
 
 FINISHED = {"outcome": "finished", "next": "stop", "cause": "finished"}
-PREEMPTED = {"outcome": "preempted", "next": "restart", "cause": "saved and left"}
+PREEMPTED = {"outcome": "preempted", "next": "restart", "cause": "saved and stopped"}
 
 
 # --- submitting
@@ -183,7 +184,7 @@ def test_waiting_for_a_controller(tmp_path: Path) -> None:
 def test_a_controller_that_hangs_leaves_a_doubt(tmp_path: Path) -> None:
     fake, wanted = Fake(away="hung"), submission(tmp_path)
     begun = fake.clock.now
-    with pytest.raises(InDoubt, match=r"may have taken the job or not.*ortflow status.*starts no second one"):
+    with pytest.raises(InDoubt, match=r"may have taken.*ortflow status"):
         submit(fake, wanted)
     assert fake.clock.now - begun <= PATIENCE
     assert events(wanted.run) == ["submitting"], "the directory stays: a job may need it"
@@ -493,11 +494,13 @@ def test_the_start_that_fits_the_mpi(tmp_path: Path, file: str, plugins: tuple[s
     assert fake.count("srun") == 1
 
 
-@pytest.mark.parametrize(("file", "said"), [("libmpi.so.12", "HYDRA build details"), ("libmpi.so.40", "Open MPI")])
-def test_mpirun_where_no_plugin_loads(tmp_path: Path, file: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "expected_text"), [("libmpi.so.12", "HYDRA build details"), ("libmpi.so.40", "Open MPI")]
+)
+def test_mpirun_where_no_plugin_loads(tmp_path: Path, file: str, expected_text: str) -> None:
     python = library(tmp_path, file)
     mpirun = tmp_path / "bin" / "mpirun"
-    mpirun.write_text(f"#!/bin/sh\necho {said}\n")
+    mpirun.write_text(f"#!/bin/sh\necho {expected_text}\n")
     mpirun.chmod(0o755)
     spec = submission(tmp_path, resources={"ranks_per_node": 2}).spec
     found = probe.choose_start(spec, python, Fake(plugins=()).slurm)
@@ -529,7 +532,7 @@ def test_what_the_run_file_sets_is_not_probed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "directive"), [("slurm-wlm 22.05.8", "--requeue"), ("slurm 25.11.2", "--requeue=expedite")]
 )
-def test_expedited_restarts_where_slurm_knows_them(tmp_path: Path, version: str, directive: str) -> None:
+def test_expedited_restarts_if_slurm_supports_them(tmp_path: Path, version: str, directive: str) -> None:
     fake = Fake(version=version)
     submit(fake, submission(tmp_path))
     assert f"#SBATCH {directive}\n" in fake.scripts[0]
@@ -551,7 +554,7 @@ def test_a_pending_run(tmp_path: Path) -> None:
     fake.change("100", start=2_000_000_000.0)
     reported = SlurmLauncher(fake.slurm).status(wanted.run)
     assert (reported.state, reported.job, reported.launcher) == (State.PENDING, "100", "slurm")
-    assert reported.waits == "waits for free nodes, cores, memory or GPUs"
+    assert "waits for free nodes" in reported.waits
     assert reported.starts_at == 2_000_000_000.0
     assert json.loads(json.dumps(reported.to_json()))["job"] == "100"
 
@@ -591,7 +594,7 @@ def test_a_restarting_run(tmp_path: Path) -> None:
     attempt(wanted.run, **PREEMPTED)
     fake.change("100", state="PENDING", reason="BeginTime", restarts=2)
     reported = SlurmLauncher(fake.slurm).status(wanted.run)
-    assert (reported.state, reported.job_restarts, reported.cause) == (State.RESTARTING, 2, "saved and left")
+    assert (reported.state, reported.job_restarts, reported.cause) == (State.RESTARTING, 2, "saved and stopped")
     assert "delays its next start" in (reported.waits or "")
     attempt(wanted.run, 1)
     assert SlurmLauncher(fake.slurm).status(wanted.run).state is State.RESTARTING, (
@@ -672,7 +675,7 @@ def test_a_job_without_any_record(tmp_path: Path) -> None:
     fake.jobs = []
     reported = SlurmLauncher(fake.slurm).status(wanted.run)
     assert reported.state is State.LOST
-    assert reported.cause == "Slurm no longer knows of job 100, and it left no record"
+    assert mentions(reported.cause, "no longer knows", "100")
 
 
 def test_slurm_is_asked_once_about_a_run_that_has_ended(tmp_path: Path) -> None:
@@ -921,7 +924,7 @@ def test_waiting_for_a_job_needs_a_controller(tmp_path: Path) -> None:
     fake, first = Fake(), submission(tmp_path, "a")
     submit(fake, first)
     fake.away = "dead"
-    with pytest.raises(UserError, match="its job is unknown: the Slurm controller does not answer"):
+    with pytest.raises(UserError, match=r"job is unknown.*does not answer"):
         submit(fake, replace(submission(tmp_path, "b"), after=(first.run,)))
 
 

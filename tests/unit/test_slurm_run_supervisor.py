@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_attempts import FakeAttempt
 from fake_clock import FakeClock
+from signal_handlers import restored
 
 from ortflow.launchers.batch.own_job import PAUSE, Answer, Fate, requeue
 from ortflow.launchers.batch.run_supervisor import AWAY, CANCELLING, RunSupervisor
@@ -67,8 +68,8 @@ class FakeController:
             self.state, self.restarts = "PENDING", self.restarts + 1
             return 0, ""
         if command[0] == "scontrol":
-            said = f"JobState={self.state} Reason=None Restarts={self.restarts} PreemptTime={self.preempted}"
-            return 0, f"JobId=7 {said}"
+            output = f"JobState={self.state} Reason=None Restarts={self.restarts} PreemptTime={self.preempted}"
+            return 0, f"JobId=7 {output}"
         if command[0] == "squeue":
             return 0, "UNLIMITED" if self.ends is None else _duration(self.ends - self.clock.now)
         if command[0] == "scancel":
@@ -88,11 +89,8 @@ def clock() -> FakeClock:
 @pytest.fixture
 def controller(clock: FakeClock) -> Iterator[FakeController]:
     """The job's controller; restores the signal handlers that a batch step replaces."""
-    fake = FakeController(clock)
-    before = [signal.getsignal(number) for number in SIGNALS]
-    yield fake
-    for number, handler in zip(SIGNALS, before, strict=True):
-        signal.signal(number, handler)
+    with restored(*SIGNALS):
+        yield FakeController(clock)
 
 
 class PlannedRanks:
@@ -134,7 +132,7 @@ def test_a_controller_that_stays_away_is_given_up(clock: FakeClock, controller: 
     assert ("scontrol", "requeue", "7") not in controller.calls, "never requested without a query"
 
 
-def test_a_node_that_cannot_start_a_command_is_no_answer(clock: FakeClock) -> None:
+def test_a_command_that_a_node_cannot_start_is_not_an_answer(clock: FakeClock) -> None:
     def full(command: Sequence[str], settings: Settings, seconds: float) -> Reply:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
@@ -237,7 +235,7 @@ def test_a_limit_that_was_raised_is_asked_for_before_ranks_leave(
     assert stop.look() == "time limit"
 
 
-def test_slurm_is_asked_what_a_signal_was_for_once_it_knows(
+def test_slurm_is_queried_for_the_reason_of_a_signal(
     tmp_path: Path, clock: FakeClock, controller: FakeController
 ) -> None:
     stop = JobStop(tmp_path / ".stop", controller.job, AHEAD, clock=clock)

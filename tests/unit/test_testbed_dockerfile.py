@@ -21,7 +21,7 @@ def test_the_projects_own() -> None:
     assert words["USER"] == "1000:1000"
 
 
-def test_lines_that_go_on() -> None:
+def test_lines_that_continue() -> None:
     recipe = read('FROM a AS b\nRUN one \\\n  # said in between\n    two && \\\n  three\n# no\nCMD ["x"]\n')
     assert [one.value for one in recipe.stages[0].instructions] == ["one     two &&   three", '["x"]']
     assert [one.line for one in recipe.stages[0].instructions] == [2, 7]

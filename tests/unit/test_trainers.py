@@ -73,7 +73,7 @@ def test_a_trainer_gets_its_options_typed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "expected_text"),
     [
         ("whale", {}, "trainer.name: there is no trainer 'whale'; did you mean whole?"),
         ("x", {}, "trainer.name: there is no trainer 'x'; installed are gone, graph, half, whole"),
@@ -84,10 +84,12 @@ def test_a_trainer_gets_its_options_typed(tmp_path: Path) -> None:
         ("whole", {"target": "y", "window": "3"}, "trainer.options.window: must be a whole number, not the text '3'"),
     ],
 )
-def test_faults_are_reported_in_one_sentence(tmp_path: Path, name: str, options: dict[str, Any], said: str) -> None:
+def test_faults_are_reported_in_one_sentence(
+    tmp_path: Path, name: str, options: dict[str, Any], expected_text: str
+) -> None:
     with pytest.raises(UserError) as caught:
         builder_of(run_of(name, **options), RunDir(tmp_path), Report())
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(expected_text)
     assert "\n" not in str(caught.value)
 
 

@@ -250,7 +250,7 @@ def test_checkpoints_fit_every_stage_and_number_of_ranks(name: str, bench: Bench
 def test_a_machine_without_our_kernels_refuses_stage_3_in_one_sentence(bench: Bench) -> None:
     job = Job(**{**vars(bench.jobs["adamw"]), "stage": 3})
     sessions = Sessions(CpuDevice(), 1, "error")
-    with pytest.raises(UserError, match=r"parallel\.zero: is 3, and this machine has no kernels of ortflow's"):
+    with pytest.raises(UserError, match=r"parallel\.zero.*3.*kernels"):
         ShardedTrainer(GraphSet.load(Path(job.graphs)), job.spec(1), sessions, SoloCommunicator())
 
 

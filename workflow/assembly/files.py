@@ -1,4 +1,4 @@
-"""Writes the files of `build` into the run's folder, graphs.json last."""
+"""Writes the files of `build` into the run directory, graphs.json last."""
 
 from __future__ import annotations
 

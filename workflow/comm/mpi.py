@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ortflow.workflow.comm import TAGS, Communicator, Request
 from ortflow.workflow.comm.fresh_memory import fresh_memory
+from ortflow.workflow.comm.mpi_errors import mpi_errors
 from ortflow.workflow.comm.segments import Start
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
@@ -49,12 +50,14 @@ class MpiRanks(Communicator):
         """Number of ranks."""
         return int(self._ranks.Get_size())
 
+    @mpi_errors
     def all_reduce(self, buffer: Buffer) -> None:
         """Sum over the ranks, in place; the order of summation depends only on the world size."""
         array = _host(buffer)
         for start in range(0, array.size, CHUNK):
             self._ranks.Allreduce(self._mpi.IN_PLACE, array[start : start + CHUNK], op=self._mpi.SUM)
 
+    @mpi_errors
     def reduce_scatter(self, buffer: Buffer) -> None:
         """Sum over the ranks of this rank's share, in place; the order of summation depends only on the world size.
 
@@ -75,6 +78,7 @@ class MpiRanks(Communicator):
                 with np.errstate(invalid="ignore", over="ignore"):
                     np.add(into, piece, out=into)
 
+    @mpi_errors
     def all_gather(self, buffer: Buffer) -> None:
         """Every rank's share, on every rank, in place."""
         array, world = _host(buffer), self.world_size
@@ -85,6 +89,7 @@ class MpiRanks(Communicator):
         self._ranks.Allgatherv(self._mpi.IN_PLACE, [array, (counts, starts), row])
         row.Free()
 
+    @mpi_errors
     def start_gather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
         """Begin to gather; a broadcast if one rank has all of it. MPI may transfer data only while a call waits."""
         array, owners = _host(buffer), [rank for rank, count in enumerate(counts) if count]
@@ -94,6 +99,7 @@ class MpiRanks(Communicator):
         starts = [sum(counts[:rank]) for rank in range(len(counts))]
         return MpiRequest([self._ranks.Iallgatherv(self._mpi.IN_PLACE, [array, (counts, starts)])], buffer)
 
+    @mpi_errors
     def reduce(self, buffer: Buffer, root: int) -> None:
         """Sum on one rank; the order of summation depends only on the world size and the rank."""
         array = _host(buffer)
@@ -104,19 +110,23 @@ class MpiRanks(Communicator):
             else:
                 self._ranks.Reduce(part, None, op=self._mpi.SUM, root=root)
 
+    @mpi_errors
     def barrier(self) -> None:
         """Wait for all."""
         self._ranks.Barrier()
 
+    @mpi_errors
     def gather(self, value: Any) -> list[Any] | None:
         """A small plain value of every rank, on rank 0."""
         gathered: list[Any] | None = self._ranks.gather(value, root=0)
         return gathered
 
+    @mpi_errors
     def broadcast_object(self, value: Any) -> Any:
         """Rank 0's small plain value, on every rank."""
         return self._ranks.bcast(value, root=0)
 
+    @mpi_errors
     def subset(self, ranks: Sequence[int]) -> Communicator:
         """A communicator of some of the ranks. Only these ranks call it."""
         if self.rank not in ranks or len(set(ranks)) != len(ranks):
@@ -130,11 +140,13 @@ class MpiRanks(Communicator):
         chosen.Free()
         return MpiRanks(self._mpi, made)
 
+    @mpi_errors
     def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
         """Begin to send; see the protocol."""
         byte = self._mpi.BYTE
         return MpiRequest([self._ranks.Isend([piece, byte], to, tag) for piece in _pieces(buffer)], buffer)
 
+    @mpi_errors
     def start_receive(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
         """Begin to receive; see the protocol."""
         return MpiRequest(
@@ -186,6 +198,7 @@ class MpiRequest:
     pieces: Sequence[Any]
     buffer: Buffer
 
+    @mpi_errors
     def wait(self) -> None:
         """See the protocol."""
         for piece in self.pieces:

@@ -19,7 +19,7 @@ from ortflow.workflow.comm.nccl_watch import PERIOD, Watch
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
-from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.errors import CommunicationError
 
 TYPES = {"float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
@@ -38,7 +38,7 @@ grows up to LOOK. An all-reduce is queued within microseconds; connecting takes 
 """
 
 
-class NcclError(OrtflowError):
+class NcclError(CommunicationError):
     """An NCCL call that failed."""
 
 

@@ -72,13 +72,13 @@ CODES: dict[str, str] = {
 }
 """NCCL's error strings -> their meaning."""
 
-WARNING = re.compile(r"NCCL WARN (?P<words>.*)")
+WARNING = re.compile(r"NCCL WARN (?P<message>.*)")
 """A warning as NCCL writes it into a log: HOST:PID:THREAD [DEVICE] FILE:LINE NCCL WARN MESSAGE."""
 
 
-def trouble(words: str) -> Trouble | None:
+def trouble(message: str) -> Trouble | None:
     """The cause of one or several NCCL warnings; None if it is unknown."""
-    return next((Trouble(what, fix) for pattern, what, fix in TABLE if re.search(pattern, words)), None)
+    return next((Trouble(what, fix) for pattern, what, fix in TABLE if re.search(pattern, message)), None)
 
 
 def sentence(call: str, error: str, last: str = "") -> str:
@@ -96,12 +96,12 @@ def sentence(call: str, error: str, last: str = "") -> str:
     warning = " ".join(last.split())
     if (known := trouble(warning) or trouble(error)) is not None:
         return f"NCCL failed in {call}: {known.what} ({warning or error}); {known.fix}"
-    meaning = next((words for start, words in CODES.items() if error.startswith(start)), error)
+    meaning = next((meaning for start, meaning in CODES.items() if error.startswith(start)), error)
     reported = warning or error
     return f"NCCL failed in {call}: {meaning} ({reported}); set NCCL_DEBUG=INFO and see the ranks' logs"
 
 
 def in_log(text: str) -> Trouble | None:
     """The causes of the NCCL warnings in a rank's log; None if there are none, or none that is known."""
-    warnings = "\n".join(match["words"] for match in WARNING.finditer(text))
+    warnings = "\n".join(match["message"] for match in WARNING.finditer(text))
     return trouble(warnings) if warnings else None

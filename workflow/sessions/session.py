@@ -333,8 +333,8 @@ def run_failure(message: str) -> OrtflowError:
     """ONNX Runtime's message about a failed run, shortened to what the user can act on."""
     library = re.search(r"(\w+) failure (\d+): (.*?) ; GPU=.*?; expr=(.*?);", message, re.DOTALL)
     if library is not None:
-        name, code, words, call = library.groups()
-        return OrtflowError(f"ONNX Runtime failed in a step: {call}: {words} ({name} error {code})")
+        name, code, reason, call = library.groups()
+        return OrtflowError(f"ONNX Runtime failed in a step: {call}: {reason} ({name} error {code})")
     node = re.search(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)", message, re.DOTALL)
     if node is None:
         return OrtflowError(f"ONNX Runtime failed in a step: {message}")

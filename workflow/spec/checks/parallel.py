@@ -33,12 +33,12 @@ def check_parallel(spec: RunSpec) -> Iterator[Problem]:
         for name in ("whole", "columns", "rows"):
             if getattr(parallel, name):
                 what = "names weights that the parts of a layer divide, and parallel.horizontal is 1"
-                others: tuple[KeyPath, ...] = (("parallel", "horizontal"),)
-                yield Problem(("parallel", name), what, "remove it, or set horizontal above 1", others=others)
+                fix = "remove it, or set horizontal above 1"
+                yield Problem(("parallel", name), what, fix, others=(("parallel", "horizontal"),))
         if parallel.sequence_parallel:
             what = "is true, and the tokens are divided among the parts of a layer: parallel.horizontal is 1"
-            fix, others = "remove it, or set horizontal above 1", (("parallel", "horizontal"),)
-            yield Problem(("parallel", "sequence_parallel"), what, fix, others=others)
+            fix = "remove it, or set horizontal above 1"
+            yield Problem(("parallel", "sequence_parallel"), what, fix, others=(("parallel", "horizontal"),))
     yield from _chunks(spec)
     if parallel.zero:
         yield from _zero(spec)

@@ -158,13 +158,13 @@ STAND_INS: dict[KeyPath, Any] = {
 }
 """Placeholders for required values that are missing or wrong. Problems that depend on them are not reported."""
 
-_CHOOSES: tuple[KeyPath, ...] = (("model", "loss", "kind"), ("train", "optimizer", "name"))
+CHOOSES: tuple[KeyPath, ...] = (("model", "loss", "kind"), ("train", "optimizer", "name"))
 """Discriminator keys: if one is wrong, the type of its section is unknown."""
 
 
 def _mended(values: Any, path: KeyPath, stand_ins: Mapping[KeyPath, Any], depth: int = 1) -> Any:
     """`values` without the one at `path`; a required one is replaced by its placeholder."""
-    path = path[:-1] if path in _CHOOSES else path
+    path = path[:-1] if path in CHOOSES else path
     if not path:
         return values
     key, here = path[depth - 1], path[:depth]
