@@ -38,6 +38,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "pipeline-4": (4, {"pipeline": 4}),
     "horizontal-2": (2, {"horizontal": 2}),
     "named": (2, {"horizontal": 2, "whole": ["wte.weight"], "rows": ["h.*.mlp.c_proj.weight"]}),
+    "sequence-2": (2, {"horizontal": 2, "sequence_parallel": True}),
+    "pipeline-sequence": (4, {"pipeline": 2, "horizontal": 2, "sequence_parallel": True}),
     "data-pipeline": (4, {"data": 2, "pipeline": 2, "zero": 1}),
     "data-horizontal": (4, {"horizontal": 2, "zero": 2}),
     "pipeline-horizontal": (4, {"pipeline": 2, "horizontal": 2}),

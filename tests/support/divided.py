@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from real_ranks import on_ranks
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.division.again import gather_again
 from ortflow.workflow.graph.division.divide import Divided, divide
+from ortflow.workflow.graph.division.sequence_graph import share_tokens
 from ortflow.workflow.graph.ir.collective import finish
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, replace
 from ortflow.workflow.graph.ir.order import sort_nodes
@@ -45,6 +48,7 @@ def training(model: onnx.ModelProto, trained: Sequence[str], *, kernels: bool) -
     rewrites.after(made.graph)
     made = compose(made)
     results_first(made.graph)
+    gather_again(made.graph)
     finish(made)
     return made
 
@@ -191,6 +195,18 @@ def divide_all(
 ) -> list[Divided]:
     """All parts of a forward graph."""
     return [divide(model, shapes, trained, LOSS_SUM, part, parts, CHANNEL, **options) for part in range(parts)]
+
+
+def divide_tokens(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], trained: Sequence[str], parts: int
+) -> list[Divided]:
+    """All parts of a forward graph, with sequence parallelism."""
+    divided = divide_all(model, shapes, trained, parts)
+    for part, each in enumerate(divided):
+        held = {name: each.regions[name].shape(shape) for name, shape in shapes.items()}
+        notes = share_tokens(each.model, held, trained, LOSS_SUM, each.sums, part, parts, CHANNEL)
+        divided[part] = replace_fields(each, notes=(*each.notes, *notes))
+    return divided
 
 
 def finished(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -28,6 +28,7 @@ NAMES = ("gpt2", "bert", "llama", "t5")
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (2, {"pipeline": 2}), (2, {"horizontal": 2}), (3, {"pipeline": 3}), (4, {"pipeline": 2, "zero": 1}),
     (4, {"pipeline": 2, "horizontal": 2}), (4, {"horizontal": 2, "zero": 2}),
+    (2, {"horizontal": 2, "sequence_parallel": True}), (4, {"pipeline": 2, "horizontal": 2, "sequence_parallel": True}),
 ]  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def test_exports_train_under_every_layout(name: str, workshop: Workshop, tmp_pat
 def trained(folder: Path, model: dict[str, Any], ranks: int, parallel: dict[str, Any]) -> Path:
     """The run directory of a run of 20 steps; SGD, because Adam makes steps of the rounding in vanishing gradients."""
     run = {
-        "name": "-".join(["ranks", str(ranks), *(f"{key}-{degree}" for key, degree in parallel.items())]),
+        "name": "-".join(["ranks", str(ranks), *(f"{k[:10]}-{int(v)}" for k, v in parallel.items())]).replace("_", "-"),
         "model": model,
         "data": {"train": "set.arrow", "micro_batch": 2},
         "train": {

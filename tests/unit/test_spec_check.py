@@ -235,6 +235,20 @@ def test_a_run_that_agrees_with_itself() -> None:
             ],
         ),
         (
+            {"parallel": {"sequence_parallel": True}},
+            [
+                "parallel.sequence_parallel: is true, and the tokens are divided among the parts of a layer: "
+                "parallel.horizontal is 1"
+            ],
+        ),
+        (
+            {
+                "parallel": {"horizontal": 2, "sequence_parallel": True},
+                "resources": {"ranks_per_node": 2, "gpus_per_rank": 1},
+            },
+            ["parallel.sequence_parallel: is true, and ranks on GPUs cannot divide the tokens of a layer"],
+        ),
+        (
             {"parallel": {"pipeline": 2, "chunks": 2}, "resources": {"ranks_per_node": 2}},
             ["parallel.chunks: is 2, and parallel.schedule is 1f1b"],
         ),

@@ -15,7 +15,9 @@ import onnx
 from ortflow.workflow.assembly.stages import Division as Stages
 from ortflow.workflow.assembly.stages import build_stages
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.division.again import gather_again
 from ortflow.workflow.graph.division.divide import divide as divide_layers
+from ortflow.workflow.graph.division.sequence_graph import share_tokens
 from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, is_collective, kind_of
 from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
 from ortflow.workflow.graph.types import LOSS_SUM
@@ -157,12 +159,17 @@ def _part_of(
     forward = divide_layers(prepared, shapes, trained, LOSS_SUM, part, parts, CHANNEL, named=named)
     evaluated = divide_layers(evaluate, shapes, (), LOSS_SUM, part, parts, CHANNEL, like=forward)
     regions = {name: region for name, region in forward.regions.items() if not region.whole}
-    return forward.model, evaluated.model, regions, list(forward.notes)
+    notes = list(forward.notes)
+    if section.sequence_parallel:
+        held = {name: forward.regions[name].shape(shape) for name, shape in shapes.items()}
+        notes += share_tokens(forward.model, held, trained, LOSS_SUM, forward.sums, part, parts, CHANNEL)
+    return forward.model, evaluated.model, regions, notes
 
 
 def _finished(model: onnx.ModelProto, *, on_gpus: bool) -> bytes:
     """The graph as ranks load it."""
     if has_collectives(model):
+        gather_again(model.graph)
         finish(model)
         if on_gpus:
             on_gpu(model)

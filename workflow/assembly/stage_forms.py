@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 
 from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.division.again import gather_again
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import import_domain
@@ -88,6 +89,7 @@ def _composed(model: onnx.ModelProto) -> onnx.ModelProto:
     rewrites.after(model.graph)
     both = compose(model)
     results_first(both.graph)
+    gather_again(both.graph)
     return both
 
 

@@ -16,7 +16,7 @@ CHUNKS = (2, 4)
 """Stages of a rank to consider under the schedule interleaved."""
 LAYOUT = frozenset({"data", "pipeline", "schedule", "chunks", "cuts", "horizontal", "zero"})
 """Keys of `parallel` that a layout sets."""
-OF_HORIZONTAL = frozenset({"whole", "columns", "rows"})
+OF_HORIZONTAL = frozenset({"whole", "columns", "rows", "sequence_parallel"})
 """Keys of `parallel` that are about the parts of layers."""
 Zero = Literal[0, 1, 2, 3]
 ZERO: tuple[Zero, ...] = (0, 1, 2, 3)

@@ -56,6 +56,8 @@ class Parallel(Section):
     in the graph."""
     rows: list[Text] = Field(default_factory=no_items)
     """Glob patterns of weights that are divided by rows, the inputs of their products, which are then summed."""
+    sequence_parallel: bool = False
+    """Compute norms, dropout and additions between divided layers on a share of the tokens, which takes less memory."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO stage: 1 shards the optimizer's moments over the replicas, 2 also accumulated gradients, 3 also parameters
     and all gradients."""

@@ -37,6 +37,8 @@ class Divided:
     """How the tensors are cut; the same on all parts."""
     named: Named
     """Weights that the run file names."""
+    sums: tuple[str, ...]
+    """Values that are summed over the parts behind divided layers and look-ups."""
 
 
 def divide(
@@ -121,7 +123,9 @@ def divide(
     prune(copy.graph)
     shapes.infer(copy)
     regions = {name: held[name].region(part, parts) if name in held else WHOLE for name in tensors}
-    return Divided(copy, regions, tuple(_notes(facts, weights, layers, tables, held, parts)), held, chosen)
+    return Divided(
+        copy, regions, tuple(_notes(facts, weights, layers, tables, held, parts)), held, chosen, tuple(rewrite.sums)
+    )
 
 
 def _may_be_vocabulary(weights: Weights, place: int, named: Named) -> bool:

@@ -60,6 +60,12 @@ class Facts:
         found = self._types.get(value)
         return None if found is None else found[1]
 
+    def pair(self, value: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Shapes in both trials; None if unknown."""
+        first, other = self.shape(value), self._others.get(value)
+        second = self.tensors.get(value) if other is None else other[1]
+        return None if first is None or second is None or len(first) != len(second) else (first, second)
+
     def size(self, value: str, axis: int) -> int | None:
         """Size of an axis that never varies; None if it varies or is unknown."""
         first = self.shape(value)

@@ -13,7 +13,7 @@ from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.plan import Plan
 from ortflow.workflow.graph.division.scores import Scores
 from ortflow.workflow.graph.domains import CPU_DOMAIN
-from ortflow.workflow.graph.ir.collective import Kind, collective
+from ortflow.workflow.graph.ir.collective import Kind, collective, is_collective
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, import_domain, replace
 from ortflow.workflow.graph.ir.origin import inherit
 
@@ -83,6 +83,8 @@ class Rewrite:
         self._copied: dict[str, str] = {}
         self._shared: dict[tuple[str, Cut], str] = {}
         self._renamed: dict[str, str] = {}
+        self.sums: list[str] = []
+        """Values that are summed over the parts behind divided layers and look-ups."""
 
     def gather_tensors(self, names: Mapping[str, Cut]) -> None:
         """Gather tensors that this graph reads whole, although parts hold shares."""
@@ -97,6 +99,8 @@ class Rewrite:
             node.CopyFrom(old)
             before = len(write.made)
             self._node(place, node)
+            if place in self._plan.rows or place in self._plan.lookups:
+                self.sums += [each.output[0] for each in write.made[before:] if is_collective(each)]
             inherit([each for each in write.made[before:] if each is not node], node)
         nodes = write.made
         replace(graph.node, nodes)

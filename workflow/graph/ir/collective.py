@@ -40,6 +40,10 @@ class Kind(IntEnum):
     """The value itself; its gradient is summed over the parts: f of Shoeybi et al. 2019. `finish` takes it out."""
 
 
+_OF_LAYERS = frozenset([Kind.ALL_REDUCE, Kind.REDUCE_SCATTER])
+"""Sums over the parts of layers."""
+
+
 def collective(
     write: Writer, kind: Kind, value: str, channel: int, parts: int, output: str | None = None, name: str = ""
 ) -> str:
@@ -136,7 +140,7 @@ def _draw_in_order(graph: onnx.GraphProto) -> None:
     ONNX Runtime draws the masks of a run from one sequence of random numbers: all parts of a layer have to draw them
     alike. What only gathers weights has no parts of layers.
     """
-    if not any(is_collective(node) and kind_of(node) == Kind.ALL_REDUCE for node in graph.node):
+    if not any(is_collective(node) and kind_of(node) in _OF_LAYERS for node in graph.node):
         return
     edit, before = Editor(graph), ""
     for node in [each for each in graph.node if each.op_type == "Dropout" and each.domain == ""]:

@@ -32,9 +32,9 @@ _LIKE: Mapping[str, tuple[int, ...]] = {
     "GroupNormalization": (0,), "InstanceNormalization": (0,),
 }  # fmt: skip
 _COMPUTED = frozenset([
-    "Add", "And", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Gather", "Identity", "Max", "Min",
-    "Mod", "Mul", "Neg", "NonZero", "Not", "Range", "ReduceMax", "ReduceProd", "ReduceSum", "Reshape", "Slice",
-    "Split", "Squeeze", "Sub", "Unsqueeze", "Where",
+    "Add", "And", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Gather", "Greater", "Identity",
+    "Less", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "Or", "Range", "ReduceMax", "ReduceProd", "ReduceSum",
+    "Reshape", "Slice", "Split", "Squeeze", "Sub", "Unsqueeze", "Where",
 ])  # fmt: skip
 """Operators with which graphs compute sizes."""
 
