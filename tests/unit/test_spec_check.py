@@ -246,7 +246,10 @@ def test_a_run_that_agrees_with_itself() -> None:
                 "parallel": {"horizontal": 2, "sequence_parallel": True},
                 "resources": {"ranks_per_node": 2, "gpus_per_rank": 1},
             },
-            ["parallel.sequence_parallel: is true, and ranks on GPUs cannot divide the tokens of a layer"],
+            [
+                "parallel.sequence_parallel: is true, and ranks on GPUs cannot divide the tokens of a layer in this version: "
+                "resources.gpus_per_rank is 1"
+            ],
         ),
         (
             {"parallel": {"pipeline": 2, "chunks": 2}, "resources": {"ranks_per_node": 2}},
