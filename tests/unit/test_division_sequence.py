@@ -161,7 +161,7 @@ def test_gradients_of_whole_tensors_have_the_same_bits_on_all_parts(monkeypatch:
     divided = divide_tokens(model.proto, model.shapes, names, 2)
     results: list[Any] = []
     graphs = [training(each.model, names, kernels=True) for each in divided]
-    monkeypatch.setattr(support, "_together", lambda name, *rest: results.append((name, rest[-1])))
+    monkeypatch.setattr(support, "run_together", lambda name, *rest: results.append((name, rest[-1])))
     run_parts(graphs, divided, model.given)
     checked = [name for name, _ in results if name.startswith("layer0.norm")]
     assert len(checked) == 4

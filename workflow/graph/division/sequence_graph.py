@@ -201,10 +201,10 @@ class _Writing:
         node.output[:] = [self._name(name) if name in found.axes else name for name in outputs]
         if node.op_type == "Reshape":
             made = found.axes[outputs[0]]
-            rest = [facts.size(outputs[0], axis) or 0 for axis in range(made, len(facts.shape(outputs[0]) or ()))]
+            sizes_left = [facts.size(outputs[0], axis) or 0 for axis in range(made, len(facts.shape(outputs[0]) or ()))]
             if made != axes or (made == 2 and facts.pair(outputs[0]) != facts.pair(first)):
                 tokens = self._tokens_of(outputs[0], made, lambda: self._listed(facts.nodes[place], tokens))
-            node.input[1] = write.ints(*[1] * (made - 1), -1, *rest)
+            node.input[1] = write.ints(*[1] * (made - 1), -1, *sizes_left)
             del node.attribute[:]
             write.keep(node)
         elif node.op_type == "Dropout":

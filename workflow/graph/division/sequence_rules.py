@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 
 from ortflow.workflow.graph.division.sequence import Given, Search, Whole, reshaped_axes, rule
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir.edit import attributes_of
 
-Made = list[int | None]
+Made = Sequence[int | None]
 
 
 @rule(
