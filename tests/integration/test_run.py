@@ -222,7 +222,7 @@ def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(project
     file = project.write("no-export", export__tolerance=0.0)
     done = command("run", file.name, folder=project.folder)
     assert done.returncode == 2
-    assert mentions(done.stdout + done.stderr, "export.tolerance: ", "0.0001")
+    assert "error: export.tolerance: " in done.stdout + done.stderr
     assert not any(project.run_dir("no-export").rglob("step-*"))
     assert "loss" not in done.stdout
 

@@ -208,7 +208,7 @@ class TestMpirun:
 BEFORE: WorkerReports = {"w-0": WorkerReport("10.0.0.1", 100.0), "w-1": WorkerReport("10.0.0.2", 100.0), "w-2": None}
 
 
-class TestWitnesses:
+class TestWorkerReports:
     def test_are_written_and_read(self, tmp_path: Path) -> None:
         write_report(pod(tmp_path), "w-0", WorkerReport("10.0.0.1", 5.0, leaving=True))
         (tmp_path / ".ortflow/gpt-abc/workers/w-1.json").write_text("{torn")
@@ -246,7 +246,7 @@ class TestWitnesses:
         found = conclude(BEFORE, BEFORE, ["w-1"])
         assert found is not None
         assert found.outcome is Outcome.LOST
-        assert "w-1 does not answer" in found.sentence
+        assert "w-1 no longer answers" in found.sentence
 
 
 HYDRA = """
