@@ -313,3 +313,26 @@ def test_inputs_that_nothing_reads_go() -> None:
     model.graph.input.append(helper.make_tensor_value_info("passed on", TensorProto.FLOAT, [3]))
     model.graph.output.append(helper.make_tensor_value_info("passed on", TensorProto.FLOAT, [3]))
     assert [value.name for value in on_cuda(model).graph.input] == ["x", "w", "b", "passed on"]
+
+
+def test_no_cpu_node_reads_a_size() -> None:
+    """It would wait for the GPU, which no captured graph may."""
+    nodes = [
+        helper.make_node("Size", ["x"], ["size"]),
+        helper.make_node("Reshape", ["size", "one"], ["length"]),
+        helper.make_node("ConstantOfShape", ["length"], ["zeros"]),
+        helper.make_node("Reshape", ["x", "all"], ["flat"]),
+        helper.make_node("ScatterElements", ["zeros", "places", "flat"], ["y"], axis=0),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
+    places = helper.make_tensor_value_info("places", TensorProto.INT64, ["m"])
+    constants = [numpy_helper.from_array(np.array([value]), name) for name, value in (("one", 1), ("all", -1))]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m"])]
+    graph = helper.make_graph(nodes, "scatter", [x, places], outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    given = {"x": np.arange(12, dtype=np.float32).reshape(4, 3), "places": np.arange(12)[::-1].copy()}
+    found = on_cuda(model)
+    assert "Size" in {node.op_type for node in model.graph.node}
+    assert "Size" not in {node.op_type for node in found.graph.node}
+    onnx.checker.check_model(found)
+    np.testing.assert_array_equal(run(found, given), run(model, given))

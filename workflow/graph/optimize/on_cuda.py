@@ -22,6 +22,7 @@ from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribut
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.optimize.counts import counts_on_device
 from ortflow.workflow.graph.optimize.even_pads import pad_evenly, pads_unevenly
+from ortflow.workflow.graph.optimize.sizes import sizes_by_shapes
 
 BITS = 38
 """Bits of the largest addend as an integer: more than fp32 has, with room for 2^24 addends in an int64."""
@@ -60,6 +61,7 @@ def on_cuda(model: onnx.ModelProto) -> onnx.ModelProto:
         shapes.infer(copy, list(copy.graph.value_info))
         types = element_types(copy)
     counts_on_device(copy, types)
+    sizes_by_shapes(copy.graph)
     return copy
 
 
