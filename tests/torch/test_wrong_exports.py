@@ -57,13 +57,13 @@ def test_an_export_shows_signs_or_follows_pytorch(name: str, exporter: str, work
     if (name, exporter) in CANNOT:
         pytest.skip("cannot be exported or differentiated")
     path, wrong = workshop.model(name, exporter, OPSETS[exporter]), exporter in WRONG.get(name, ())
-    assert bool(findings(path).signs) == wrong
+    assert bool(findings(path).export_warnings) == wrong
     bare = onnx.load(path)
     if exporter != "for_training":
         for part in (bare, bare.graph, *bare.graph.node):
             del part.metadata_props[:]
     onnx.save(bare, path.with_name("bare.onnx"))
-    assert bool(findings(path.with_name("bare.onnx")).signs) == wrong
+    assert bool(findings(path.with_name("bare.onnx")).export_warnings) == wrong
     if not wrong and exporter in ("dynamo-default", "dynamo-unoptimized", "torchscript-default"):  # others: test_curves
         run, module = FlatRun(workshop.graphs(name, exporter, OPSETS[exporter]), OPTIMIZER), CASES[name].module()
         names = canonical(CASES[name])
@@ -114,7 +114,7 @@ def test_folded_batch_norm_is_seen_without_metadata(training: bool, tmp_path: Pa
     for part in (model, model.graph, *model.graph.node):
         del part.metadata_props[:]
     onnx.save(model, tmp_path / "model.onnx")
-    (sign,) = findings(tmp_path / "model.onnx").signs
+    (sign,) = findings(tmp_path / "model.onnx").export_warnings
     assert sign.startswith("BatchNormalization is folded into the weights of 2 layers")
 
 
