@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ortflow.launchers.supervised import Crew, View
+from ortflow.launchers.supervised import AttemptNodes, View
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.spec.checks.nodes import on_nodes, permitted, skipped_words
+from ortflow.workflow.spec.checks.nodes import on_nodes, permitted, skipped_messages
 from ortflow.workflow.spec.run import RunSpec
 
 PERIOD = 0.5
 """Seconds between two looks for missing nodes before an attempt."""
 GROWTH_PERIOD = 5.0
 """Seconds between two looks for nodes that are back, during an attempt."""
-TELL = 30.0
+REPORT_PERIOD = 30.0
 """Seconds between two messages about missing nodes."""
 LISTED = 3
 
@@ -101,43 +101,43 @@ class ElasticNodes:
         self._whole, self._pool, self._clock = spec, pool, clock
         self._fitting = permitted(spec)
         self._next_look = clock.monotonic()
-        self._told_skipped = False
+        self._skipped_reported = False
         self.spec = spec
         """The run on the nodes of the present attempt."""
         self.names: list[str] = []
         """The names of these nodes."""
-        self.words = ""
+        self.summary = ""
         """Their number, and why it is not larger."""
 
-    def muster(self, view: View, stopped: Callable[[], object]) -> Crew | None:
+    def choose(self, view: View, stopped: Callable[[], object]) -> AttemptNodes | None:
         """Choose the nodes of the next attempt, and wait for them; None if `stopped` returned a reason meanwhile."""
-        if not self._told_skipped:
-            self._told_skipped = True
-            for words in skipped_words(self._whole):
-                view.say(words)
-        begun = told = self._clock.monotonic()
+        if not self._skipped_reported:
+            self._skipped_reported = True
+            for message in skipped_messages(self._whole):
+                view.say(message)
+        begun = reported = self._clock.monotonic()
         while not stopped():
             now = self._clock.monotonic()
             present = self._pool.present(self._pool.names)
             chosen = next_nodes(len(present), self._fitting, now - begun, self._whole.restart.shrink_seconds)
             if chosen is not None:
                 return self._take(present, chosen, view)
-            if now >= told + TELL or now == begun:
-                told = now
+            if now >= reported + REPORT_PERIOD or now == begun:
+                reported = now
                 view.say(f"waiting for nodes: {self._lost(present)}")
             view.tick()
             self._clock.sleep(PERIOD)
         return None
 
-    def _take(self, present: Sequence[str], chosen: int, view: View) -> Crew:
+    def _take(self, present: Sequence[str], chosen: int, view: View) -> AttemptNodes:
         self.names, self.spec = list(present[:chosen]), on_nodes(self._whole, chosen)
         wanted = self._whole.resources.nodes
         why = self._lost(present)
         if len(present) > chosen:
             why += f", and {len(present)} nodes do not divide a step's samples"
-        self.words = described(chosen, wanted, why)
-        say_crew(view, self.words, self.spec)
-        return Crew(self.spec.world_size, chosen, self.words, tuple(map(self._pool.shown, self.names)))
+        self.summary = described(chosen, wanted, why)
+        report_nodes(view, self.summary, self.spec)
+        return AttemptNodes(self.spec.world_size, chosen, self.summary, tuple(map(self._pool.shown, self.names)))
 
     def _lost(self, present: Sequence[str]) -> str:
         missing = [self._pool.shown(name) for name in self._pool.names if name not in present]
@@ -160,9 +160,9 @@ def there_again(nodes: int, whole: RunSpec) -> str:
     return f"{nodes} of {whole.resources.nodes} nodes are there again"
 
 
-def say_crew(view: View, words: str, spec: RunSpec) -> None:
+def report_nodes(view: View, summary: str, spec: RunSpec) -> None:
     """Show the nodes and ranks of an attempt, and how they divide a step's samples."""
     view.say(
-        f"{words}; {spec.world_size} ranks, gradient accumulation {spec.accumulation} for {spec.global_batch} samples "
-        "a step"
+        f"{summary}; {spec.world_size} ranks, gradient accumulation {spec.accumulation} for {spec.global_batch} "
+        "samples a step"
     )

@@ -33,7 +33,7 @@ class View(Protocol):
 class Nodes(Protocol):
     """The nodes of an elastic run, of which each attempt takes those that are there."""
 
-    def muster(self, view: View, stopped: Callable[[], object]) -> Crew | None:
+    def choose(self, view: View, stopped: Callable[[], object]) -> AttemptNodes | None:
         """Choose the nodes of the next attempt, and wait for them; None if `stopped` returned a reason meanwhile."""
 
     def growing(self, trained: float) -> str | None:
@@ -41,12 +41,12 @@ class Nodes(Protocol):
 
 
 @dataclass(frozen=True)
-class Crew:
+class AttemptNodes:
     """The nodes of an attempt."""
 
     world_size: int
     nodes: int
-    words: str
+    summary: str
     """The number and its reason, such as `2 of 4 nodes: n3 and n4 are missing`."""
     names: tuple[str, ...] = ()
     """The nodes' names."""

@@ -20,7 +20,7 @@ from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.room import Room
 from ortflow.launchers.stop import Stop
-from ortflow.launchers.supervised import Crew, Job, View
+from ortflow.launchers.supervised import AttemptNodes, Job, View
 from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records
 from ortflow.launchers.watch import ASKED, TICK, Watch, failures
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
@@ -56,7 +56,7 @@ class Supervisor:
     def __init__(self, job: Job, view: View, stop: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
         self._job, self._run, self._view, self._stop, self._clock = job, job.run, view, stop, clock
         self._room = Room(job, view, stop, clock)
-        self._crew: Crew | None = None
+        self._chosen: AttemptNodes | None = None
 
     def supervise(self) -> int:
         """Supervise the run to its end.
@@ -106,10 +106,10 @@ class Supervisor:
         """Wait for the nodes of an elastic run; returns whether an attempt may start."""
         if self._job.nodes is None:
             return True
-        self._crew = self._job.nodes.muster(self._view, self._stop.look)
-        if self._crew is None:
+        self._chosen = self._job.nodes.choose(self._view, self._stop.look)
+        if self._chosen is None:
             return False
-        self._job = replace(self._job, world_size=self._crew.world_size)
+        self._job = replace(self._job, world_size=self._chosen.world_size)
         return True
 
     @property
@@ -150,8 +150,8 @@ class Supervisor:
         kills = oom_kills()
         attempt = self._room.having(lambda: job.start(number))
         watch = Watch(job, attempt, tail, self._view, self._stop, self._clock)
-        crew = self._crew
-        elastic = {} if crew is None else {"nodes": crew.nodes, "on": list(crew.names), "elastic": crew.words}
+        chosen = self._chosen
+        elastic = {} if chosen is None else {"nodes": chosen.nodes, "on": list(chosen.names), "elastic": chosen.summary}
         self._record(
             event="start", attempt=number, world_size=job.world_size, pid=attempt.pid, host=socket.gethostname(),
             **elastic,

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.launchers.batch.own_job import OwnJob
-from ortflow.launchers.elastic import absent, described, grown, most, say_crew, there_again
+from ortflow.launchers.elastic import absent, described, grown, most, report_nodes, there_again
 from ortflow.launchers.lines import counted
 from ortflow.launchers.records import elastic_nodes
-from ortflow.launchers.supervised import Crew, View
+from ortflow.launchers.supervised import AttemptNodes, View
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.spec.checks.nodes import on_nodes, permitted, skipped_words
+from ortflow.workflow.spec.checks.nodes import on_nodes, permitted, skipped_messages
 from ortflow.workflow.spec.run import RunSpec
 
 GROWTH_PERIOD = 60.0
@@ -71,19 +71,19 @@ class AllocatedNodes:
         """The run on the nodes of this start."""
         self._before = [name for name in elastic_nodes(records) or () if name not in self.names]
         self._vain = in_vain(records, chosen)
-        self.words = ""
+        self.summary = ""
         self._next_look = clock.monotonic()
 
-    def muster(self, view: View, stopped: Callable[[], object]) -> Crew | None:
+    def choose(self, view: View, stopped: Callable[[], object]) -> AttemptNodes | None:
         """The nodes of this start; the scheduler waits for them."""
-        if not self.words:
-            for words in skipped_words(self._whole):
-                view.say(words)
-            self.words = self._words()
-        say_crew(view, self.words, self.spec)
-        return Crew(self.spec.world_size, self.spec.resources.nodes, self.words, tuple(self.names))
+        if not self.summary:
+            for message in skipped_messages(self._whole):
+                view.say(message)
+            self.summary = self._summary()
+        report_nodes(view, self.summary, self.spec)
+        return AttemptNodes(self.spec.world_size, self.spec.resources.nodes, self.summary, tuple(self.names))
 
-    def _words(self) -> str:
+    def _summary(self) -> str:
         given, running = len(self.names), self.spec.resources.nodes
         lost: list[str] = []
         if given < self._whole.resources.nodes:

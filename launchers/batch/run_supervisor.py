@@ -166,7 +166,7 @@ class RunSupervisor:
         spec = self._spec
         if self._nodes is not None:
             spec = self._nodes.spec
-            environment |= variables(spec, self._nodes.words)
+            environment |= variables(spec, self._nodes.summary)
         self._attempt = self._ranks.start(spec, number, environment)
         return self._attempt
 

@@ -235,7 +235,7 @@ class RunSupervisor:
         if self._nodes is None or self._pool is None:
             known = self._await_all(number)
         else:
-            spec, more = self._nodes.spec, variables(self._nodes.spec, self._nodes.words)
+            spec, more = self._nodes.spec, variables(self._nodes.spec, self._nodes.summary)
             known = {host: self._pool.addresses[host] for host in self._nodes.names}
         file = Path(tempfile.mkdtemp(prefix="ortflow-")) / "hosts"
         file.write_text(hostfile(mpi.kind, list(known), slots))

@@ -170,11 +170,11 @@ def _at_work(
     running = bool(alive) and objects.has_begun(alive[-1])
     cut = _cut_off(alive[-1]) if running and objects.uid(alive[-1]) in unread else None
     if open_attempt(records) is not None and running and objects.uid(alive[-1]) not in silent:
-        crew = elastic_nodes(records)
-        taking_part = workers if crew is None else [pod for pod in workers if objects.name(pod) in crew]
-        needed = wanted if crew is None else sum("-worker-" in name for name in crew)
+        names = elastic_nodes(records)
+        taking_part = workers if names is None else [pod for pod in workers if objects.name(pod) in names]
+        needed = wanted if names is None else sum("-worker-" in name for name in names)
         if (reason := _missing(taking_part, needed, view)) is None:
-            absent = _missing(workers, wanted, view) if crew is not None else None
+            absent = _missing(workers, wanted, view) if names is not None else None
             return replace(reported, waits=cut or reported.waits or absent or _not_reporting(workers, wanted))
         return replace(reported, state=State.RESTARTING, phase=None, seconds_left=None, waits=reason)
     lack = cut or (reported.waits if running else None)

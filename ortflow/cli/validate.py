@@ -94,7 +94,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
     """Check the run file and its launchers' rules; if it has no faults, also the model and the data."""
     from ortflow.launchers import interpreter
     from ortflow.launchers.changes import agree
-    from ortflow.workflow.spec.checks.nodes import skipped_words
+    from ortflow.workflow.spec.checks.nodes import skipped_messages
     from ortflow.workflow.spec.file.load import read_run_file
     from ortflow.workflow.spec.file.paths import check_files, resolve_paths
 
@@ -105,7 +105,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
     if reading.spec is None or reading.faults:
         return findings
     spec = resolve_paths(reading.spec, run_file)
-    findings.warnings += skipped_words(spec)
+    findings.warnings += skipped_messages(spec)
     try:
         agree(spec)
     except UserError as error:
@@ -132,14 +132,14 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
 def examine_elsewhere(run_file: Path, overrides: Sequence[str], name: str, launcher: Elsewhere) -> Findings:
     """Check the run file and the rules of a launcher whose runs' files are not on this machine."""
     from ortflow.launchers.changes import agree
-    from ortflow.workflow.spec.checks.nodes import skipped_words
+    from ortflow.workflow.spec.checks.nodes import skipped_messages
     from ortflow.workflow.spec.file.load import read_run_file
 
     reading = read_run_file(run_file, overrides, files=False)
     findings = Findings([*reading.faults])
     if reading.spec is None or reading.faults:
         return findings
-    findings.warnings += skipped_words(reading.spec)
+    findings.warnings += skipped_messages(reading.spec)
     try:
         agree(reading.spec)
     except UserError as error:

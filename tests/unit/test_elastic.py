@@ -26,7 +26,7 @@ from ortflow.workflow.data.order import SampleOrder
 from ortflow.workflow.data.plan import Plan, Position
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.checks.nodes import of_this_attempt, on_nodes, permitted, skipped_words, variables
+from ortflow.workflow.spec.checks.nodes import of_this_attempt, on_nodes, permitted, skipped_messages, variables
 from ortflow.workflow.spec.run import RunSpec
 
 FITTING = (1, 2, 4)
@@ -78,7 +78,7 @@ def test_words() -> None:
 def test_numbers_that_do_not_divide_a_step_are_skipped() -> None:
     spec = elastic()
     assert permitted(spec) == (1, 2, 4)
-    assert skipped_words(spec) == [
+    assert skipped_messages(spec) == [
         "3 nodes will not be used: 3 ranks x 4 samples (data.micro_batch) do not divide the 16 samples of a step"
     ]
     assert permitted(spec_of(resources={"nodes": 4})) == (4,)
@@ -87,7 +87,7 @@ def test_numbers_that_do_not_divide_a_step_are_skipped() -> None:
 def test_replicas_of_several_ranks() -> None:
     spec = elastic(batch=None, parallel={"pipeline": 2}, resources={"ranks_per_node": 1})
     assert permitted(spec) == (2, 4)
-    assert skipped_words(spec)[0] == "1 node will not be used: 2 ranks of a replica do not divide 1 ranks"
+    assert skipped_messages(spec)[0] == "1 node will not be used: 2 ranks of a replica do not divide 1 ranks"
 
 
 def test_the_ranks_of_an_attempt_get_its_number() -> None:
@@ -321,10 +321,10 @@ def never() -> None:
 )
 def test_the_nodes_of_a_job(given: int, before: list[str], words: str) -> None:
     nodes = allocated(given, {"event": "start", "nodes": len(before), "on": before})
-    crew = nodes.muster(Lines(), never)
-    assert crew is not None
-    assert crew.words == words
-    assert crew.world_size == crew.nodes == nodes.spec.world_size
+    chosen = nodes.choose(Lines(), never)
+    assert chosen is not None
+    assert chosen.summary == words
+    assert chosen.world_size == chosen.nodes == nodes.spec.world_size
 
 
 def test_a_job_with_too_few_nodes() -> None:

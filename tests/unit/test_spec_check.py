@@ -247,8 +247,8 @@ def test_a_run_that_agrees_with_itself() -> None:
                 "resources": {"ranks_per_node": 2, "gpus_per_rank": 1},
             },
             [
-                "parallel.sequence_parallel: is true, and ranks on GPUs cannot divide the tokens of a layer in this version: "
-                "resources.gpus_per_rank is 1"
+                "parallel.sequence_parallel: is true, and ranks on GPUs cannot divide the tokens of a layer in this "
+                "version: resources.gpus_per_rank is 1"
             ],
         ),
         (

@@ -122,7 +122,7 @@ class Resources(Section):
     nodes: Positive = 1
     """Machines."""
     min_nodes: Positive | None = None
-    """Smallest number of machines that an elastic run goes on with when some are lost; by default the run always has
+    """Smallest number of machines that an elastic run continues with when some are lost; by default the run always has
     `nodes`."""
     ranks_per_node: Positive = 1
     """Ranks on each."""
@@ -164,7 +164,7 @@ class Restart(Section):
     """Seconds without a heartbeat from rank 0 after which an attempt counts as hung, which is a failure; null disables
     the check."""
     shrink_seconds: NonNegativeFloat = 60.0
-    """Seconds that an elastic run waits for missing nodes before it goes on with fewer; Slurm decides that itself."""
+    """Seconds that an elastic run waits for missing nodes before it continues with fewer; Slurm decides that itself."""
     grow_seconds: PositiveFloat = 300.0
     """Seconds that an elastic run trains with fewer nodes before it saves and restarts with those that are back."""
     backoff: Backoff = Backoff.model_construct()

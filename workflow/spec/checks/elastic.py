@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ortflow.workflow.spec.checks.nodes import permitted, skipped_words
+from ortflow.workflow.spec.checks.nodes import permitted, skipped_messages
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import RunSpec
 
@@ -25,7 +25,7 @@ def check_elastic(spec: RunSpec) -> Iterator[Problem]:
         what = f"is {data}, and resources.min_nodes lets the number of replicas change"
         yield Problem(("parallel", "data"), what, "remove one of them", others=(PATH,))
     elif spec.elastic and most in (fitting := permitted(spec)) and len(fitting) == 1:
-        what = f"is {least}, and no number of nodes below {most} fits: {'; '.join(skipped_words(spec)[:3])}"
+        what = f"is {least}, and no number of nodes below {most} fits: {'; '.join(skipped_messages(spec)[:3])}"
         others: tuple[KeyPath, ...] = (
             nodes, ("resources", "ranks_per_node"), ("data", "micro_batch"), ("train", "global_batch"),
         )  # fmt: skip

@@ -49,7 +49,7 @@ def skipped(spec: RunSpec) -> dict[int, str]:
     return {nodes: why for nodes in _range(spec) if (why := _trouble(spec, nodes)) is not None} if spec.elastic else {}
 
 
-def skipped_words(spec: RunSpec) -> list[str]:
+def skipped_messages(spec: RunSpec) -> list[str]:
     """One message for each number of nodes that is skipped."""
     return [f"{nodes} node{'' if nodes == 1 else 's'} will not be used: {why}" for nodes, why in skipped(spec).items()]
 
