@@ -121,7 +121,7 @@ def supervise(request: LocalRequest, view: View) -> int:
         if nodes is None:
             return Attempt(run, number, *request.start(number), spec.world_size, mpi)
         ranks = nodes.spec.world_size
-        started = request.start(number, nodes.spec, variables(nodes.spec, nodes.words))
+        started = request.start(number, nodes.spec, variables(nodes.spec, nodes.summary))
         return SimulatedAttempt(run, number, *started, ranks, mpi if ranks > 1 else None, pool, nodes.names)
 
     job = Job(
