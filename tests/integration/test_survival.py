@@ -17,6 +17,7 @@ from ortflow.launchers.processes import family, ranks_among
 from ortflow.workflow.rundir import RunDir
 
 ALONE = {"resources__ranks_per_node": 1, "resources__cpus_per_rank": 1}
+FAULTS = Path(__file__).parent.parent / "support" / "faults"
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,9 @@ def test_a_rank_that_hangs_is_started_again(project: Project) -> None:
     whole = project.run("whole")
     file = project.write("hangs", restart={"failures": 1, "hung_seconds": 8.0, "backoff": {"first": 0.0}})
     run_dir = project.run_dir("hangs")
-    with subprocess.Popen([*ORTFLOW, "run", file.name], cwd=project.folder, env=environment()) as launcher:
+    # A step of this model takes less than a millisecond: without it, the run can end before the process is found.
+    slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.2 1")
+    with subprocess.Popen([*ORTFLOW, "run", file.name], cwd=project.folder, env=slow) as launcher:
         stopped = None
         while stopped is None and launcher.poll() is None:
             ranks = ranks_among(family(psutil.Process(launcher.pid))) if checkpointed(run_dir) else {}
