@@ -14,6 +14,8 @@ from project import ORTFLOW, Project, curve, environment, evaluations, logs
 
 from ortflow.launchers.processes import family, ranks_among
 
+FAULTS = Path(__file__).parent.parent / "support" / "faults"
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
@@ -65,7 +67,9 @@ def test_a_resumed_run_draws_the_same_numbers(project: Project, whole: Path) -> 
 def test_a_killed_run_draws_the_same_numbers(project: Project, whole: Path) -> None:
     file = project.write("killed", train__schedule={"name": "constant"}, train__gradient_accumulation=2)
     run_dir = project.run_dir("killed")
-    with subprocess.Popen([*ORTFLOW, "run", file.name], cwd=project.folder, env=environment()) as launcher:
+    # A step of this model takes about a millisecond: without it, the run can end before the process is found.
+    slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.2 1")
+    with subprocess.Popen([*ORTFLOW, "run", file.name], cwd=project.folder, env=slow) as launcher:
         killed = None
         while killed is None and launcher.poll() is None:
             if (run_dir / "checkpoints" / "step-00000010").exists():
