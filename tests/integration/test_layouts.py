@@ -39,6 +39,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "horizontal-2": (2, {"horizontal": 2}),
     "named": (2, {"horizontal": 2, "whole": ["wte.weight"], "rows": ["h.*.mlp.c_proj.weight"]}),
     "sequence-2": (2, {"horizontal": 2, "sequence_parallel": True}),
+    "data-sequence": (4, {"horizontal": 2, "sequence_parallel": True, "zero": 1}),
     "pipeline-sequence": (4, {"pipeline": 2, "horizontal": 2, "sequence_parallel": True}),
     "data-pipeline": (4, {"data": 2, "pipeline": 2, "zero": 1}),
     "data-horizontal": (4, {"horizontal": 2, "zero": 2}),

@@ -22,6 +22,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "zero-3": (2, {"zero": 3}),
     "pipeline": (2, {"pipeline": 2}),
     "horizontal": (2, {"horizontal": 2}),
+    "sequence": (2, {"horizontal": 2, "sequence_parallel": True}),
     "pipeline-horizontal": (4, {"pipeline": 2, "horizontal": 2}),
 }
 NAMED = [["h.0.output"], ["h.1.output"]]

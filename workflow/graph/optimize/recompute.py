@@ -28,6 +28,11 @@ _DRAWS = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 """Operators that would draw other numbers the second time; their outputs are kept."""
+_NOT_REAL = frozenset(
+    {"ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "NonZero",
+     "Shape", "Size"}
+)  # fmt: skip
+"""Operators whose results are sizes, places or conditions, and no gradients."""
 _OURS = "ortflow."
 """Prefix of names that no node of a user's model has."""
 
@@ -207,7 +212,7 @@ def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto], r
             if found:
                 return found[0]
             touched.update(node.output)
-        if gradients.intersection(node.input):
+        if node.op_type not in _NOT_REAL and gradients.intersection(node.input):
             gradients.update(node.output)
     return None
 
