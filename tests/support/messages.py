@@ -7,8 +7,12 @@ from collections.abc import Sequence
 
 
 def mentions(text: str, *parts: str) -> bool:
-    """Whether a text contains all parts, in this order. A part that is a number does not match a longer number."""
-    return re.search(".*?".join(map(_exactly, parts)), text, re.DOTALL) is not None
+    """Whether a text contains all parts, in this order; … in a part stands for any words.
+
+    A number does not match a part of a longer one.
+    """
+    pieces = [piece.strip() for part in parts for piece in part.split("…")]
+    return re.search(".*?".join(_exactly(piece) for piece in pieces if piece), text, re.DOTALL) is not None
 
 
 def says(text: str, expected: str) -> bool:
@@ -18,8 +22,8 @@ def says(text: str, expected: str) -> bool:
     """
     if "…" not in expected:
         return text == expected
-    first, *rest = (part.strip() for part in expected.split("…"))
-    return text.startswith(first) and mentions(text[len(first) :], *filter(None, rest))
+    first, *rest = expected.split("…")
+    return text.startswith(first.strip()) and mentions(text[len(first.strip()) :], *rest)
 
 
 def alike(messages: Sequence[str], expected: Sequence[str]) -> bool:

@@ -81,7 +81,8 @@ def test_a_run_that_agrees_with_itself() -> None:
         (
             {"train": {**TRAIN, "global_batch": 16}, "resources": {"ranks_per_node": 3}},
             [
-                "train.global_batch: … 16 … 3 ranks x 4 samples (data.micro_batch) … 2 ranks or 4 ranks … train.global_batch=12 or train.global_batch=24"
+                "train.global_batch: … 16 … 3 ranks x 4 samples (data.micro_batch) … 2 ranks or 4 ranks "
+                "… train.global_batch=12 or train.global_batch=24"
             ],
         ),
         (
