@@ -14,6 +14,7 @@ import pytest
 import stage_models
 from graph_build_models import built, run_file, save_model, value
 from kernels import needs_kernels
+from messages import alike
 from onnx import helper, numpy_helper
 from real_ranks import all_good
 
@@ -166,7 +167,7 @@ def test_another_layout_is_a_warning_and_not_refused() -> None:
         {"graphs": "g", "kernels": "k", "layout": layout} for layout in ("data 2 x pipeline 1", "pipeline 2")
     )
     assert breaking(before, now, same_ranks=True) == []
-    assert list(map(str, differences(before, now))) == ["layout: data 2 x pipeline 1 before, pipeline 2 now"]
+    assert alike(list(map(str, differences(before, now))), ["layout: … data 2 x pipeline 1 … pipeline 2 …"])
 
 
 def test_a_run_keeps_its_graphs_and_changes_its_replicas(tmp_path: Path) -> None:

@@ -301,9 +301,11 @@ class FakeJob:
         return [name for name in names if name == "n4"]
 
 
-def allocated(given: int, *records: dict[str, Any], free: int = 0, clock: FakeClock | None = None) -> AllocatedNodes:
+def allocated(
+    given: int, *records: dict[str, Any], job: FakeJob | None = None, clock: FakeClock | None = None
+) -> AllocatedNodes:
     spec = elastic(restart={"grow_seconds": 30.0})
-    return AllocatedNodes(spec, FakeJob(given, free), Path("job.sh"), records, clock or FakeClock())  # type: ignore[arg-type]
+    return AllocatedNodes(spec, job or FakeJob(given, 0), Path("job.sh"), records, clock or FakeClock())  # type: ignore[arg-type]
 
 
 def never() -> None:
@@ -334,8 +336,8 @@ def test_a_job_with_too_few_nodes() -> None:
 
 def test_a_job_asks_for_the_largest_number_that_is_free() -> None:
     clock = FakeClock()
-    nodes = allocated(1, free=1, clock=clock)
-    job: Any = nodes._job
+    job = FakeJob(1, 1)
+    nodes = allocated(1, job=job, clock=clock)
     assert nodes.growing(29.0) is None
     assert not job.questions, "not before the period is over"
     assert says(nodes.growing(30.0), "2 of 4 nodes …")
@@ -368,6 +370,6 @@ def test_growth_in_vain(records: list[dict[str, Any]], nodes: int, expected: int
 
 
 def test_after_growth_in_vain_a_job_keeps_its_nodes_for_longer() -> None:
-    nodes = allocated(2, START(2), GREW, free=2)
+    nodes = allocated(2, START(2), GREW, job=FakeJob(2, 2))
     assert nodes.growing(59.0) is None
     assert nodes.growing(60.0) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from messages import mentions
 
 from ortflow.launchers.budget import FRUITLESS, decide, pause
 from ortflow.launchers.records import Outcome, State, Used, fruitless, next_attempt, open_attempt, state, used
@@ -118,5 +119,6 @@ def test_a_full_disk_costs_no_failure_and_has_a_limit() -> None:
     found = decide(Outcome.FAILURE, Used(), Restart(failures=0), fruitless(ends[:-1]), counts=False)
     assert (found.again, found.why) == (True, "that counts against no budget")
     last = decide(Outcome.FAILURE, Used(), Restart(), fruitless(ends), counts=False)
-    assert (last.again, last.why) == (False, "5 attempts in a row ended before a step was done")
+    assert not last.again
+    assert mentions(last.why, "5 attempts")
     assert decide(Outcome.FAILURE, Used(failures=1), Restart(), FRUITLESS).again, "a failure has its own budget"

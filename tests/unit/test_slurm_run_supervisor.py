@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_attempts import FakeAttempt
 from fake_clock import FakeClock
+from messages import mentions
 from signal_handlers import restored
 
 from ortflow.launchers.batch.own_job import PAUSE, Answer, Fate, requeue
@@ -169,7 +170,8 @@ def test_a_run_that_never_comes_to_a_step_is_not_queued_again(
     )
     assert ("scontrol", "requeue", "7") not in controller.calls
     reported = ends(tmp_path)[-1]
-    assert (reported["next"], reported["why"]) == ("stop", "5 attempts in a row ended before a step was done")
+    assert reported["next"] == "stop"
+    assert mentions(reported["why"], "5 attempts")
     assert read_status(RunDir(tmp_path), alive=False).state is State.FAILED
 
 
