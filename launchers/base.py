@@ -96,7 +96,7 @@ def find_launcher(name: str) -> Launcher:
         launcher: Launcher = found[name].load()()
     except Exception as error:  # the module may raise anything
         what = f"the launcher {name!r} cannot be loaded from {found[name].value} ({type(error).__name__}: {error})"
-        raise UserError(what, fix="repair the package that brings it") from error
+        raise UserError(what, fix="reinstall the package that provides it") from error
     return launcher
 
 

@@ -176,7 +176,7 @@ class Supervisor:
         found = explained(found, run, number, job.world_size)
         if found.outcome is Outcome.FAILURE and not found.reported and self._stop.look() and not self._begun(number):
             # A signal that arrives before a rank has installed its handler kills it, and the others with it.
-            found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to leave before all ranks had begun")
+            found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to stop before all ranks had started")
         if found.outcome is Outcome.FAILURE:
             found = agreed(ends_of(run, number, range(job.world_size)), job.world_size) or found
         lack = self._lack(found) if found.outcome is Outcome.FAILURE else None

@@ -188,7 +188,7 @@ class RunSupervisor:
         # node have not.
         processes.kill(processes.of_run(self._run.root))
         if not wait_free(self._run.ranks_lock, OLD_RANKS, self._clock):
-            self._view.say(f"{self._run.ranks_lock} is still held by ranks out of reach; they are fenced off")
+            self._view.say(f"{self._run.ranks_lock} is still locked by unreachable ranks, which are fenced off")
 
     def _fenced(self) -> None:
         """A newer supervisor owns the run directory: end this one before it writes again; ranks do the same."""

@@ -157,7 +157,7 @@ def _refuse_another(sweep: Sweep) -> None:
     if any(run.run_file.exists() for run in earlier.runs):
         raise UserError(
             f"{sweep.folder} is another sweep, of {len(earlier.members)} runs over {', '.join(earlier.keys)}",
-            fix="choose another name, or start over with --fresh, which keeps the old runs aside",
+            fix="choose another name, or start over with --fresh, which renames the old runs",
         )
 
 

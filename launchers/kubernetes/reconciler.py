@@ -89,7 +89,7 @@ def reconcile(view: View, records: Sequence[dict[str, Any]], restart: Restart) -
     if objects.over(view.mpijob):
         return [*lost, _over(view, records, restart)]
     if (reason := refused(view)) is not None:
-        return [Done(f"the operator does not take the MPIJob: {reason}")]
+        return [Done(f"the operator rejects the MPIJob: {reason}")]
     if (reason := given_up(view, records)) is not None:
         return [*lost, *_end_retries(view, reason)]
     return [*lost, *(_dead(pod) for pod in objects.of_role(view.pods, "worker") if _is_dead(pod))]

@@ -265,7 +265,7 @@ class RunSupervisor:
         if not wait_free(self._run.ranks_lock, OLD_RANKS, self._clock):
             self._ownership.renew()
             if not wait_free(self._run.ranks_lock, 2 * DELAY, self._clock):
-                self._log_stream.say("ranks of an earlier attempt are out of reach; they are fenced off")
+                self._log_stream.say("ranks of an earlier attempt are unreachable; they are fenced off")
 
 
 def main() -> int:

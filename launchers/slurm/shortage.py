@@ -29,6 +29,6 @@ def in_detail(error: OrtflowError, spec: RunSpec, slurm: Slurm) -> OrtflowError:
     for partition in partitions:
         for one in misfits(wanted, partition, nodes):
             if one.never:
-                what = f"Slurm does not take the job: partition {partition.name} {one.what}"
+                what = f"Slurm rejects the job: partition {partition.name} {one.what}"
                 return UserError(what, where="resources", fix=one.fix)
     return error

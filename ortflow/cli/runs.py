@@ -92,7 +92,7 @@ def _applied(text: str, runs: Path, *, looks: bool) -> RunDir | None:
     if found := here or elsewhere:
         raise UserError(
             f"there is no run {text} in {runs}",
-            fix=f"the cluster has {', '.join(found)}: name {'it' if len(found) == 1 else 'one of them'} so",
+            fix=f"the cluster has {', '.join(found)}: use {'this' if len(found) == 1 else 'one of these'} as the run",
         )
     return None
 

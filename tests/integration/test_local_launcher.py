@@ -238,7 +238,7 @@ def test_asked_before_ranks_handle_signals(bench: Bench) -> None:
     assert running.wait(20).code == 75
     (end,) = bench.attempts("end")
     assert end["outcome"] == "preempted"
-    assert mentions(end["cause"], "before all ranks had begun")
+    assert mentions(end["cause"], "before all ranks had started")
     nobody_left(bench)
 
 

@@ -96,7 +96,7 @@ def test_a_run_that_the_operator_refuses(cluster: Cluster) -> None:
     testbed.kubectl("-n", space.name, "delete", "events", "--all")
     looks = [status(cluster, name) for name in (handle, "refused", "refused")]
     assert [how["state"] for how in looks] == ["failed"] * 3
-    assert all("the operator does not take the MPIJob" in how["cause"] for how in looks), looks
+    assert all("the operator rejects the MPIJob" in how["cause"] for how in looks), looks
     done = cluster.ortflow("logs", handle)
     assert done.returncode == 2, done.stdout
     assert mentions(done.stderr, "refused", "failed", "the MPIJob")

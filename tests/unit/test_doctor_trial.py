@@ -192,7 +192,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "gpus": ({"ranks": [{**rank, "gpus": {"error": "no CUDA driver"}} for rank in results().ranks]}, "NCCL",
              "fault     NCCL: no CUDA driver"),
     "gpus apart": ({"ranks": [{**rank, "gpus": {"sum": 1.0, "nccl": 22803}} for rank in results().ranks]}, "NCCL",
-                   "did not add up to 4"),
+                   "GPUs of 4 ranks"),
 }  # fmt: skip
 
 
