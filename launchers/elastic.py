@@ -114,7 +114,7 @@ class ElasticNodes:
         if not self._skipped_reported:
             self._skipped_reported = True
             for message in skipped_messages(self._whole):
-                view.say(message)
+                view.message(message)
         begun = reported = self._clock.monotonic()
         while not stopped():
             now = self._clock.monotonic()
@@ -124,7 +124,7 @@ class ElasticNodes:
                 return self._take(present, chosen, view)
             if now >= reported + REPORT_PERIOD or now == begun:
                 reported = now
-                view.say(f"waiting for nodes: {self._lost(present)}")
+                view.message(f"waiting for nodes: {self._lost(present)}")
             view.tick()
             self._clock.sleep(PERIOD)
         return None
@@ -162,7 +162,7 @@ def there_again(nodes: int, whole: RunSpec) -> str:
 
 def report_nodes(view: View, summary: str, spec: RunSpec) -> None:
     """Show the nodes and ranks of an attempt, and how they divide a step's samples."""
-    view.say(
+    view.message(
         f"{summary}; {spec.world_size} ranks, gradient accumulation {spec.accumulation} for {spec.global_batch} "
         "samples a step"
     )

@@ -94,14 +94,14 @@ class Follower:
         for note in notes(self._run.read_attempts()):
             if note not in self._notes:
                 self._notes.add(note)
-                self._view.say(note)
+                self._view.message(note)
 
     def _say(self, how: RunStatus) -> None:
         """Show the state of the job if it has changed."""
         line = format_place(how)
         if line != self._shown:
             self._shown = line
-            self._view.say(line)
+            self._view.message(line)
 
 
 def format_place(how: RunStatus) -> str:

@@ -1,8 +1,7 @@
 """The fence: ensures that only one generation of ranks writes to a run directory.
 
-A scheduler that has lost contact with a node restarts the run elsewhere while the old ranks may still run. Therefore
-a supervisor first writes a new token into the directory (`claim`) and passes it to its ranks. Each rank polls the file
-in
+A scheduler that has lost contact with a node restarts the run elsewhere while the old ranks may still run. Therefore a
+supervisor first writes a new token into the directory (`claim`) and passes it to its ranks. Each rank polls the file in
 a thread, and exits immediately, wherever it hangs and without another write, if it finds another token. Locks do not
 suffice: on network file systems, a node that is cut off may hold one forever.
 """

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ortflow.launchers.batch.own_job import OwnJob
+from ortflow.launchers.batch.current_job import CurrentJob
 from ortflow.launchers.elastic import absent, described, grown, most, report_nodes, there_again
 from ortflow.launchers.lines import counted
 from ortflow.launchers.records import elastic_nodes
@@ -51,7 +51,7 @@ class AllocatedNodes:
     def __init__(
         self,
         spec: RunSpec,
-        job: OwnJob,
+        job: CurrentJob,
         script: Path,
         records: Sequence[dict[str, Any]] = (),
         clock: Clock = SYSTEM_CLOCK,
@@ -78,7 +78,7 @@ class AllocatedNodes:
         """The nodes of this start; the scheduler waits for them."""
         if not self.summary:
             for message in skipped_messages(self._whole):
-                view.say(message)
+                view.message(message)
             self.summary = self._summary()
         report_nodes(view, self.summary, self.spec)
         return AttemptNodes(self.spec.world_size, self.spec.resources.nodes, self.summary, tuple(self.names))

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from ortflow.launchers.batch.copies import original
+from ortflow.launchers.batch.elapsed import seconds_since, stamp
 from ortflow.launchers.batch.history import SETTLE, by_hand, find, in_doubt, placed
-from ortflow.launchers.batch.moments import passed, stamp
 from ortflow.launchers.batch.scheduler import JobT, NoAnswer, Refused, Scheduler
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.workflow.clock import Clock
@@ -120,7 +120,7 @@ def waited(doubt: Mapping[str, Any], begun: float, seconds: float, clock: Clock)
 
     Then our own clock has to see them pass, from its moment `begun` on.
     """
-    return clock.monotonic() >= begun + seconds or (passed(doubt, clock) or 0.0) >= seconds
+    return clock.monotonic() >= begun + seconds or (seconds_since(doubt, clock) or 0.0) >= seconds
 
 
 def active(

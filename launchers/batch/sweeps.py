@@ -21,7 +21,7 @@ from ortflow.launchers.sweeps import Sweep, SweepDir, is_sweep, read_sweep
 from ortflow.manifests.batch import SCRIPT
 from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.owned import TEMPORARY, remove
+from ortflow.workflow.own_files import TEMPORARY, remove
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ class LogStream(PlainView):
 
     def lacks(self, lack: OutOfDisk, seconds: float) -> None:
         """Report that the run waits for space on its volume."""
-        self.say(f"{lack}: waiting {seconds:g} s for room")
+        self.message(f"{lack}: waiting {seconds:g} s for room")
         self._lack = _to_json(lack)
         self._record("notice", self._lack)
 

@@ -68,8 +68,8 @@ def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
 
 def _adopted(handle: str, runs: Path) -> RunDir:
     """The run directory of LAUNCHER://WHERE; raises UserError if that launcher does not support handles."""
-    from ortflow.launchers.abilities import Adopting
     from ortflow.launchers.base import find_launcher
+    from ortflow.launchers.capabilities import Adopting
 
     launcher = find_launcher(name := handle.partition("://")[0])
     if not isinstance(launcher, Adopting):
@@ -79,8 +79,8 @@ def _adopted(handle: str, runs: Path) -> RunDir:
 
 def _applied(text: str, runs: Path, *, looks: bool) -> RunDir | None:
     """A run that is only in the cluster, as after `kubectl apply`; raises UserError if its handle is needed."""
-    from ortflow.launchers.abilities import Adopting
     from ortflow.launchers.base import offering
+    from ortflow.launchers.capabilities import Adopting
 
     here: list[str] = []
     elsewhere: list[str] = []

@@ -71,8 +71,8 @@ def list_runs(
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """List the runs of the runs folder, or the results of a sweep."""
-    from ortflow.launchers.abilities import Listing
     from ortflow.launchers.base import find_launcher, statuses, ways_to
+    from ortflow.launchers.capabilities import Listing
 
     if sweep is not None:
         _list_sweep(sweep, by, runs, as_json=as_json)

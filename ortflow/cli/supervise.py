@@ -16,8 +16,8 @@ def supervise(run: RunArgument, runs: RunsOption = Path(RUNS)) -> None:
 
     Ctrl-C does not stop the run.
     """
-    from ortflow.launchers.abilities import Supervising
     from ortflow.launchers.base import launcher_name, launcher_of
+    from ortflow.launchers.capabilities import Supervising
 
     found = find_run(run, runs)
     launcher = launcher_of(found)

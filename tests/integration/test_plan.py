@@ -19,7 +19,7 @@ from ortflow.workflow.planning.built import built
 from ortflow.workflow.planning.holdings import state_of
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
-from ortflow.workflow.trainer.opening import division_of
+from ortflow.workflow.trainer.divided_opening import division_of
 
 pytestmark = needs_kernels
 STATE = ("parameters", "gradients", "moments", "checkpoint")

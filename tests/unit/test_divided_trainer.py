@@ -24,14 +24,14 @@ from ortflow.workflow.environment import breaking, differences
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.kept import damage, hashes_of
+from ortflow.workflow.graph_hashes import damage, hashes_of
 from ortflow.workflow.layout import FlatIndex, Tensor, share
 from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.builder import fingerprint_of
 from ortflow.workflow.trainer.canonical import Exchange
 from ortflow.workflow.trainer.divided import DividedTrainer
-from ortflow.workflow.trainer.opening import division_of
+from ortflow.workflow.trainer.divided_opening import division_of
 
 pytestmark = needs_kernels
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
@@ -56,7 +56,7 @@ from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, divided
 from ortflow.workflow.trainer.canonical import to_first
 from ortflow.workflow.trainer.divided_check import DividedCheck
-from ortflow.workflow.trainer.opening import open_divided
+from ortflow.workflow.trainer.divided_opening import open_divided
 
 world = MpiCommunicator()
 for folder in sys.argv[1:]:

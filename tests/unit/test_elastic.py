@@ -13,7 +13,7 @@ from fake_attempts import FakeAttempt, write_step
 from fake_clock import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
-from messages import alike, mentions, says
+from messages import alike, says
 from run_files import spec_of
 
 from ortflow.launchers.batch.elastic import AllocatedNodes, in_vain
@@ -151,7 +151,7 @@ class Lines:
     def attempt(self, number: int) -> None: ...
     def tick(self) -> None: ...
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.said.append(text)
 
 
@@ -275,7 +275,7 @@ def test_a_cancel_while_a_run_grows_ends_it(tmp_path: Path) -> None:
 def test_ranks_that_leave_for_growth_are_no_request_to_the_launcher(tmp_path: Path) -> None:
     stop = Stop(tmp_path / ".stop", clock=FakeClock())
     write_request(tmp_path / ".stop", GROWTH)
-    assert stop.look(at_once=True) is None
+    assert stop.check(fresh=True) is None
 
 
 # ---- a batch job

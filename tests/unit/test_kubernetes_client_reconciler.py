@@ -29,7 +29,7 @@ from ortflow.launchers.kubernetes.reconciler import (
     submissions_without_attempt,
 )
 from ortflow.launchers.kubernetes.snapshot import View
-from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, Charge, successor, supervise
+from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, SupervisedRun, successor, supervise
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import Backoff, Restart
@@ -204,7 +204,9 @@ def test_the_loop_repairs_resubmits_and_ends(fake: FakeCluster, tmp_path: Path) 
     clock.after(3.5 * PERIOD, gives_up)
     clock.after(4.5 * PERIOD + PAUSE, finishes)
     restart = Restart(failures=2, backoff=Backoff(first=PAUSE))
-    assert supervise(Charge(run, Place(NAMESPACE, RUN, JOB), restart), connect(), messages.append, clock) == 0, messages
+    assert supervise(SupervisedRun(run, Place(NAMESPACE, RUN, JOB), restart), connect(), messages.append, clock) == 0, (
+        messages
+    )
     assert clock.sleeps == [PERIOD] * 4 + [PAUSE, PERIOD]
 
 
@@ -234,7 +236,7 @@ def test_in_a_terminal_a_launcher_pod_on_a_lost_node_is_replaced(
 
 def test_a_supervisor_that_comes_before_the_mpijob_waits_for_it(fake: FakeCluster, tmp_path: Path) -> None:
     messages, clock = list[str](), FakeClock()
-    charge, begun = Charge(RunDir(tmp_path / "run"), Place(NAMESPACE, RUN, JOB), RESTART), clock.now
+    charge, begun = SupervisedRun(RunDir(tmp_path / "run"), Place(NAMESPACE, RUN, JOB), RESTART), clock.now
     assert supervise(charge, connect(), messages.append, clock) == 1
     assert messages == ["the MPIJob was deleted"]
     assert BIRTH <= clock.now - begun <= BIRTH + PERIOD

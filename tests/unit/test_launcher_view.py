@@ -156,7 +156,7 @@ def test_live_view_draws_and_scrolls(tmp_path: Path) -> None:
         view.record(step(10))
         view.tick()
         view.record({"event": "warning", "message": "hot"})
-        view.say(f"exported {'/very/long' * 20} and more")
+        view.message(f"exported {'/very/long' * 20} and more")
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "10/20" in text
     assert "warning: hot" in text
@@ -171,7 +171,7 @@ def test_plain_view_prints_lines(tmp_path: Path, capfd: pytest.CaptureFixture[st
 def test_the_run_continues_when_its_reader_is_gone(tmp_path: Path) -> None:
     program = (
         "import pathlib, sys; from ortflow.launchers.plain import PlainView\n"
-        "view = PlainView(pathlib.Path(), 1); sys.stdin.read(); view.say('a'); view.say('b'); sys.exit(7)"
+        "view = PlainView(pathlib.Path(), 1); sys.stdin.read(); view.message('a'); view.message('b'); sys.exit(7)"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, stderr=PIPE)
     assert child.stdin

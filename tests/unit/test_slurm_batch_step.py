@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from messages import mentions, says
 
+from ortflow.launchers.batch.current_job import Fate
 from ortflow.launchers.batch.job_validity import revoked
-from ortflow.launchers.batch.own_job import Fate
 from ortflow.launchers.records import Outcome
+from ortflow.launchers.slurm.current_job import fate_of
 from ortflow.launchers.slurm.jobs import read_scontrol, read_seconds
-from ortflow.launchers.slurm.own_job import fate_of
 from ortflow.launchers.slurm.run_supervisor import placement_of
 from ortflow.launchers.slurm.srun_output import cancelled, first_end, never_launched, taken_away, verdict
 from ortflow.workflow.ranks import Place

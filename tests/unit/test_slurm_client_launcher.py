@@ -17,10 +17,10 @@ from messages import mentions
 from slurm_scripts import common
 
 from ortflow.launchers.base import Submission, launcher_name
-from ortflow.launchers.batch import history, moments
+from ortflow.launchers.batch import elapsed, history
+from ortflow.launchers.batch.elapsed import stamp
 from ortflow.launchers.batch.history import SETTLE
 from ortflow.launchers.batch.launcher import LOOK
-from ortflow.launchers.batch.moments import stamp
 from ortflow.launchers.batch.submitting import PATIENCE, PAUSE, InDoubt
 from ortflow.launchers.locks import hold
 from ortflow.launchers.records import State
@@ -268,9 +268,9 @@ def test_a_doubt_that_a_machine_with_another_clock_has_left(
         submit(fake, wanted)
     fake.away, begun = None, fake.clock.now
     fake.clock.ahead += ahead
-    monkeypatch.setattr(moments, "BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(elapsed, "BOOT_ID", tmp_path / "boot_id")
     (tmp_path / "boot_id").write_text("another")
-    monkeypatch.setattr(moments.socket, "gethostname", lambda: "login2")
+    monkeypatch.setattr(elapsed.socket, "gethostname", lambda: "login2")
     assert submit(fake, wanted) == "slurm://100"
     assert SETTLE <= fake.clock.now - begun <= SETTLE + PAUSE
 

@@ -14,13 +14,13 @@ from fake_clock import FakeClock
 from messages import mentions
 from signal_handlers import restored
 
-from ortflow.launchers.batch.own_job import PAUSE, Answer, Fate, requeue
+from ortflow.launchers.batch.current_job import PAUSE, Answer, Fate, requeue
 from ortflow.launchers.batch.run_supervisor import AWAY, CANCELLING, RunSupervisor
 from ortflow.launchers.batch.stopping import SETTLED, SIGNALS, JobStop
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm.commands import Answer as Reply
 from ortflow.launchers.slurm.commands import Settings, Slurm
-from ortflow.launchers.slurm.own_job import SlurmJob
+from ortflow.launchers.slurm.current_job import SlurmJob
 from ortflow.launchers.status import read_status
 from ortflow.launchers.stop import write_request
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
@@ -232,9 +232,9 @@ def test_a_limit_that_was_raised_is_asked_for_before_ranks_leave(
     stop = JobStop(tmp_path / ".stop", controller.job, AHEAD, clock=clock)
     controller.ends += 600.0
     clock.sleep(300.0 - AHEAD)
-    assert stop.look() is None
+    assert stop.check() is None
     clock.sleep(600.0)
-    assert stop.look() == "time limit"
+    assert stop.check() == "time limit"
 
 
 def test_slurm_is_queried_for_the_reason_of_a_signal(
@@ -257,4 +257,4 @@ def test_usr2_is_a_preemption_unless_the_limit_is_near(
     clock.sleep(3600.0 - left)
     with stop.listening():
         signal.raise_signal(signal.SIGUSR2)
-        assert stop.look() == reason
+        assert stop.check() == reason

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from messages import alike, mentions, says
+from messages import alike, says
 from run_files import SMALL, reported, spec_of
 
 from ortflow.workflow.spec.checks.check import check

@@ -168,8 +168,8 @@ def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
     """Free each value after its last reader; results do not change.
 
     By default, ONNX Runtime keeps the memory of a dead value for a later one of its shape, reserves a block for a whole
-    run
-    beside the memory it has already, runs the nodes of weight gradients last, and gives each session memory of its own.
+    run beside the memory it has already, runs the nodes of weight gradients last, and gives each session memory of its
+    own.
     """
     options.enable_mem_reuse = False
     options.enable_mem_pattern = False

@@ -195,7 +195,7 @@ class Saver:
 
     def _all_reported(self) -> bool:
         """Whether every event of every rank is on the disk."""
-        reported = self._context.world.gather(self._context.events.catch_up())
+        reported = self._context.world.gather(self._context.events.flush())
         return bool(self._context.world.broadcast_object(reported is not None and all(reported)))
 
     def save_and_wait(self) -> bool:

@@ -1,8 +1,7 @@
 """Converts a graph to opset 18, the only opset that the following modules support.
 
 Called by `prepare`. Opset 18 has every operator that ONNX Runtime's gradients support, is what PyTorch's exporter
-writes,
-and is the first with a ScatterElements that adds. The few changes between opsets 13 and 18 are made here; newer
+writes, and is the first with a ScatterElements that adds. The few changes between opsets 13 and 18 are made here; newer
 operators are replaced by ONNX's own definition in older ones if there is one.
 """
 

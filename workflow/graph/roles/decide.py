@@ -49,8 +49,7 @@ class Role:
     dtype: str
     confidence: Confidence = "certain"
     """For a constant: `likely` if its name or a pattern in its values supports it, `guess` if only its position and
-    name
-    are unusual for a parameter.
+    name are unusual for a parameter.
     """
 
     @property

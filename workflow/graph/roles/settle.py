@@ -52,8 +52,7 @@ def by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
     """Settle guesses by whether the outputs depend on the tensor differentiably.
 
     If no output does, the tensor is certainly a constant. A tensor with a name from the module, and with only
-    differentiable
-    operators on the way to an output, is a parameter.
+    differentiable operators on the way to an output, is a parameter.
     """
     # PyTorch names only parameters and buffers; other exporters may also name other numbers.
     single = model.producer_name == "pytorch"

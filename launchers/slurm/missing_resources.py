@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _VAGUE = re.compile(r"[Nn]ode configuration|More processors requested|gres|GRES")
 
 
-def in_detail(error: OrtflowError, spec: RunSpec, slurm: Slurm) -> OrtflowError:
+def explained(error: OrtflowError, spec: RunSpec, slurm: Slurm) -> OrtflowError:
     """The refusal, with what no node of the partition has; unchanged if the cluster does not report it."""
     from ortflow.launchers.slurm.survey import Survey
 

@@ -13,7 +13,7 @@ import pytest
 from signal_handlers import restored
 
 from ortflow.launchers.budget import FRUITLESS
-from ortflow.launchers.moving import Liveness, Moves
+from ortflow.launchers.liveness import FileChanges, Liveness
 from ortflow.launchers.stop import Stop
 from ortflow.launchers.supervised import Job, Running
 from ortflow.launchers.supervisor import Supervisor
@@ -34,7 +34,7 @@ def touch(path: Path, nanoseconds: int) -> None:
 def test_times_that_move_count_whatever_they_are(tmp_path: Path, start: int) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     touch(one, start)
-    moves = Moves([one, other], now=100.0)
+    moves = FileChanges([one, other], now=100.0)
     assert moves.quiet(100.0) == 0
     assert moves.quiet(150.0) == 50
     touch(one, start - 10**9)  # set back
@@ -48,7 +48,7 @@ class Silence:
     """A view that shows nothing."""
 
     def record(self, record: Any) -> None: ...
-    def say(self, text: str) -> None: ...
+    def message(self, text: str) -> None: ...
     def attempt(self, number: int) -> None: ...
     def tick(self) -> None: ...
 
