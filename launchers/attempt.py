@@ -164,7 +164,7 @@ def start_child(
                 cwd=run.root,
                 env=dict(environment),
                 start_new_session=True,
-                preexec_fn=processes.dies_with_us(),
+                preexec_fn=processes.dies_with_parent(),
             )
         except OSError as error:
             raise OrtflowError(f"{command[0]} cannot be started: {error.strerror}") from error

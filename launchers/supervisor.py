@@ -18,7 +18,7 @@ from ortflow.launchers.cause import Cause, agreed, cause
 from ortflow.launchers.disk_wait import DiskWait
 from ortflow.launchers.memory import oom_kills
 from ortflow.launchers.nccl_log import explained
-from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
+from ortflow.launchers.records import Outcome, attempts_without_step, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop
 from ortflow.launchers.supervised import AttemptNodes, Job, View
 from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records
@@ -129,7 +129,7 @@ class Supervisor:
         end: dict[str, Any] = {
             "event": "end", "attempt": number, "outcome": Outcome.LOST.value, "step": self._step()
         }  # fmt: skip
-        tries = fruitless([*records, end]) if self._job.hands_back else 0
+        tries = attempts_without_step([*records, end]) if self._job.hands_back else 0
         decision = decide(Outcome.LOST, used(records), self._job.restart, tries)
         if not decision.again:
             end["given_up"] = True
@@ -221,7 +221,9 @@ class Supervisor:
         if not counts:
             end["counts"] = False
         records = [*self._run.read_attempts(), {**end, "next": "restart"}]
-        decision = decide(found.outcome, used(records), self._job.restart, fruitless(records), counts=counts)
+        decision = decide(
+            found.outcome, used(records), self._job.restart, attempts_without_step(records), counts=counts
+        )
         if found.outcome is Outcome.PREEMPTED and not decision.again:
             # The sender of the request expects that the run can be started again.
             end["given_up"] = True

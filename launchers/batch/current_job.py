@@ -1,7 +1,7 @@
 """A batch job from inside: what the run supervisor asks a scheduler about its own job.
 
 Slurm's is `ortflow.launchers.slurm.current_job.SlurmJob`. A scheduler signals every process of a job that it ends, so
-the commands behind these methods must ignore the signals in `DEAF`. Methods that run a command raise NoAnswer,
+the commands behind these methods must ignore `IGNORED_SIGNALS`. Methods that run a command raise NoAnswer,
 Refused with the scheduler's message, and other OrtflowErrors.
 """
 
@@ -21,7 +21,7 @@ from ortflow.workflow.rundir import RunDir
 
 PAUSE = 3.0
 """Seconds between two requests while the scheduler does not answer."""
-DEAF = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
 
 class Answer(Enum):
@@ -173,7 +173,7 @@ def message_of(error: Exception) -> str:
     return str(getattr(error, "message", error))
 
 
-def deafen() -> None:
+def ignore_signals() -> None:
     """Ignore the signals that a scheduler sends to every process of a job; for a child process before its command."""
-    for number in DEAF:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -70,7 +70,7 @@ class AllocatedNodes:
         self.spec = on_nodes(spec, chosen)
         """The run on the nodes of this start."""
         self._before = [name for name in elastic_nodes(records) or () if name not in self.names]
-        self._vain = in_vain(records, chosen)
+        self._vain = failed_growths(records, chosen)
         self.summary = ""
         self._next_look = clock.monotonic()
 
@@ -111,7 +111,7 @@ class AllocatedNodes:
         return None
 
 
-def in_vain(records: Sequence[dict[str, Any]], nodes: int) -> int:
+def failed_growths(records: Sequence[dict[str, Any]], nodes: int) -> int:
     """How many attempts in a row, before one of so many nodes, made room for more and were followed by no more. Pure.
 
     The period is doubled for each: another job may take the nodes that the scheduler has promised.

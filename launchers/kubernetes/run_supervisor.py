@@ -34,7 +34,7 @@ from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
 from ortflow.launchers.locks import wait_free
 from ortflow.launchers.mpi import find_mpi
 from ortflow.launchers.prepare import prepare
-from ortflow.launchers.processes import dies_with_us
+from ortflow.launchers.processes import dies_with_parent
 from ortflow.launchers.records import Outcome, State, last_end, open_attempt, pending_changes, state
 from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.stop import Stop, interruptible, taken_over
@@ -281,7 +281,7 @@ def main() -> int:
         if spec.backends.kubernetes.launcher_as_worker:
             # This pod runs ranks as the workers do.
             worker = [sys.executable, "-m", "ortflow.launchers.kubernetes.worker"]
-            subprocess.Popen(worker, preexec_fn=dies_with_us())
+            subprocess.Popen(worker, preexec_fn=dies_with_parent())
         return run_supervisor.keep()
     except OrtflowError as error:
         print(f"error: {error}", flush=True)

@@ -94,7 +94,7 @@ class Refused(scheduler.Refused):
 
 def run_in_job(command: Sequence[str], settings: Settings, seconds: float) -> Answer:
     """The runner in a job: Slurm signals every process of a job that it ends."""
-    return run_here(command, settings, seconds, current_job.deafen)
+    return run_here(command, settings, seconds, current_job.ignore_signals)
 
 
 def run_here(

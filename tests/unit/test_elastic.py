@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from messages import alike, says
 from run_files import spec_of
 
-from ortflow.launchers.batch.elastic import AllocatedNodes, in_vain
+from ortflow.launchers.batch.elastic import AllocatedNodes, failed_growths
 from ortflow.launchers.cause import Cause
 from ortflow.launchers.elastic import ElasticNodes, absent, described, grown, next_nodes
 from ortflow.launchers.records import Outcome
@@ -366,7 +366,7 @@ FAILED: dict[str, Any] = {"event": "end"}
     ],
 )
 def test_growth_in_vain(records: list[dict[str, Any]], nodes: int, expected: int) -> None:
-    assert in_vain(records, nodes) == expected
+    assert failed_growths(records, nodes) == expected
 
 
 def test_after_growth_in_vain_a_job_keeps_its_nodes_for_longer() -> None:

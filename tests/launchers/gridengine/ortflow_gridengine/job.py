@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ortflow.launchers.attempt import Attempt
-from ortflow.launchers.batch.current_job import CurrentJob, Fate, deafen
+from ortflow.launchers.batch.current_job import CurrentJob, Fate, ignore_signals
 from ortflow.launchers.batch.in_job import supervise
 from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.mpi import kind_of
@@ -31,7 +31,7 @@ class GridEngineJob(CurrentJob):
 
     def __init__(self, id: str, restarts: int, node: str) -> None:
         super().__init__(id, restarts, node)
-        self._cluster, self._began = GridEngine(deafen), SYSTEM_CLOCK.monotonic()
+        self._cluster, self._began = GridEngine(ignore_signals), SYSTEM_CLOCK.monotonic()
 
     def query(self) -> Job | None:
         return next((job for job in self._cluster.mine() if job.id == self.id), None)
