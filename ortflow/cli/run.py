@@ -30,7 +30,7 @@ def run(
     fresh: FreshOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Train on this machine and follow.
+    """Train on this machine and show progress.
 
     Resumes the run of the run directory. Ctrl-C saves and exits with code 75; a second Ctrl-C exits immediately.
     """
@@ -43,7 +43,7 @@ def resume(
     detach: DetachOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Resume a stopped, failed or lost run, or make a finished one longer.
+    """Resume a run, or make a finished one longer.
 
     A run of another launcher is submitted there again. Earlier failures and preemptions no longer count.
     """

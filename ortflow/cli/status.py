@@ -53,7 +53,9 @@ def list_runs(
     sweep: SweepOption = None,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="METRIC", help="Metric that ranks the runs of a sweep (default: the first)."),
+        typer.Option(
+            "--by", metavar="METRIC", help="Metric by which the runs of a sweep are compared (default: the first)."
+        ),
     ] = None,
     only: Annotated[
         str | None,

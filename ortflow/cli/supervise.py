@@ -12,8 +12,9 @@ from ortflow.workflow.errors import UserError
 
 
 def supervise(run: RunArgument, runs: RunsOption = Path(RUNS)) -> None:
-    """Repair what the cluster cannot until the run ends: dead workers, lost nodes, spent retries.
+    """Replace lost pods until the run ends.
 
+    Handles what the cluster does not: dead workers, lost nodes, spent retries.
     Ctrl-C does not stop the run.
     """
     from ortflow.launchers.base import launcher_name, launcher_of

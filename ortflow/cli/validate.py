@@ -39,7 +39,10 @@ def validate(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """List everything that is wrong with a run file, its model and its data, without running it."""
+    """List all errors of a run file, without running it.
+
+    Also checks the model and the data.
+    """
     from ortflow.launchers.base import find_launcher
     from ortflow.launchers.capabilities import Elsewhere
 
