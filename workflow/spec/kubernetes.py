@@ -1,7 +1,7 @@
 """The run file's `backends.kubernetes` section: what an MPIJob needs beside `resources`.
 
-Rules between keys, and the syntax of the texts, are checked in `checks.kubernetes`. Values in Kubernetes' syntax
-are passed on as Kubernetes writes them.
+Rules between keys, and the syntax of the texts, are checked in `checks.kubernetes`. Values in Kubernetes' syntax are
+passed on unchanged.
 """
 
 from __future__ import annotations
