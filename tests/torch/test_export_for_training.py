@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from messages import alike
 
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
@@ -227,10 +228,7 @@ def test_what_onnx_cannot_express_is_warned_about(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as caught:  # noqa: PT030
         export(module, torch.arange(4), tmp_path / "net.onnx")
     messages = sorted(str(warning.message) for warning in caught)
-    assert [message.split(",")[0] for message in messages] == [
-        "'embed' has padding_idx=3",
-        "buffer 'calls' changes in forward: in the ONNX model it keeps its value",
-    ]
+    assert alike(messages, ["'embed' has padding_idx=3 …", "buffer 'calls' changes in forward …"])
     assert {warning.filename for warning in caught} == {__file__}
 
 
@@ -280,7 +278,7 @@ def earlier_export(path: Path) -> bytes:
         (TwoBatches(), (X, X[:1]), r"first axes .*1, 2.*name the axes"),
         (nn.Linear(3, 3).half(), X, r"'weight' is float16.*call module.float\(\)"),
         (nn.Linear(3, 3, device="meta"), X, r"'weight' .*meta device.*load"),
-        (shared_memory(), X, r"parameters '0.weight' and '1.weight' are two objects that share memory.*; tie them"),
+        (shared_memory(), X, r"'0.weight' and '1.weight' .*share memory.*tie them"),
     ],
 )
 def test_refused_with_one_sentence_and_nothing_written(module, example, sentence: str, tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_an_api_server_that_is_away(tmp_path: Path, fake: FakeCluster) -> None:
 def test_a_run_is_never_there_twice(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     job = job_of(tmp_path)
-    with pytest.raises(UserError, match=f"digits is pending as MPIJob {job} in namespace default"):
+    with pytest.raises(UserError, match=f"digits .*MPIJob {job} .*default"):
         submit(tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
