@@ -31,7 +31,7 @@ class Decision:
 
 
 def decide(outcome: Outcome, used: Used, restart: Restart, without_step: int = 0, *, counts: bool = True) -> Decision:
-    """Decide what happens after an attempt that nobody asked to stop; `used` already includes it.
+    """Decide what happens after an attempt that was not asked to stop; `used` already includes it.
 
     `without_step`: attempts in a row, including this one, that ended before a step was done. `counts` False: what looks
     like a preemption is a time limit or a signal sent by hand; what looks like a failure is a full disk.

@@ -48,7 +48,7 @@ class Stop:
         """The reason is a signal, not the file or the time limit."""
         self._file, self._clock = file, clock
         self._end = None if limit is None else clock.monotonic() + limit
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     def listening(self) -> AbstractContextManager[None]:
         """Take over the signals, for good: a late one must not change how the run ended."""
@@ -64,8 +64,8 @@ class Stop:
     def check(self, *, fresh: bool = False) -> str | None:
         """Check file and time limit; returns the reason to stop, None if there is none."""
         moment = self._clock.monotonic()
-        if fresh or moment >= self._next_look:
-            self._next_look = moment + FILE_PERIOD
+        if fresh or moment >= self._next_check:
+            self._next_check = moment + FILE_PERIOD
             request = read_request(self._file)
             if request is not None and request.get("reason") != GROWTH:
                 # An empty file was written on a full disk, perhaps for the signal that is already known.

@@ -209,7 +209,7 @@ class Supervisor:
         """Decide what follows, record it and show it.
 
         `counts` False: the failure counts against no budget. `growing`: why the ranks were asked to save for more
-        nodes, which is no preemption either.
+        nodes, which is not a preemption either.
         """
         asked = self._stop.settle()
         end = {"event": "end", "attempt": number, "outcome": found.outcome.value, "step": self._step()}

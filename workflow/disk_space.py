@@ -29,7 +29,7 @@ BLOCK = 2048
 """Bytes of the notice, allocated while there is space."""
 RECORDS = 64 << 10
 """Bytes that records and logs need in addition to the requested ones."""
-LOOK_PERIOD = 1.0
+POLL_PERIOD = 1.0
 """Seconds between two checks for free space."""
 
 

@@ -39,14 +39,14 @@ class EventLog:
         record = {"event": event, "time": round(time.time(), 6), "attempt": self.attempt, "rank": self.rank}
         record.update({key: _plain(value) for key, value in fields.items()})
         self._file.append((json.dumps(record, separators=(",", ":")) + "\n").encode())
-        self._say_what_is_lost()
+        self._report_lost()
 
     def flush(self) -> bool:
         """Write the events that wait; returns whether none is left."""
-        self._say_what_is_lost()
+        self._report_lost()
         return self._file.flush()
 
-    def _say_what_is_lost(self) -> None:
+    def _report_lost(self) -> None:
         if self._file.lost and self._file.flush():
             lost, self._file.lost = self._file.lost, 0
             self.write("warning", message=f"{lost} events are lost: the disk was full for too long")

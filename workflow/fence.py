@@ -52,10 +52,10 @@ class Fence:
 
     def watch(self, react: Callable[[], None] | None = None) -> None:
         """Poll every PERIOD in a thread; call `react` on a loss, by default `leave`."""
-        thread = threading.Thread(target=self._look_on, args=(react or leave,), name="fence", daemon=True)
+        thread = threading.Thread(target=self._watch_owner, args=(react or leave,), name="fence", daemon=True)
         thread.start()
 
-    def _look_on(self, react: Callable[[], None]) -> None:
+    def _watch_owner(self, react: Callable[[], None]) -> None:
         pause = threading.Event()
         while not pause.wait(PERIOD):
             if self.lost:

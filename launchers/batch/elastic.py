@@ -72,7 +72,7 @@ class AllocatedNodes:
         self._before = [name for name in elastic_nodes(records) or () if name not in self.names]
         self._vain = failed_growths(records, chosen)
         self.summary = ""
-        self._next_look = clock.monotonic()
+        self._next_check = clock.monotonic()
 
     def choose(self, view: View, stopped: Callable[[], object]) -> AttemptNodes | None:
         """The nodes of this start; the scheduler waits for them."""
@@ -97,9 +97,9 @@ class AllocatedNodes:
     def growing(self, trained: float) -> str | None:
         """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
         now, period = self._clock.monotonic(), self._whole.restart.grow_seconds
-        if trained < period * 2.0 ** min(self._vain, 30) or now < self._next_look:
+        if trained < period * 2.0 ** min(self._vain, 30) or now < self._next_check:
             return None
-        self._next_look = now + min(GROWTH_PERIOD, period)
+        self._next_check = now + min(GROWTH_PERIOD, period)
         running, given = self.spec.resources.nodes, len(self.names)
         for wanted in reversed(self._fitting):
             if wanted <= given:

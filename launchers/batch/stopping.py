@@ -22,7 +22,7 @@ from ortflow.workflow.errors import OrtflowError
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 SETTLED = 1.0
 """Seconds after a signal until the scheduler shows its reason."""
-LOOK = 60.0
+POLL = 60.0
 """Seconds between two checks of the time limit; when little is left, the scheduler's signal comes first."""
 MOVED = 5.0
 """Seconds by which the end of the job must change to count as a new limit: a scheduler's times are rounded."""
@@ -91,7 +91,7 @@ class JobStop(Stop):
 
     def _watch(self) -> None:
         pause = threading.Event()
-        while not pause.wait(LOOK):
+        while not pause.wait(POLL):
             self._ask_limit()
 
     def check(self, *, fresh: bool = False) -> str | None:

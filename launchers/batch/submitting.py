@@ -76,12 +76,12 @@ def place(
                     raise type(error)(
                         error.message, then="nothing was submitted; try again later, or wait with --retry"
                     ) from error
-            elif (job := _look(run, scheduler, begun, end, error, ask or f"ortflow status {run.root}")) is not None:
+            elif (job := _find_job(run, scheduler, begun, end, error, ask or f"ortflow status {run.root}")) is not None:
                 return submission, job
         scheduler.clock.sleep(PAUSE)
 
 
-def _look(run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doubt: NoAnswer, ask: str) -> str | None:
+def _find_job(run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doubt: NoAnswer, ask: str) -> str | None:
     """The job whose submission had no answer; None if it is safe to submit another. Raises InDoubt."""
     sent = scheduler.clock.monotonic()
     while True:

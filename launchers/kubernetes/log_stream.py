@@ -32,7 +32,7 @@ class LogStream(PlainView):
         self._logs: dict[int, LineTail] = {}
         self._notice = Notice(run.heartbeat)
         self._lack: dict[str, Any] = {}
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     def __exit__(self, *exception: object) -> None:
         """Print the rest."""
@@ -70,8 +70,8 @@ class LogStream(PlainView):
 
     def tick(self) -> None:
         """Print the ranks' new output."""
-        if (now := self._clock.monotonic()) >= self._next_look:
-            self._next_look = now + PERIOD
+        if (now := self._clock.monotonic()) >= self._next_check:
+            self._next_check = now + PERIOD
             self._print_attempts()
             self._print_logs()
             if (lack := self._lacking()) != self._lack:

@@ -227,7 +227,7 @@ class RunSupervisor:
         self._log_stream.message(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
         unready_workers = UnreadyWorkers(self._pod, self._log_stream.message, self._clock)
         say = self._log_stream.message
-        return wait_for(hosts, self._pod.ssh_port, WAIT, self._look, say, unready_workers, self._clock)
+        return wait_for(hosts, self._pod.ssh_port, WAIT, self._check_for_stop, say, unready_workers, self._clock)
 
     def _start(self, number: int, mpi: Mpi) -> PodAttempt:
         spec, pod, more = self._spec, self._pod, dict[str, str]()
@@ -252,7 +252,7 @@ class RunSupervisor:
         mpirun = command(spec, self._run.root, self._python, mpi, file, here, sorted(outer))
         return PodAttempt(self._run, number, mpirun, outer, mpi.kind, pod, known, slots, self._clock)
 
-    def _look(self) -> None:
+    def _check_for_stop(self) -> None:
         """Called while waiting for workers; raises Preempted if the pod is asked to end."""
         self._log_stream.tick()
         if self._stop.check():

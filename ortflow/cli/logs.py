@@ -22,7 +22,7 @@ def logs(
     """Print a rank's log."""
     from ortflow.launchers.base import launcher_of
 
-    found = find_run(run, runs, looks=True)
+    found = find_run(run, runs, adopts=True)
     launcher = launcher_of(found)
     try:
         if follow and attempt is None and (how := launcher.status(found)).waits:

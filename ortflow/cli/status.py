@@ -40,7 +40,7 @@ def status(
             raise UserError(f"there is no run in {runs}", fix="give its directory, or --runs-dir")
         found = max(known, key=lambda one: one.attempts.stat().st_mtime if one.attempts.exists() else 0.0)
     else:
-        found = find_run(run, runs, looks=True)
+        found = find_run(run, runs, adopts=True)
     how = launcher_of(found).status(found)
     if as_json:
         print_json(how.to_json())

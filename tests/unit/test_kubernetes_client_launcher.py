@@ -18,7 +18,7 @@ from messages import mentions
 
 from ortflow.cli.submission import submission_of
 from ortflow.launchers.base import Submission
-from ortflow.launchers.following import LOOK, Follower
+from ortflow.launchers.following import POLL, Follower
 from ortflow.launchers.kubernetes.adopting import adopt
 from ortflow.launchers.kubernetes.folder import unpack
 from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
@@ -314,11 +314,11 @@ def test_following_continues_after_an_outage(
         finish(fake, job, name)
 
     clock.after(1.0, lambda: fake.say(name, reported("attempts", **changed)))
-    clock.after(1.0 + 2 * LOOK, away)
+    clock.after(1.0 + 2 * POLL, away)
     clock.after(120.0, back)
     begun = clock.now
     assert Follower(run, launcher, PlainView(run, 1), clock).follow().code == 0
-    assert clock.now - begun <= 120.0 + LONGEST + 2 * LOOK
+    assert clock.now - begun <= 120.0 + LONGEST + 2 * POLL
     out = capsys.readouterr().out
     assert out.count("does not answer") == 1, out
     assert out.count("resources.nodes: 2 before, 1 now") == 1, "which is only in the run's own directory"

@@ -20,7 +20,7 @@ from ortflow.launchers.base import Submission, launcher_name
 from ortflow.launchers.batch import elapsed, history
 from ortflow.launchers.batch.elapsed import stamp
 from ortflow.launchers.batch.history import SETTLE
-from ortflow.launchers.batch.launcher import LOOK
+from ortflow.launchers.batch.launcher import POLL
 from ortflow.launchers.batch.submitting import PATIENCE, PAUSE, InDoubt
 from ortflow.launchers.locks import hold
 from ortflow.launchers.records import State
@@ -757,7 +757,7 @@ def test_a_log_is_followed_while_the_job_is_in_the_queue(tmp_path: Path) -> None
         log.write_text(text)
         assert next(lines) == text.strip()
     fake.away = "dead"
-    fake.clock.sleep(LOOK)
+    fake.clock.sleep(POLL)
     with log.open("a") as file:
         file.write("third\n")
     assert next(lines) == "third", "a controller that is away ends nothing"

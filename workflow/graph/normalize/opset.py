@@ -172,7 +172,7 @@ def _lowered(node: onnx.NodeProto, version: int) -> bool:
         if value in _NEW_VALUES.get(key, []):
             return False
         if attribute.name not in ours.attributes:
-            if not _says_nothing(newer, attribute.name, value):
+            if not _has_no_effect(newer, attribute.name, value):
                 return False
             _pop(node, attribute.name)
         elif key in _RENAMED_VALUES:
@@ -180,7 +180,7 @@ def _lowered(node: onnx.NodeProto, version: int) -> bool:
     return True
 
 
-def _says_nothing(schema: Any, name: str, value: Any) -> bool:
+def _has_no_effect(schema: Any, name: str, value: Any) -> bool:
     """Whether an attribute has its default value (for AveragePool's dilations, ones)."""
     if schema.name == "AveragePool" and name == "dilations":
         return set(value) <= {1}

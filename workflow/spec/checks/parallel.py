@@ -99,7 +99,7 @@ def _zero(spec: RunSpec) -> Iterator[Problem]:
         what = f"is {stage}, and model.graphs.optimizer updates all parameters together"
         yield Problem(ZERO, what, "remove one of them", others=(("model", "graphs", "optimizer"),))
     elif graphs is not None and graphs.train and stage == 3:
-        # ONNX Runtime checks the gradients that it writes into a buffer, and nobody those that a node sends.
+        # ONNX Runtime checks gradients that it writes into a buffer, and not those that a node sends.
         what = "is 3, which needs a training graph that ortflow builds, and model.graphs.train is given"
         yield Problem(ZERO, what, "set it to 2, or remove the graph", others=(("model", "graphs", "train"),))
 
