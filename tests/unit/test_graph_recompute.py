@@ -45,7 +45,7 @@ def graphs_of(model: Path) -> Callable[..., GraphSet]:
 def built(model: Path, name: str, *patterns: str) -> GraphSet:
     spec = run_file(model)
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"recompute": list(patterns)})})
-    return build_graphs(spec, "cpu", model.parent / name)
+    return build_graphs(spec, model.parent / name)
 
 
 def feeds(graphs: GraphSet, batch: int = 4) -> dict[str, Array]:
@@ -79,7 +79,7 @@ def test_dropped_values_come_from_their_masks(wanted: Any, kernels: bool, tmp_pa
     for name, recompute in (("kept", []), ("again", wanted)):
         spec = run_file(path)
         section = spec.model.model_copy(update={"recompute": recompute})
-        graphs = build_graphs(spec.model_copy(update={"model": section}), "cpu", tmp_path / name)
+        graphs = build_graphs(spec.model_copy(update={"model": section}), tmp_path / name)
         train, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, None)
         onnxruntime.set_seed(3)
         found.append(run_graph(train, feeds(graphs), kernels=library))
