@@ -92,7 +92,7 @@ def test_the_set(tmp_path: Path) -> None:
 
 def test_same_bytes_and_same_numbers(tmp_path: Path) -> None:
     """Built twice, in processes of other hash seeds: the same files. Run ten times with two threads: the same bits."""
-    graphs = build_graphs(run_file(language_model(tmp_path / "m.onnx")), "cpu", tmp_path / "graphs")
+    graphs = build_graphs(run_file(language_model(tmp_path / "m.onnx")), tmp_path / "graphs")
     first = {path.name: path.read_bytes() for path in graphs.root.iterdir()}
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from graph_build_models import built\n"

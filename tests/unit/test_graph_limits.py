@@ -39,7 +39,7 @@ try:
     if sys.argv[1] == "inspect":
         inspect.findings(Path(spec.model.path))
     else:
-        build.build_graphs(spec, "cpu", Path(spec.run_dir))
+        build.build_graphs(spec, Path(spec.run_dir))
     said = ""
 except UserError as error:
     said = str(error)

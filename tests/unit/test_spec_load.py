@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from messages import alike, says
 from run_files import FULL, SMALL, check_run_file, reported
 
 from ortflow.workflow.errors import Faults
-from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.keys import every_key
+from ortflow.workflow.spec.file.load import load_run_file, load_run_text
 from ortflow.workflow.spec.optimizers import Adam
 
 
@@ -287,6 +290,19 @@ class TestOverrides:
     def test_null_takes_away(self, tmp_path: Path) -> None:
         spec = load(tmp_path, SMALL, "train.steps=null", "train.epochs=2")
         assert (spec.train.steps, spec.train.epochs) == (None, 2)
+
+    def test_null_disables_what_its_help_says(self, tmp_path: Path) -> None:
+        """Every key whose default is not null and that accepts null: null does not select the default."""
+        disabled = [
+            path
+            for path, field in every_key()
+            if type(None) in get_args(field.annotation) and not field.is_required() and field.default is not None
+        ]
+        assert disabled == [("restart", "hung_seconds")]
+        text = SMALL + "restart: {hung_seconds: null, failures: null}\n"
+        for spec in (load(tmp_path, text), load(tmp_path, SMALL, "restart.hung_seconds=null")):
+            assert (spec.restart.hung_seconds, spec.restart.failures) == (None, 3)
+            assert load_run_text(dump_run_file(spec), "run.yaml").restart.hung_seconds is None
 
     def test_a_key_of_a_section_given_short(self, tmp_path: Path) -> None:
         spec = load(tmp_path, SMALL, "data.train.columns={x: y}", "model.loss.ignore_index=0")

@@ -57,7 +57,7 @@ def graphs_of(path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int = 2) -> Gr
 
     monkeypatch.setattr(build, "Child", Kept)
     spec = run_file(path, train__sync_batch_norm=True, resources__ranks_per_node=ranks)
-    return build.build_graphs(spec, "cpu", path.parent / f"graphs-{ranks}")
+    return build.build_graphs(spec, path.parent / f"graphs-{ranks}")
 
 
 def samples() -> dict[str, Array]:

@@ -92,7 +92,7 @@ class GraphBuilder(TrainerBuilder):
 
         spec = self._spec
         try:
-            graphs = build_graphs(spec, "cpu", self._context.folder, length)
+            graphs = build_graphs(spec, self._context.folder, length)
         except UserError as error:
             raise about_model(error, spec) from error
         if not graphs.user_optimizer_graph:

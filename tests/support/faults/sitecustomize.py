@@ -7,6 +7,7 @@ SKEW: a module, and the seconds that the clock of processes that run it is ahead
 CLOCKS: a folder; the seconds in its file of a host's name are what that host's clock is ahead, from then on.
 HOLD: a phase, and for how many seconds it is held at its beginning, in every attempt.
 UNLOCKED: locks hold nobody back, as between the nodes of some file systems.
+RESUMED: ranks bring what they hold after a resume into the form of a checkpoint again, and compare its bits.
 FAULTS is JSON: {"attempt": a, "rank": r, "step": s, "do": what}; attempt null for all.
 """
 
@@ -81,5 +82,10 @@ if sys.orig_argv[2:3] == [os.environ.get("SKEW", "").partition(" ")[0]]:
     ahead, now = float(os.environ["SKEW"].partition(" ")[2]), time.time
     time.time = lambda: now() + ahead
 
-if sys.orig_argv[1:3] == ["-m", "ortflow.workflow.rank"] and {"FAULTS", "SLOW", "HALT", "HOLD"} & os.environ.keys():
-    install()
+if sys.orig_argv[1:3] == ["-m", "ortflow.workflow.rank"]:
+    if {"FAULTS", "SLOW", "HALT", "HOLD"} & os.environ.keys():
+        install()
+    if "RESUMED" in os.environ:
+        from compared_resumes import compare_resumes
+
+        compare_resumes()
