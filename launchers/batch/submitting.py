@@ -81,7 +81,9 @@ def place(
         scheduler.clock.sleep(PAUSE)
 
 
-def _find_job(run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doubt: NoAnswer, ask: str) -> str | None:
+def _find_job(
+    run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doubt: NoAnswer, ask: str
+) -> str | None:
     """The job whose submission had no answer; None if it is safe to submit another. Raises InDoubt."""
     sent = scheduler.clock.monotonic()
     while True:
