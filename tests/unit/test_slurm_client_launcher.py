@@ -201,7 +201,7 @@ def test_a_controller_that_is_slow_gets_one_job(tmp_path: Path, retry: float) ->
     assert events(wanted.run) == ["submitting", "submit"]
 
 
-def test_a_job_that_comes_into_the_queue_after_the_first_look(tmp_path: Path) -> None:
+def test_a_job_that_comes_into_the_queue_after_the_first_query(tmp_path: Path) -> None:
     fake, wanted = Fake(), replace(submission(tmp_path), retry=20.0)
     waiting: list[Job] = []
     squeue = fake.squeue
