@@ -1,0 +1,197 @@
+"""Convolutions of images with two axes, and both of their gradients, by cuDNN.
+
+Convolution (x, w) -> y; ConvolutionDataGrad (dy, w) -> dx, whose height and width are the attribute `sizes`;
+ConvolutionWeightGrad (dy, x) -> dw, fp32. The attributes are those of ONNX's Conv, and `channels_last`: images are then
+[samples, height, width, channels] and weights [outputs, height, width, channels]. All values of a node have one element
+type. cuDNN's Python package builds a plan for each shape, once per process; only algorithms with the same result in
+every run are used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+from onnx import TensorProto
+
+from ortflow.workflow.cuda.attention import check_available, cudnn, cudnn_library
+from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.source import source
+from ortflow.workflow.cuda.windows import AXES, TYPES, Shape, Windows, shape_of
+from ortflow.workflow.errors import OrtflowError
+
+LARGEST_WORKSPACE = 1 << 30
+"""In bytes. Algorithms that need more are not used."""
+_FLOAT = int(TensorProto.FLOAT)
+_ALIGNED = 256
+_BLOCK, _LARGEST_GRID = 256, 4096
+Write = Callable[[Any, Shape], Sequence[Any]]
+
+
+class Plan:
+    """A compiled graph of cuDNN; `run` takes pointers in the order in which `write` returns values."""
+
+    def __init__(self, shape: Shape, write: Write, handle: Any, *, rounds: bool) -> None:
+        """`rounds`: whether fp32 factors may be rounded to TF32. Raises what cuDNN's package does."""
+        package = cudnn()
+        single, notes = package.data_type.FLOAT, package.numerical_note
+        types = {"io_data_type": _kind(shape.type), "intermediate_data_type": single, "compute_data_type": single}
+        self._graph = package.pygraph(**types, handle=handle)
+        self._values = write(self._graph, shape)
+        self._graph.validate()
+        self._graph.build_operation_graph()
+        self._graph.create_execution_plans([package.heur_mode.A, package.heur_mode.FALLBACK])
+        unwanted = [notes.NONDETERMINISTIC, notes.REDUCED_PRECISION_REDUCTION]
+        if shape.type == _FLOAT:
+            unwanted += [notes.DOWN_CONVERT_INPUTS, *([] if rounds else [notes.TENSOR_CORE])]
+        self._graph.deselect_numeric_notes(unwanted)
+        self._graph.deselect_workspace_greater_than(LARGEST_WORKSPACE)
+        self._graph.check_support()
+        self._graph.build_plans()
+        self.workspace = int(self._graph.get_workspace_size())
+
+    def run(self, pointers: Sequence[int], workspace: int, handle: Any) -> None:
+        """Queue it."""
+        self._graph.execute(dict(zip(self._values, pointers, strict=True)), workspace, handle)
+
+
+def _kind(element: int) -> Any:
+    return getattr(cudnn().data_type, TYPES[element])
+
+
+def _given(graph: Any, name: str, shape: Shape, sizes: Sequence[int]) -> Any:
+    dims, strides = shape.layout(sizes)
+    return graph.tensor(name=name, dim=dims, stride=strides, data_type=_kind(shape.type))
+
+
+def _made(value: Any, shape: Shape, sizes: Sequence[int]) -> Any:
+    dims, strides = shape.layout(sizes)
+    return value.set_output(True).set_dim(dims).set_stride(strides).set_data_type(_kind(shape.result))
+
+
+def _places(shape: Shape) -> dict[str, list[int]]:
+    windows = shape.windows
+    before, behind = windows.pads[:AXES], windows.pads[AXES:]
+    return {
+        "pre_padding": list(before), "post_padding": list(behind), "stride": list(windows.strides),
+        "dilation": list(windows.dilations),
+    }  # fmt: skip
+
+
+def forward(graph: Any, shape: Shape) -> list[Any]:
+    """Build x, w, y."""
+    x, w = _given(graph, "x", shape, shape.image), _given(graph, "w", shape, shape.weight)
+    y = graph.conv_fprop(image=x, weight=w, name="convolution", **_places(shape))
+    _made(y, shape, shape.made)
+    return [x, w, y]
+
+
+def data_gradient(graph: Any, shape: Shape) -> list[Any]:
+    """Build dy, w, dx."""
+    dy, w = _given(graph, "dy", shape, shape.made), _given(graph, "w", shape, shape.weight)
+    dx = graph.conv_dgrad(loss=dy, filter=w, name="data_gradient", **_places(shape))
+    _made(dx, shape, shape.image)
+    return [dy, w, dx]
+
+
+def weight_gradient(graph: Any, shape: Shape) -> list[Any]:
+    """Build dy, x, dw."""
+    dy, x = _given(graph, "dy", shape, shape.made), _given(graph, "x", shape, shape.image)
+    dw = graph.conv_wgrad(image=x, loss=dy, name="weight_gradient", **_places(shape))
+    _made(dw, shape, shape.weight)
+    return [dy, x, dw]
+
+
+class _Plans:
+    """The plans of this process."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[str, Shape, bool], Plan | str] = {}
+
+    def find(self, shape: Shape, write: Write, handle: Any, *, rounds: bool) -> Plan | str:
+        """The plan, or why there is none."""
+        key = write.__name__, shape, rounds
+        if key not in self._plans:
+            try:
+                self._plans[key] = Plan(shape, write, handle, rounds=rounds)
+            except Exception as error:  # noqa: BLE001 - the types are only defined in the package
+                self._plans[key] = " ".join(str(error).split())[:300]
+        return self._plans[key]
+
+
+@cache
+def _plans() -> _Plans:
+    return _Plans()
+
+
+def _run(call: Call, shape: Shape, write: Write, pointers: Sequence[int], spare: int = 0) -> bool:
+    """Queue a pass; `spare` bytes of the scratch memory are left free in front. False if cuDNN has none."""
+    handle = cudnn_library().handle(call.stream)
+    plan = _plans().find(shape, write, handle, rounds=call.rounds)
+    if isinstance(plan, str):
+        return False
+    ahead = -(-spare // _ALIGNED) * _ALIGNED
+    plan.run(pointers, call.scratch(max(ahead + plan.workspace, 1)) + ahead, handle)
+    return True
+
+
+def _refusal(call: Call, shape: Shape, write: Write) -> OrtflowError:
+    found = _plans().find(shape, write, cudnn_library().handle(call.stream), rounds=call.rounds)
+    return OrtflowError(f"cuDNN does not support the {write.__name__.replace('_', ' ')} of {shape}: {found}")
+
+
+class _Node:
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        check_available()
+        self._windows, self._sizes = Windows.of(attributes), attributes.get("sizes", ())
+
+
+class Convolution(_Node):
+    """See the module's docstring."""
+
+    def run(self, call: Call) -> None:
+        """See Operator."""
+        x, w = call.given(0), call.given(1)
+        shape = shape_of(self._windows, call.types[0], image=x, weight=w)
+        y = call.output(0, shape.stored(shape.made))
+        if not _run(call, shape, forward, (x.pointer, w.pointer, y)):
+            raise _refusal(call, shape, forward)
+
+
+class ConvolutionDataGrad(_Node):
+    """See the module's docstring."""
+
+    def run(self, call: Call) -> None:
+        """See Operator."""
+        dy, w = call.given(0), call.given(1)
+        shape = shape_of(self._windows, call.types[0], weight=w, made=dy, sizes=self._sizes)
+        dx = call.output(0, shape.stored(shape.image))
+        if not _run(call, shape, data_gradient, (dy.pointer, w.pointer, dx)):
+            raise _refusal(call, shape, data_gradient)
+
+
+class ConvolutionWeightGrad(_Node):
+    """See the module's docstring."""
+
+    def run(self, call: Call) -> None:
+        """See Operator. Where cuDNN only writes halves, they are converted."""
+        dy, x = call.given(0), call.given(1)
+        shape = shape_of(self._windows, _FLOAT, image=x, made=dy)
+        dw = call.output(0, shape.stored(shape.weight))
+        if _run(call, shape, weight_gradient, (dy.pointer, x.pointer, dw)):
+            return
+        count = math.prod(shape.weight)
+        half = Shape(shape.type, shape.type, shape.image, shape.outputs, shape.windows)
+        space = 2 * count
+        plan = _plans().find(half, weight_gradient, cudnn_library().handle(call.stream), rounds=call.rounds)
+        if shape.type == _FLOAT or isinstance(plan, str):
+            raise _refusal(call, half, weight_gradient)
+        # The scratch memory must not be replaced by larger memory between the two kernels.
+        rounded = call.scratch(-(-space // _ALIGNED) * _ALIGNED + plan.workspace)
+        _run(call, half, weight_gradient, (dy.pointer, x.pointer, rounded), space)
+        grid = min(-(-count // _BLOCK), _LARGEST_GRID)
+        text = source("convolution", (("X", shape.type),))
+        call.launch(text, "widen", grid, _BLOCK, c_void_p(rounded), c_void_p(dw), c_int64(count))
