@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 from ortflow.workflow.cuda import (
     attention,
+    batch_norm,
     bucket,
     collective,
     convolution,
     cross_entropy,
     embedding,
     norm,
+    pooling,
     product,
     softmax,
     squares,
@@ -22,6 +24,8 @@ from ortflow.workflow.cuda.operators import Operator
 OPERATORS: Mapping[str, type[Operator]] = {
     "Attention": attention.Attention,
     "AttentionGrad": attention.AttentionGrad,
+    "BatchGradients": batch_norm.BatchGradients,
+    "BatchStatistics": batch_norm.BatchStatistics,
     "BucketReady": bucket.BucketReady,
     "Collective": collective.Collective,
     "Convolution": convolution.Convolution,
@@ -29,6 +33,8 @@ OPERATORS: Mapping[str, type[Operator]] = {
     "ConvolutionWeightGrad": convolution.ConvolutionWeightGrad,
     "LayerNormalization": norm.LayerNormalization,
     "LayerNormalizationGrad": norm.LayerNormalizationGrad,
+    "MaxPool": pooling.MaxPool,
+    "MaxPoolGrad": pooling.MaxPoolGrad,
     "RMSNormalization": norm.RMSNormalization,
     "RMSNormalizationGrad": norm.RMSNormalizationGrad,
     "CrossEntropy": cross_entropy.CrossEntropy,
