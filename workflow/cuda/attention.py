@@ -48,21 +48,20 @@ The bias is [batch or 1, heads or 1, tokens, keys] of the queries' type.
 """
 
 
-def available(capability: tuple[int, int] | None = None) -> str | None:
-    """Why attention cannot be computed here, as a sentence; None if it can."""
+def available(capability: tuple[int, int] | None = None, what: str = "attention") -> str | None:
+    """Why `what` cannot be computed by cuDNN here, as a sentence; None if it can."""
     try:
         version = int(cudnn().backend_version())
     except ImportError:
-        return "attention in half precision needs the package nvidia-cudnn-frontend, which is not installed"
+        return f"{what} in half precision needs the package nvidia-cudnn-frontend, which is not installed"
     except (OSError, RuntimeError, AttributeError) as error:
-        return f"attention in half precision needs cuDNN, which cannot be loaded ({' '.join(str(error).split())[:200]})"
+        return f"{what} in half precision needs cuDNN, which cannot be loaded ({' '.join(str(error).split())[:200]})"
     if version < OLDEST:
-        return f"attention in half precision needs cuDNN 9.5 at least, and its version is {version}"
+        return f"{what} in half precision needs cuDNN 9.5 at least, and its version is {version}"
     if capability is not None and capability < CAPABILITY:
         return (
-            "attention in half precision needs a GPU of compute capability 8.0 at least, and this one has {}.{}".format(
-                *capability
-            )
+            f"{what} in half precision needs a GPU of compute capability 8.0 at least, and this one has "
+            f"{capability[0]}.{capability[1]}"
         )
     return None
 

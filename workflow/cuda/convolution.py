@@ -17,11 +17,11 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.attention import check_available, cudnn, cudnn_library
+from ortflow.workflow.cuda.attention import available, cudnn, cudnn_library
 from ortflow.workflow.cuda.operators import Call
 from ortflow.workflow.cuda.source import source
 from ortflow.workflow.cuda.windows import AXES, TYPES, Shape, Windows, shape_of
-from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.errors import OrtflowError, UserError
 
 LARGEST_WORKSPACE = 1 << 30
 """In bytes. Algorithms that need more are not used."""
@@ -145,7 +145,9 @@ def _refusal(call: Call, shape: Shape, write: Write) -> OrtflowError:
 
 class _Node:
     def __init__(self, attributes: Mapping[str, Any]) -> None:
-        check_available()
+        reason = available(what="convolution")
+        if reason is not None:
+            raise UserError(reason, where="train.precision", fix="use fp32 here, or `pip install 'ortflow[cuda]'`")
         self._windows, self._sizes = Windows.of(attributes), attributes.get("sizes", ())
 
 
