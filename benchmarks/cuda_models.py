@@ -44,6 +44,7 @@ AGREEMENT = 2e-2
 weights amplifies rounding."""
 FIRST, MORE = 3, 4
 """Steps whose losses are compared, and further ones that are not timed."""
+MARK = "measured: "
 CANDIDATES = "ortflow", "torch eager", "torch.compile", "max-autotune"
 Arrays = dict[str, np.ndarray]
 
@@ -241,7 +242,7 @@ def child(name: str, candidate: str, folder: Path, rounds: int) -> None:
     begun = time.perf_counter()
     step = step_of(name, candidate, folder)
     losses = [step(arrays[place % 4]) for place in range(FIRST + MORE)][:FIRST]
-    print(json.dumps({"losses": losses, "ready": time.perf_counter() - begun}), flush=True)
+    print(MARK + json.dumps({"losses": losses, "ready": time.perf_counter() - begun}), flush=True)
     sys.stdin.readline()
     seconds = []
     # One untimed: the GPU's clock has fallen while it waited.
@@ -250,7 +251,7 @@ def child(name: str, candidate: str, folder: Path, rounds: int) -> None:
         step(arrays[place % 4])
         seconds.append(time.perf_counter() - start)
     memory = torch.cuda.mem_get_info()
-    print(json.dumps({"seconds": seconds[1:], "used": memory[1] - memory[0]}), flush=True)
+    print(MARK + json.dumps({"seconds": seconds[1:], "used": memory[1] - memory[0]}), flush=True)
 
 
 @dataclass
@@ -267,8 +268,8 @@ class Candidate:
         """Read its lines until it ends."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith('{"'):
-                self.said.append(json.loads(line))
+            if line.startswith(MARK):
+                self.said.append(json.loads(line.removeprefix(MARK)))
             else:
                 self.words.append(line.rstrip())
 
@@ -309,16 +310,21 @@ def measure(names: list[str], options: argparse.Namespace, folder: Path) -> bool
     whole = True
     try:
         ready = [each.wait_for(1, until) for each in running]
+        late = [first is None and each.process.poll() is None for each, first in zip(running, ready, strict=True)]
+        for each, first in zip(running, ready, strict=True):
+            if first is None:
+                # The others are measured alone.
+                each.process.kill()
+                each.process.wait()
         reference = {
             each.name: found["losses"] for each, found in reversed([*zip(running, ready, strict=True)]) if found
         }
         times: dict[str, dict[str, float]] = {name: {} for name in names}
-        for each, first in zip(running, ready, strict=True):
+        for each, first, is_late in zip(running, ready, late, strict=True):
             title = f"{each.name}, batch {CASES[each.name].batch}, {each.candidate:14}"
             found = each.measured(time.monotonic() + 60) if first else None
             if first is None or found is None:
-                late = each.process.poll() is None
-                print(f"{title} {'took too long' if late else 'failed'}", *each.words[-25:], sep="\n  ", flush=True)
+                print(f"{title} {'took too long' if is_late else 'failed'}", *each.words[-12:], sep="\n  ", flush=True)
                 whole = False
                 continue
             losses = first["losses"]

@@ -84,10 +84,9 @@ ODD = [
 ]
 GROUPED = [
     Case(group=4),
-    Case(group=16, outputs=16),
     Case(group=32, channels=128, outputs=128, sizes=(14, 14)),
-    Case(group=96, channels=96, outputs=96, kernel=(7, 7), pads=(3,) * 4),
-    Case(group=32, channels=32, outputs=32, strides=(2, 2), sizes=(28, 28)),
+    Case(group=32, channels=256, outputs=128, strides=(2, 2), sizes=(28, 28)),
+    Case(group=2, channels=24, outputs=20, kernel=(5, 5), pads=(2,) * 4),
 ]
 
 

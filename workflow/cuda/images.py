@@ -29,6 +29,8 @@ ELEMENTWISE = frozenset(
     }
 )
 _PIXELS = [2, 3]
+_CHANNELS = 4
+"""Of a group, at least."""
 _WINDOWS = "strides", "dilations", "pads"
 
 
@@ -40,18 +42,21 @@ def put(rewriter: Rewriter) -> None:
 
 def windows_of(rewriter: Rewriter, image: str, weight: str, node: onnx.NodeProto) -> dict[str, object] | None:
     """The attributes of our convolution; None if cuDNN is not known to support it."""
-    dims, sizes, given = rewriter.dims(weight), rewriter.dims(image), attributes_of(node)
-    if dims is None or sizes is None or len(dims) != RANK or len(sizes) != RANK:
+    sizes, given = (rewriter.dims(image) or ())[1:], attributes_of(node)
+    dims = [size for size in rewriter.dims(weight) or () if isinstance(size, int)]
+    if len(dims) != RANK or len(sizes) != RANK - 1 or not all(isinstance(size, int) for size in sizes):
         return None
     pads = list(given.get("pads", [])) or [0] * (2 * AXES)
-    known = all(isinstance(size, int) for size in (*dims, *sizes[1:]))
-    if not known or given.get("auto_pad", b"NOTSET") != b"NOTSET" or pads[:AXES] != pads[AXES:]:
+    if given.get("auto_pad", b"NOTSET") != b"NOTSET" or pads[:AXES] != pads[AXES:]:
         return None
-    if given.get("group", 1) != 1 or not (rewriter.is_fp32(image) and rewriter.is_fp32(weight)):
+    group, outputs, channels = int(given.get("group", 1)), *dims[:2]
+    # cuDNN adds up halves where a group has one channel.
+    few = group > 1 and min(channels, outputs // group) < _CHANNELS
+    if few or not (rewriter.is_fp32(image) and rewriter.is_fp32(weight)):
         return None
     ones = [1] * AXES
     found = {name: list(given.get(name, [])) or ones for name in ("strides", "dilations")}
-    return {"kernel_shape": list(dims[AXES:]), **found, "pads": pads, "channels_last": 1}
+    return {"group": group, "kernel_shape": list(dims[AXES:]), **found, "pads": pads, "channels_last": 1}
 
 
 def _is_ours(rewriter: Rewriter, node: onnx.NodeProto) -> bool:
