@@ -121,7 +121,7 @@ _FUNCTIONS = (
         unscaled = Mul (off, y)
         dx = Mul (unscaled, scale_)
     }""",
-    """BatchStatistics <epsilon> (x, scale, bias) => (slope, offset, mean, variance, correction) {
+    """BatchStatistics <epsilon> (x, scale, bias) => (slope, offset, mean, variance, inverse, correction) {
         zero = Constant <value_ints = [0]> ()
         one = Constant <value_float = 1.0> ()
         e = Constant <value_float: float = @epsilon> ()
@@ -135,7 +135,8 @@ _FUNCTIONS = (
         variance = ReduceMean <keepdims = 0> (square, zero)
         shifted = Add (variance, e)
         deviation = Sqrt (shifted)
-        slope = Div (scale, deviation)
+        inverse = Reciprocal (deviation)
+        slope = Mul (scale, inverse)
         moved = Mul (mean, slope)
         offset = Sub (bias, moved)
         sizes = Size (x)

@@ -183,12 +183,13 @@ def check_batch_norm(compute: Compute, dims: tuple[int, ...], of_x: int, of_dy: 
     average, variance = exact.mean(axes), exact.var(axes)
     inverse = 1 / np.sqrt(variance + np.float32(epsilon))
     given = [x, scale, bias]
-    found = twice(compute, "BatchStatistics", {"epsilon": epsilon}, given, [FLOAT] * 5)
+    found = twice(compute, "BatchStatistics", {"epsilon": epsilon}, given, [FLOAT] * 6)
     tolerance = 1e-6 * max(1.0, float(np.prod(dims[:-1])) ** 0.5 / 10)
     check("BatchStatistics mean", found[2], average, FLOAT, tolerance)
     check("BatchStatistics variance", found[3], variance, FLOAT, 4 * tolerance)
     rows = float(np.prod(dims[:-1]))
-    check("BatchStatistics correction", found[4], np.asarray(rows / max(rows - 1, 1)), FLOAT, 1e-6)
+    np.testing.assert_allclose(found[4], 1 / np.sqrt(found[3].astype(np.float64) + epsilon), rtol=1e-6)
+    check("BatchStatistics correction", found[5], np.asarray(rows / max(rows - 1, 1)), FLOAT, 1e-6)
     # Where one row is all there is, everything is as large as the epsilon makes it.
     small = variance > 1e-3
     np.testing.assert_allclose(found[0][small], (scale[0] * inverse)[small], rtol=1e-5 + 10 * tolerance)

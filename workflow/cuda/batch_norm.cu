@@ -81,16 +81,18 @@ DEVICE void of_column(const float *part, i64 count, i64 width, float &one, float
 extern "C" __global__ void __launch_bounds__(1024)
     batch_statistics(const float *__restrict__ part, const X *__restrict__ x, const float *__restrict__ scale,
                      const float *__restrict__ bias, float *__restrict__ slope, float *__restrict__ offset,
-                     float *__restrict__ mean, float *__restrict__ variance, float *__restrict__ correction,
-                     float epsilon, i64 count, i64 rows, i64 width) {
+                     float *__restrict__ mean, float *__restrict__ variance, float *__restrict__ inverse,
+                     float *__restrict__ correction, float epsilon, i64 count, i64 rows, i64 width) {
     float one, other;
     of_column(part, count, width, one, other);
     const i64 column = (i64)blockIdx.x * 32 + threadIdx.x / 32;
     if (threadIdx.x % 32 || column >= width) return;
     const float off = one / rows, square = other / rows - off * off, spread = square < 0 ? 0 : square;
-    const float average = wide(x[column]) + off, factor = scale[column] / sqrtf(spread + epsilon);
+    const float average = wide(x[column]) + off, one_over = 1 / sqrtf(spread + epsilon);
+    const float factor = scale[column] * one_over;
     mean[column] = average;
     variance[column] = spread;
+    inverse[column] = one_over;
     slope[column] = factor;
     offset[column] = bias[column] - average * factor;
     if (column == 0) *correction = (float)rows / (float)(rows > 1 ? rows - 1 : 1);

@@ -1,9 +1,9 @@
 """Normalisation by the statistics of a batch, channels last: what each channel is multiplied with; see batch_norm.cu.
 
-BatchStatistics (x [..., channels], scale, bias) -> slope, offset, mean, variance, correction []: y = slope x + offset,
-and the unbiased variance is correction variance. BatchGradients (dy, x, scale, mean, 1 / deviation) -> slope, factor,
-offset, dscale, dbias: dx = slope dy + factor x + offset. All other outputs are fp32 [channels]; x and dy may be half.
-Elementwise kernels compute y and dx, together with their neighbours.
+BatchStatistics (x [..., channels], scale, bias) -> slope, offset, mean, variance, 1 / deviation, correction []:
+y = slope x + offset, and the unbiased variance is correction variance. BatchGradients (dy, x, scale, mean,
+1 / deviation) -> slope, factor, offset, dscale, dbias: dx = slope dy + factor x + offset. All other outputs are fp32
+[channels]; x and dy may be half. Elementwise kernels compute y and dx, together with their neighbours.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BatchStatistics:
         """See Operator."""
         x, scale, bias = (call.given(place) for place in range(3))
         rows, width = _sizes(x, (scale, bias))
-        made = [*(call.output(place, (width,)) for place in range(4)), call.output(4, ())]
+        made = [*(call.output(place, (width,)) for place in range(5)), call.output(5, ())]
         text, part, chunks = _sums(call, x, None, 0, rows, width)
         pointers = part, x.pointer, scale.pointer, bias.pointer, *made
         call.launch(

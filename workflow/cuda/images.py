@@ -72,6 +72,8 @@ class _Images:
         """Images that are computed with channels last."""
         self._pools: dict[str, tuple[str, dict[str, object]]] = {}
         """The indices that a pooling does not compute any more -> its result and windows."""
+        self._inverses: dict[str, str] = {}
+        """The mean of a batch -> the inverse of its deviation."""
         self._rules: Mapping[tuple[str, str], Callable[[onnx.NodeProto], bool]] = {
             ("", "Conv"): self._convolution,
             (MICROSOFT, "ConvGrad"): self._convolution_gradient,
@@ -182,7 +184,8 @@ class _Images:
             self._vector(name, channels)
         correction = self._correction(x, variance) or f"{out}/correction"
         self._w.describe(correction, TensorProto.FLOAT, ())
-        made_of = [slope, offset, mean, variance, correction]
+        self._inverses[mean] = self._vector(f"{out}/inverse", channels)
+        made_of = [slope, offset, mean, variance, self._inverses[mean], correction]
         self._w.add("BatchStatistics", [x, *node.input[1:3]], made_of, epsilon=float(given.get("epsilon", 1e-5)))
         made = self._new(f"{out}/last", image)
         self._w("Add", self._product(x, slope, f"{out}/scaled", image), offset, output=made)
@@ -206,6 +209,7 @@ class _Images:
         gradient, image, scale, mean, inverse = node.input
         if image not in self._made or not all(node.output):
             return False
+        inverse = self._inverses.get(mean, inverse)
         (out, of_scale, of_bias), channels = node.output, (self._w.dims(image) or ())[1:2]
         dy, x = self.last(gradient), self.last(image)
         self._w.drop(node)
@@ -306,11 +310,26 @@ class _Images:
         if any(len(self._w.dims(name) or ()) != RANK for name in images):
             return False
         given = [self.last(name) if name in images else name for name in node.input]
+        if node.op_type == "Greater":
+            given[0] = self._apart(node.input[0])
         self._w.drop(node)
         made = self._new(f"{out}/last", out, self._w.element(out))
         self._w.write(node.op_type, given, [made], node.domain, **attributes_of(node))
         self._back(made, out)
         return True
+
+    def _apart(self, image: str) -> str:
+        """An image for the gradient of its Relu.
+
+        Otherwise the condition joins the kernel that computes the image, which then writes it for the backward pass.
+        """
+        value = self.last(image)
+        maker = self._w.maker(value)
+        if maker is None or maker.op_type != "Relu":
+            return value
+        apart = self._new(f"{image}/apart", image)
+        # Moves nothing.
+        return self._w("Reshape", value, self._w.ints(0, 0, 0, 0), output=apart)
 
     def _is_scalar(self, name: str) -> bool:
         value, dims = self._w.value(name), self._w.dims(name)
