@@ -273,12 +273,20 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2]], [kind, FLOAT])
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2], given], [kind, FLOAT])
             yield from launched("ColumnSums", [given], [FLOAT])
+            yield from launched("BatchStatistics", [given, fp32[0], fp32[0]], [FLOAT] * 6)
+            yield from launched("BatchGradients", [given, given, *[fp32[0]] * 3], [FLOAT] * 5)
             labels, scalar = stored(np.zeros(2), INT64), stored(np.zeros(()), FLOAT)
             yield from launched("CrossEntropy", [labels, given], [FLOAT, FLOAT])
             yield from launched("Softmax", [given, (vector, FLOAT)], [kind])
             yield from launched("SoftmaxGrad", [given, given], [kind])
             yield from launched("TableGrad", [labels, given], [kind], rows=50_257)
             yield from launched("CrossEntropyGrad", [labels, scalar, given, (column, FLOAT)], [kind])
+        of_image, of_pool = (np.zeros((1, size, size, 8), np.float32) for size in (4, 2))
+        windows = {"kernel_shape": (2, 2), "strides": (2, 2)}
+        yield from launched("MaxPool", [(of_image, kind)], [kind], **windows)
+        yield from launched("MaxPoolGrad", [(of_pool, kind), (of_image, kind), (of_pool, kind)], [kind], **windows)
+        if kind != FLOAT:
+            yield source.source("convolution", (("X", kind),)), "widen"
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
