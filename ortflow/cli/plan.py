@@ -110,14 +110,10 @@ def _not_counted(written: RunSpec, fitting: list[Candidate]) -> Iterator[str]:
     unknown = max(len(each.memory.peak.unknown) for each in fitting)
     if unknown:
         yield f"Memory leaves out up to {unknown} values of a layout, because their size is unknown."
-    if (
-        written.export.enabled
-        and not written.on_gpus
-        and any(each.layout.data < each.layout.grid.world_size for each in fitting)
-    ):
+    if written.train.check_gradient and any(each.layout.zero == 3 for each in fitting):
         yield (
-            "Memory is that of training: under pipeline and horizontal, rank 0 also holds the whole model before the "
-            "first step and for the export (export.enabled: false avoids it)."
+            "Memory leaves out the check of the gradient before the first step, in which rank 0 holds all parameters "
+            "and gradients under zero 3 (train.check_gradient: false avoids it)."
         )
 
 

@@ -54,7 +54,6 @@ from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, divided
-from ortflow.workflow.trainer.canonical import to_first
 from ortflow.workflow.trainer.divided_check import DividedCheck
 from ortflow.workflow.trainer.divided_opening import open_divided
 
@@ -68,12 +67,15 @@ for folder in sys.argv[1:]:
         Report(note=notes.append),
     )
     trainer.before_save()
-    first = to_first(world, trainer.state()["parameters"])
-    if first is not None:
+    trainer.before_export()
+    if world.rank:
+        trainer.lend()
+    else:
         from safetensors.numpy import load_file
         for name, tensor in load_file(graphs.initial).items():
-            entry = graphs.index[name]
-            assert np.array_equal(first.array[entry.offset : entry.end], tensor.ravel()), name
+            assert trainer._lent[name].shape == tensor.shape, name
+            assert np.array_equal(trainer._lent[name], tensor), name
+        trainer.after_export()
     # What any other layout may have saved.
     whole = {}
     for number, (name, shard) in enumerate(sorted(trainer.state().items())):

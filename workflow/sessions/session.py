@@ -62,6 +62,16 @@ class Sessions:
         sessions.device = device
         return sessions
 
+    def on_host(self) -> Sessions:
+        """Those that compute on the CPU, with ONNX Runtime's own kernels if the device is another one."""
+        if self.device.kind == "cpu":
+            return self
+        from ortflow.workflow.device.cpu import CpuDevice
+
+        sessions = copy.copy(self)
+        sessions.device, sessions._kernels, sessions._fused = CpuDevice(), None, None
+        return sessions
+
     def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
         """A session of a graph in its form for the device, with our own operators if there is a library."""
         return self.open(self.form_of(graph) or graph)

@@ -57,13 +57,22 @@ def try_export(context: Context) -> None:
     """
     if not context.spec.export.enabled or context.progress.step:
         return
-    tolerance = context.spec.export.tolerance
-    context.trainer.before_export()
-    context.try_on_rank_0(lambda: context.trainer.export(output(context), samples(context)[:1], tolerance, trial=True))
+    trainer, tolerance = context.trainer, context.spec.export.tolerance
+
+    def make() -> None:
+        try:
+            trainer.export(output(context), samples(context)[:1], tolerance, trial=True)
+        finally:
+            trainer.after_export()
+
+    trainer.before_export()
+    if not context.leads:
+        trainer.lend()
+    context.try_on_rank_0(make)
 
 
 def export(context: Context) -> None:
-    """Write and check the model. Rank 0 does the work: it has, or gathers, all parameters.
+    """Write and check the model. Rank 0 does the work: it has the parameters, or reads them from the others.
 
     If that fails, the error says that training is done, where the parameters are, and how to export them later.
     """
@@ -86,6 +95,10 @@ def export(context: Context) -> None:
         else:
             context.events.write("export", path=str(path), max_difference=difference)
             print(f"exported {path}, {deviation(difference)}", flush=True)
+        finally:
+            context.trainer.after_export()
+    else:
+        context.trainer.lend()
     if context.world.broadcast_object(asked):
         context.leave(context.stop.reason or "another rank")
 
