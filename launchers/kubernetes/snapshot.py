@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ortflow.launchers.kubernetes import objects
-from ortflow.launchers.kubernetes.api import CRD, GROUP, VERSION, Cluster, Object, Refused
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
 from ortflow.launchers.kubernetes.place import Place
+from ortflow.launchers.kubernetes.resources import CRD, GROUP, VERSION
 
 MANY = 4
 """Number of pods whose events are fetched: one that cannot start stands for all."""

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ortflow.launchers.kubernetes import objects
-from ortflow.launchers.kubernetes.api import CRD, GROUP, VERSION, Cluster, Object, Refused
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
 from ortflow.launchers.kubernetes.dry_run import AT_ONCE, KEPT, SHARED, dry_run, is_there
 from ortflow.launchers.kubernetes.refusals import refusal
+from ortflow.launchers.kubernetes.resources import CRD, GROUP, VERSION
 from ortflow.workflow.errors import OrtflowError, UserError
 
 SWEPT = (
