@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from ortflow.launchers.kubernetes.resources import VERSIONS, path_of
+from ortflow.launchers.kubernetes.resources import GROUP, VERSIONS, path_of
 from ortflow.workflow.errors import OrtflowError, UserError
 
 if TYPE_CHECKING:
@@ -166,12 +166,12 @@ class Cluster:
             raise
         return [str(one["version"]) for one in answer.get("versions") or []]
 
-    def serves(self, group: str, version: str, resource: str) -> bool:
-        """Whether a resource, by its plural, is served."""
-        if version not in self.served(group):
+    def serves_mpijobs(self, version: str) -> bool:
+        """Whether MPIJobs of a version are served."""
+        if version not in self.served(GROUP):
             return False
-        found = self.ask(f"/apis/{group}/{version}").get("resources") or []
-        return resource in [one.get("name") for one in found]
+        found = self.ask(f"/apis/{GROUP}/{version}").get("resources") or []
+        return "mpijobs" in [one.get("name") for one in found]
 
     def ask(self, path: str) -> Object:
         """The answer at a path of the API, such as /version."""

@@ -36,9 +36,9 @@ def new_suffix() -> str:
 def require_operator(cluster: Cluster) -> None:
     """Raise UserError if the cluster has no MPIJobs, or only those of the old operator."""
     try:
-        if cluster.serves(GROUP, VERSION, "mpijobs"):
+        if cluster.serves_mpijobs(VERSION):
             return
-        if cluster.serves(GROUP, "v1", "mpijobs"):
+        if cluster.serves_mpijobs("v1"):
             raise UserError(
                 f"the cluster's {CRD} is that of the old training-operator: it serves v1, not {VERSION}",
                 fix="have an administrator install the mpi-operator in its place; the two cannot coexist",
