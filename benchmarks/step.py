@@ -92,7 +92,13 @@ def make_graphs(
 ) -> tuple[GraphSet, RunSpec]:
     """The graphs of the example's model, as step configure makes them."""
     onnx.save(build(config), folder / "model.onnx")
-    spec = RunSpec.model_validate(
+    spec = run_file(batch, folder, on_gpus=on_gpus, precision=precision)
+    return graphs_of(spec, folder, on_gpus=on_gpus), spec
+
+
+def run_file(batch: int, folder: Path, *, on_gpus: bool = False, precision: str = "fp32") -> RunSpec:
+    """The run file of the example's model."""
+    return RunSpec.model_validate(
         {
             "name": "benchmark",
             "model": {"path": str(folder / "model.onnx"), "loss": {"kind": "cross_entropy"}},
@@ -106,7 +112,6 @@ def make_graphs(
             "resources": {"gpus_per_rank": int(on_gpus)},
         }
     )
-    return graphs_of(spec, folder, on_gpus=on_gpus), spec
 
 
 def graphs_of(spec: RunSpec, folder: Path, *, on_gpus: bool = False) -> GraphSet:

@@ -25,7 +25,7 @@ from ortflow.export_stops import mark_stops
 from ortflow.export_trace import trace
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import check_model_to_train
-from ortflow.workflow.owned import exchange_all
+from ortflow.workflow.own_files import exchange_all
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ _FORBIDDEN = (
     r'is forbidden: User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<what>[^"]*)"(?: in API group "[^"]*")?'
 )
 _RIGHTS = "ask an administrator for a role that allows it; `ortflow doctor -b kubernetes` lists what is needed"
+_MISSING = "correct the name, or ask an administrator to create it"
 _RULES: tuple[tuple[str, str, str | None, str | None], ...] = (
     (
         r'admission webhook "(?P<hook>[^"]*)" denied the request:? ?(?P<message>.*)',
@@ -41,16 +42,16 @@ _RULES: tuple[tuple[str, str, str | None, str | None], ...] = (
     (
         r'serviceaccount "(?P<name>[^"]*)" not found',
         "there is no service account {name} in {where}", "backends.kubernetes.service_account",
-        "correct the name, or have it made",
+        _MISSING,
     ),
     (
         r"no PriorityClass with name (?P<name>\S+) was found",
-        "there is no priority class {name}", "backends.kubernetes.priority_class", "correct the name, or have it made",
+        "there is no priority class {name}", "backends.kubernetes.priority_class", _MISSING,
     ),
     (
         r'RuntimeClass "(?P<name>[^"]*)" not found',
         "there is no runtime class {name}", "backends.kubernetes.gpu.runtime_class",
-        "correct the name, or have it made",
+        _MISSING,
     ),
     (
         r"is forbidden: \[?(?P<message>(?:maximum|minimum|\S+ max limit to request ratio) "
@@ -61,7 +62,7 @@ _RULES: tuple[tuple[str, str, str | None, str | None], ...] = (
     (
         r'user "(?P<user>[^"]*)" .*is attempting to grant RBAC permissions not currently held',
         "{user} may not give {thing} rights that it lacks itself", "backends.kubernetes.supervisor",
-        "leave it out, or have an administrator make the role, and name its service account",
+        "leave it out, or ask an administrator to create the role, and give its service account",
     ),
     (
         _FORBIDDEN + r' in the namespace "(?P<there>[^"]+)"',
@@ -114,7 +115,7 @@ def refusal(error: Refused) -> OrtflowError:
         return UserError(
             f"{thing} is too large for the API server",
             where="backends.kubernetes.files",
-            fix="carry fewer or smaller files",
+            fix="list fewer or smaller files",
         )
     if error.code in (400, 422):
         return _invalid(error, message, thing)

@@ -104,7 +104,7 @@ def _settle(
         for mpijob in found:
             if over(mpijob):
                 continue
-            how = links.closely(run, cluster, place.at(name(mpijob)), found)
+            how = links.status_of_active(run, cluster, place.at(name(mpijob)), found)
             if how.state.active:
                 handle = place.at(name(mpijob)).handle
                 raise UserError(

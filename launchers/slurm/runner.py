@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ortflow.launchers.batch import own_job
+from ortflow.launchers.batch import current_job
 from ortflow.manifests.local import FOREIGN
 
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS")
@@ -43,7 +43,7 @@ subprocess.TimeoutExpired."""
 
 def run_in_job(command: Sequence[str], settings: Settings, seconds: float) -> Answer:
     """The runner in a job: Slurm signals every process of a job that it ends."""
-    return run_here(command, settings, seconds, own_job.deafen)
+    return run_here(command, settings, seconds, current_job.ignore_signals)
 
 
 def run_here(

@@ -74,10 +74,10 @@ def session_of_whole_numbers(name: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("name", "expected_text"),
     [
-        ("/up", r"no kernel on cpu for node '/up' \(ReduceSum\)"),
+        ("/up", r"kernel on cpu .*'/up' \(ReduceSum\)"),
         (
             "/up_Grad/ReduceSum_0",
-            r"node '/up' \(ReduceSum\) has a gradient, ReduceSum, that ONNX Runtime cannot compute",
+            r"'/up' \(ReduceSum\) .*gradient, ReduceSum",
         ),
     ],
 )

@@ -240,7 +240,7 @@ def declared(part: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("strange", "message"),
     [
-        (held([1 << 40]), r"claims the shape \[1099511627776\] of 4398046511104 bytes but has 0"),
+        (held([1 << 40]), r"shape \[1099511627776\] .*4398046511104 bytes .*0"),
         (held([1 << 62, 1 << 62]), "claims the shape .* but has 0"),
         (held([0, 1 << 62]), r"claims the shape \[0, 4611686018427387904\]"),
         (held([1] * 100_000, bytes(4)), "initializer 't' has 100000 axes, more than 64"),

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from graph_build_models import run_file
 from kernels import needs_kernels
+from messages import says
 from onnx import TensorProto, helper
 from run_files import spec_of
 from small_network import save_model
@@ -249,7 +250,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert third["parts"]["parameters"] == 4 * (192 + 128 + 256), "half of 448 is 224, rounded up"
     assert third["formulas"]["parameters"] == "4 B x (320 / 2 rank(s) + 128 + 448 / 2 rank(s))"
     assert third["parts"]["messages"] == 4 * (77 + 77)
-    assert third["formulas"]["messages"] == "4 B x (77 of the largest layer + 77 of gradients)"
+    assert says(third["formulas"]["messages"], "4 B x (77 … + 77 …")
     assert third["parts"]["activations"] >= plain["parts"]["activations"] + 4 * 77, "the layers are values of the graph"
     assert f"  = {plain['formulas']['moments']}" in tiny.command("inspect", "--plan", "run.yaml", *ranks).out
     on_gpu = ("resources.gpus_per_rank=1", "train.offload=optimizer", "parallel.zero=1", *ranks)
@@ -258,7 +259,7 @@ def test_the_command(tmp_path: Path) -> None:
     # Two pieces of the first rank's 192 elements, with and without weight decay, each with its slot.
     assert host["parts"]["moments"] <= 3 * 2 * 4 * 192
     assert host["total"] == sum(host["parts"].values()) - host["parts"]["offloaded"]
-    assert host["formulas"]["offloaded"].startswith("2 x 4 B x 320 / 2 rank(s), in the host's memory; copied both ways")
+    assert says(host["formulas"]["offloaded"], "2 x 4 B x 320 / 2 rank(s) … host's memory")
     wrong = tiny.command("inspect")
     assert (wrong.code, "one model file is needed" in wrong.said) == (2, True)
     broken = tiny.command("inspect", "--plan", "run.yaml", "train.steps=no")

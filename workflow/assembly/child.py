@@ -93,13 +93,13 @@ class Child:
             _send(self.process.stdin, request, model)
             return _receive(self.process.stdout)[0]
         except (BrokenPipeError, EOFError):
-            raise _Ended(self._last_words()) from None
+            raise _Ended(self._last_output()) from None
 
     def _stop(self) -> None:
         self.process.kill()
         self.process.communicate()
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         """The last output of the dead process, or how it ended."""
         code = self.process.wait()
         check_signal(code, "the process in which ONNX Runtime loads the graphs")

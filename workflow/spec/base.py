@@ -40,8 +40,7 @@ class Section(BaseModel):
     """A section of the run file. The string under a field is its help text (`help`).
 
     Default sections are created with `model_construct`, which validates nothing: then only one validator is built, for
-    the
-    whole run file, when a file is read.
+    the whole run file, when a file is read.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
