@@ -25,9 +25,10 @@ from ortflow.launchers.batch.submitting import PATIENCE, PAUSE, InDoubt
 from ortflow.launchers.locks import hold
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm import probe
-from ortflow.launchers.slurm.commands import Answer, NoAnswer
+from ortflow.launchers.slurm.commands import NoAnswer
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest
+from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.slurm.sbatch import settings
 from ortflow.workflow.disk_space import Notice, OutOfDisk
 from ortflow.workflow.errors import UserError
