@@ -116,7 +116,7 @@ def run_file(batch: int, folder: Path, *, on_gpus: bool = False, precision: str 
 
 def graphs_of(spec: RunSpec, folder: Path, *, on_gpus: bool = False) -> GraphSet:
     """All graphs of a run in a folder, as step configure makes them."""
-    graphs = build_graphs(spec, "cpu", folder / "graphs")
+    graphs = build_graphs(spec, folder / "graphs")
     rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
     own = with_kernels(optimizer_graph(rule, cuts, kernels=True))
     for path, each in ((graphs.optimizer, optimizer_graph(rule, cuts)), (with_kernels_of(graphs.optimizer), own)):
