@@ -263,7 +263,7 @@ class ConvolutionWeightGrad(_Node):
     """See the module's docstring."""
 
     def run(self, call: Call) -> None:
-        """See Operator. Halves are converted: cuDNN takes ten times as long where it writes fp32 itself."""
+        """See Operator. Halves are converted: where cuDNN writes fp32 itself, ResNet-50 takes twice as long."""
         dy, x = call.given(0), call.given(1)
         shape = shape_of(self._windows, image=x, made=dy)
         dw = call.output(0, shape.stored(shape.weight))
