@@ -36,8 +36,9 @@ class Arrival:
     requests: list[Request] = field(default_factory=list)
 
     def wait(self) -> dict[str, Held]:
-        """Block until the values have arrived."""
-        for request in self.requests:
+        """Block until the values have arrived. Further calls return immediately."""
+        requests, self.requests = self.requests, []
+        for request in requests:
             request.wait()
         return self.values
 
@@ -52,7 +53,7 @@ class Wire:
         ends = [(number % ranks, (number + 1) % ranks, number) for number in range(stages - 1)]
         forward = [(here, following, self._tag(("forward", number))) for here, following, number in ends]
         backward = [(following, here, self._tag(("backward", number + 1))) for here, following, number in ends]
-        pipeline.connect_links([*forward, *backward])
+        pipeline.connect_links([*forward, *backward], beside=True)
         self._shapes: dict[tuple[Link, object], list[Shape]] = {}
 
     def send(
@@ -94,21 +95,38 @@ class Wire:
         names = (value.name for value in values)
         return dict(zip(names, self._shapes[activations, signature(batch)], strict=True))
 
-    def receive(self, link: Link, values: Sequence[Value], batch: MicroBatch, source: int) -> Arrival:
-        """Begin to receive activations; waits for their shapes if these are not known."""
+    def receive(
+        self, link: Link, values: Sequence[Value], batch: MicroBatch, source: int, into: dict[str, Held] | None = None
+    ) -> Arrival:
+        """Begin to receive activations; waits for their shapes if these are not known.
+
+        Parameters
+        ----------
+        into
+            Memory to receive in, by value. What is missing is added.
+        """
         key = link, signature(batch)
         if key not in self._shapes:
             header = HostBuffer(np.zeros(len(values) * (_MOST_AXES + 1), np.int64))
             self._comm.receive(header, source, self._tag(link, 1))
             self._shapes[key] = _unpacked(header.read(), len(values))
-        return self._start_receive(link, values, self._shapes[key], source)
+        return self._start_receive(link, values, self._shapes[key], source, into)
 
     def receive_gradients(
-        self, link: Link, activations: Link, sent: Sequence[Value], batch: MicroBatch, source: int
+        self,
+        link: Link,
+        activations: Link,
+        sent: Sequence[Value],
+        batch: MicroBatch,
+        source: int,
+        into: dict[str, Held] | None = None,
     ) -> Arrival:
-        """Begin to receive the gradients of `sent`, which this rank sent over the link `activations`."""
+        """Begin to receive the gradients of `sent`, which this rank sent over the link `activations`.
+
+        `into` is as in `receive`.
+        """
         shapes, values = self.shapes(activations, sent, batch), [value for value in sent if value.gradient]
-        return self._start_receive(link, values, [shapes[value.name] for value in values], source)
+        return self._start_receive(link, values, [shapes[value.name] for value in values], source, into)
 
     def _start_send(
         self, link: Link, values: Sequence[Value], held: Mapping[str, Held], to: int, requests: Sequence[Request]
@@ -117,10 +135,19 @@ class Wire:
         started = [self._comm.start_send(each.buffer, to, self._tag(link)) for each in sent.values()]
         return Arrival(sent, [*requests, *started])
 
-    def _start_receive(self, link: Link, values: Sequence[Value], shapes: Sequence[Shape], source: int) -> Arrival:
-        arrival = Arrival({})
+    def _start_receive(
+        self,
+        link: Link,
+        values: Sequence[Value],
+        shapes: Sequence[Shape],
+        source: int,
+        into: dict[str, Held] | None,
+    ) -> Arrival:
+        arrival = Arrival({} if into is None else into)
         for value, shape in zip(values, shapes, strict=True):
-            arriving = arrival.values[value.name] = self.memory.take(shape, value.dtype)
+            if value.name not in arrival.values:
+                arrival.values[value.name] = self.memory.take(shape, value.dtype)
+            arriving = arrival.values[value.name]
             arrival.requests.append(self._comm.start_receive(arriving.buffer, source, self._tag(link)))
         return arrival
 
