@@ -80,7 +80,7 @@ class Rank:
         evaluation: EvaluationOutcome,
         state: dict[str, Array],
         log: list[str],
-        calls: list[str],
+        calls: Sequence[str] = (),
     ) -> None:
         self.outcomes, self.evaluation, self.state, self.log = outcomes, evaluation, state, log
         self.calls = calls

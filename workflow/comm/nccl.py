@@ -24,8 +24,10 @@ from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import CommunicationError
 from ortflow.workflow.layout import share
 
-TYPES = {"float32": 7, "float64": 8, "int64": 4}
+TYPES = {"float16": 6, "float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
+BFLOAT16 = 9
+"""The same of what numpy has no name for."""
 SUM, MAX = 0, 2
 """ncclRedOp_t."""
 GRAPH_COLLECTIVES: Sequence[tuple[Any, ...]] = (
@@ -160,16 +162,18 @@ class NcclCommunicator(StagedCommunicator):
             return
         self._queue([("ncclBroadcast", *_place(part), root) for root, part in self._shares(buffer).items()])
 
-    def collect(self, kind: int, source: CudaBuffer, target: CudaBuffer) -> None:
+    def collect(self, kind: int, source: CudaBuffer, target: CudaBuffer, *, bfloat16: bool = False) -> None:
         """Queue a collective of a graph on the device's stream, from one buffer to another.
 
         May be captured in a CUDA graph; `watch` must be called after each launch. `kind` is
         `ortflow.workflow.graph.ir.collective.Kind`: sum, maximum, all-gather, or reduce-scatter of rows.
+        `bfloat16`: the buffers' 16 bits are numbers of this type.
         """
         name, *operation = GRAPH_COLLECTIVES[kind]
         given, made = ctypes.c_void_p(source.pointer), ctypes.c_void_p(target.pointer)
         count = ctypes.c_size_t(min(source.count, target.count))
-        self._queued([(name, given, made, count, TYPES[source.dtype.name], *operation)], self._device.stream)
+        element = BFLOAT16 if bfloat16 else TYPES[source.dtype.name]
+        self._queued([(name, given, made, count, element, *operation)], self._device.stream)
         if not self._device.capturing:
             self.watch()
 
