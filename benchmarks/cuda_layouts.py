@@ -15,6 +15,7 @@ starts the ranks.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import statistics
@@ -45,6 +46,9 @@ Step = Callable[[Batches], float]
 def measure(options: argparse.Namespace) -> None:
     """What each rank does for one candidate; rank 0 prints the results as JSON."""
     import torch
+
+    # Where a rank that waits for ever does so.
+    faulthandler.dump_traceback_later(0.8 * options.limit, exit=True)
     from cuda_ranks import connect_torch, world_of
     from step import Config, Sizes
 
