@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace) -> None:
     found: dict[str, Any] = {"gpu": device.gpu.name, "torch": torch.__version__, "sums": means}
     name = options.measure
     if name in options.peers:
-        connect_torch(comm, options.folder)
+        connect_torch(comm, str(meeting(options.folder, name).parent))
         step: Step = peer(sizes, comm.rank, folder, name, options.peer_layers or 2 * sizes.layers // 3)
     else:
         step = Ortflow(options, name, comm, device)
@@ -193,8 +193,15 @@ def peer(sizes: Any, rank: int, folder: Path, name: str, first: int) -> Step:
     return torch_divided.TensorParallel(sizes, weights, device, compiled=compiled, **flags)
 
 
+def meeting(folder: str, name: str) -> Path:
+    """The file through which the ranks of a candidate find each other, which must be new."""
+    return Path(folder) / name.replace(" ", "-") / "torch"
+
+
 def start(name: str, ranks: int, folder: str, words: Sequence[str], limit: float) -> dict[str, Any]:
     """Measure a candidate in processes of its own; what rank 0 prints last, or the error."""
+    meeting(folder, name).parent.mkdir(exist_ok=True)
+    meeting(folder, name).unlink(missing_ok=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = ["mpirun", "-n", str(ranks), sys.executable, __file__, *words, "--measure", name, "--folder", folder]
     try:
