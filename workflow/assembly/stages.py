@@ -20,6 +20,7 @@ from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.optimize import rewrites
+from ortflow.workflow.graph.optimize.fixed_shapes import fix_shapes
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.stages.balance import PER_BYTE, PER_BYTE_ON_GPUS, balanced_cuts, sizes_of
 from ortflow.workflow.graph.stages.cut import STATISTIC, WHERE
@@ -262,6 +263,8 @@ def _training_files(
         finished = [form.finish(graph) for graph in (forward, backward, form.both)]
         for graph in finished:
             _finish(graph, on_gpus=on_gpus)
+            if on_gpus:
+                fix_shapes(graph.graph)
         files[form.path_of(made.forward(number))] = _bytes(finished[0])
         if backward.graph.output:
             files[form.path_of(made.backward(number))] = _bytes(finished[1])

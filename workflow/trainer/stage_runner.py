@@ -68,10 +68,9 @@ class StageRunner:
         self._sessions, self._index, self._bind = sessions, index, bind
         self._gradients, self._scratch = gradients, scratch
         self.ahead = 0
-        """Receives posted ahead: none in the first step, in which memory grows and kernels are loaded.
-
-        A GPU may have to be idle for both, and a message in progress keeps it busy.
-        """
+        """Receives posted ahead: none in the first step, in which memory grows."""
+        self._run_before: set[object] = set()
+        """Shapes and numbers of micro-batches with which all kernels have been loaded."""
         self.repeat: Repeat | None = None
         """Makes work that a GPU repeats of a pass; None if passes are not repeated on the same memory."""
         self._slots: Slots | None = None
@@ -163,6 +162,9 @@ class StageRunner:
         for unwritten in self._unwritten:
             unwritten.fill(0)
         actions = schedule(self._kind, self.stages.ranks, len(work), self.stages.chunks)
+        kind = frozenset(signature(batch) for batch, _ in work), len(work)
+        self.wire.pass_through_host(through=kind not in self._run_before)
+        self._run_before.add(kind)
         given = self, actions, work, feed, before_forward, after_loss
         slots = self._slots_for(work)
         if slots is None:

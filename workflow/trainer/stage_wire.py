@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.comm import Communicator, Request
+from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import Device
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
@@ -48,6 +49,7 @@ class Wire:
 
     def __init__(self, pipeline: Communicator, device: Device, stages: int) -> None:
         self._comm, self._stages = pipeline, stages
+        self._linked = pipeline
         self.memory = Recycled(device)
         ranks = pipeline.world_size
         ends = [(number % ranks, (number + 1) % ranks, number) for number in range(stages - 1)]
@@ -55,6 +57,15 @@ class Wire:
         backward = [(following, here, self._tag(("backward", number + 1))) for here, following, number in ends]
         pipeline.connect_links([*forward, *backward], beside=True)
         self._shapes: dict[tuple[Link, object], list[Shape]] = {}
+
+    def pass_through_host(self, *, through: bool) -> None:
+        """Let messages between GPUs pass through the host's memory, on all ranks of the pipeline alike, or directly.
+
+        A message that waits for the other rank on the GPU keeps it busy, and loading a kernel may wait until it is not:
+        two ranks could wait for each other.
+        """
+        below = getattr(self._linked, "below", None)
+        self._comm = StagedCommunicator(below) if through and below is not None else self._linked
 
     def send(
         self, link: Link, values: Sequence[Value], held: Mapping[str, Held], batch: MicroBatch, to: int
