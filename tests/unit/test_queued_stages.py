@@ -189,6 +189,22 @@ def test_steps_of_other_sizes_between_those_that_are_repeated(tmp_path: Path, mo
     check(found, expected)
 
 
+def test_passes_are_captured_anew_when_more_activations_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = stage_models.skipping(tmp_path / "model.onnx")
+    settings = changes("gpipe", 2, 1, 1, train__check_gradient=False)
+    all_sizes = [[8, 8, 0, 0]] * 5 + [[8] * MICRO] * 4
+    expected = alone(model, tmp_path, settings, "skipping", len(all_sizes), sizes=all_sizes)
+    graphs, spec = built(model, **settings), run_file(model, **settings)
+    for count, launched in ((1, 2), (2, 0), (3, MICRO), (4, 2 * MICRO)):
+        sizes = all_sizes[: 5 + count]
+        found, _ = train(graphs, spec, "skipping", len(sizes), monkeypatch, sizes=sizes)
+        calls = found[0].calls.count("cudaGraphLaunch")
+        assert calls == launched + 3, "two forward passes come before memory is taken"
+    check(found, expected)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_sums_and_norms_on_ranks_that_share_a_gpu(
     optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,8 +32,8 @@ the GPU busy."""
 class Slot:
     """The memory of one micro-batch in a chunk, and the passes on it."""
 
-    def __init__(self, chunk: Chunk, repeat: Repeat) -> None:
-        self.chunk, self._repeat = chunk, repeat
+    def __init__(self, chunk: Chunk, repeat: Repeat, memory_taken: Callable[[], None]) -> None:
+        self.chunk, self._repeat, self._memory_taken = chunk, repeat, memory_taken
         self.received: dict[str, Held] = {}
         """What arrives for the forward pass; filled by `Wire.receive`."""
         self.from_next: dict[str, Held] = {}
@@ -64,6 +64,7 @@ class Slot:
         give(binding, self.received)
         start(binding)
         made = binding.run_for(self.chunk.made)
+        self._memory_taken()
         self.made = {name: held(value, device) for name, value in made.items()}
         binding.keep(made)
         self._forward = binding, self._repeat("the forward pass of a stage", binding.run, binding)
@@ -144,7 +145,7 @@ class Slots:
             number = min(free)
             free.remove(number)
             return slots[number]
-        slots.append(Slot(self._chunks[chunk], self._repeat))
+        slots.append(Slot(self._chunks[chunk], self._repeat, self.forget))
         return slots[-1]
 
     def give_back(self, chunk: int, slot: Slot) -> None:
@@ -162,7 +163,11 @@ class Slots:
             repeated.prepare()
 
     def forget(self) -> None:
-        """Give the captured passes back."""
+        """Give the captured passes back.
+
+        They use memory that ONNX Runtime had free when they were captured, and does not keep for them: what a slot
+        holds from now on may lie there.
+        """
         for repeated in self._passes:
             repeated.forget()
 
