@@ -89,7 +89,7 @@ def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) ->
     kind = HALVES[precision]
     drop_copies(train.graph)
     shared_entropy.spread(train)
-    train = computed_again(add_residuals(completed(train)))
+    train = computed_again(add_residuals(completed(train, halves=True)))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
     return put_products(on_cuda(train), kind)
 

@@ -1,7 +1,7 @@
 """The trainer of a pipeline's stages on a GPU: their passes one after the other, everything after them queued.
 
 Activations, their gradients and the sums over micro-batches stay on the GPU. Passes are captured as CUDA graphs, one
-for each slot (`stage_slots`), at the end of a step; messages are queued between them. Opened by `opening`.
+for each slot (`stage_slots`), at the end of a step; messages are queued between them. Opened by `divided_opening`.
 """
 
 from __future__ import annotations
