@@ -39,6 +39,7 @@ OPERATORS: Mapping[str, type[Operator]] = {
     "RMSNormalizationGrad": norm.RMSNormalizationGrad,
     "CrossEntropy": cross_entropy.CrossEntropy,
     "CrossEntropyGrad": cross_entropy.CrossEntropyGrad,
+    "CrossEntropyShare": cross_entropy.CrossEntropyShare,
     "ColumnSums": sums.ColumnSums,
     "Product": product.Product,
     "SquareSum": squares.SquareSum,

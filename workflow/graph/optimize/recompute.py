@@ -21,6 +21,7 @@ from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described
 from ortflow.workflow.graph.ir.order import needed_by, prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import SCOPES, names_of
+from ortflow.workflow.graph.optimize import shared_entropy
 from ortflow.workflow.graph.optimize.layers import WHERE, layer_of
 from ortflow.workflow.graph.patterns import matches
 
@@ -191,7 +192,7 @@ def _is_copyable(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> b
         return on and inputs[1] in constants and len(node.output) > 1 and bool(node.output[1])
     if is_collective(node):
         return kind_of(node) == Kind.COPY
-    return node.op_type not in _DRAWS and not list(walk.subgraphs(node))
+    return node.op_type not in (*_DRAWS, shared_entropy.OPERATOR) and not list(walk.subgraphs(node))
 
 
 def _drop_again(edit: Editor, value: str, mask: str, ratio: np.ndarray, output: str) -> None:
