@@ -4,9 +4,9 @@
         --context 2048 --vocabulary 32000 --batch 2 --ranks 2 --budget 40]
     python benchmarks/cuda_sharded.py measure FOLDER [--rounds 12 --only NAME ...]
 
-`prepare`, on any machine, makes the graphs without weights, and predicts the memory of a rank as `ortflow inspect
---plan` does, of this layout and of a single rank. `measure` trains in bf16 with AdamW and clipping, the host waiting for
-each loss, every candidate in processes of its own on the same ranks:
+`prepare`, on any machine, makes the graphs without weights (with `--only`, of some candidates), and predicts the memory
+of a rank as `ortflow inspect --plan` does, of this layout and of a single rank. `measure` trains in bf16 with AdamW and
+clipping, the host waiting for each loss, every candidate in processes of its own on the same ranks:
 
 - `zero 3`, `zero 3, recompute`: ortflow; the second with `model.recompute: layers`
 - `fsdp2`, `fsdp2, recompute`: fully_shard of each block, each compiled, parameters gathered in bf16 and gradients
@@ -45,8 +45,11 @@ def prepare(options: argparse.Namespace) -> None:
     from ortflow.workflow.planning.ranks import memory_of
 
     folder, sizes, gpus = Path(options.folder), sizes_of(options), options.device == "cuda"
-    predicted: dict[str, Any] = {}
+    known = folder / "options.json"
+    predicted: dict[str, Any] = json.loads(known.read_text())["predicted"] if known.exists() else {}
     for name, again in (("plain", None), ("recompute", "layers")):
+        if f"zero 3{', recompute' if again else ''}" not in options.only:
+            continue
         graphs = graphs_in(folder / name, sizes, spec_of(options.batch, options.ranks, 3, again, on_gpus=gpus))
         for line in graphs.notes:
             print(f"{name}: {line}")
@@ -56,7 +59,7 @@ def prepare(options: argparse.Namespace) -> None:
             spec = spec_of(options.batch, ranks, zero, again, on_gpus=gpus)
             shards = shards_of(graphs, spec)
             peak = activations(graphs, spec, shapes, shards)
-            memory = memory_of(spec, graphs.index, peak, size, fetched=sum(messages_of(shards, graphs.index)))
+            memory = memory_of(spec, graphs.index, peak, size, fetched=sum(messages_of(shards, graphs.index, spec)))
             predicted[f"{name}, {ranks}"] = {**memory.parts, "total": memory.total}
             parts = ", ".join(f"{part} {count / GIGA:.2f}" for part, count in memory.parts.items())
             fits = "fits in" if memory.total <= options.budget * GIGA else "does not fit in"
@@ -65,7 +68,7 @@ def prepare(options: argparse.Namespace) -> None:
     count = sum(int(np.prod(shape)) for shape in sizes.shapes().values())
     print(f"{count:,} parameters")
     kept = {name: getattr(options, name) for name in (*vars(sizes), "batch", "ranks", "budget", "device")}
-    (folder / "options.json").write_text(json.dumps({**kept, "predicted": predicted}))
+    known.write_text(json.dumps({**kept, "predicted": predicted}))
 
 
 def sizes_of(options: argparse.Namespace) -> Sizes:
@@ -203,7 +206,7 @@ def start(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
 def measure(options: argparse.Namespace) -> None:
     """Measure the candidates in turn; print the ratios. SystemExit where losses differ."""
     found = {name: each for name in options.only if (each := start(name, options)) is not None}
-    for name, each in found.items():
+    for name in found:
         if name in ("zero 3", "zero 3, recompute"):
             plain = f"{'recompute' if 'recompute' in name else 'plain'}, {options.ranks}"
             print(f"{name}: predicted {options.predicted[plain]['total'] / GIGA:.2f} GB a rank")

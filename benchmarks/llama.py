@@ -1,8 +1,8 @@
-"""A Llama without weights, for cuda_sharded.py: as an ONNX graph in the operators of PyTorch's exporter, as the graphs
-of a run, and in PyTorch.
+"""A Llama without weights, for cuda_sharded.py: as an ONNX graph in the operators of PyTorch's exporter, and as the
+graphs of a run.
 
-Weights are never written to a file: every rank draws those that it holds (`Weights`). Grouped queries, rotary positions,
-RMSNorm and SwiGLU as in Llama 3 (Dubey et al. 2024); linear layers without biases, untied output.
+Weights are never written to a file: every rank draws those that it holds (`Weights`). Grouped queries, rotary
+positions, RMSNorm and SwiGLU as in Llama 3 (Dubey et al. 2024); linear layers without biases, untied output.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ def graphs_in(folder: Path, sizes: Sizes, spec: RunSpec) -> GraphSet:
         path.write_bytes(b"")
 
     with (
-        mock.patch.object(build, "read_source", lambda section: source_of(sizes)),
-        mock.patch.object(build, "check_constants", lambda *given: None),
+        mock.patch.object(build, "read_source", return_value=source_of(sizes)),
+        mock.patch.object(build, "check_constants"),
         mock.patch.object(files, "save_file", nothing),
     ):
         return graphs_of(spec, folder, on_gpus=spec.on_gpus)

@@ -31,13 +31,15 @@ class Block(nn.Module):
         self.head = sizes.head
         self.ln_1, self.ln_2 = nn.RMSNorm(width, eps=EPSILON), nn.RMSNorm(width, eps=EPSILON)
         self.q, self.k, self.v, self.o = (_linear(width, size) for size in (width, shared, shared, width))
-        self.gate, self.up, self.down = _linear(width, sizes.inner), _linear(width, sizes.inner), _linear(sizes.inner, width)
+        self.gate, self.up, self.down = (
+            _linear(width, sizes.inner),
+            _linear(width, sizes.inner),
+            _linear(sizes.inner, width),
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         normal = self.ln_1(x)
-        q, k, v = (
-            part(normal).view(*x.shape[:2], -1, self.head).transpose(1, 2) for part in (self.q, self.k, self.v)
-        )
+        q, k, v = (part(normal).view(*x.shape[:2], -1, self.head).transpose(1, 2) for part in (self.q, self.k, self.v))
         q, k = (each * cos + _turned(each) * sin for each in (q, k))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.o(mixed.transpose(1, 2).reshape(x.shape))
@@ -63,10 +65,7 @@ class Llama(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = self.embed(tokens)
         for block in self.layers:
-            if self.again:
-                x = checkpoint(block, x, cos, sin, use_reentrant=False)
-            else:
-                x = block(x, cos, sin)
+            x = checkpoint(block, x, cos, sin, use_reentrant=False) if self.again else block(x, cos, sin)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
@@ -76,7 +75,9 @@ def stepper(
     """One training step: forward, backward, clip, fused AdamW; parameters sharded, and resharded behind each block."""
     with torch.device("meta"):
         model = Llama(sizes, again=again)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
+    )
     for block in model.layers:
         if compiled:
             block.compile()

@@ -130,4 +130,3 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "rounded", rounded)
     monkeypatch.setattr(shards, "added", added)
     monkeypatch.setattr(QueuedExchange, "begin_pass", begun)
-

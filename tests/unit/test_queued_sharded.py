@@ -146,7 +146,9 @@ def of_stage_3(rule: str, ranks: int, micro: int, **more: Any) -> dict[str, Any]
     return {**settings(rule, 3, ranks, micro), "resources__kernels": "auto", **more}
 
 
-def reference(model: Path, graphs: GraphSet, rule: str, steps: list[dict[str, Array]]) -> tuple[Array, dict[str, Array]]:
+def reference(
+    model: Path, graphs: GraphSet, rule: str, steps: list[dict[str, Array]]
+) -> tuple[Array, dict[str, Array]]:
     """The curve and the state of one rank on the CPU."""
     trainer = trainer_on(graphs, run_file(model, **settings(rule, 0, 1, 1)))
     outcomes = outcomes_of(trainer, divided(steps, 0, 1, 1))

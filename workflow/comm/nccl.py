@@ -189,7 +189,15 @@ class NcclCommunicator(StagedCommunicator):
         kind = TYPES["float32"]
         self._on(
             [
-                ("ncclReduce", ctypes.c_void_p(source), ctypes.c_void_p(target), ctypes.c_size_t(count), kind, SUM, root)
+                (
+                    "ncclReduce",
+                    ctypes.c_void_p(source),
+                    ctypes.c_void_p(target),
+                    ctypes.c_size_t(count),
+                    kind,
+                    SUM,
+                    root,
+                )
                 for source, target, count, root in parts
             ],
             stream,

@@ -79,7 +79,9 @@ def _shapes(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
         place = end
 
 
-def rounded(operators: Operators, runtime: Runtime, stream: int, target: int, start: int, count: int, kind: int) -> None:
+def rounded(
+    operators: Operators, runtime: Runtime, stream: int, target: int, start: int, count: int, kind: int
+) -> None:
     """Queue target = start, `count` fp32 elements as elements of type `kind`, on a stream."""
     if kind == TensorProto.FLOAT:
         runtime.copy(target, start, 4 * count, WITHIN, stream)

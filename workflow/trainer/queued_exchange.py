@@ -187,7 +187,12 @@ class QueuedExchange:
                 place += piece.count
         if self._nccl is not None:
             parts = [
-                (given[piece.tensor] + piece.start * ITEM, targets.get(piece, given[piece.tensor]), piece.count, piece.rank)
+                (
+                    given[piece.tensor] + piece.start * ITEM,
+                    targets.get(piece, given[piece.tensor]),
+                    piece.count,
+                    piece.rank,
+                )
                 for piece in step.pieces
             ]
             self._nccl.reduce_parts(parts, self._stream)

@@ -24,7 +24,7 @@ from ortflow.workflow.trainer.offloaded import OffloadedTrainer
 from ortflow.workflow.trainer.overlap import OverRanks
 from ortflow.workflow.trainer.queued_exchange import QueuedExchange
 from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
-from ortflow.workflow.trainer.sharded import EVALUATION, TRAINING, ShardedTrainer
+from ortflow.workflow.trainer.sharded import TRAINING, ShardedTrainer
 
 
 class QueuedShardedTrainer(QueuedZeroTrainer, ShardedTrainer):

@@ -1,11 +1,10 @@
-"""The graphs of GPUs that hold parameters only while they use them: gathered one layer ahead, gradients reduced beside
-the pass. Pure.
+"""Graphs of GPUs that hold parameters only while they use them: gathered a layer ahead, gradients reduced meanwhile. Pure.
 
-As with the nodes of `exchange`, a parameter is not an input of the rewritten graph. ShardsBegin of a visit allocates its
-parameters and begins their gather on a second stream, where the visit before it begins; ShardsReady lets what follows
-wait for them. Their readers read what ShardsReady makes, so that none can run before it, and ONNX Runtime frees the
-memory after the last of them. ShardsSend begins to reduce the gradients of a layer. The next ShardsSend reads them once
-more, and waits for their reduction: until then ONNX Runtime keeps their memory. The operators are in
+As with the nodes of `exchange`, a parameter is not an input of the rewritten graph. ShardsBegin of a visit allocates
+its parameters and begins their gather on a second stream, where the visit before it begins; ShardsReady lets what
+follows wait for them. Their readers read what ShardsReady makes, so that none can run before it, and ONNX Runtime frees
+the memory after the last of them. ShardsSend begins to reduce the gradients of a layer. The next ShardsSend reads them
+once more, and waits for their reduction: until then ONNX Runtime keeps their memory. The operators are in
 `ortflow.workflow.cuda.shards`; ShardsBegin and ShardsSend form a chain, so that every rank runs them in the same order.
 
 A parameter that a graph in half precision reads only rounded is gathered rounded.
