@@ -126,7 +126,8 @@ def on_gpus(
         found = Rank(trainer, [(each.loss, each.grad_norm) for each in outcomes], fake)
         batches = [batches[0] for batches in mine][: len(mine) - (cut if below.rank else 0)]
         found.evaluation = trainer.evaluate(batches, lambda: [1.0])
-        assert fake.library.left == 0, "work that nobody waits for"
+        # The host waits for moments on their way to it where it reads them.
+        assert fake.library.left == 0 or spec.train.offload != "none", "work that nobody waits for"
         trainer.before_export()
         found.whole = trainer._parameters.read() if below.rank == 0 else None
         trainer.end_training()

@@ -1,4 +1,4 @@
-"""Graphs of GPUs that hold parameters only while they use them: gathered a layer ahead, gradients reduced meanwhile. Pure.
+"""Graphs of GPUs that hold parameters only while they use them: gathered a layer ahead, gradients reduced beside. Pure.
 
 As with the nodes of `exchange`, a parameter is not an input of the rewritten graph. ShardsBegin of a visit allocates
 its parameters and begins their gather on a second stream, where the visit before it begins; ShardsReady lets what
