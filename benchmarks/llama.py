@@ -86,9 +86,14 @@ class Weights(Mapping[str, Array]):
         return len(self._shapes)
 
 
+def frequencies(sizes: Sizes) -> npt.NDArray[np.float64]:
+    """Of the rotary positions [head / 2]."""
+    return np.asarray(BASE ** (-np.arange(0, sizes.head, 2) / sizes.head))
+
+
 def rotary(sizes: Sizes) -> tuple[Array, Array]:
     """Cosines and sines [context, head]."""
-    steps = BASE ** (-np.arange(0, sizes.head, 2) / sizes.head)
+    steps = frequencies(sizes)
     angles = np.outer(np.arange(sizes.context), np.concatenate([steps, steps]))
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -133,8 +138,9 @@ class _Graph:
         first = self.node("Slice", x, self.numbers(0), half, last, one, name=f"{name}.first")
         second = self.node("Slice", x, half, end, last, one, name=f"{name}.second")
         other = self.node("Concat", self.node("Neg", second, name=f"{name}.neg"), first, name=f"{name}.cat", axis=-1)
-        along = self.node("Mul", x, "cos", name=f"{name}.along")
-        return self.node("Add", along, self.node("Mul", other, "sin", name=f"{name}.across"), name=f"{name}.rotated")
+        cos, sin = (self.node("Unsqueeze", each, one, name=f"{name}.{each}") for each in ("cos", "sin"))
+        along = self.node("Mul", x, cos, name=f"{name}.along")
+        return self.node("Add", along, self.node("Mul", other, sin, name=f"{name}.across"), name=f"{name}.rotated")
 
     def repeated(self, x: str, name: str) -> str:
         """Keys or values of a group for each of its heads."""
@@ -171,8 +177,12 @@ class _Graph:
 def model_of(sizes: Sizes) -> onnx.ModelProto:
     """Tokens to logits; parameters are inputs."""
     graph, context = _Graph(sizes), sizes.context
-    for name, values in zip(("cos", "sin"), rotary(sizes), strict=True):
-        graph.constant(name, values[None, None])
+    steps = graph.constant("inverse_frequencies", frequencies(sizes).astype(np.float32))
+    places = graph.constant("positions", np.arange(context, dtype=np.float32)[None, :, None])
+    angles = graph.node("Mul", places, steps, name="angles")
+    angles = graph.node("Concat", angles, angles, name="all_angles", axis=-1)
+    for operator in ("Cos", "Sin"):
+        graph.node(operator, angles, name=operator.lower())
     causal = graph.constant("causal_mask", np.triu(np.full((context, context), -1e9, np.float32), 1))
     graph.node("Shape", "tokens", name="batch_size", start=0, end=1)
     length = graph.node("Shape", "tokens", name="length", start=1, end=2)

@@ -99,7 +99,7 @@ def test_a_run_continues_on_one_gpu_and_on_the_cpu(project: Project) -> None:
 @pytest.mark.parametrize("captured", [True, False])
 def test_a_rank_without_samples_exchanges_what_the_others_need(project: Project, *, captured: bool) -> None:
     settings = {"train__steps": None, "train__epochs": 2, "data__micro_batch": 7, "data__last_batch": "keep"}
-    name = f"zero-last-{captured}"
+    name = "zero-last-captured" if captured else "zero-last-queued"
     run_dir = project.run(name, parallel__zero=3, resources__cuda_graph=captured, **settings, **TWO)
     near(run_dir, project.run(f"{name}-cpus", parallel__zero=3, **settings, **ON_CPUS), 1e-5)
 

@@ -178,12 +178,12 @@ def _repeat(
 
 
 def _of_weights(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> set[str]:
-    """Weights, which have fixed shapes, and what the nodes compute from them and from constants alone."""
+    """Weights, which have fixed shapes, and what the nodes compute from weights and constants alone."""
     found = {value.name for value in graph.input if not _varies(value)}
     constants = {tensor.name for tensor in graph.initializer}
     for node in nodes:
         read = walk.inputs(node)
-        if node.op_type not in _DRAWS and read & found and read <= found | constants:
+        if node.op_type not in _DRAWS and read and read <= found | constants:
             found.update(name for name in node.output if name)
     return found
 
