@@ -143,7 +143,7 @@ class Ortflow:
         from ortflow.workflow.sessions.session import Sessions
         from ortflow.workflow.trainer import Report
         from ortflow.workflow.trainer.builder import trainer_class
-        from ortflow.workflow.trainer.opening import open_divided
+        from ortflow.workflow.trainer.divided_opening import open_divided
 
         spec = spec_of(options, name)
         graphs = GraphSet.load(Path(options.folder) / name / "graphs")

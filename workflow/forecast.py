@@ -138,7 +138,7 @@ def divided_memory(
     """The memory of the ranks of one replica of a divided model, for a batch of these shapes and so many bytes."""
     from ortflow.workflow.planning.passes import stage_passes
     from ortflow.workflow.planning.ranks import part_memory, pipeline_memory, replays_of
-    from ortflow.workflow.trainer.opening import division_of
+    from ortflow.workflow.trainer.divided_opening import division_of
 
     division, folder = division_of(graphs, spec), folder_of(graphs.root, 0)
     if spec.parallel.pipeline == 1:
@@ -149,7 +149,7 @@ def divided_memory(
 
 
 def _index_of(spec: RunSpec, graphs: GraphSet, rank: int) -> FlatIndex:
-    from ortflow.workflow.trainer.opening import division_of
+    from ortflow.workflow.trainer.divided_opening import division_of
 
     return division_of(graphs, spec).of(spec.grid.place(rank)).index
 

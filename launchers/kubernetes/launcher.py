@@ -260,7 +260,7 @@ class KubernetesLauncher:
             for mpijob in found:
                 if over(mpijob):
                     continue
-                how = self._links.closely(run, cluster, place.at(name(mpijob)), found)
+                how = self._links.status_of_active(run, cluster, place.at(name(mpijob)), found)
                 if how.state.active:
                     handle = place.at(name(mpijob)).handle
                     raise UserError(

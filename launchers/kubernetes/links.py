@@ -77,9 +77,9 @@ class Links:
             return self._reported(run, cluster, place, view)
         except Unreachable as error:
             self._back_off(str(error))
-            return unasked(run, self._silence)
+            return status_from_records(run, self._silence)
         except OrtflowError as error:
-            return unasked(run, message_of(error))
+            return status_from_records(run, message_of(error))
 
     def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
         """The status of many runs: MPIJobs and pods are listed once per namespace; logs of running ones are read."""
@@ -89,15 +89,15 @@ class Links:
 
         def one(run: RunDir, known: tuple[Cluster, Place] | str) -> RunStatus:
             if isinstance(known, str):
-                return unasked(run, known)
+                return status_from_records(run, known)
             cluster, place = known
             everything = herds[place.context, place.namespace]
             if isinstance(everything, str):
-                return unasked(run, everything)
+                return status_from_records(run, everything)
             try:
                 return self._reported(run, cluster, place, everything.view(place))
             except OrtflowError as error:
-                return unasked(run, message_of(error))
+                return status_from_records(run, message_of(error))
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(one, runs, asked))
@@ -116,7 +116,7 @@ class Links:
         everything = ClusterObjects.gather(cluster, cluster.namespace, everywhere=everywhere)
         return [*ours, *map(foreign, everything.unknown_runs(known))]
 
-    def closely(self, run: RunDir, cluster: Cluster, place: Place, found: Sequence[Object]) -> RunStatus:
+    def status_of_active(self, run: RunDir, cluster: Cluster, place: Place, found: Sequence[Object]) -> RunStatus:
         """The status of an MPIJob that may be active, of those `found`, even if the directory does not know it."""
         view, known = take_snapshot(cluster, place), read_place(run)
         if is_real(run) or (known is not None and [*map(objects.name, of_place(found, known))][:1] == [place.job]):
@@ -163,7 +163,7 @@ def adopt_job(run: RunDir, view: View) -> None:
             write_place(run, place.at(view.name))
 
 
-def unasked(run: RunDir, why: str) -> RunStatus:
+def status_from_records(run: RunDir, why: str) -> RunStatus:
     """The status from the records alone; `why` the cluster could not be queried."""
     records, place = run.read_attempts(), read_place(run)
     reported = read_status(run, records=records, alive=True)

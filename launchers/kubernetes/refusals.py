@@ -85,7 +85,7 @@ def refusal(error: Refused) -> OrtflowError:
             whose = f" in {where}" if called == "service account" else ""
             return UserError(
                 f"there is no {called} {found['name']}{whose}",
-                where=f"backends.kubernetes.{key}", fix="correct the name, or have it made",
+                where=f"backends.kubernetes.{key}", fix="correct the name, or ask an administrator to create it",
             )  # fmt: skip
     if found := _LIMIT.search(message):
         return UserError(f"a limit of {where} refuses {thing}: {found['message'].rstrip(']')}", where="resources")
@@ -95,7 +95,7 @@ def refusal(error: Refused) -> OrtflowError:
         return UserError(
             f"{found['user']} may not give {thing} rights that it lacks itself",
             where="backends.kubernetes.supervisor",
-            fix="leave it out, or have an administrator make the role, and name its service account",
+            fix="leave it out, or ask an administrator to create the role, and give its service account",
         )
     if found := _FORBIDDEN.search(message):
         spot = f"in namespace {found['where']}" if found["where"] else "in the cluster"
@@ -111,7 +111,7 @@ def refusal(error: Refused) -> OrtflowError:
         return UserError(
             f"{thing} is too large for the API server",
             where="backends.kubernetes.files",
-            fix="carry fewer or smaller files",
+            fix="list fewer or smaller files",
         )
     if error.code in (400, 422):
         return _invalid(error, message, thing)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortflow.launchers.batch import own_job, scheduler
+from ortflow.launchers.batch import current_job, scheduler
 from ortflow.launchers.remote.arrival import location_text
 from ortflow.launchers.slurm import endings, reasons, sbatch
 from ortflow.launchers.slurm.jobs import (
@@ -94,7 +94,7 @@ class Refused(scheduler.Refused):
 
 def run_in_job(command: Sequence[str], settings: Settings, seconds: float) -> Answer:
     """The runner in a job: Slurm signals every process of a job that it ends."""
-    return run_here(command, settings, seconds, own_job.deafen)
+    return run_here(command, settings, seconds, current_job.ignore_signals)
 
 
 def run_here(

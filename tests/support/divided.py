@@ -19,8 +19,8 @@ from real_ranks import on_ranks
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.division.again import gather_again
 from ortflow.workflow.graph.division.divide import Divided, divide
+from ortflow.workflow.graph.division.regather import gather_again
 from ortflow.workflow.graph.division.sequence_graph import share_tokens
 from ortflow.workflow.graph.ir.collective import finish
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, replace

@@ -15,8 +15,9 @@ from graph_build_models import run_file, run_graph, save_model, value
 from kernels import LIBRARY
 from onnx import helper
 
-from ortflow.workflow.assembly.build import batch_input, eval_graph, with_loss
+from ortflow.workflow.assembly.evaluating import batch_input, eval_graph
 from ortflow.workflow.assembly.stages import Division, StageGraphs, build_stages
+from ortflow.workflow.assembly.training import with_loss
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate

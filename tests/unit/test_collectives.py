@@ -275,7 +275,7 @@ def test_the_process_without_mpi_loads_a_graph_with_collectives() -> None:
     finish(model)
     assert has_collectives(model)
     with Child() as child:
-        child.load(model.SerializeToString(), "cpu", LIBRARY.path)
+        child.load(model.SerializeToString(), LIBRARY.path)
 
 
 def test_the_order_is_written_again_after_a_change() -> None:

@@ -15,8 +15,10 @@ from cuda_operators import (
     INT64,
     KINDS,
     Array,
+    check_batch_norm,
     check_column_sums,
     check_cross_entropy,
+    check_max_pool,
     check_norms,
     check_softmax,
     check_table_gradient,
@@ -271,12 +273,20 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2]], [kind, FLOAT])
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2], given], [kind, FLOAT])
             yield from launched("ColumnSums", [given], [FLOAT])
+            yield from launched("BatchStatistics", [given, fp32[0], fp32[0]], [FLOAT] * 6)
+            yield from launched("BatchGradients", [given, given, *[fp32[0]] * 3], [FLOAT] * 5)
             labels, scalar = stored(np.zeros(2), INT64), stored(np.zeros(()), FLOAT)
             yield from launched("CrossEntropy", [labels, given], [FLOAT, FLOAT])
             yield from launched("Softmax", [given, (vector, FLOAT)], [kind])
             yield from launched("SoftmaxGrad", [given, given], [kind])
             yield from launched("TableGrad", [labels, given], [kind], rows=50_257)
             yield from launched("CrossEntropyGrad", [labels, scalar, given, (column, FLOAT)], [kind])
+        of_image, of_pool = (np.zeros((1, size, size, 8), np.float32) for size in (4, 2))
+        windows = {"kernel_shape": (2, 2), "strides": (2, 2)}
+        yield from launched("MaxPool", [(of_image, kind)], [kind], **windows)
+        yield from launched("MaxPoolGrad", [(of_pool, kind), (of_image, kind), (of_pool, kind)], [kind], **windows)
+        if kind != FLOAT:
+            yield source.source("convolution", (("X", kind),)), "widen"
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
@@ -298,3 +308,35 @@ def _nvrtc() -> Any:
     if not found:
         pytest.skip("needs nvidia-cuda-nvrtc for CUDA 13")
     return ctypes.CDLL(str(found[0]))
+
+
+@needs_emulation
+@pytest.mark.parametrize(
+    ("dims", "of_x", "of_dy"),
+    [((2, 3, 5, 64), BF16, BF16), ((300, 24), FP16, FLOAT), ((7, 5), FLOAT, FP16), ((1, 8), BF16, BF16),
+     ((40, 3, 300), FLOAT, FLOAT), ((3, 769), BF16, FP16)],
+    ids=str,
+)  # fmt: skip
+def test_batch_norms(dims: tuple[int, ...], of_x: int, of_dy: int) -> None:
+    check_batch_norm(Emulated(), dims, of_x, of_dy)
+
+
+@needs_emulation
+def test_a_batch_norm_far_from_zero_keeps_its_variance() -> None:
+    check_batch_norm(Emulated(), (500, 16), FLOAT, FLOAT, mean=300)
+
+
+@needs_emulation
+@pytest.mark.parametrize(
+    ("dims", "kernel", "strides", "pads", "dilations", "kinds"),
+    [((2, 8, 8, 16), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), (BF16, BF16, BF16)),
+     ((1, 7, 9, 6), (3, 2), (1, 2), (1, 0, 1, 1), (1, 1), (FP16, FLOAT, FP16)),
+     ((2, 9, 9, 3), (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), (FLOAT, FLOAT, FLOAT)),
+     ((1, 11, 10, 8), (3, 3), (2, 3), (2, 2, 2, 2), (2, 2), (FLOAT, BF16, FLOAT))],
+    ids=str,
+)  # fmt: skip
+def test_max_pooling(
+    dims: tuple[int, ...], kernel: tuple[int, int], strides: tuple[int, int], pads: tuple[int, ...],
+    dilations: tuple[int, int], kinds: tuple[int, int, int],
+) -> None:  # fmt: skip
+    check_max_pool(Emulated(), dims, kernel, strides, pads, kinds, dilations=dilations)

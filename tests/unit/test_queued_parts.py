@@ -26,7 +26,7 @@ from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import Report, divided_check, opening
+from ortflow.workflow.trainer import Report, divided_check, divided_opening
 from ortflow.workflow.trainer.queued_part import QueuedPartTrainer
 from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
 from ortflow.workflow.trainer.zero import ZeroTrainer
@@ -58,7 +58,7 @@ def train(
     fakes = [Fake(monkeypatch, StreamedCuda()) for _ in range(grid.world_size)]
     kind = QueuedStageTrainer if grid.pipeline > 1 else QueuedPartTrainer
     monkeypatch.setattr(divided_check, "has_passed", lambda key: False)
-    monkeypatch.setattr(opening, "part_class", lambda spec, device: kind)
+    monkeypatch.setattr(divided_opening, "part_class", lambda spec, device: kind)
     opened = Sessions.open
 
     def open_alone(*given: Any, **named: Any) -> Any:
@@ -77,7 +77,7 @@ def train(
         world: Communicator = StagedCommunicator(below) if staged else NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
         sessions._fused = operators[below.rank]
-        trainer = opening.open_divided(GraphSet.load(root), spec, sessions, world, Report(note=fake.log.append))
+        trainer = divided_opening.open_divided(GraphSet.load(root), spec, sessions, world, Report(note=fake.log.append))
         steps = steps_of("transformer", count, place.data, grid.data)
         trainer.check(steps[0])
         outcomes = outcomes_of(trainer, steps)  # type: ignore[arg-type]

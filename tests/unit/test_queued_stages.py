@@ -23,7 +23,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, divided_check, opening
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, divided_check, divided_opening
 from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -78,14 +78,14 @@ def train(
     library, grid, staged = LinkedNccl(), spec.grid, more.pop("staged", False)
     fakes = [Fake(monkeypatch, StreamedCuda()) for _ in range(grid.world_size)]
     monkeypatch.setattr(divided_check, "has_passed", lambda key: False)
-    monkeypatch.setattr(opening, "part_class", lambda spec, device: QueuedStageTrainer)
+    monkeypatch.setattr(divided_opening, "part_class", lambda spec, device: QueuedStageTrainer)
 
     def program(below: Communicator) -> Rank:
         fake, place = fakes[below.rank], grid.place(below.rank)
         library.here(fake.library)  # type: ignore[arg-type]
         world: Communicator = StagedCommunicator(below) if staged else NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
-        trainer = opening.open_divided(graphs, spec, sessions, world, Report(note=fake.log.append))
+        trainer = divided_opening.open_divided(graphs, spec, sessions, world, Report(note=fake.log.append))
         steps = steps_of(name, count, place.data, grid.data, **more)
         trainer.check(steps[0])
         outcomes = outcomes_of(trainer, steps)  # type: ignore[arg-type]

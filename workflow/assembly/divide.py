@@ -15,8 +15,8 @@ import onnx
 from ortflow.workflow.assembly.stages import Division as Stages
 from ortflow.workflow.assembly.stages import build_stages
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.division.again import gather_again
 from ortflow.workflow.graph.division.divide import divide as divide_layers
+from ortflow.workflow.graph.division.regather import gather_again
 from ortflow.workflow.graph.division.sequence_graph import share_tokens
 from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, is_collective, kind_of
 from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu

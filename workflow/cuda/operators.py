@@ -104,6 +104,11 @@ class Call:
         """Whether the work is noted for a CUDA graph, so that nothing may wait."""
         return self._owner.captured
 
+    @property
+    def rounds(self) -> bool:
+        """Whether products of fp32 values may round their factors to TF32."""
+        return self._owner.rounds
+
     def given(self, place: int) -> Tensor:
         """A required input."""
         found = self.inputs[place]
@@ -196,6 +201,11 @@ class Operators:
     def captured(self) -> bool:
         """See Call."""
         return self._device.capturing
+
+    @property
+    def rounds(self) -> bool:
+        """See Call."""
+        return self._device.precision == "tf32"
 
     def bind(self, content: bytes) -> bytes:
         """Prepare a model for a session of this process, which must be the next session to be opened.

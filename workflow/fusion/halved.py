@@ -87,7 +87,7 @@ def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) ->
     """A differentiated graph in half precision, with ortflow's operators, before elementwise nodes are fused."""
     kind = HALVES[precision]
     drop_copies(train.graph)
-    train = computed_again(add_residuals(completed(train)))
+    train = computed_again(add_residuals(completed(train, halves=True)))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
     return put_products(on_cuda(train), kind)
 

@@ -62,6 +62,16 @@ class Sessions:
         sessions.device = device
         return sessions
 
+    def on_host(self) -> Sessions:
+        """Those that compute on the CPU, with ONNX Runtime's own kernels if the device is another one."""
+        if self.device.kind == "cpu":
+            return self
+        from ortflow.workflow.device.cpu import CpuDevice
+
+        sessions = copy.copy(self)
+        sessions.device, sessions._kernels, sessions._fused = CpuDevice(), None, None
+        return sessions
+
     def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
         """A session of a graph in its form for the device, with our own operators if there is a library."""
         return self.open(self.form_of(graph) or graph)
@@ -168,8 +178,8 @@ def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
     """Free each value after its last reader; results do not change.
 
     By default, ONNX Runtime keeps the memory of a dead value for a later one of its shape, reserves a block for a whole
-    run
-    beside the memory it has already, runs the nodes of weight gradients last, and gives each session memory of its own.
+    run beside the memory it has already, runs the nodes of weight gradients last, and gives each session memory of its
+    own.
     """
     options.enable_mem_reuse = False
     options.enable_mem_pattern = False

@@ -18,7 +18,7 @@ from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
-from ortflow.workflow.disk_space import LOOK_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
+from ortflow.workflow.disk_space import POLL_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.steps.context import Context
@@ -187,7 +187,7 @@ class Saver:
                 self._notice.report(lack)
             while not context.world.broadcast_object(has_room(lack.path, lack.needed) or self._clock.monotonic() > end):
                 context.leave_if_asked(saved=saved)
-                self._clock.sleep(LOOK_PERIOD)
+                self._clock.sleep(POLL_PERIOD)
             if context.world.broadcast_object(self._clock.monotonic() > end):
                 return
         if context.leads:
@@ -195,7 +195,7 @@ class Saver:
 
     def _all_reported(self) -> bool:
         """Whether every event of every rank is on the disk."""
-        reported = self._context.world.gather(self._context.events.catch_up())
+        reported = self._context.world.gather(self._context.events.flush())
         return bool(self._context.world.broadcast_object(reported is not None and all(reported)))
 
     def save_and_wait(self) -> bool:

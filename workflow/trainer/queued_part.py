@@ -1,6 +1,6 @@
 """The trainer of one part of a divided model on a GPU: what `PartTrainer` does, queued as `QueuedTrainer` does it.
 
-Opened by `opening`. `queued_stage` has that of a pipeline's stages.
+Opened by `divided_opening`. `queued_stage` has that of a pipeline's stages.
 """
 
 from __future__ import annotations

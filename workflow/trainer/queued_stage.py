@@ -1,7 +1,7 @@
 """The trainer of a pipeline's stages on a GPU: their passes one after the other, everything after them queued.
 
 Activations, their gradients and the sums over micro-batches stay on the GPU. Passes are not captured as CUDA graphs;
-the norm of the gradient, its scaling and the update are. Opened by `opening`.
+the norm of the gradient, its scaling and the update are. Opened by `divided_opening`.
 """
 
 from __future__ import annotations

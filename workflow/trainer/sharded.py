@@ -2,8 +2,8 @@
 
 Like moments and gradients, the trained parameters are stored only as each rank's `layout.share`. Graphs fetch the
 parameters of a layer when they need them (`graph/shards`), and ONNX Runtime frees them after their last reader. Frozen
-parameters and running statistics are whole on every rank. The check of the gradient and the export run on rank 0 with
-all parameters, which are gathered for that purpose and released afterwards.
+parameters and running statistics are whole on every rank. The check of the gradient runs on rank 0 with all parameters,
+which are gathered for that purpose and released afterwards. For the export, rank 0 reads them one at a time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
 from ortflow.workflow.trainer.canonical import swap
 from ortflow.workflow.trainer.exchange import Exchange
 from ortflow.workflow.trainer.graph import TAIL
+from ortflow.workflow.trainer.lent_tensors import LentTensors
+from ortflow.workflow.trainer.mapped_export import export_mapped
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
 TRAINING, EVALUATION = 0, 1
@@ -288,17 +290,24 @@ class ShardedTrainer(ZeroTrainer):
 
     def before_export(self) -> None:
         """See the protocol."""
-        self._gather()
+        behind = (self.index.trained, self.index.size)
+        self._lent = LentTensors(
+            self._comm, self.index, lambda rank: [self._held_by(rank), *([] if rank else [behind])], self._here
+        )
+
+    def lend(self) -> None:
+        """See the protocol."""
+        self._lent.lend()
+
+    def after_export(self) -> None:
+        """See the protocol."""
+        self._lent.end()
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
     ) -> float | None:
         """See the protocol."""
-        try:
-            return super().export(path, samples, tolerance, trial=trial)
-        finally:
-            if trial:
-                self._forget_whole()
+        return export_mapped(self._graphs, self._lent, self._sessions, path, samples, tolerance, trial=trial)
 
     def _drop_update(self) -> None:
         super()._drop_update()
