@@ -70,7 +70,7 @@ class QueuedTrainer(GraphTrainer):
         self._unit = unit_of(self._graphs.inputs, self._spec.data.micro_batch)
         if self._scales_loss():
             self._set_scale(loss_scale_of(self._spec.train.loss_scale))
-        state = self._parameters.slice(*self._state_span)
+        state = self._here.slice(*self._state_span)
         assert isinstance(state, CudaBuffer)
         self._state = state
         self._given = device.allocate(TAIL, np.float32)

@@ -93,7 +93,7 @@ def _zero(spec: RunSpec) -> Iterator[Problem]:
         if stage == 3 and degree > 1:
             what = f"is 3, which shards whole layers, and parallel.{name} is {degree}, which divides the model itself"
             yield Problem(ZERO, what, "set it to 1", others=(("parallel", name),))
-    yield from _elsewhere(spec, ZERO, stage, 0, "fetch parameters", "sharding is defined by", on_gpus=stage < 3)
+    yield from _elsewhere(spec, ZERO, stage, 0, "fetch parameters", "sharding is defined by", on_gpus=True)
     graphs = spec.model.graphs if spec.trainer.name == "graph" and spec.model is not None else None
     if graphs is not None and graphs.optimizer:
         what = f"is {stage}, and model.graphs.optimizer updates all parameters together"
