@@ -21,7 +21,7 @@ from thread_wire import on_threads
 from trainers import trainer_on
 
 from ortflow.workflow.comm import Communicator
-from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.comm.nccl import NcclCommunicator, NcclError
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device.shard import Shard
@@ -306,6 +306,29 @@ def test_weights_that_are_read_rounded_are_gathered_rounded(
     curve, state = reference(model, graphs, "adamw", steps)
     np.testing.assert_allclose(found[0].curve, curve, 1e-5)
     np.testing.assert_allclose(whole(found, "parameters"), state["parameters"], rtol=1e-5, atol=1e-6)
+
+
+class Failing(LazyNccl):
+    """Its groups of calls fail, as where another rank is gone."""
+
+    def ncclGroupEnd(self) -> int:  # noqa: N802
+        super().ncclGroupEnd()
+        return 6
+
+    def ncclGetErrorString(self, code: int) -> bytes:  # noqa: N802
+        return b"remote process exited or there was a network error"
+
+    def ncclGetLastError(self, world: Any) -> bytes:  # noqa: N802
+        return b""
+
+
+def test_a_failure_of_nccl_within_a_pass_is_no_fault_of_the_batch(
+    model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may be retried, so that it must not end the run like wrong input does."""
+    spec = run_file(model, **of_stage_3("adamw", 2, 1))
+    with pytest.raises(NcclError, match="ncclGroupEnd"):
+        on_gpus(graphs, spec, samples(1), monkeypatch, tmp_path, library=Failing())
 
 
 def test_ranks_that_share_a_gpu_are_refused_in_one_sentence(
