@@ -202,7 +202,7 @@ class _Images:
                 size = self._w.maker(pixels.input[0]) if pixels is not None and pixels.op_type == "Div" else None
                 if ratio is not None and size is not None and size.op_type == "Size" and size.input[0] == x:
                     self._w.drop(ratio)
-                    return name
+                    return str(name)
         return ""
 
     def _batch_norm_gradient(self, node: onnx.NodeProto) -> bool:
@@ -242,10 +242,8 @@ class _Images:
         if image not in self._made or not fits or not all(isinstance(size, int) for size in dims[1:]):
             return False
         out = node.output[0]
-        x, windows = (
-            self.last(image),
-            {name: list(given[name]) for name in (*_WINDOWS, "kernel_shape") if name in given},
-        )
+        x = self.last(image)
+        windows: dict[str, object] = {name: list(given[name]) for name in (*_WINDOWS, "kernel_shape") if name in given}
         self._w.drop(node)
         made = self._new(f"{out}/last", out)
         self._w.add("MaxPool", [x], [made], **windows)
