@@ -15,12 +15,14 @@ from cuda_operators import (
     FLOAT,
     FP16,
     INT64,
+    JOINED,
     KINDS,
     Array,
     check,
     check_batch_norm,
     check_column_sums,
     check_cross_entropy,
+    check_join,
     check_max_pool,
     check_norms,
     check_softmax,
@@ -240,6 +242,12 @@ def test_max_pooling(compute: OnGpu, pool: Any) -> None:
     dims, kernel, strides, pads, dilations = pool
     for kinds in [(kind,) * 3 for kind in KINDS]:
         check_max_pool(compute, dims, kernel, strides, pads, kinds, dilations=dilations)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("sizes", "axis"), [*JOINED, ([(64, 37, 1000), (64, 3, 1000)], 1)], ids=str)
+def test_joined_values_lie_side_by_side(compute: OnGpu, sizes: list[tuple[int, ...]], axis: int, kind: int) -> None:
+    check_join(compute, sizes, axis, kind)
 
 
 SCALE = 1024

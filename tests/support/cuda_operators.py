@@ -247,3 +247,17 @@ def check_max_pool(
     np.testing.assert_array_equal(found, y.astype(np.float32))
     (found,) = twice(compute, "MaxPoolGrad", settings, [dy, x, stored(y, of_x)], [of_dx])
     check("MaxPoolGrad", found, dx, of_dx)
+
+
+JOINED: list[tuple[list[tuple[int, ...]], int]] = [
+    ([(2, 8, 16), (2, 24, 16)], 1), ([(3, 5), (3, 2), (3, 9)], -1), ([(1, 4), (6, 4)], 0), ([(2, 0, 8), (2, 8, 8)], 1),
+]  # fmt: skip
+"""Shapes that are joined, and the axis."""
+
+
+def check_join(compute: Compute, sizes: Sequence[tuple[int, ...]], axis: int, kind: int) -> None:
+    """Values of these sizes side by side."""
+    random = np.random.default_rng(0)
+    values = [stored(random.normal(size=dims), kind) for dims in sizes]
+    (found,) = twice(compute, "Join", {"axis": axis}, values, [kind])
+    np.testing.assert_array_equal(found, np.concatenate([array for array, _ in values], axis))

@@ -312,6 +312,7 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from launched("ColumnSums", [given], [FLOAT])
             yield from launched("BatchStatistics", [given, fp32[0], fp32[0]], [FLOAT] * 6)
             yield from launched("BatchGradients", [given, given, *[fp32[0]] * 3], [FLOAT] * 5)
+            yield from launched("Join", [given, given], [kind], axis=-1)
             labels, scalar = stored(np.zeros(2), INT64), stored(np.zeros(()), FLOAT)
             yield from launched("CrossEntropy", [labels, given], [FLOAT, FLOAT])
             yield from launched("Softmax", [given, (vector, FLOAT)], [kind])

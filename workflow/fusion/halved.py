@@ -15,6 +15,7 @@ from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
 from ortflow.workflow.fusion.again import computed_again
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
+from ortflow.workflow.fusion.joins import put_joins
 from ortflow.workflow.fusion.packed import pack
 from ortflow.workflow.fusion.products import put_products
 from ortflow.workflow.fusion.residual import add_residuals
@@ -92,7 +93,7 @@ def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) ->
     shared_entropy.spread(train)
     train = computed_again(add_residuals(completed(train, halves=True)))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
-    return put_products(on_cuda(train), kind)
+    return put_joins(put_products(on_cuda(train), kind))
 
 
 def _scale(graph: onnx.GraphProto) -> None:

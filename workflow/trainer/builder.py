@@ -205,6 +205,7 @@ def write_forms(graphs: GraphSet) -> None:
     import onnx
 
     from ortflow.workflow.fusion.groups import fuse
+    from ortflow.workflow.fusion.joins import put_joins
     from ortflow.workflow.graph.optimize.on_cuda import on_cuda
     from ortflow.workflow.optim.gradient import queued_gradient_graph
     from ortflow.workflow.optim.guard import guarded
@@ -214,7 +215,7 @@ def write_forms(graphs: GraphSet) -> None:
     write_atomically(on_cuda_of(graphs.gradient), queued_gradient_graph().SerializeToString())
     write_atomically(on_cuda_of(graphs.optimizer), guarded(onnx.load(graphs.optimizer)).SerializeToString())
     if placed_of(graphs.train).exists():
-        train = on_cuda(onnx.load(placed_of(graphs.train)))
+        train = put_joins(on_cuda(onnx.load(placed_of(graphs.train))))
     fused, taken = fuse(train)
     if taken:
         write_atomically(fused_of(graphs.train), fused.SerializeToString())
