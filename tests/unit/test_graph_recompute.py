@@ -190,3 +190,23 @@ def test_statistics_and_dropped_values_keep_their_bits(tmp_path: Path) -> None:
     assert kept.keys() == again.keys()
     for name, array in kept.items():
         np.testing.assert_array_equal(again[name], array, err_msg=name)
+
+
+def test_what_is_computed_from_weights_alone_does_not_wait_for_a_gradient(tmp_path: Path) -> None:
+    """A copy of each weight would be made otherwise: PyTorch's exporter transposes them in the graph."""
+    random = np.random.default_rng(0)
+    tensors = {f"h.{layer}.w": (random.normal(size=(8, 8)) / 3).astype("float32") for layer in range(3)}
+    nodes, last = [], "x"
+    for layer in range(3):
+        nodes.append(helper.make_node("Transpose", [f"h.{layer}.w"], [f"t{layer}"], name=f"/turn{layer}", perm=[1, 0]))
+        nodes.append(helper.make_node("MatMul", [last, f"t{layer}"], [f"m{layer}"], name=f"/h.{layer}/MatMul"))
+        last = f"a{layer}"
+        nodes.append(helper.make_node("Tanh", [f"m{layer}"], [last], name=f"/h.{layer}/Tanh"))
+        nodes.append(helper.make_node("Sigmoid", [last], [f"s{layer}"], name=f"/h.{layer}/Sigmoid"))
+        last = f"s{layer}"
+    path = save_model(tmp_path / "m.onnx", nodes, [value("x", ["batch", 8])], [value(last, ["batch", 8])], tensors)
+    graph = onnx.load(built(path, "again", "h.*").train).graph
+    weights = set(tensors) | {f"t{layer}" for layer in range(3)}
+    gates = [node for node in graph.node if node.op_type == "Where"]
+    assert gates
+    assert not [node.input[1] for node in gates if node.input[1] in weights]

@@ -26,6 +26,7 @@ from ortflow.workflow.graph.memory.arena import UNIT, Arena
 from ortflow.workflow.graph.memory.concrete import concrete
 from ortflow.workflow.graph.memory.plan import length, peak_of, sizes_of
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer.builder import write_forms
 
 ROOT = Path(__file__).parents[2]
@@ -192,6 +193,27 @@ def test_half_precision_takes_half(tmp_path: Path) -> None:
     assert 0.25 * whole.peak.size < half.peak.size < 0.65 * whole.peak.size
     assert whole.parts["parameters"] == half.parts["parameters"], "master weights are in fp32"
     assert whole.largest == "activations"
+    sharded = forecast(spec.model_copy(update=of_zero_3(spec, accumulation=1)))
+    accumulated = forecast(spec.model_copy(update=of_zero_3(spec, accumulation=2)))
+    assert sharded.peak.unknown == ()
+    for part in ("parameters", "gradients"):
+        assert sharded.parts[part] == pytest.approx(half.parts[part] / 2, rel=1e-3)
+    # Layers arrive among the values of the graph; memory for further gradients is a layer's.
+    assert sharded.parts["messages"] == 0 < accumulated.parts["messages"] < half.parts["parameters"]
+    assert "of gradients" in accumulated.formulas["messages"]
+
+
+def of_zero_3(spec: RunSpec, accumulation: int) -> dict[str, Any]:
+    """What changes on two ranks in bf16."""
+    train = spec.train.model_copy(update={"precision": "bf16", "gradient_accumulation": accumulation})
+    resources = spec.resources.model_copy(update={"ranks_per_node": 2})
+    data = spec.data.model_copy(update={"micro_batch": 8 // accumulation})
+    return {
+        "train": train,
+        "resources": resources,
+        "data": data,
+        "parallel": spec.parallel.model_copy(update={"zero": 3}),
+    }
 
 
 @needs_kernels

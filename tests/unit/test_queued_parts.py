@@ -74,7 +74,7 @@ def train(
 
     monkeypatch.setattr(Sessions, "open", open_alone)
     # The kernel that sums squares is not a fused one, which alone are emulated.
-    monkeypatch.setattr(QueuedPartTrainer, "_square_sum", ZeroTrainer._square_sum)
+    monkeypatch.setattr(QueuedPartTrainer, "squares_graph", ZeroTrainer.squares_graph)
     operators = [operators_here(tmp_path, monkeypatch) for _ in fakes]
 
     def program(below: Communicator) -> Rank:

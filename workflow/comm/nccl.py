@@ -28,6 +28,8 @@ TYPES = {"float16": 6, "float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
 BFLOAT16 = 9
 """The same of what numpy has no name for."""
+BYTE = 1
+"""ncclUint8."""
 SUM, MAX = 0, 2
 """ncclRedOp_t."""
 GRAPH_COLLECTIVES: Sequence[tuple[Any, ...]] = (
@@ -176,6 +178,57 @@ class NcclCommunicator(StagedCommunicator):
         self._queued([(name, given, made, count, element, *operation)], self._device.stream)
         if not self._device.capturing:
             self.watch()
+
+    def broadcast_parts(self, parts: Sequence[tuple[int, int, int]], stream: int) -> None:
+        """Queue broadcasts on a stream, together. May be captured; `watch` must be called after each launch.
+
+        Parameters
+        ----------
+        parts
+            Address and bytes of each, the same bytes on all ranks, and the rank that has it.
+        stream
+            The stream.
+        """
+        calls = []
+        for pointer, size, root in parts:
+            memory = ctypes.c_void_p(pointer)
+            calls.append(("ncclBroadcast", memory, memory, ctypes.c_size_t(size), BYTE, root))
+        self._on(calls, stream)
+
+    def reduce_parts(self, parts: Sequence[tuple[int, int, int, int]], stream: int) -> None:
+        """Queue sums of fp32 on a stream, together. May be captured; `watch` must be called after each launch.
+
+        Parameters
+        ----------
+        parts
+            Of each the address, that of the sum on the rank that gets it, elements, and that rank.
+        stream
+            The stream.
+        """
+        kind = TYPES["float32"]
+        self._on(
+            [
+                (
+                    "ncclReduce",
+                    ctypes.c_void_p(source),
+                    ctypes.c_void_p(target),
+                    ctypes.c_size_t(count),
+                    kind,
+                    SUM,
+                    root,
+                )
+                for source, target, count, root in parts
+            ],
+            stream,
+        )
+
+    def _on(self, calls: Sequence[tuple[Any, ...]], stream: int) -> None:
+        """Queue calls on a stream, and watch them unless they are captured."""
+        if calls:
+            self._queued(calls, stream)
+            if not self._device.capturing:
+                assert self._watch is not None
+                self._watch.began(stream)
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
         """A communicator of NCCL's over some of the ranks; closed with this one."""

@@ -196,7 +196,7 @@ class _DividedModels:
             graphs = self.found.graphs
             shards = shards_of(graphs, spec)
             peak, work = self._passes(graphs, spec, shards)
-            self._undivided[sharded] = Shape(work, peak, fetched=sum(messages_of(shards, graphs.index)))
+            self._undivided[sharded] = Shape(work, peak, fetched=sum(messages_of(shards, graphs.index, spec)))
         return self._undivided[sharded]
 
     def memory(self, spec: RunSpec, shape: Shape) -> RankMemory:

@@ -183,6 +183,10 @@ def trainer_class(device: Device, spec: RunSpec, *, training: bool = True) -> ty
         return ZeroTrainer
     if device.kind == "cpu":
         return GraphTrainer
+    if training and spec.parallel.zero == 3:
+        from ortflow.workflow.trainer.queued_sharded import OffloadedShardedTrainer, QueuedShardedTrainer
+
+        return OffloadedShardedTrainer if spec.train.offload == "optimizer" else QueuedShardedTrainer
     if training and spec.train.offload == "optimizer":
         from ortflow.workflow.trainer.offloaded import OffloadedTrainer
 

@@ -96,7 +96,7 @@ class PartTrainer(ZeroTrainer):
             # the replicas' parameters would: only the first one's counts.
             self._square = lambda: self._squares.fill(0)
             return
-        squaring = Binding(self._open(self._square_sum(len(spans))), self._sessions.device)
+        squaring = Binding(self._open(self.squares_graph(len(spans))), self._sessions.device)
         for number, (start, stop) in enumerate(spans):
             squaring.read_from(f"piece.{number}", self._own.slice(start, stop), (stop - start,))
         squaring.write_to("squares", self._squares, (1,))

@@ -70,7 +70,7 @@ class QueuedTrainer(GraphTrainer):
         self._unit = unit_of(self._graphs.inputs, self._spec.data.micro_batch)
         if self._scales_loss():
             self._set_scale(loss_scale_of(self._spec.train.loss_scale))
-        state = self._parameters.slice(*self._state_span)
+        state = self._here.slice(*self._state_span)
         assert isinstance(state, CudaBuffer)
         self._state = state
         self._given = device.allocate(TAIL, np.float32)
@@ -101,7 +101,7 @@ class QueuedTrainer(GraphTrainer):
         assert isinstance(self._sync, CudaBuffer)
         self._overlap = Overlap(self._comm, self._sync, self.index.trained, buckets)
         operators.on_bucket = self._overlap.ready
-        self._token = self._device.allocate(1, np.float32)
+        self._sum_token = self._device.allocate(1, np.float32)
         if self._comm.rank == 0:
             self._report.note(
                 f"the gradient is summed over the ranks in {len(buckets)} buckets during the backward pass"
@@ -117,7 +117,7 @@ class QueuedTrainer(GraphTrainer):
         binding = super()._bind_training(session, gradients)
         binding.read_from(LOSS_SCALE, self._scale, (1,))
         if TOKEN in binding.outputs:
-            binding.write_to(TOKEN, self._token, (1,))
+            binding.write_to(TOKEN, self._sum_token, (1,))
         return binding
 
     def _bind_scaling(self) -> Binding:
