@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import stage_models
+from emulated_cuda import from_bytes, to_bytes
 from fake_cuda import fake_device
 from graph_build_models import built, run_file
 from onnx import TensorProto
@@ -22,10 +24,12 @@ from thread_wire import on_threads
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
+from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of
+from ortflow.workflow.sessions.gpu_collectives import serve
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import Report, divided_check, divided_opening
@@ -164,5 +168,29 @@ def test_a_maximum_and_rows_are_exchanged(tmp_path: Path) -> None:
         world.collect(Kind.REDUCE_SCATTER, mine, shared)
         np.testing.assert_array_equal(shared.read(), np.arange(4)[2 * world.rank : 2 * world.rank + 2] * 2)
         world.close()
+
+    on_threads(2, program)
+
+
+@pytest.mark.parametrize("through", ["nccl", "host"])
+@pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.FLOAT])
+def test_halves_are_summed(kind: int, through: str) -> None:
+    library = LinkedNccl()
+    given = np.array([[1.5, -2.0, 0.25, 100.0], [2.0, 0.5, -0.25, 3.0]], np.float32)
+
+    def program(below: Communicator) -> None:
+        device = fake_device(library.here(StreamedCuda()))
+        nccl = through == "nccl"
+        world: Communicator = NcclCommunicator(below, device, library) if nccl else StagedCommunicator(below)
+        operators = SimpleNamespace(on_collective=None)
+        serve(operators, device, {0: world})  # type: ignore[arg-type]
+        content = to_bytes(given[world.rank], kind)
+        source, target = (device.allocate(content.size, np.uint8) for _ in range(2))
+        source.write(content)
+        operators.on_collective(Kind.ALL_REDUCE, 0, 2, Tensor(source.pointer, (2, 2), kind), target.pointer)
+        np.testing.assert_array_equal(from_bytes(target.read(), kind, (4,)), given.sum(axis=0))
+        world.barrier()
+        if nccl:
+            world.close()
 
     on_threads(2, program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, divided_check, divided_opening
 from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
+from ortflow.workflow.trainer.stage_wire import Wire
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1},
@@ -187,6 +189,29 @@ def test_steps_of_other_sizes_between_those_that_are_repeated(tmp_path: Path, mo
     graphs = built(model, **settings)
     found, _ = train(graphs, run_file(model, **settings), "skipping", len(sizes), monkeypatch, sizes=sizes)
     check(found, expected)
+
+
+def test_messages_of_the_first_step_of_each_shape_pass_through_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that waits on the GPU holds up what loads a kernel."""
+    said: dict[int, list[bool]] = defaultdict(list)
+    plain = Wire.pass_through_host
+
+    def noted(wire: Wire, *, through: bool) -> None:
+        said[id(wire)].append(through)
+        plain(wire, through=through)
+
+    monkeypatch.setattr(Wire, "pass_through_host", noted)
+    model = stage_models.skipping(tmp_path / "model.onnx")
+    settings = changes("1f1b", 2, 1, 1, train__check_gradient=False)
+    sizes = [[8] * MICRO, [8] * MICRO, [8, 8, 8, 0], [8, 8, 8, 8], [8, 8, 8, 4], [8, 8, 8, 4]]
+    graphs, spec = built(model, **settings), run_file(model, **settings)
+    _, library = train(graphs, spec, "skipping", len(sizes), monkeypatch, sizes=sizes)
+    assert list(said.values()) == [[True, False, True, False, True, False]] * 2
+    before = library.sent
+    _, library = train(graphs, spec, "skipping", 1, monkeypatch)
+    assert library.sent < before - 2 * MICRO, "a single step sends nothing between passes through NCCL"
 
 
 def test_passes_are_captured_anew_when_more_activations_are_kept(
