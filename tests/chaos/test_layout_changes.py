@@ -3,7 +3,7 @@
 pytest -m chaos tests/chaos/test_layout_changes.py                               # twenty random changes, and with LAMB
 ORTFLOW_LAYOUT_CHANGES=all pytest -m chaos tests/chaos/test_layout_changes.py    # from each layout into each other
 
-Each part of the long walk is a test of its own: `-k part-3` runs one.
+Each part of the long walk is a test of its own: `-k part-0` runs the first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SUPPORT = Path(__file__).parent.parent / "support"
 FAULTS = SUPPORT / "faults"
 CHANGES = os.environ.get("ORTFLOW_LAYOUT_CHANGES", "20")
 SEED = int(os.environ.get("ORTFLOW_SEED", "0"))
-PART = 120
-"""Changes of a part of the long walk."""
+PART = 400
+"""Changes of a part of the long walk: the first part has all those between the first 16 layouts."""
 
 
 class Layout(NamedTuple):
@@ -66,9 +66,10 @@ LAYOUTS = [
 ]  # fmt: skip
 BATCH = 12
 """Samples of a step: a multiple of every number of replicas."""
-# Adam makes steps of the rounding of vanishing gradients, which adds up.
+# Adam makes steps of the rounding of vanishing gradients, which adds up. With a larger learning rate, so does rounding
+# in hundreds of steps: at 0.05 also two layouts that never change differ by 5% after 240.
 SGD: dict[str, Any] = {
-    "train__optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}, "train__clip_norm": 1.0,
+    "train__optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}, "train__clip_norm": 1.0,
 }  # fmt: skip
 LAMB: dict[str, Any] = {
     "train__optimizer": {"name": "lamb", "lr": 2e-3, "weight_decay": 0.1}, "train__clip_norm": 0.5,
@@ -103,7 +104,7 @@ def walks() -> list[Any]:
     found = [pytest.param(random_changes(count, some, SEED + 1), LAMB, id="lamb")]
     if CHANGES != "all":
         return found
-    parts = enumerate(parts_of(every_change(count), PART))
+    parts = enumerate(parts_of(every_change(count), PART), 1)
     return [*(pytest.param(part, SGD, id=f"part-{number}") for number, part in parts), *found]
 
 
