@@ -60,7 +60,7 @@ def test_the_run_is_that_without_zero(project: Project, undisturbed: Path, stage
     assert f"ZeRO stage {stage}: 2 moments x 4 bytes x " in logs(undisturbed)
     if stage == 3:
         assert there["parameters"] / 3 <= here["parameters"] < there["parameters"] / 3 + 4 * 64
-        assert "ZeRO stage 3: parameters and gradients 2 x 4 bytes x " in logs(undisturbed)
+        assert mentions(logs(undisturbed), "ZeRO stage 3 … 2 x 4 bytes x")
         assert 0 < here["messages"] < there["parameters"], "several layers"
 
 

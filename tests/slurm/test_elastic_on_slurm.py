@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster import ENDS, Cluster, slow
+from messages import says
 from project import Project, curve, evaluations, of_kind
 from testbed import Testbed, wait_until
 
@@ -52,7 +53,7 @@ def test_a_node_is_lost_and_comes_back(node: int, mpi: str, without_dropout: Clu
     assert run.records("start")[1]["elastic"] == f"3 of 4 nodes: {lost} is lost"
     assert run.restarts == 1, "the job itself starts again"
     run.until_attempt(1, 10)
-    assert run.status()["ranks"] == f"3, on 3 of 4 nodes: {lost} is lost"
+    assert says(run.status()["ranks"], f"3 … 3 of 4 nodes … {lost} is lost")
     assert "3 of 4" in without_dropout.ortflow("list").stdout
     testbed.node("start", lost)
     run.finish()
