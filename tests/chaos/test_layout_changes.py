@@ -2,8 +2,6 @@
 
 pytest -m chaos tests/chaos/test_layout_changes.py                               # twenty random changes, and with LAMB
 ORTFLOW_LAYOUT_CHANGES=all pytest -m chaos tests/chaos/test_layout_changes.py    # from each layout into each other
-
-Each part of the long walk is a test of its own: `-k part-3` runs one.
 """
 
 from __future__ import annotations
@@ -33,8 +31,6 @@ SUPPORT = Path(__file__).parent.parent / "support"
 FAULTS = SUPPORT / "faults"
 CHANGES = os.environ.get("ORTFLOW_LAYOUT_CHANGES", "20")
 SEED = int(os.environ.get("ORTFLOW_SEED", "0"))
-PART = 120
-"""Changes of a part of the long walk."""
 
 
 class Layout(NamedTuple):
@@ -66,9 +62,10 @@ LAYOUTS = [
 ]  # fmt: skip
 BATCH = 12
 """Samples of a step: a multiple of every number of replicas."""
-# Adam makes steps of the rounding of vanishing gradients, which adds up.
+# Adam makes steps of the rounding of vanishing gradients, which adds up. With a larger learning rate, so does rounding
+# in hundreds of steps: at 0.05 also two layouts that never change differ by 5% after 240.
 SGD: dict[str, Any] = {
-    "train__optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}, "train__clip_norm": 1.0,
+    "train__optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}, "train__clip_norm": 1.0,
 }  # fmt: skip
 LAMB: dict[str, Any] = {
     "train__optimizer": {"name": "lamb", "lr": 2e-3, "weight_decay": 0.1}, "train__clip_norm": 0.5,
@@ -85,11 +82,6 @@ def every_change(count: int) -> list[int]:
     return walk
 
 
-def parts_of(walk: list[int], changes: int) -> list[list[int]]:
-    """Walks of at most so many changes: each begins where the one before ends."""
-    return [walk[start : start + changes + 1] for start in range(0, len(walk) - 1, changes)]
-
-
 def random_changes(count: int, changes: int, seed: int) -> list[int]:
     chance, walk = random.Random(seed), [0]
     while len(walk) <= changes:
@@ -101,19 +93,12 @@ def walks() -> list[Any]:
     """The walks of ranks that stay, and what is trained."""
     count, some = len(LAYOUTS), 20 if CHANGES == "all" else int(CHANGES)
     found = [pytest.param(random_changes(count, some, SEED + 1), LAMB, id="lamb")]
-    if CHANGES != "all":
-        return found
-    parts = enumerate(parts_of(every_change(count), PART))
-    return [*(pytest.param(part, SGD, id=f"part-{number}") for number, part in parts), *found]
+    return [pytest.param(every_change(count), SGD, id="each-into-each"), *found] if CHANGES == "all" else found
 
 
 def test_a_walk_makes_each_change_once() -> None:
     walk = every_change(5)
-    every = [(a, b) for a in range(5) for b in range(5) if a != b]
-    assert sorted(pairwise(walk)) == every
-    parts = parts_of(walk, 7)
-    assert [len(part) for part in parts] == [8, 8, 7]
-    assert sorted(change for part in parts for change in pairwise(part)) == every
+    assert sorted(pairwise(walk)) == [(a, b) for a in range(5) for b in range(5) if a != b]
 
 
 def test_a_run_goes_through_layouts(tmp_path: Path) -> None:
