@@ -106,24 +106,7 @@ class RunSupervisor:
         int
             The exit code of the job's script.
         """
-        self._fence.watch(self._fenced)
-        self._lock()
-        request = read_request(self._run.stop_request)
-        if request is not None and request.get("reason") != "cancel":
-            # An earlier supervisor passed on a signal with it and could not remove it.
-            self._run.stop_request.unlink(missing_ok=True)
-        if not is_on_record(self._run.read_attempts(), self._job.id):
-            # The client that submitted it ended before the scheduler had answered.
-            self._record_submit(self._job.id, submission=submission_of(self._comment))
-        if message := damage_message(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
-            self._view.message(f"warning: {message}")
-        self._job.begin(self._run)
-        if self._job.restarts:
-            self._view.message(
-                f"started again by {self._job.scheduler} on {self._job.node}, restart {self._job.restarts}"
-            )
-        for note in pending_changes(self._run.read_attempts()):
-            self._view.message(note)
+        self._take_over()
         spec = self._spec
         if spec.elastic and self._job.nodes() is not None:
             script = self._run.root / self._job.folder / SCRIPT
@@ -153,6 +136,27 @@ class RunSupervisor:
             code = self._again()
             self._job.leave(self._run)
         return code
+
+    def _take_over(self) -> None:
+        """Keep others out of the run directory, and record what an earlier supervisor or the client could not."""
+        self._fence.watch(self._fenced)
+        self._lock()
+        request = read_request(self._run.stop_request)
+        if request is not None and request.get("reason") != "cancel":
+            # An earlier supervisor passed on a signal with it and could not remove it.
+            self._run.stop_request.unlink(missing_ok=True)
+        if not is_on_record(self._run.read_attempts(), self._job.id):
+            # The client that submitted it ended before the scheduler had answered.
+            self._record_submit(self._job.id, submission=submission_of(self._comment))
+        if message := damage_message(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
+            self._view.message(f"warning: {message}")
+        self._job.begin(self._run)
+        if self._job.restarts:
+            self._view.message(
+                f"started again by {self._job.scheduler} on {self._job.node}, restart {self._job.restarts}"
+            )
+        for note in pending_changes(self._run.read_attempts()):
+            self._view.message(note)
 
     def _lock(self) -> None:
         """Take the lock to show who supervises the run. Not required: the fence keeps others out."""

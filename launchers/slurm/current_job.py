@@ -8,9 +8,10 @@ from pathlib import Path
 
 from ortflow.launchers.batch.current_job import CurrentJob, Fate
 from ortflow.launchers.slurm.allocation import hostnames, lost, would_start
-from ortflow.launchers.slurm.commands import Slurm, run_in_job
+from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import WAITING, Job
 from ortflow.launchers.slurm.outcome import begin_job, leave_result
+from ortflow.launchers.slurm.runner import run_in_job
 from ortflow.launchers.slurm.sbatch import FOLDER
 from ortflow.launchers.slurm.srun_output import taken_away
 from ortflow.manifests.batch import SCRIPT

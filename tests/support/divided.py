@@ -151,7 +151,7 @@ def run_parts(
     try:
         results = parts.run(lambda part: run(graphs[part], _held(divided[part], given)))
     finally:
-        collectives.disconnect()
+        collectives.connected.clear()
     assert all(calls == parts.calls[0] for calls in parts.calls)
     return {name: run_together(name, divided, given, results) for name in results[0]}
 

@@ -68,9 +68,9 @@ def opened(path: Path, loss: Mapping[str, Any] | None = None, **changes: Any) ->
     return Model(spec, source, prepared, evaluate)
 
 
-def transformer(path: Path, *, layers: int = 4, dropout: float = 0.0, width: int = 32) -> Path:
+def transformer(path: Path, *, layers: int = 4, dropout: float = 0.0, width: int = 32, vocabulary: int = 0) -> Path:
     """A decoder with its output weights tied to the embedding."""
-    onnx.save(build(Config(layers, width, 2, TOKENS, VOCABULARY, dropout)), path)
+    onnx.save(build(Config(layers, width, 2, TOKENS, vocabulary or VOCABULARY, dropout)), path)
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from cuda_operators import (
     check_table_gradient,
     stored,
 )
-from emulated_cuda import EmulatedCall, needs_emulation
+from emulated_cuda import EmulatedCall, from_bytes, needs_emulation, to_bytes
 
 from ortflow.workflow.cuda import embedding, norm, nvrtc, softmax, source
 from ortflow.workflow.cuda.place import HALF
@@ -105,6 +106,42 @@ def test_addresses_that_are_not_multiples_of_16(offset: int) -> None:
 def test_cross_entropy(classes: int) -> None:
     for kinds in ((FLOAT, FLOAT), (FP16, FP16), (BF16, FLOAT)):
         check_cross_entropy(Emulated(), 1 if classes > 9000 else 11, classes, *kinds)
+
+
+@needs_emulation
+@pytest.mark.parametrize(("total", "edges"), [(37, [0, 19, 37]), (1500, [0, 30, 1100, 1500])])
+@pytest.mark.parametrize("kind", [FLOAT, BF16])
+def test_classes_that_parts_share(total: int, edges: list[int], kind: int) -> None:
+    compute, random, rows = Emulated(), np.random.default_rng(3), 9
+    scores = from_bytes(to_bytes(random.normal(0, 3, (rows, total)), kind), kind, (rows, total))
+    given = random.integers(0, total, rows)
+    given[3] = -100
+    labels, one = stored(given, INT64), (np.array(0.5, np.float32), FLOAT)
+    flags = {"ignore": -100}
+    loss, lse = compute("CrossEntropy", flags, [labels, (scores, kind)], [FLOAT, FLOAT])
+    (whole,) = compute("CrossEntropyGrad", flags, [labels, one, (scores, kind), (lse, FLOAT)], [kind])
+    parts = [(start, np.ascontiguousarray(scores[:, start:stop])) for start, stop in itertools.pairwise(edges)]
+    of_parts = [{**flags, "start": start, "total": total} for start, _ in parts]
+    most, sums, picked = np.array(
+        [
+            compute("CrossEntropyShare", of_part, [labels, (mine, kind)], [FLOAT] * 3)
+            for of_part, (_, mine) in zip(of_parts, parts, strict=True)
+        ]
+    ).transpose(1, 0, 2)
+    largest = most.max(axis=0)
+    np.testing.assert_array_equal(largest, scores.max(axis=1))
+    over_all = largest + np.log((sums * np.exp(most - largest)).sum(axis=0))
+    np.testing.assert_allclose(over_all, lse, rtol=1e-6)
+    counted = given != -100
+    np.testing.assert_allclose((over_all - picked.sum(axis=0))[counted].sum(), loss, rtol=1e-6)
+    dscores = [
+        compute("CrossEntropyGrad", of_part, [labels, one, (mine, kind), (lse, FLOAT)], [kind])[0]
+        for of_part, (_, mine) in zip(of_parts, parts, strict=True)
+    ]
+    np.testing.assert_array_equal(np.concatenate(dscores, axis=1), whole)
+    labels[0][5] = total
+    share = compute("CrossEntropyShare", of_parts[0], [labels, (parts[0][1], kind)], [FLOAT] * 3)
+    assert np.isnan(share[2]).tolist() == [place == 5 for place in range(rows)], "no class"
 
 
 @needs_emulation

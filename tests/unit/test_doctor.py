@@ -21,8 +21,8 @@ from ortflow.launchers.base import Submission
 from ortflow.launchers.findings import Level, fault, ok, summary, untested, warning
 from ortflow.launchers.interpreter import Interpreter
 from ortflow.launchers.machine import examine_machine, filesystem, runtime_finding
-from ortflow.launchers.slurm.commands import Answer
 from ortflow.launchers.slurm.doctor import examine_cluster
+from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.slurm.survey import Survey
 from ortflow.workflow.rundir import RunDir
 

@@ -365,11 +365,11 @@ FAILED: dict[str, Any] = {"event": "end"}
         ([START(1), GREW, START(2), GREW], 2, 1),
     ],
 )
-def test_growth_in_vain(records: list[dict[str, Any]], nodes: int, expected: int) -> None:
+def test_growth_without_more_nodes(records: list[dict[str, Any]], nodes: int, expected: int) -> None:
     assert failed_growths(records, nodes) == expected
 
 
-def test_after_growth_in_vain_a_job_keeps_its_nodes_for_longer() -> None:
+def test_after_growth_without_more_nodes_a_job_keeps_its_nodes_for_longer() -> None:
     nodes = allocated(2, START(2), GREW, job=FakeJob(2, 2))
     assert nodes.growing(59.0) is None
     assert nodes.growing(60.0) is not None

@@ -214,7 +214,7 @@ def test_health() -> None:
     assert seen == [32]
 
 
-def test_the_whole_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three GPUs, two ranks: two are tested, and their sum."""
     library = FakeCuda(3)
     monkeypatch.setattr(gpu_report, "cuda_runtime", lambda: Runtime(library))

@@ -14,6 +14,7 @@ from ortflow.launchers.batch.job_validity import revoked
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.slurm.current_job import fate_of
 from ortflow.launchers.slurm.jobs import read_scontrol, read_seconds
+from ortflow.launchers.slurm.mpirun_output import lost_node
 from ortflow.launchers.slurm.run_supervisor import placement_of
 from ortflow.launchers.slurm.srun_output import cancelled, first_end, never_launched, taken_away, verdict
 from ortflow.workflow.ranks import Place
@@ -72,6 +73,16 @@ error: node2 does not see the run directory /data/runs/a: it must be on storage 
 srun: error: node2: tasks 2-3: Exited with exit code 2
 """
 
+MPIRUN_LOST = """\
+[mpiexec@node1] control_cb (/mpich-5.0.2/src/pm/hydra/mpiexec/pmiserv_cb.c:280): assert (!closed) failed
+[mpiexec@node1] HYDT_dmxu_poll_wait_for_event (/mpich-5.0.2/src/pm/hydra/lib/tools/demux/demux_poll.c:76): callback \
+returned error status
+[mpiexec@node1] HYD_pmci_wait_for_completion (/mpich-5.0.2/src/pm/hydra/mpiexec/pmiserv_pmci.c:180): error waiting for \
+event
+[mpiexec@node1] main (/mpich-5.0.2/src/pm/hydra/mpiexec/mpiexec.c:270): process manager error waiting for completion
+"""
+"""Of mpirun under Slurm, four seconds after a node had been switched off."""
+
 
 @pytest.mark.parametrize(
     ("words", "expected"),
@@ -87,6 +98,18 @@ srun: error: node2: tasks 2-3: Exited with exit code 2
 )
 def test_the_first_task_that_srun_reports_is_the_cause(words: str, expected: dict[int, int]) -> None:
     assert first_end(words) == expected
+
+
+def test_mpirun_loses_a_node() -> None:
+    found = lost_node("mpich", MPIRUN_LOST, 255)
+    assert found is not None
+    assert (found.outcome, found.sentence) == (Outcome.LOST, "mpirun has lost the connection to a node")
+    # A rank has ended first, and its node's process with it; ranks have saved; a message of something else.
+    ended = "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 7 RUNNING AT node2\n=   EXIT CODE: 9\n"
+    assert lost_node("mpich", ended + MPIRUN_LOST, 9) is None
+    assert lost_node("mpich", MPIRUN_LOST, 75) is None
+    assert lost_node("mpich", "control_cb\n", 255) is None
+    assert lost_node("openmpi", MPIRUN_LOST, 255) is None
 
 
 def test_ranks_that_left_or_were_killed_give_no_verdict() -> None:

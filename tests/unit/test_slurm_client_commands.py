@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from fake_slurm import Fake
 
-from ortflow.launchers.slurm.commands import Answer, NoAnswer, Refused, Settings, Slurm, outside_of_jobs, run_here
+from ortflow.launchers.slurm.commands import NoAnswer, Refused, Slurm
+from ortflow.launchers.slurm.runner import Answer, Settings, outside_of_jobs, run_here
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER, UserError
 
 

@@ -25,9 +25,10 @@ from ortflow.launchers.batch.submitting import PATIENCE, PAUSE, InDoubt
 from ortflow.launchers.locks import hold
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm import probe
-from ortflow.launchers.slurm.commands import Answer, NoAnswer
+from ortflow.launchers.slurm.commands import NoAnswer
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest
+from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.slurm.sbatch import settings
 from ortflow.workflow.disk_space import Notice, OutOfDisk
 from ortflow.workflow.errors import UserError
@@ -201,7 +202,7 @@ def test_a_controller_that_is_slow_gets_one_job(tmp_path: Path, retry: float) ->
     assert events(wanted.run) == ["submitting", "submit"]
 
 
-def test_a_job_that_comes_into_the_queue_after_the_first_look(tmp_path: Path) -> None:
+def test_a_job_that_comes_into_the_queue_after_the_first_query(tmp_path: Path) -> None:
     fake, wanted = Fake(), replace(submission(tmp_path), retry=20.0)
     waiting: list[Job] = []
     squeue = fake.squeue

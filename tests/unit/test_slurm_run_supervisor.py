@@ -18,9 +18,10 @@ from ortflow.launchers.batch.current_job import PAUSE, Answer, Fate, requeue
 from ortflow.launchers.batch.run_supervisor import AWAY, CANCELLING, RunSupervisor
 from ortflow.launchers.batch.stopping import SETTLED, SIGNALS, JobStop
 from ortflow.launchers.records import State
-from ortflow.launchers.slurm.commands import Answer as Reply
-from ortflow.launchers.slurm.commands import Settings, Slurm
+from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.current_job import SlurmJob
+from ortflow.launchers.slurm.runner import Answer as Reply
+from ortflow.launchers.slurm.runner import Settings
 from ortflow.launchers.status import read_status
 from ortflow.launchers.stop import write_request
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED

@@ -20,10 +20,11 @@ from ortflow.launchers.batch import sweeps
 from ortflow.launchers.batch.submitting import InDoubt
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm import sweep
-from ortflow.launchers.slurm.commands import Answer, NoAnswer
+from ortflow.launchers.slurm.commands import NoAnswer
 from ortflow.launchers.slurm.current_job import SlurmJob
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher
+from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.sweeps import Sweep, read_sweep
 from ortflow.manifests.slurm import launch, script

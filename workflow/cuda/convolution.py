@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int64, c_void_p
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -42,10 +41,11 @@ _FLOAT = int(TensorProto.FLOAT)
 _ALIGNED = 256
 _BLOCK, _LARGEST_GRID = 256, 4096
 Write = Callable[[Any, Shape], Sequence[Any]]
+Pointers = Callable[[int], Sequence[int]]
 
 
 class Plan:
-    """A graph of cuDNN; `run` takes pointers in the order in which `write` returns values.
+    """A graph of cuDNN. `run` takes pointers in the order in which `write` returns values.
 
     cuDNN proposes algorithms, best first. `settle` takes the fastest of the first ones, by measurement, and keeps it as
     `lt` does.
@@ -70,8 +70,6 @@ class Plan:
         self._graph.build_plans()
         self.key = f"cuDNN {package.backend_version()}, {write.__name__}, {shape}, {rounds}"
         self.settled = False
-        self.seconds: float | None = None
-        """Of one run, if it was measured."""
 
     @property
     def workspace(self) -> int:
@@ -82,8 +80,8 @@ class Plan:
         """Queue it."""
         self._graph.execute(dict(zip(self._values, pointers, strict=True)), workspace, handle)
 
-    def settle(self, call: Call, pointers: Sequence[int], spare: int, handle: Any) -> None:
-        """Choose the algorithm, and wait for the GPU to measure if it was not chosen before."""
+    def settle(self, call: Call, pointers: Pointers, spare: int, handle: Any) -> None:
+        """Choose the algorithm, and wait for the GPU to measure if it was not chosen before. See `_run`."""
         key, names = f"{call.gpu}, {self.key}", self._names()
         found = choices().find(key)
         self.settled = True
@@ -95,8 +93,10 @@ class Plan:
             if len(tried) < TRIED and self._selects(place):
                 tried.append((place, name))
                 seconds.append(self._seconds(call, pointers, spare, handle))
-        place, name = tried[fastest(seconds)]
-        self.seconds = seconds[fastest(seconds)]
+        try:
+            place, name = tried[fastest(seconds)]
+        except ValueError as error:
+            raise OrtflowError(f"cuDNN: {error} of {self.key}") from error
         kept = choices().settle(key, name.encode())
         if not any(each.encode() == kept and self._selects(other) for other, each in names):
             self._selects(place)
@@ -113,14 +113,15 @@ class Plan:
             return False
         return self.workspace <= LARGEST_WORKSPACE
 
-    def _seconds(self, call: Call, pointers: Sequence[int], spare: int, handle: Any) -> float | None:
-        memory = call.scratch(max(spare + self.workspace, 1)) + spare
+    def _seconds(self, call: Call, pointers: Pointers, spare: int, handle: Any) -> float | None:
+        memory = call.scratch(max(spare + self.workspace, 1))
+        given = pointers(memory)
         try:
-            self.run(pointers, memory, handle)
+            self.run(given, memory + spare, handle)
             runtime().wait(call.stream)
             begun = time.perf_counter()
             for _ in range(ROUNDS):
-                self.run(pointers, memory, handle)
+                self.run(given, memory + spare, handle)
             runtime().wait(call.stream)
         except Exception:  # noqa: BLE001 - the types are only defined in the package
             return None
@@ -138,7 +139,7 @@ def _given(graph: Any, name: str, shape: Shape, sizes: Sequence[int]) -> Any:
 
 def _made(value: Any, shape: Shape, sizes: Sequence[int]) -> Any:
     dims, strides = shape.layout(sizes)
-    return value.set_output(True).set_dim(dims).set_stride(strides).set_data_type(_kind(shape.result))
+    return value.set_output(True).set_dim(dims).set_stride(strides).set_data_type(_kind(shape.type))
 
 
 def _places(shape: Shape) -> dict[str, list[int]]:
@@ -178,16 +179,19 @@ class _Plans:
     """The plans of this process."""
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[str, Shape, bool], Plan | str] = {}
+        self._plans: dict[tuple[str, Shape, bool], Plan] = {}
 
-    def find(self, shape: Shape, write: Write, handle: Any, *, rounds: bool) -> Plan | str:
-        """The plan, or why there is none."""
+    def find(self, shape: Shape, write: Write, handle: Any, *, rounds: bool) -> Plan:
+        """The plan. Raises OrtflowError if cuDNN has no algorithm."""
         key = write.__name__, shape, rounds
         if key not in self._plans:
             try:
                 self._plans[key] = Plan(shape, write, handle, rounds=rounds)
             except Exception as error:  # noqa: BLE001 - the types are only defined in the package
-                self._plans[key] = " ".join(str(error).split())[:300]
+                why = " ".join(str(error).split())[:300]
+                raise OrtflowError(
+                    f"cuDNN does not support the {write.__name__.replace('_', ' ')} of {shape}: {why}"
+                ) from None
         return self._plans[key]
 
 
@@ -196,21 +200,33 @@ def _plans() -> _Plans:
     return _Plans()
 
 
-def _run(call: Call, shape: Shape, write: Write, pointers: Sequence[int], spare: int = 0) -> Plan | str:
-    """Queue a pass, and return its plan; `spare` bytes of the scratch memory are left free in front. Or why not."""
+def _run(call: Call, shape: Shape, write: Write, pointers: Pointers, spare: int = 0) -> int:
+    """Queue a pass.
+
+    Parameters
+    ----------
+    pointers
+        From the scratch memory to the values that `write` returns.
+    spare
+        Bytes at the beginning of the scratch memory that the pass may write a value to.
+
+    Returns
+    -------
+    int
+        The scratch memory.
+
+    Raises
+    ------
+    OrtflowError
+        If cuDNN has no algorithm.
+    """
     handle = cudnn_library().handle(call.stream)
     plan = _plans().find(shape, write, handle, rounds=call.rounds)
-    if isinstance(plan, str):
-        return plan
     if not plan.settled and not call.captured:
         plan.settle(call, pointers, spare, handle)
-    plan.run(pointers, call.scratch(max(spare + plan.workspace, 1)) + spare, handle)
-    return plan
-
-
-def _check(plan: Plan | str, shape: Shape, write: Write) -> None:
-    if isinstance(plan, str):
-        raise OrtflowError(f"cuDNN does not support the {write.__name__.replace('_', ' ')} of {shape}: {plan}")
+    memory = call.scratch(max(spare + plan.workspace, 1))
+    plan.run(pointers(memory), memory + spare, handle)
+    return memory
 
 
 class _Node:
@@ -227,9 +243,9 @@ class Convolution(_Node):
     def run(self, call: Call) -> None:
         """See Operator."""
         x, w = call.given(0), call.given(1)
-        shape = shape_of(self._windows, call.types[0], image=x, weight=w)
+        shape = shape_of(self._windows, image=x, weight=w)
         y = call.output(0, shape.stored(shape.made))
-        _check(_run(call, shape, forward, (x.pointer, w.pointer, y)), shape, forward)
+        _run(call, shape, forward, lambda _: (x.pointer, w.pointer, y))
 
 
 class ConvolutionDataGrad(_Node):
@@ -238,29 +254,25 @@ class ConvolutionDataGrad(_Node):
     def run(self, call: Call) -> None:
         """See Operator."""
         dy, w = call.given(0), call.given(1)
-        shape = shape_of(self._windows, call.types[0], weight=w, made=dy, sizes=self._sizes)
+        shape = shape_of(self._windows, weight=w, made=dy, sizes=self._sizes)
         dx = call.output(0, shape.stored(shape.image))
-        _check(_run(call, shape, data_gradient, (dy.pointer, w.pointer, dx)), shape, data_gradient)
+        _run(call, shape, data_gradient, lambda _: (dy.pointer, w.pointer, dx))
 
 
 class ConvolutionWeightGrad(_Node):
     """See the module's docstring."""
 
     def run(self, call: Call) -> None:
-        """See Operator. Where cuDNN does not write fp32, halves are converted."""
+        """See Operator. Halves are converted: where cuDNN writes fp32 itself, ResNet-50 takes twice as long."""
         dy, x = call.given(0), call.given(1)
-        shape = shape_of(self._windows, _FLOAT, image=x, made=dy)
+        shape = shape_of(self._windows, image=x, made=dy)
         dw = call.output(0, shape.stored(shape.weight))
-        plan = _run(call, shape, weight_gradient, (dy.pointer, x.pointer, dw))
-        if not isinstance(plan, str):
-            return
         if shape.type == _FLOAT:
-            _check(plan, shape, weight_gradient)
-        half, count = replace(shape, result=shape.type), math.prod(shape.weight)
+            _run(call, shape, weight_gradient, lambda _: (dy.pointer, x.pointer, dw))
+            return
+        count = math.prod(shape.weight)
         spare = -(-2 * count // _ALIGNED) * _ALIGNED
-        # Larger memory must not replace this one between the two kernels.
-        rounded = call.scratch(spare + LARGEST_WORKSPACE)
-        _check(_run(call, half, weight_gradient, (dy.pointer, x.pointer, rounded), spare), half, weight_gradient)
+        rounded = _run(call, shape, weight_gradient, lambda memory: (dy.pointer, x.pointer, memory), spare)
         grid = min(-(-count // _BLOCK), _LARGEST_GRID)
         text = source("convolution", (("X", shape.type),))
         call.launch(text, "widen", grid, _BLOCK, c_void_p(rounded), c_void_p(dw), c_int64(count))

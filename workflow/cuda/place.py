@@ -27,6 +27,7 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "RMSNormalizationGrad": (frozenset({0, 1, 4}), frozenset({0})),
     "CrossEntropy": (frozenset({1}), frozenset()),
     "CrossEntropyGrad": (frozenset({2}), frozenset({0})),
+    "CrossEntropyShare": (frozenset({1}), frozenset()),
     "ColumnSums": (frozenset({0}), frozenset()),
     "TableGrad": (frozenset({1}), frozenset({0})),
     "Softmax": (frozenset({0, 1}), frozenset({0})),

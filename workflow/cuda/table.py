@@ -40,6 +40,7 @@ OPERATORS: Mapping[str, type[Operator]] = {
     "RMSNormalizationGrad": norm.RMSNormalizationGrad,
     "CrossEntropy": cross_entropy.CrossEntropy,
     "CrossEntropyGrad": cross_entropy.CrossEntropyGrad,
+    "CrossEntropyShare": cross_entropy.CrossEntropyShare,
     "ColumnSums": sums.ColumnSums,
     "Product": product.Product,
     "ShardsBegin": shards.ShardsBegin,

@@ -63,8 +63,6 @@ class Shape:
     """The key of a plan. `image` is [samples, channels, height, width], whatever the layout."""
 
     type: int
-    result: int
-    """Element type of what is computed."""
     image: tuple[int, int, int, int]
     outputs: int
     """Channels of the convolution's result."""
@@ -94,7 +92,7 @@ class Shape:
 
 
 def shape_of(
-    windows: Windows, result: int, *, image: Tensor | None = None, weight: Tensor | None = None,
+    windows: Windows, *, image: Tensor | None = None, weight: Tensor | None = None,
     made: Tensor | None = None, sizes: Sequence[int] = (),
 ) -> Shape:  # fmt: skip
     """The key of a plan, from two of its three values; `sizes` are those of the image if it is not given.
@@ -119,7 +117,7 @@ def shape_of(
     source = weight if weight is not None else made
     assert source is not None
     outputs = plain(source)[0 if weight is not None else 1]
-    found = Shape(given[0].type, result, (samples, channels, height, width), outputs, windows)
+    found = Shape(given[0].type, (samples, channels, height, width), outputs, windows)
     expected = {"weight": (weight, found.weight), "result": (made, found.made)}
     for name, (tensor, dims) in expected.items():
         if tensor is not None and plain(tensor) != dims:

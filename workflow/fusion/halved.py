@@ -21,6 +21,7 @@ from ortflow.workflow.fusion.residual import add_residuals
 from ortflow.workflow.graph.attention.find import attend
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.ir import shared_entropy
 from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import Editor, replace, scalar
 from ortflow.workflow.graph.optimize import rewrites
@@ -75,6 +76,7 @@ def scaled(model: onnx.ModelProto, parameters: Collection[str], precision: str) 
     log lines.
     """
     forward, notes = attend(model, parameters)
+    shared_entropy.shared(forward)
     if precision == "fp16":
         _scale(forward.graph)
     else:
@@ -87,6 +89,7 @@ def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) ->
     """A differentiated graph in half precision, with ortflow's operators, before elementwise nodes are fused."""
     kind = HALVES[precision]
     drop_copies(train.graph)
+    shared_entropy.spread(train)
     train = computed_again(add_residuals(completed(train, halves=True)))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
     return put_products(on_cuda(train), kind)

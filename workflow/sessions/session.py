@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -301,6 +301,12 @@ class Binding:
         made = self._binding.get_outputs() if outputs else []
         places = {name: place for place, name in enumerate(self._bound)}
         return {name: made[places[name]] for name in outputs}
+
+    def keep(self, made: Mapping[str, onnxruntime.OrtValue]) -> None:
+        """Let later runs write what `run_for` has made to the same memory, until `forget`."""
+        for name, value in made.items():
+            self._kept[name] = value
+            self._binding.bind_ortvalue_output(name, value)
 
     def forget(self, outputs: Iterable[str]) -> None:
         """Give the memory of outputs back that `run_for` has left."""

@@ -28,6 +28,8 @@ _SCALES = (65536.0, 1024.0, 16.0, 1.0)
 class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
     """See the module."""
 
+    _queues = True
+
     def _loss_of(self, batch: MicroBatch, seed: int) -> float:
         # The passes add to the tail on the device.
         self._tail.fill(0)

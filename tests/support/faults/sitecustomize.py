@@ -31,7 +31,7 @@ def inject(what: str) -> None:
 def die_lending(tensors: int) -> None:
     from ortflow.workflow.trainer.lent_tensors import LentTensors
 
-    whole, sent = LentTensors._pieces, [0]
+    whole, sent = LentTensors.pieces_of, [0]
 
     def pieces(self: LentTensors, *arguments: object) -> object:
         sent[0] += 1
@@ -39,7 +39,7 @@ def die_lending(tensors: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(self, *arguments)  # type: ignore[arg-type]
 
-    LentTensors._pieces = pieces  # type: ignore[assignment,method-assign]
+    LentTensors.pieces_of = pieces  # type: ignore[assignment,method-assign]
 
 
 def install() -> None:

@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph.autodiff.reverse import LOSS_GRADIENT
-from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir import shared_entropy, walk
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described
 from ortflow.workflow.graph.ir.order import needed_by, prune, sort_nodes
@@ -202,7 +202,7 @@ def _is_copyable(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> b
         return on and inputs[1] in constants and len(node.output) > 1 and bool(node.output[1])
     if is_collective(node):
         return kind_of(node) == Kind.COPY
-    return node.op_type not in _DRAWS and not list(walk.subgraphs(node))
+    return node.op_type not in (*_DRAWS, shared_entropy.OPERATOR) and not list(walk.subgraphs(node))
 
 
 def _drop_again(edit: Editor, value: str, mask: str, ratio: np.ndarray, output: str) -> None:
