@@ -184,7 +184,9 @@ def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> 
             "parameters": f"{ITEM} B x ({trained}{ranks}{behind})",
             "gradients": f"{ITEM} B x ({trained}{ranks}{statistics})",
             "moments": f"{kept} x {ITEM} B x {trained}{ranks}",
-            "messages": f"{ITEM} B x ({layer:,} of the largest layer + {message:,} of gradients)",
+            "messages": f"{ITEM} B x {message:,} of a layer's gradients"
+            if spec.on_gpus
+            else f"{ITEM} B x ({layer:,} of the largest layer + {message:,} of gradients)",
         }
     all_moments = f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}"
     staging = staging_elements(index, spec)
