@@ -26,7 +26,7 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "CrossEntropy": (frozenset({1}), frozenset()),
     "CrossEntropyGrad": (frozenset({2}), frozenset({0})),
     "ColumnSums": (frozenset({0}), frozenset()),
-    "TableGrad": (frozenset({1}), frozenset({0})),
+    "TableGrad": (frozenset({1, 2}), frozenset({0})),
     "Softmax": (frozenset({0, 1}), frozenset({0})),
     "SoftmaxGrad": (frozenset({0, 1}), frozenset({0})),
     "Attention": (frozenset({0, 1, 2}), frozenset({0})),

@@ -119,7 +119,9 @@ class _Pass:
             alone = node.op_type in self._alone
             given, made = node.input, node.output
             self._inputs(copy, [i for i in takes if i < len(given) and (alone or given[i] in self._stored)])
-            self._make(copy, [i for i in gives if i < len(made) and (alone or self._is_large(made[i]))])
+            # What the graph gives back is fp32: no rounding and no Cast behind it.
+            halves = [i for i in gives if i < len(made) and self._is_large(made[i]) and made[i] not in self._outputs]
+            self._make(copy, [i for i in gives if i < len(made)] if alone else halves)
         elif not node.domain and node.op_type in SIZES:
             self._inputs(copy, [i for i, name in enumerate(node.input) if name in self._stored])
         elif self._is_mover(node) and all(name in self._stored for name in node.input if self._is_fp32(name)):

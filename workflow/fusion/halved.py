@@ -15,9 +15,11 @@ from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
 from ortflow.workflow.fusion.again import computed_again
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
+from ortflow.workflow.fusion.losses import join_losses
 from ortflow.workflow.fusion.packed import pack
 from ortflow.workflow.fusion.products import put_products
 from ortflow.workflow.fusion.residual import add_residuals
+from ortflow.workflow.fusion.summed import sum_in_norms
 from ortflow.workflow.graph.attention.find import attend
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -66,7 +68,7 @@ def halved(
     train, trained = differentiate(forward, list(parameters), SCALED)
     replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
     recompute(train.graph, again)
-    fused, _ = fuse(in_half(train, trained, precision))
+    fused, _ = fuse(join_losses(in_half(train, trained, precision)))
     return fused, notes
 
 
@@ -87,7 +89,7 @@ def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) ->
     """A differentiated graph in half precision, with ortflow's operators, before elementwise nodes are fused."""
     kind = HALVES[precision]
     drop_copies(train.graph)
-    train = computed_again(add_residuals(completed(train)))
+    train = computed_again(sum_in_norms(add_residuals(completed(train))))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
     return put_products(on_cuda(train), kind)
 
