@@ -26,7 +26,7 @@ class Measured:
     seconds: list[float]
     losses: list[float]
     values: int
-    """Highest bytes of graphs, libraries and data on rank 1: rank 0 also has all parameters for a moment."""
+    """Highest bytes of graphs, libraries and data on rank 1: rank 0 also builds the graphs."""
 
 
 def train(arguments: argparse.Namespace, runs: Path, shared: bool) -> Measured:

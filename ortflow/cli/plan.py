@@ -71,10 +71,11 @@ def plan(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """List the layouts of a run that fit a number of ranks and their memory, the fastest first.
+    """List ways to divide a run over ranks, the fastest first.
 
-    A layout is data x pipeline x horizontal parallelism, with a schedule and a ZeRO stage. Memory and seconds per step
-    are predicted; nothing is trained. Keys to copy into the run file are printed for the first, or for --layout N.
+    Lists the layouts that fit a number of ranks and their memory. A layout is data x pipeline x horizontal parallelism,
+    with a schedule and a ZeRO stage. Memory and seconds per step are predicted; nothing is trained. Keys to copy into
+    the run file are printed for the first, or for --layout N.
     """
     import yaml
 
@@ -109,14 +110,10 @@ def _not_counted(written: RunSpec, fitting: list[Candidate]) -> Iterator[str]:
     unknown = max(len(each.memory.peak.unknown) for each in fitting)
     if unknown:
         yield f"Memory leaves out up to {unknown} values of a layout, because their size is unknown."
-    if (
-        written.export.enabled
-        and not written.on_gpus
-        and any(each.layout.data < each.layout.grid.world_size for each in fitting)
-    ):
+    if written.train.check_gradient and any(each.layout.zero == 3 for each in fitting):
         yield (
-            "Memory is that of training: under pipeline and horizontal, rank 0 also holds the whole model before the "
-            "first step and for the export (export.enabled: false avoids it)."
+            "Memory leaves out the check of the gradient before the first step, in which rank 0 holds all parameters "
+            "and gradients under zero 3 (train.check_gradient: false avoids it)."
         )
 
 

@@ -45,7 +45,7 @@ def graphs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             "resources": {"gpus_per_rank": 1},
         }
     )
-    graphs = build_graphs(spec, "cpu", folder / "graphs")
+    graphs = build_graphs(spec, folder / "graphs")
     update = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
     graphs.optimizer.write_bytes(compose(update).SerializeToString())
     write_forms(graphs, request.param)

@@ -41,6 +41,7 @@ def save(
     buffers: Mapping[str, HostBuffer],
     world_size: int = 2,
     attempt: int = 0,
+    index: FlatIndex = INDEX,
     **progress: Any,
 ) -> Manifest:
     """A committed checkpoint of `world_size` ranks; `progress` is recorded besides the counters."""
@@ -51,7 +52,7 @@ def save(
     records = [status.record for status in statuses if status.record is not None]
     assert len(records) == world_size, statuses
     output = progress_of(step, **progress)
-    return commit(store, step, attempt, records, buffers=specs(buffers), index=INDEX, progress=output, environment={})
+    return commit(store, step, attempt, records, buffers=specs(buffers), index=index, progress=output, environment={})
 
 
 def same(loaded: Mapping[str, Any], buffers: Mapping[str, HostBuffer]) -> bool:

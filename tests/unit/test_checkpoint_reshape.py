@@ -6,7 +6,7 @@ import errno
 import os
 import random
 import subprocess
-import tracemalloc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from ortflow.workflow.checkpoint.load import load
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.reshape import merge, reshape
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.checkpoint.verify import verify
+from ortflow.workflow.checkpoint.verify import FILES_AT_ONCE, verify
+from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.layout import FlatIndex, Tensor
 
 
 @pytest.fixture
@@ -85,15 +87,37 @@ def test_merged_tensors_have_their_names_and_shapes(store: DirectoryStore, tmp_p
     assert np.array_equal(whole["counters"], buffers["counters"].array)
 
 
-def test_memory_is_one_piece(store: DirectoryStore, tmp_path: Path) -> None:
-    save(store, 1, state(1, 10_000_000), 2)
-    tracemalloc.start()
-    try:
-        reshape(store, 1, 3, DirectoryStore(tmp_path / "reshaped"))
-        merge(store, 1, tmp_path / "model.safetensors", moments=True)
-        assert tracemalloc.get_traced_memory()[1] < 6 * module.CHUNK
-    finally:
-        tracemalloc.stop()
+PROGRAM = """
+import sys
+from pathlib import Path
+from ortflow.workflow.checkpoint.reshape import merge, reshape
+from ortflow.workflow.checkpoint.store import DirectoryStore
+
+def held(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+store, output = DirectoryStore(Path(sys.argv[1])), Path(sys.argv[2])
+Path("/proc/self/clear_refs").write_text("5")
+before = held("VmRSS")
+reshape(store, 1, 2, DirectoryStore(output / "reshaped"))
+merge(store, 1, output / "model.safetensors", moments=True)
+print(held("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the highest memory of a process from /proc")
+def test_memory_does_not_grow_with_the_state(tmp_path: Path) -> None:
+    """The resident memory of a process: four pieces that are read in parallel, for 48 MB in tensors as for 192 MB."""
+    for count in (6, 24):
+        index = FlatIndex.place(Tensor(f"t{number}", (1_000_000,), "decay") for number in range(count))
+        buffers = {name: HostBuffer(np.ones(index.size, np.float32)) for name in ("parameters", "moment_1")}
+        save(DirectoryStore(tmp_path / str(count) / "from"), 1, buffers, 4, index=index)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path / str(count) / "from"), str(tmp_path / str(count))],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert int(done.stdout) < FILES_AT_ONCE * module.CHUNK + (8 << 20), f"{count} tensors"
 
 
 def test_a_damaged_source_is_named_and_nothing_is_written(store: DirectoryStore, tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from ortflow.workflow.disk_space import FULL, OutOfDisk, is_full
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, placed_of, with_kernels_of
 from ortflow.workflow.parallel.division import NAME
 from ortflow.workflow.rundir import sync_directory, write_atomically
@@ -68,3 +70,9 @@ def _remove_division(root: Path) -> None:
     (root / NAME).unlink(missing_ok=True)
     for folder in root.glob("part-[0-9]*"):
         shutil.rmtree(folder)
+
+
+def serialized(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> bytes:
+    """The model with exactly these inputs, in this order, including inputs that it does not read."""
+    replace(model.graph.input, inputs)
+    return bytes(model.SerializeToString(deterministic=True))

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.division.again import gather_again
+from ortflow.workflow.graph.division.regather import gather_again
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import import_domain

@@ -24,6 +24,7 @@
 #define WARPS 8             /* of a block that sums; each has sums of its own */
 #define BLOCKS_SUMMING 528  /* the same on every GPU, so that the sums have the same bits */
 #define ROWS_A_WARP 4
+#define MOST_OUTPUTS 64
 #ifndef PROVIDER
 #define PROVIDER "CUDAExecutionProvider" /* the tests of this file have none */
 #endif
@@ -55,7 +56,7 @@ typedef struct {
     CustomOp op; /* first: ONNX Runtime hands its address back */
     char *name;
     size_t inputs, outputs;
-    int types[MOST_INPUTS + RESULTS]; /* ONNX's numbers; negative for an input that is left out */
+    int types[MOST_INPUTS + MOST_OUTPUTS]; /* ONNX's numbers; negative for an input that is left out */
 } Declared;
 
 /* Of a fused kernel: for one element a thread, for `lanes`, and for `lanes` without strides and 64-bit places; and, if it
@@ -139,6 +140,17 @@ static int op_yes(const CustomOp *op) { return (void)op, 1; }
 
 static int is_fused(const Declared *one) { return !strncmp(one->name, "Fused", 5); }
 static int is_summing(const Declared *one) { return !strncmp(one->name, "FusedSums", 9); }
+
+/* Outputs of ShardsReady are its inputs, in the same memory. */
+static int is_view(const Declared *one) { return !strncmp(one->name, "ShardsReady", 11); }
+
+static size_t op_aliases(int **inputs, int **outputs) {
+    static int places[MOST_OUTPUTS];
+    for (int i = 0; i < MOST_OUTPUTS; i++) places[i] = i;
+    *inputs = *outputs = places;
+    return MOST_OUTPUTS;
+}
+static void op_keep(int *inputs, int *outputs) { (void)inputs, (void)outputs; }
 
 static Status *create(const CustomOp *op, const Api *api, const Info *info, void **out) {
     Kernel *kernel = calloc(1, sizeof *kernel);
@@ -369,7 +381,7 @@ static Status *compute(void *state, Context *context) {
 /* An operator that sessions made from now on know; `types` are those of the inputs, then of the outputs. 0 where it is
  * not taken. */
 int ortflow_cuda_declare(const char *name, size_t inputs, size_t outputs, const int *types) {
-    if (inputs > MOST_INPUTS || outputs > RESULTS) return 0;
+    if (inputs > MOST_INPUTS || outputs > MOST_OUTPUTS) return 0;
     pthread_mutex_lock(&lock);
     int found = 0;
     for (size_t i = 0; i < declared_count && !found; i++) found = !strcmp(declared[i]->name, name);
@@ -397,6 +409,8 @@ int ortflow_cuda_declare(const char *name, size_t inputs, size_t outputs, const 
             .like_outputs = op_yes,
             .create = create,
             .compute = compute,
+            .aliases = is_view(one) ? op_aliases : NULL,
+            .release_aliases = op_keep,
         };
         declared[declared_count++] = one;
         found = 1;

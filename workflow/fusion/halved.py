@@ -25,7 +25,7 @@ from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import Editor, replace, scalar
-from ortflow.workflow.graph.optimize import rewrites
+from ortflow.workflow.graph.optimize import rewrites, shared_entropy
 from ortflow.workflow.graph.optimize.on_cuda import on_cuda
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM
@@ -77,6 +77,7 @@ def scaled(model: onnx.ModelProto, parameters: Collection[str], precision: str) 
     log lines.
     """
     forward, notes = attend(model, parameters)
+    shared_entropy.shared(forward)
     if precision == "fp16":
         _scale(forward.graph)
     else:
@@ -89,7 +90,8 @@ def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) ->
     """A differentiated graph in half precision, with ortflow's operators, before elementwise nodes are fused."""
     kind = HALVES[precision]
     drop_copies(train.graph)
-    train = computed_again(sum_in_norms(add_residuals(completed(train))))
+    shared_entropy.spread(train)
+    train = computed_again(sum_in_norms(add_residuals(completed(train, halves=True))))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
     return put_products(on_cuda(train), kind)
 

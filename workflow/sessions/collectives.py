@@ -47,11 +47,6 @@ def connect(library: Path, channels: Mapping[int, Communicator]) -> None:
     ctypes.CDLL(str(library)).ortflow_collective_setup(ctypes.cast(_callback, ctypes.c_void_p))
 
 
-def disconnect() -> None:
-    """Forget all communicators: collectives fail from now on."""
-    connected.clear()
-
-
 def keep_error(error: BaseException) -> None:
     """Have it raised where this thread's run ends."""
     _raised.error = error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,16 @@ class Sessions:
             return self
         sessions = copy.copy(self)
         sessions.device = device
+        return sessions
+
+    def on_host(self) -> Sessions:
+        """Those that compute on the CPU, with ONNX Runtime's own kernels if the device is another one."""
+        if self.device.kind == "cpu":
+            return self
+        from ortflow.workflow.device.cpu import CpuDevice
+
+        sessions = copy.copy(self)
+        sessions.device, sessions._kernels, sessions._fused = CpuDevice(), None, None
         return sessions
 
     def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
@@ -170,8 +180,8 @@ def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
     """Free each value after its last reader; results do not change.
 
     By default, ONNX Runtime keeps the memory of a dead value for a later one of its shape, reserves a block for a whole
-    run
-    beside the memory it has already, runs the nodes of weight gradients last, and gives each session memory of its own.
+    run beside the memory it has already, runs the nodes of weight gradients last, and gives each session memory of its
+    own.
     """
     options.enable_mem_reuse = False
     options.enable_mem_pattern = False
@@ -299,6 +309,12 @@ class Binding:
         made = self._binding.get_outputs() if outputs else []
         places = {name: place for place, name in enumerate(self._bound)}
         return {name: made[places[name]] for name in outputs}
+
+    def keep(self, made: Mapping[str, onnxruntime.OrtValue]) -> None:
+        """Let later runs write what `run_for` has made to the same memory, until `forget`."""
+        for name, value in made.items():
+            self._kept[name] = value
+            self._binding.bind_ortvalue_output(name, value)
 
     def forget(self, outputs: Iterable[str]) -> None:
         """Give the memory of outputs back that `run_for` has left."""

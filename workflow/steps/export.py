@@ -22,7 +22,7 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.disk_space import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.kept import damage
+from ortflow.workflow.graph_hashes import damage
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
@@ -57,13 +57,22 @@ def try_export(context: Context) -> None:
     """
     if not context.spec.export.enabled or context.progress.step:
         return
-    tolerance = context.spec.export.tolerance
-    context.trainer.before_export()
-    context.try_on_rank_0(lambda: context.trainer.export(output(context), samples(context)[:1], tolerance, trial=True))
+    trainer, tolerance = context.trainer, context.spec.export.tolerance
+
+    def make() -> None:
+        try:
+            trainer.export(output(context), samples(context)[:1], tolerance, trial=True)
+        finally:
+            trainer.after_export()
+
+    trainer.before_export()
+    if not context.leads:
+        trainer.lend()
+    context.try_on_rank_0(make)
 
 
 def export(context: Context) -> None:
-    """Write and check the model. Rank 0 does the work: it has, or gathers, all parameters.
+    """Write and check the model. Rank 0 does the work: it has the parameters, or reads them from the others.
 
     If that fails, the error says that training is done, where the parameters are, and how to export them later.
     """
@@ -86,6 +95,10 @@ def export(context: Context) -> None:
         else:
             context.events.write("export", path=str(path), max_difference=difference)
             print(f"exported {path}, {deviation(difference)}", flush=True)
+        finally:
+            context.trainer.after_export()
+    else:
+        context.trainer.lend()
     if context.world.broadcast_object(asked):
         context.leave(context.stop.reason or "another rank")
 

@@ -67,8 +67,8 @@ class Prepared:
     fingerprint: str = ""
     """Hash of all inputs of `prepare`, compared by the next `prepare`."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Hash of each file in the folder, by name, as `ortflow.workflow.kept.hashes_of` returns them. If a file has
-    changed, an export of a checkpoint calls `prepare` again.
+    """Hash of each file in the folder, by name, as `ortflow.workflow.graph_hashes.hashes_of` returns them. If a
+    file has changed, an export of a checkpoint calls `prepare` again.
     """
 
 
@@ -314,7 +314,15 @@ class Trainer(Protocol):
         return
 
     def before_export(self) -> None:
-        """Bring to rank 0 what it needs for `export`; called by all ranks before it, and before `end_training`."""
+        """Prepare for `export`; called by all ranks before it, and before `end_training`."""
+        return
+
+    def lend(self) -> None:
+        """Send rank 0 what it asks for while it exports, until it has called `after_export`; called by the others."""
+        return
+
+    def after_export(self) -> None:
+        """Let the ranks that `lend` go on; called by rank 0 after its last `export`, also if that failed."""
         return
 
     def export(

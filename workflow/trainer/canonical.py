@@ -118,24 +118,6 @@ class CanonicalState:
             held.done()
 
 
-def to_first(world: Communicator, shared: Shard) -> Buffer | None:
-    """Gather a buffer on rank 0 from each rank's share; returns None on the others. Collective.
-
-    On rank 0, memory for the whole buffer is needed.
-    """
-    if world.rank:
-        for start in range(0, shared.part.count, PIECE):
-            world.send(shared.part.slice(start, min(start + PIECE, shared.part.count)), 0)
-        return None
-    whole = HostBuffer(np.zeros(shared.count, shared.dtype))
-    whole.slice(shared.start, shared.stop).write(shared.part.read())
-    for rank in range(1, world.world_size):
-        first, last = share(shared.count, rank, world.world_size)
-        for start in range(first, last, PIECE):
-            world.receive(whole.slice(start, min(start + PIECE, last)), rank)
-    return whole
-
-
 def swap(
     world: Communicator,
     outgoing: Callable[[int], Runs],

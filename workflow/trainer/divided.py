@@ -15,17 +15,18 @@ from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.environment import LAYOUT
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.memory import ITEM, KEPT
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
-from ortflow.workflow.trainer.canonical import PARAMETERS, CanonicalState, to_first
+from ortflow.workflow.trainer.canonical import PARAMETERS, CanonicalState
 from ortflow.workflow.trainer.divided_check import DividedCheck, key_of
 from ortflow.workflow.trainer.environment import environment_of
 from ortflow.workflow.trainer.first_gradient import cut, rows_of
-from ortflow.workflow.trainer.inference import export_checked
+from ortflow.workflow.trainer.lent_tensors import LentTensors
+from ortflow.workflow.trainer.mapped_export import export_mapped
 from ortflow.workflow.trainer.part import PartTrainer
 
 
@@ -65,7 +66,7 @@ class DividedTrainer(Trainer):
         self._part, self._report = part, report
         self._canonical: CanonicalState | None = CanonicalState(division, ranks.world, part.state())
         self._shares: Mapping[str, Shard] = self._canonical.shares
-        self._whole: Buffer | None = None
+        self._lent: LentTensors | None = None
 
     def state(self) -> Mapping[str, Buffer | Shard]:
         """This rank's shares of the whole model's buffers."""
@@ -147,19 +148,25 @@ class DividedTrainer(Trainer):
         self._sessions.device.free_memory()
 
     def before_export(self) -> None:
-        """Gather all parameters on rank 0."""
+        """Bring all parameters into the ranks' shares, from which rank 0 exports."""
         assert self._canonical is not None
         self._canonical.gather([PARAMETERS])
-        self._whole = to_first(self._ranks.world, self._shares[PARAMETERS])
+        shared, ranks = self._shares[PARAMETERS], self._ranks.world.world_size
+        self._lent = LentTensors(self._ranks.world, self.index, lambda rank: [share(shared.count, rank, ranks)], shared)
+
+    def lend(self) -> None:
+        """See the protocol."""
+        assert self._lent is not None
+        self._lent.lend()
+
+    def after_export(self) -> None:
+        """See the protocol."""
+        assert self._lent is not None
+        self._lent.end()
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
     ) -> float | None:
         """See the protocol."""
-        assert self._whole is not None
-        exact = self._sessions.exact()
-        try:
-            return export_checked(self._graphs, self._whole, exact, path, samples, tolerance, trial=trial)
-        finally:
-            if trial:
-                self._whole = None
+        assert self._lent is not None
+        return export_mapped(self._graphs, self._lent, self._sessions, path, samples, tolerance, trial=trial)

@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.shard import Sliced
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.export.inference import as_function, export_inference
+from ortflow.workflow.graph.export.model_file import Written
 from ortflow.workflow.graph.normalize.randomness import seed_random_operators
 from ortflow.workflow.graph.types import SEED, GraphSet
 from ortflow.workflow.layout import FlatIndex
@@ -28,7 +30,8 @@ TOLERANCE = 1e-4
 """Largest difference if the run file specifies none and the model's own rounding is smaller."""
 UNITS = 16
 """Units in the last place by which every parameter is moved to measure the model's rounding."""
-_PIECE = 1 << 20
+PIECE = 1 << 20
+"""Elements that are compared, or moved, at once."""
 
 Array = npt.NDArray[Any]
 Outputs = Callable[[MicroBatch], list[Array]]
@@ -70,48 +73,95 @@ def export_checked(
     shapes = {entry.name: entry.tensor.shape for entry in graphs.index}
     difference: float | None = None
 
-    def check(file: Path) -> None:
+    def check(written: Written) -> None:
         nonlocal difference
-        session = _plain_session(file)
-        inputs = {value.name for value in session.get_inputs()}
-        if not samples or any(inputs - batch.arrays.keys() for batch in samples):
-            return
-        names = [value.name for value in session.get_outputs()]
-        model = as_function(graphs.infer, shapes)[0]
-        draws = seed_random_operators(model)
-        content = model.SerializeToString()
-        graph = sessions.open(content, as_written=True)
-
-        def outputs_with(tensors: Buffer) -> Outputs:
-            return _outputs_with(Binding(graph, sessions.device), graphs.index, tensors, names)
-
-        expected = outputs_with(parameters)
-        exported = _outputs_of(session)
-        if draws:
-            # The file draws other numbers each time, so the graph stands in for it, optimised as it is.
-            binding = Binding(sessions.open(content), sessions.device)
-            exported = _outputs_with(binding, graphs.index, parameters, names)
-        difference = _difference(exported, expected, samples)
-        allowed = TOLERANCE if tolerance is None else tolerance
-        if tolerance is None and not difference <= allowed:
-            allowed = max(allowed, _difference(outputs_with(_moved(parameters, sessions)), expected, samples))
-        if not difference <= allowed:
-            raise UserError(
-                f"the exported model differs by {difference:.3g} from the graph it was made from on real samples, "
-                f"more than {allowed:.3g}",
-                where="export.tolerance",
-                fix="raise it if the model tolerates that, or set export.enabled to false",
-            )
+        session = open_plain(written.path)
+        difference = compared(
+            graphs, session, parameters, lambda: _moved(parameters, sessions), sessions, samples, tolerance
+        )
 
     export_inference(graphs.infer, FlatTensors(graphs.index, parameters), path, check, shapes=shapes, trial=trial)
     return difference
 
 
-def _plain_session(file: Path) -> onnxruntime.InferenceSession:
+def compared(
+    graphs: GraphSet,
+    session: onnxruntime.InferenceSession,
+    parameters: Sliced,
+    moved: Callable[[], Sliced],
+    sessions: Sessions,
+    samples: Sequence[MicroBatch],
+    tolerance: float | None,
+) -> float | None:
+    """The largest difference between an exported model and the graph it was made from; None if there is no sample.
+
+    Parameters
+    ----------
+    graphs
+        Of the run.
+    session
+        Of the exported model.
+    parameters
+        The trained ones.
+    moved
+        Returns a copy of them with the elements moved by UNITS, to measure the model's rounding.
+    sessions
+        Open the graph.
+    samples, tolerance
+        As in `export_checked`.
+
+    Raises
+    ------
+    UserError
+        If the difference is larger than the tolerance.
+    """
+    inputs = {value.name for value in session.get_inputs()}
+    if not samples or any(inputs - batch.arrays.keys() for batch in samples):
+        return None
+    names = [value.name for value in session.get_outputs()]
+    model = as_function(graphs.infer, {entry.name: entry.tensor.shape for entry in graphs.index})[0]
+    draws = seed_random_operators(model)
+    content = model.SerializeToString()
+    graph = sessions.open(content, as_written=True)
+
+    def outputs_with(tensors: Sliced) -> Outputs:
+        return _outputs_with(Binding(graph, sessions.device), graphs.index, tensors, names)
+
+    expected = outputs_with(parameters)
+    exported = _outputs_of(session)
+    if draws:
+        # The file draws other numbers each time, so the graph stands in for it, optimised as it is.
+        binding = Binding(sessions.open(content), sessions.device)
+        exported = _outputs_with(binding, graphs.index, parameters, names)
+    difference = _difference(exported, expected, samples)
+    allowed = TOLERANCE if tolerance is None else tolerance
+    if tolerance is None and not difference <= allowed:
+        allowed = max(allowed, _difference(outputs_with(moved()), expected, samples))
+    if not difference <= allowed:
+        raise UserError(
+            f"the exported model differs by {difference:.3g} from the graph it was made from on real samples, "
+            f"more than {allowed:.3g}",
+            where="export.tolerance",
+            fix="raise it if the model tolerates that, or set export.enabled to false",
+        )
+    return difference
+
+
+def open_plain(
+    file: Path, entries: Mapping[str, str] | None = None, disabled: Sequence[str] = ()
+) -> onnxruntime.InferenceSession:
+    """A session of an exported model as its users open it; `entries` and `disabled` optimizers change that.
+
+    Raises UserError if ONNX Runtime refuses the model.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    for key, value in (entries or {}).items():
+        options.add_session_config_entry(key, value)
     try:
-        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            str(file), options, providers=["CPUExecutionProvider"], disabled_optimizers=[*disabled] or None
+        )
     except SESSION_ERRORS as error:
         raise UserError(
             f"ONNX Runtime cannot load the exported model: {' '.join(str(error).split())}",
@@ -130,7 +180,7 @@ def _outputs_of(session: onnxruntime.InferenceSession) -> Outputs:
     return run
 
 
-def _outputs_with(binding: Binding, index: FlatIndex, parameters: Buffer, names: Sequence[str]) -> Outputs:
+def _outputs_with(binding: Binding, index: FlatIndex, parameters: Sliced, names: Sequence[str]) -> Outputs:
     binding.read_tensors(index, parameters)
 
     def run(batch: MicroBatch) -> list[Array]:
@@ -144,15 +194,19 @@ def _outputs_with(binding: Binding, index: FlatIndex, parameters: Buffer, names:
 
 
 def _moved(parameters: Buffer, sessions: Sessions) -> Buffer:
-    """A copy in which every element is UNITS units in its last place larger or smaller, by chance."""
     moved = sessions.device.allocate(parameters.count, parameters.dtype)
     random = np.random.default_rng(0)
+    for start in range(0, parameters.count, PIECE):
+        stop = min(start + PIECE, parameters.count)
+        moved.slice(start, stop).write(moved_values(parameters.slice(start, stop).read(), random))
+    return moved
+
+
+def moved_values(values: Array, random: np.random.Generator) -> Array:
+    """The values, each UNITS units in its last place larger or smaller, by chance."""
     step = np.float32(UNITS * np.finfo(np.float32).eps)
-    for start in range(0, parameters.count, _PIECE):
-        stop = min(start + _PIECE, parameters.count)
-        values = parameters.slice(start, stop).read()
-        signs = random.integers(0, 2, len(values), np.int8) * np.float32(2) - np.float32(1)
-        moved.slice(start, stop).write(values * (np.float32(1) + signs * step))
+    signs = random.integers(0, 2, len(values), np.int8) * np.float32(2) - np.float32(1)
+    moved: Array = values * (np.float32(1) + signs * step)
     return moved
 
 
@@ -174,8 +228,8 @@ def relative(exported: Array, expected: Array) -> float:
         return float("nan")
     mine, theirs = exported.reshape(-1), expected.reshape(-1)
     largest = 0.0
-    for start in range(0, mine.size, _PIECE):
-        a, b = (flat[start : start + _PIECE].astype(np.float64) for flat in (mine, theirs))
+    for start in range(0, mine.size, PIECE):
+        a, b = (flat[start : start + PIECE].astype(np.float64) for flat in (mine, theirs))
         with np.errstate(invalid="ignore"):
             difference = np.abs(a - b) / (1.0 + np.abs(b))
         difference[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0

@@ -97,7 +97,7 @@ def _places(all_: Sequence[Bucket], some: Sequence[Bucket]) -> list[int]:
 
 
 def overlapped(
-    sessions: Sessions, communicator: Communicator, form: onnx.ModelProto, index: FlatIndex, least: int = LEAST
+    sessions: Sessions, communicator: Communicator, form: onnx.ModelProto, index: FlatIndex
 ) -> tuple[bytes, list[Bucket]] | None:
     """A training graph's form for GPUs with its buckets, as sessions open it; None if its gradients are summed in one
     piece.
@@ -106,5 +106,5 @@ def overlapped(
         return None
     if sessions.operators is None:
         return None
-    model, order = with_buckets(form, buckets_of(index, least))
+    model, order = with_buckets(form, buckets_of(index, LEAST))
     return (model.SerializeToString(), order) if len(order) >= FEWEST else None

@@ -76,7 +76,7 @@ class QueuedTrainer(GraphTrainer):
         self._unit = unit_of(self._graphs.inputs, self._spec.data.micro_batch)
         if self._scales_loss():
             self._set_scale(loss_scale_of(self._spec.train.loss_scale))
-        state = self._parameters.slice(*self._state_span)
+        state = self._here.slice(*self._state_span)
         assert isinstance(state, CudaBuffer)
         self._state = state
         self._given = device.allocate(TAIL, np.float32)
@@ -180,7 +180,13 @@ class QueuedTrainer(GraphTrainer):
         return self._captured(name, run).run
 
     def _captured(
-        self, name: str, run: Callable[[], None], obstacle: str = "", agreement: Agreement | None = None
+        self,
+        name: str,
+        run: Callable[[], None],
+        obstacle: str = "",
+        agreement: Agreement | None = None,
+        *,
+        deferred: bool = False,
     ) -> Repeated:
         """Work that is captured as a CUDA graph, unless the run file forbids it or there is an obstacle.
 
@@ -188,8 +194,9 @@ class QueuedTrainer(GraphTrainer):
         """
         note = self._report.note if self._comm.rank == 0 and name not in self._repeats else lambda line: None
         made = Repeated(
-            self._device, name, run, note, obstacle, wanted=self._spec.resources.cuda_graph, agreement=agreement
-        )
+            self._device, name, run, note, obstacle,
+            wanted=self._spec.resources.cuda_graph, agreement=agreement, deferred=deferred,
+        )  # fmt: skip
         self._repeats.setdefault(name, made)
         return made
 
@@ -197,10 +204,7 @@ class QueuedTrainer(GraphTrainer):
         """The passes over micro-batches and the scaling, as work that is queued repeatedly."""
         asked = self._spec.resources.cuda_graph
         drawn = obstacle_in(self._sessions.form_of(self._graphs.train) or self._graphs.train) if asked else ""
-        if copied := sorted(self._first.read_on_host):
-            drawn = (
-                f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it to the host for each micro-batch"
-            )
+        drawn = copied_by(self._first) or drawn
         agreement = self._agreement()
         self._first_run = self._captured("a micro-batch", self._run_first, drawn, agreement)
         self._further_run = self._captured("another micro-batch", self._run_further, drawn, agreement)
@@ -397,6 +401,14 @@ class QueuedTrainer(GraphTrainer):
 def holds_whole(spec: RunSpec) -> bool:
     """Whether each rank holds all parameters, gradients and moments, and one update graph writes them."""
     return not (spec.parallel.zero or spec.divides or spec.train.offload != "none")
+
+
+def copied_by(binding: Binding) -> str:
+    """Why runs of a binding must not be captured; empty if they may."""
+    copied = sorted(binding.read_on_host)
+    if not copied:
+        return ""
+    return f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it to the host for each micro-batch"
 
 
 def obstacle_in(graph: Path) -> str:

@@ -2,8 +2,8 @@
 
 Like moments and gradients, the trained parameters are stored only as each rank's `layout.share`. Graphs fetch the
 parameters of a layer when they need them (`graph/shards`), and ONNX Runtime frees them after their last reader. Frozen
-parameters and running statistics are whole on every rank. The check of the gradient and the export run on rank 0 with
-all parameters, which are gathered for that purpose and released afterwards.
+parameters and running statistics are whole on every rank. The check of the gradient runs on rank 0 with all parameters,
+which are gathered for that purpose and released afterwards. For the export, rank 0 reads them one at a time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
 from ortflow.workflow.trainer.canonical import swap
 from ortflow.workflow.trainer.exchange import Exchange
 from ortflow.workflow.trainer.graph import TAIL
+from ortflow.workflow.trainer.lent_tensors import LentTensors
+from ortflow.workflow.trainer.mapped_export import export_mapped
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
 TRAINING, EVALUATION = 0, 1
@@ -59,15 +61,19 @@ class ShardedTrainer(ZeroTrainer):
     """See the module."""
 
     together = True
+    _on_gpus = False
 
-    def _allocate_parameters(self) -> None:
-        device, comm, size, trained = self._sessions.device, self._comm, self.index.size, self.index.trained
+    def _check_kernels(self) -> None:
         if self._sessions.library is None:
             raise UserError(
                 "is 3, and this machine has no kernels of ortflow's, which fetch parameters",
                 where="parallel.zero",
                 fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 2",
             )
+
+    def _allocate_parameters(self) -> None:
+        device, comm, size, trained = self._sessions.device, self._comm, self.index.size, self.index.trained
+        self._check_kernels()
         start, stop = share(trained, comm.rank, comm.world_size)
         self._shard = Shard(device.allocate(stop - start, np.float32), start, trained)
         self._rest = device.allocate(size - trained, np.float32)
@@ -86,10 +92,24 @@ class ShardedTrainer(ZeroTrainer):
     def _allocate_for_update(self) -> None:
         super()._allocate_for_update()
         self._token = self._sessions.device.allocate(2, np.float32)
-        self._exchange = Exchange(self._comm, self.index, self._shard, self._own)
-        self._graphs_of_run: Sharded = sharded(self._train_path, self._train_form, self._graphs.eval, self.index)
+        self._begin_exchange()
+        self._graphs_of_run: Sharded = sharded(
+            self._train_path, self._train_form, self._graphs.eval, self.index, on_gpus=self._on_gpus
+        )
         if self._comm.rank == 0:
             self._note()
+
+    def _begin_exchange(self) -> None:
+        self._exchange = Exchange(self._comm, self.index, self._shard, self._own)
+
+    def _end_exchange(self) -> None:
+        for channel in (TRAINING, EVALUATION):
+            forget(channel)
+        del self._exchange
+
+    def _take_part(self, channel: int) -> None:
+        """Exchange what the graph of a channel would, without a batch."""
+        self._exchange.take_part(channel)
 
     @property
     def _train_form(self) -> Path:
@@ -141,7 +161,7 @@ class ShardedTrainer(ZeroTrainer):
             if batch.count:
                 tail += self._forward_and_backward(batch, seed)
             else:
-                self._exchange.take_part(TRAINING)
+                self._take_part(TRAINING)
         return tail
 
     def _apply(self) -> None:
@@ -164,7 +184,7 @@ class ShardedTrainer(ZeroTrainer):
             if not there.read()[0]:
                 return
             if batch is None or not batch.count:
-                self._exchange.take_part(EVALUATION)
+                self._take_part(EVALUATION)
             if batch is not None:
                 yield batch
 
@@ -270,23 +290,29 @@ class ShardedTrainer(ZeroTrainer):
 
     def before_export(self) -> None:
         """See the protocol."""
-        self._gather()
+        behind = (self.index.trained, self.index.size)
+        self._lent = LentTensors(
+            self._comm, self.index, lambda rank: [self._held_by(rank), *([] if rank else [behind])], self._here
+        )
+
+    def lend(self) -> None:
+        """See the protocol."""
+        self._lent.lend()
+
+    def after_export(self) -> None:
+        """See the protocol."""
+        self._lent.end()
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
     ) -> float | None:
         """See the protocol."""
-        try:
-            return super().export(path, samples, tolerance, trial=trial)
-        finally:
-            if trial:
-                self._forget_whole()
+        return export_mapped(self._graphs, self._lent, self._sessions, path, samples, tolerance, trial=trial)
 
     def _drop_update(self) -> None:
         super()._drop_update()
-        for channel in (TRAINING, EVALUATION):
-            forget(channel)
-        del self._exchange, self._evaluation, self._shard, self._saved, self._rest, self._here
+        self._end_exchange()
+        del self._evaluation, self._shard, self._saved, self._rest, self._here
 
 
 def _common(one: Range, other: Range) -> Runs:

@@ -6,12 +6,15 @@ HALT: an event, its step, and the seconds that rank 0 stands still behind it.
 SKEW: a module, and the seconds that the clock of processes that run it is ahead.
 CLOCKS: a folder; the seconds in its file of a host's name are what that host's clock is ahead, from then on.
 HOLD: a phase, and for how many seconds it is held at its beginning, in every attempt.
+LENDER: a rank, and after how many tensors that rank 0 reads for the export it is killed, in the first attempt.
 UNLOCKED: locks hold nobody back, as between the nodes of some file systems.
+RESUMED: ranks bring what they hold after a resume into the form of a checkpoint again, and compare its bits.
 FAULTS is JSON: {"attempt": a, "rank": r, "step": s, "do": what}; attempt null for all.
 """
 
 import json
 import os
+import signal
 import sys
 import time
 
@@ -23,6 +26,20 @@ def inject(what: str) -> None:
         held = []
         while True:
             held.append(bytearray(b"x" * (64 << 20)))
+
+
+def die_lending(tensors: int) -> None:
+    from ortflow.workflow.trainer.lent_tensors import LentTensors
+
+    whole, sent = LentTensors.pieces_of, [0]
+
+    def pieces(self: LentTensors, *arguments: object) -> object:
+        sent[0] += 1
+        if sent[0] > tensors:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(self, *arguments)  # type: ignore[arg-type]
+
+    LentTensors.pieces_of = pieces  # type: ignore[assignment,method-assign]
 
 
 def install() -> None:
@@ -38,6 +55,7 @@ def install() -> None:
 
     halt, at, still = os.environ.get("HALT", "none 0 0").split()
     phase, _, held = os.environ.get("HOLD", "").partition(" ")
+    lender, tensors = os.environ.get("LENDER", "-1 0").split()
 
     def write(self: EventLog, event: str, **fields: object) -> None:
         whole(self, event, **fields)
@@ -45,6 +63,8 @@ def install() -> None:
             time.sleep(float(still))
         if event == "phase_start" and fields["phase"] == phase:
             time.sleep(float(held))
+        if event == "phase_start" and fields["phase"] == "export" and rank == int(lender) and attempt == 0:
+            die_lending(int(tensors))
         if event == "step":
             time.sleep(pause)
             if mine and fields["step"] == faults["step"]:
@@ -81,5 +101,10 @@ if sys.orig_argv[2:3] == [os.environ.get("SKEW", "").partition(" ")[0]]:
     ahead, now = float(os.environ["SKEW"].partition(" ")[2]), time.time
     time.time = lambda: now() + ahead
 
-if sys.orig_argv[1:3] == ["-m", "ortflow.workflow.rank"] and {"FAULTS", "SLOW", "HALT", "HOLD"} & os.environ.keys():
-    install()
+if sys.orig_argv[1:3] == ["-m", "ortflow.workflow.rank"]:
+    if {"FAULTS", "SLOW", "HALT", "HOLD", "LENDER"} & os.environ.keys():
+        install()
+    if "RESUMED" in os.environ:
+        from compared_resumes import compare_resumes
+
+        compare_resumes()

@@ -22,18 +22,20 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.disk_space import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.graph.export.model_file import ITEM, Shapes, Tensors, write_data, write_model
+from ortflow.workflow.graph.export.model_file import ITEM, Shapes, Tensors, Written, refer, write_data, write_model
 from ortflow.workflow.graph.head import PRODUCER, check_export
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import make_outputs, replace, used
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_normalizations
 from ortflow.workflow.graph.objective.modes import evaluation_mode
-from ortflow.workflow.owned import is_folder, remove
+from ortflow.workflow.own_files import is_folder, remove
 from ortflow.workflow.rundir import sync_directory
 
 EXTERNAL_BYTES = 1_500_000_000
 """Weights above this size are written to a file beside the model: protobuf is limited to 2 GB."""
+SCRATCH = (".mapped.onnx", ".moved.data")
+"""Files that a check may write beside the new model, and that are removed with its folder."""
 
 
 def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.ModelProto:
@@ -99,7 +101,8 @@ def _sweep(out: Path) -> None:
     ours = re.compile(rf"\.{re.escape(out.name[:200])}\.[a-z0-9_]{{8}}")
     for left in out.parent.iterdir():
         if ours.fullmatch(left.name) and is_folder(left) and (held := _held(left)) is not None:
-            remove(left, re.compile(rf"{re.escape(out.name)}|{re.escape(out.stem)}(-[0-9a-f]{{16}})?\.data"))
+            ours_too = "|".join(map(re.escape, SCRATCH))
+            remove(left, re.compile(rf"{re.escape(out.name)}|{re.escape(out.stem)}(-[0-9a-f]{{16}})?\.data|{ours_too}"))
             os.close(held)
 
 
@@ -124,7 +127,7 @@ def export_inference(
     infer_path: Path,
     tensors: Tensors,
     out: Path,
-    check: Callable[[Path], None] = lambda path: None,
+    check: Callable[[Written], None] = lambda written: None,
     *,
     shapes: Shapes | None = None,
     trial: bool = False,
@@ -140,7 +143,7 @@ def export_inference(
     out
         Path of the exported model. Weights beyond EXTERNAL_BYTES are written beside it, to `<stem>-<hash>.data`.
     check
-        Called with the new file before it replaces `out`; raises to reject it.
+        Called with the new file before it replaces `out`; raises to reject it. It may write `SCRATCH` beside the file.
     shapes
         Shapes of the tensors, if known; otherwise every tensor is read for its shape.
     trial
@@ -175,9 +178,12 @@ def export_inference(
     try:
         data = None
         if sum(math.prod(shape) for shape in weights.values()) * ITEM > EXTERNAL_BYTES:
-            data = write_data(folder, out.stem, weights, tensors, graph)
-        write_model(folder / out.name, model, {} if data else weights, tensors)
-        check(folder / out.name)
+            data, offsets = write_data(folder, out.stem, weights, tensors)
+            refer(graph, weights, data, offsets)
+            write_model(folder / out.name, model, {}, tensors)
+        else:
+            offsets = write_model(folder / out.name, model, weights, tensors)
+        check(Written(folder / out.name, folder / (data or out.name), offsets))
         if trial:
             return
         pattern = f"{glob.escape(out.stem)}-{'[0-9a-f]' * 16}.data"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -26,8 +27,22 @@ ITEM = 4
 """Bytes per element: weights are fp32."""
 
 
-def write_model(path: Path, model: onnx.ModelProto, shapes: Shapes, tensors: Tensors) -> None:
-    """Write `model` with further initializers: the fp32 tensors that `shapes` names, each read once. Raises OSError."""
+@dataclass(frozen=True)
+class Written:
+    """A model file, and where its weights lie."""
+
+    path: Path
+    data: Path
+    """The file with the weights: the model file itself, or the one beside it."""
+    offsets: Mapping[str, int]
+    """Weight -> its first byte in `data`."""
+
+
+def write_model(path: Path, model: onnx.ModelProto, shapes: Shapes, tensors: Tensors) -> dict[str, int]:
+    """Write `model` with further initializers: the fp32 tensors that `shapes` names, each read once.
+
+    Returns the place of each tensor's elements in the file. Raises OSError.
+    """
     graph = model.graph.SerializeToString(deterministic=True)
     heads = {name: _head(name, shape) for name, shape in shapes.items()}
     sizes = {name: len(heads[name]) + ITEM * math.prod(shape) for name, shape in shapes.items()}
@@ -35,6 +50,7 @@ def write_model(path: Path, model: onnx.ModelProto, shapes: Shapes, tensors: Ten
     rest = onnx.ModelProto()
     rest.CopyFrom(model)
     rest.ClearField("graph")
+    offsets: dict[str, int] = {}
     with path.open("wb") as file:
         file.write(rest.SerializeToString(deterministic=True))
         file.write(_field(_GRAPH, length))
@@ -42,37 +58,43 @@ def write_model(path: Path, model: onnx.ModelProto, shapes: Shapes, tensors: Ten
         for name in shapes:
             file.write(_field(_INITIALIZER, sizes[name]))
             file.write(heads[name])
-            _write(file, tensors[name])
+            offsets[name] = file.tell()
+            write_array(file, tensors[name])
         _finish(file)
+    return offsets
 
 
-def write_data(folder: Path, stem: str, shapes: Shapes, tensors: Tensors, graph: onnx.GraphProto) -> str:
-    """Write tensors to one data file, and make the graph's initializers refer to it.
+def write_data(folder: Path, stem: str, shapes: Shapes, tensors: Tensors) -> tuple[str, dict[str, int]]:
+    """Write tensors to one data file.
 
-    Returns the file's name, `<stem>-<hash>.data`. Raises OSError.
+    Returns the file's name, `<stem>-<hash>.data`, and the place of each tensor's elements in it. Raises OSError.
     """
     digest, offset = xxhash.xxh3_64(), 0
-    places: dict[str, int] = {}
+    offsets: dict[str, int] = {}
     partial = folder / f"{stem}.data"
     with partial.open("wb") as file:
         for name in shapes:
             # Aligned to pages, so that a reader can map each tensor.
             offset = -(-offset // _PAGE) * _PAGE
             file.seek(offset)
-            digest.update(_write(file, tensors[name]))
-            places[name] = offset
+            digest.update(write_array(file, tensors[name]))
+            offsets[name] = offset
             offset += ITEM * math.prod(shapes[name])
         _finish(file)
     final = f"{stem}-{digest.hexdigest()}.data"
     os.replace(partial, folder / final)
+    return final, offsets
+
+
+def refer(graph: onnx.GraphProto, shapes: Shapes, location: str, offsets: Mapping[str, int]) -> None:
+    """Add initializers to a graph whose elements lie in the file `location` of the model's folder."""
     for name, shape in shapes.items():
         tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape)
         tensor.data_location = TensorProto.EXTERNAL
-        described = {"location": final, "offset": places[name], "length": ITEM * math.prod(shape)}
+        described = {"location": location, "offset": offsets[name], "length": ITEM * math.prod(shape)}
         for key, value in described.items():
             tensor.external_data.add(key=key, value=str(value))
         graph.initializer.append(tensor)
-    return final
 
 
 def _head(name: str, shape: tuple[int, ...]) -> bytes:
@@ -95,7 +117,7 @@ def _varint(value: int) -> bytes:
     return bytes(digits)
 
 
-def _write(file: IO[bytes], array: np.ndarray) -> memoryview:
+def write_array(file: IO[bytes], array: np.ndarray) -> memoryview:
     """Write the elements in little-endian order; returns a view of them."""
     data = np.ascontiguousarray(array, dtype="<f4").reshape(-1).data.cast("B") if array.size else memoryview(b"")
     file.write(data)

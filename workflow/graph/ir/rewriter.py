@@ -106,7 +106,7 @@ class Rewriter(Writer):
         return self.is_fp32(value) and dims is not None and 1 <= len(dims) <= MOST_AXES
 
     def element(self, value: str) -> int:
-        """Element type of a value; UNDEFINED if it is not described."""
+        """Element type of a value, UNDEFINED if it is not known."""
         found = self._described.get(value)
         return int(found.type.tensor_type.elem_type if found is not None else onnx.TensorProto.UNDEFINED)
 

@@ -28,9 +28,8 @@ def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelPro
     """Return a copy of `model` in the normal form, and log lines about the changes.
 
     The form: IR version 10, opset 18 and com.microsoft 1, fp32, functions inlined, each weight a used initializer with
-    its
-    own name that is not an input, aliases resolved, Constant nodes converted to initializers, every node named, shapes
-    inferred. Inputs and outputs keep their names. Raises UserError if a node has no form in opset 18.
+    its own name that is not an input, aliases resolved, Constant nodes converted to initializers, every node named,
+    shapes inferred. Inputs and outputs keep their names. Raises UserError if a node has no form in opset 18.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

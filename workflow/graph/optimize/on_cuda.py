@@ -188,8 +188,7 @@ def add_integers(w: Replacement, *, onto_zeros: bool) -> None:
     """ScatterElements with addition, in integers, whose sum does not depend on the order.
 
     Addends are scaled by a power of two, so that the largest has BITS bits. A NaN or infinite addend makes all of them
-    NaN
-    or infinite.
+    NaN or infinite.
     """
     data, places, updates = w.node.input[:3]
     axis = w.attribute("axis", 0)
