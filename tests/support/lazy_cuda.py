@@ -64,14 +64,22 @@ class LazyCuda(FakeCuda):
 
     def _after(self, stream: int, event: int) -> None:
         self.order.append((f"wait {event}", stream))
-        other, until = self._marks.get(event, (FIRST, 0))
-        while self._waiting[other] and self._done[other] < until:
-            self._next(other)
+        self._until(event)
+
+    def _until(self, event: int) -> None:
+        """Do what is before a mark; one that was never made is passed."""
+        stream, until = self._marks.get(event, (FIRST, 0))
+        while self._waiting[stream] and self._done[stream] < until:
+            self._next(stream)
 
     def cudaStreamSynchronize(self, stream: Any) -> int:  # noqa: N802
         while self._waiting[stream.value]:
             self._next(stream.value)
         return super().cudaStreamSynchronize(stream)
+
+    def cudaEventSynchronize(self, event: Any) -> int:  # noqa: N802
+        self._until(event.value)
+        return super().cudaEventSynchronize(event)
 
     def _next(self, stream: int) -> None:
         self._done[stream] += 1

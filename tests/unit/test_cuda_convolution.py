@@ -194,7 +194,7 @@ def test_the_gradient_of_a_weight_is_converted_from_where_it_was_written() -> No
 
 def test_what_cudnn_does_not_support_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Graph, "supports", False)
-    with pytest.raises(OrtflowError, match=r"cuDNN does not support the forward of .*: no engine"):
+    with pytest.raises(OrtflowError, match=r"cuDNN .* forward of .*no engine"):
         forward()
 
 

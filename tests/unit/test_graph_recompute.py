@@ -206,8 +206,7 @@ def test_what_is_computed_from_weights_alone_does_not_wait_for_a_gradient(tmp_pa
         last = f"s{layer}"
     path = save_model(tmp_path / "m.onnx", nodes, [value("x", ["batch", 8])], [value(last, ["batch", 8])], tensors)
     graph = onnx.load(built(path, "again", "h.*").train).graph
-    weights = {name for name in tensors} | {f"t{layer}" for layer in range(3)}
-    gates = [node for node in graph.node if node.op_type == "Where" and node.name.startswith("ortflow.")]
-    gates = gates or [node for node in graph.node if node.op_type == "Where"]
+    weights = set(tensors) | {f"t{layer}" for layer in range(3)}
+    gates = [node for node in graph.node if node.op_type == "Where"]
     assert gates
     assert not [node.input[1] for node in gates if node.input[1] in weights]

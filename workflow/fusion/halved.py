@@ -23,9 +23,10 @@ from ortflow.workflow.fusion.summed import sum_in_norms
 from ortflow.workflow.graph.attention.find import attend
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.ir import shared_entropy
 from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import Editor, replace, scalar
-from ortflow.workflow.graph.optimize import rewrites, shared_entropy
+from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.optimize.on_cuda import on_cuda
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM

@@ -16,7 +16,7 @@ from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.ir.collective import Kind
-from ortflow.workflow.sessions.collectives import TYPES, Array, compute
+from ortflow.workflow.sessions.collectives import TYPES, Array, compute, errors_kept
 
 if TYPE_CHECKING:
     from ortflow.workflow.cuda.operators import Operators, Tensor
@@ -32,6 +32,10 @@ def serve(operators: Operators, device: CudaDevice, channels: Mapping[int, Commu
     """Let the collectives of all sessions with these operators use these communicators, by channel."""
 
     def collect(kind: int, channel: int, parts: int, given: Tensor, made: int) -> None:
+        with errors_kept():
+            perform(kind, channel, parts, given, made)
+
+    def perform(kind: int, channel: int, parts: int, given: Tensor, made: int) -> None:
         communicator = channels.get(channel)
         if communicator is None:
             raise OrtflowError(f"channel {channel} of a collective is not connected")

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ortflow.workflow.spec.metrics import METRICS
+from ortflow.workflow.spec.metrics import METRICS, Metric
 from ortflow.workflow.trainer import EvaluationOutcome
 
 
 def evaluated(
-    totals: npt.NDArray[np.float64], names: Sequence[str], metrics: Sequence[str], control_values: int
+    totals: npt.NDArray[np.float64], names: Sequence[str], metrics: Sequence[Metric], control_values: int
 ) -> EvaluationOutcome:
     """The outcome of an evaluation.
 

@@ -66,8 +66,8 @@ class QueuedTrainer(GraphTrainer):
         device = self._sessions.device
         assert isinstance(device, CudaDevice)
         self._device = device
-        self._repeats: dict[str, Repeated] = {}
-        """Repeated work by its name in the log."""
+        self._noted: set[str] = set()
+        """Lines that the log has about captured work."""
         self._scale, self._factor = self._numbers([1.0]), self._numbers([math.nan])
         clip = self._spec.train.clip_norm
         self._max_norm = self._numbers([math.inf if clip is None else clip])
@@ -110,7 +110,7 @@ class QueuedTrainer(GraphTrainer):
         assert isinstance(self._sync, CudaBuffer)
         self._overlap = Overlap(self._comm, self._sync, self.index.trained, buckets)
         operators.on_bucket = self._overlap.ready
-        self._token = self._device.allocate(1, np.float32)
+        self._sum_token = self._device.allocate(1, np.float32)
         if self._comm.rank == 0:
             self._report.note(
                 f"the gradient is summed over the ranks in {len(buckets)} buckets during the backward pass"
@@ -138,7 +138,7 @@ class QueuedTrainer(GraphTrainer):
         binding = super()._bind_training(session, gradients)
         binding.read_from(LOSS_SCALE, self._scale, (1,))
         if TOKEN in binding.outputs:
-            binding.write_to(TOKEN, self._token, (1,))
+            binding.write_to(TOKEN, self._sum_token, (1,))
         if self._rounded is not None:
             self._rounded.bind_inputs(binding, self.index)
         return binding
@@ -190,15 +190,18 @@ class QueuedTrainer(GraphTrainer):
     ) -> Repeated:
         """Work that is captured as a CUDA graph, unless the run file forbids it or there is an obstacle.
 
-        Only the first work of a name says so in the log.
+        The log has each line once, whatever the number of works of a name.
         """
-        note = self._report.note if self._comm.rank == 0 and name not in self._repeats else lambda line: None
-        made = Repeated(
+
+        def note(line: str) -> None:
+            if self._comm.rank == 0 and line not in self._noted:
+                self._noted.add(line)
+                self._report.note(line)
+
+        return Repeated(
             self._device, name, run, note, obstacle,
             wanted=self._spec.resources.cuda_graph, agreement=agreement, deferred=deferred,
         )  # fmt: skip
-        self._repeats.setdefault(name, made)
-        return made
 
     def _repeat(self) -> None:
         """The passes over micro-batches and the scaling, as work that is queued repeatedly."""
@@ -390,7 +393,6 @@ class QueuedTrainer(GraphTrainer):
         if self._overlap is not None and (operators := self._sessions.operators) is not None:
             operators.on_bucket = None
         self._overlap = self._rounded = None
-        self._repeats.clear()
         del self._scale_gradient, self._loss, self._result
 
     def _drop_passes(self) -> None:

@@ -34,6 +34,7 @@ from ortflow.workflow.graph.shards.program import Fetch, Program, Send
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import ITEM
 from ortflow.workflow.parallel.pieces import Piece, pieces_of
+from ortflow.workflow.sessions.collectives import errors_kept
 
 
 @dataclass(frozen=True)
@@ -235,13 +236,16 @@ class _Channel:
         self._exchange, self._channel = exchange, channel
 
     def begin(self, number: int, made: Sequence[int]) -> None:
-        self._exchange.gather(self._channel, number, made)
+        with errors_kept():
+            self._exchange.gather(self._channel, number, made)
 
     def ready(self, number: int) -> None:
-        self._exchange.after(self._channel, number)
+        with errors_kept():
+            self._exchange.after(self._channel, number)
 
     def send(self, number: int, given: Sequence[int], held: int) -> None:
-        if given:
-            self._exchange.reduce(self._channel, number, given)
-        if held >= 0:
-            self._exchange.after(self._channel, held)
+        with errors_kept():
+            if given:
+                self._exchange.reduce(self._channel, number, given)
+            if held >= 0:
+                self._exchange.after(self._channel, held)

@@ -158,7 +158,10 @@ class Slots:
 
     def prepare(self) -> None:
         """Capture the passes that have run often enough."""
-        self.reach = REACH
+        if not self.reach:
+            # With receives ahead, the next step takes more slots.
+            self.reach = REACH
+            return
         for repeated in self._passes:
             repeated.prepare()
 

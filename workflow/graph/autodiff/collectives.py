@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN
+from ortflow.workflow.graph.ir import shared_entropy
 from ortflow.workflow.graph.ir.collective import OPERATOR, Kind, channel_of, collective, kind_of
 from ortflow.workflow.graph.ir.edit import attributes_of
-from ortflow.workflow.graph.optimize import shared_entropy
 
 _ADJOINT = {
     Kind.COPY: Kind.ALL_REDUCE,

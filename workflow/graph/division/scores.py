@@ -10,7 +10,7 @@ from ortflow.workflow.graph.division.cut import Cut
 from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.graph.ir.edit import attributes_of
-from ortflow.workflow.graph.optimize.shared_entropy import note
+from ortflow.workflow.graph.ir.shared_entropy import note
 
 if TYPE_CHECKING:
     from ortflow.workflow.graph.division.rewrite import PartWriter

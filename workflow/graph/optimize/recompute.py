@@ -16,12 +16,11 @@ import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph.autodiff.reverse import LOSS_GRADIENT
-from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir import shared_entropy, walk
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described
 from ortflow.workflow.graph.ir.order import needed_by, prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import SCOPES, names_of
-from ortflow.workflow.graph.optimize import shared_entropy
 from ortflow.workflow.graph.optimize.layers import WHERE, layer_of
 from ortflow.workflow.graph.patterns import matches
 

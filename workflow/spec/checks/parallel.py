@@ -54,7 +54,7 @@ def _divided(spec: RunSpec) -> Iterator[Problem]:
     parallel = spec.parallel
     name, degree = ("pipeline", parallel.pipeline) if parallel.pipeline > 1 else ("horizontal", parallel.horizontal)
     path: KeyPath = ("parallel", name)
-    yield from _elsewhere(spec, path, degree, 1, "divide a model", "a model is divided by", on_gpus=True)
+    yield from _other_trainer(spec, path, degree, 1, "a model is divided by")
     if spec.trainer.name == "graph" and spec.model is not None:
         for graph, given in spec.model.graphs.model_dump().items():
             if given:
@@ -93,7 +93,7 @@ def _zero(spec: RunSpec) -> Iterator[Problem]:
         if stage == 3 and degree > 1:
             what = f"is 3, which shards whole layers, and parallel.{name} is {degree}, which divides the model itself"
             yield Problem(ZERO, what, "set it to 1", others=(("parallel", name),))
-    yield from _elsewhere(spec, ZERO, stage, 0, "fetch parameters", "sharding is defined by", on_gpus=True)
+    yield from _other_trainer(spec, ZERO, stage, 0, "sharding is defined by")
     graphs = spec.model.graphs if spec.trainer.name == "graph" and spec.model is not None else None
     if graphs is not None and graphs.optimizer:
         what = f"is {stage}, and model.graphs.optimizer updates all parameters together"
@@ -104,24 +104,8 @@ def _zero(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(ZERO, what, "set it to 2, or remove the graph", others=(("model", "graphs", "train"),))
 
 
-def _elsewhere(
-    spec: RunSpec, path: KeyPath, value: int, off: int, cannot: str, by: str, *, on_gpus: bool = False
-) -> Iterator[Problem]:
-    """Where a key is refused because ranks are on GPUs or another trainer runs.
-
-    Parameters
-    ----------
-    value, off
-        The key's value, and the one that turns it off.
-    cannot, by
-        What ranks on GPUs cannot do, and what another trainer does.
-    on_gpus
-        Whether ranks on GPUs can do it all the same.
-    """
-    gpus, fix = spec.resources.gpus_per_rank, f"set it to {off}"
-    if spec.on_gpus and not on_gpus:
-        what = f"is {value}, and ranks on GPUs cannot {cannot} in this version: resources.gpus_per_rank is {gpus}"
-        yield Problem(path, what, fix, others=(("resources", "gpus_per_rank"),))
+def _other_trainer(spec: RunSpec, path: KeyPath, value: int, off: int, by: str) -> Iterator[Problem]:
+    """Refuse a key that only the trainer `graph` implements: its value, the one that turns it off, what others do."""
     if spec.trainer.name != "graph":
         what = f"is {value}, and {by} the trainer {spec.trainer.name}"
-        yield Problem(path, what, fix, others=(("trainer", "name"),))
+        yield Problem(path, what, f"set it to {off}", others=(("trainer", "name"),))
