@@ -202,7 +202,7 @@ class _Images:
                 size = self._w.maker(pixels.input[0]) if pixels is not None and pixels.op_type == "Div" else None
                 if ratio is not None and size is not None and size.op_type == "Size" and size.input[0] == x:
                     self._w.drop(ratio)
-                    return name
+                    return str(name)
         return ""
 
     def _batch_norm_gradient(self, node: onnx.NodeProto) -> bool:
@@ -251,7 +251,7 @@ class _Images:
         self._w.add("MaxPool", [x], [made], **windows)
         self._back(made, out)
         if indices:
-            self._pools[indices] = out, windows
+            self._pools[indices] = str(out), dict[str, object](windows)
         return True
 
     def _max_pool_gradient(self, node: onnx.NodeProto) -> bool:
