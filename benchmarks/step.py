@@ -122,7 +122,7 @@ def graphs_of(spec: RunSpec, folder: Path, *, on_gpus: bool = False) -> GraphSet
     for path, each in ((graphs.optimizer, optimizer_graph(rule, cuts)), (with_kernels_of(graphs.optimizer), own)):
         path.write_bytes(compose(each).SerializeToString())
     if on_gpus:
-        write_forms(graphs)
+        write_forms(graphs, spec.train.precision)
     scaling = gradient_graph()
     for path, each in ((graphs.gradient, scaling), (with_kernels_of(graphs.gradient), with_kernels(scaling))):
         path.write_bytes(each.SerializeToString())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.sessions.session import Binding, Sessions
 
@@ -30,7 +32,8 @@ def model_of(nodes: Sequence[onnx.NodeProto], inputs: dict[str, np.ndarray], out
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
         [numpy_helper.from_array(np.float32(value), name) for name, value in (("zero", 0), ("half", 0.5))],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(CUDA_DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=9)
     shapes.infer(model, [])
     return model
 
@@ -95,6 +98,45 @@ def test_every_operator(device: CudaDevice, operator: str) -> None:
         # ONNX Runtime's Relu makes 0 of a NaN; ours keeps it, so that the step is skipped.
         expected = np.where(np.isnan(x), x, theirs) if operator == "Relu" else theirs
         np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("shape", [(4, 512, 3072), (3, 7, 33), (2000, 1), (1, 8), (70, 1000), (9, 2304)], ids=str)
+def test_results_that_are_also_summed_over_their_rows(device: CudaDevice, shape: tuple[int, ...], kind: int) -> None:
+    """Gelu's gradient behind a bias, summed inside its kernel and by a kernel of its own."""
+    random, width = np.random.default_rng(0), shape[-1]
+    feeds = {
+        "x": random.normal(size=shape).astype(np.float32),
+        "dy": random.normal(size=shape).astype(np.float32),
+        "bias": random.normal(size=width).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Add", ["x", "bias"], ["h"]),
+        helper.make_node("Erf", ["h"], ["e"]),
+        helper.make_node("Mul", ["e", "half"], ["p"]),
+        helper.make_node("Add", ["p", "half"], ["phi"]),
+        helper.make_node("Mul", ["phi", "dy"], ["g"]),
+        helper.make_node("Cast", ["g"], ["y"], to=kind) if kind != 1 else helper.make_node("Neg", ["g"], ["y"]),
+        helper.make_node("ColumnSums", ["y"], ["sums"], domain=CUDA_DOMAIN, axes=len(shape) - 1),
+        helper.make_node("Cast", ["y"], ["single"], to=TensorProto.FLOAT),
+        helper.make_node("Abs", ["sums"], ["out"]),
+    ]
+    model = model_of(nodes, feeds, ["single", "out"])
+    model.graph.value_info.append(helper.make_tensor_value_info("sums", TensorProto.FLOAT, [width]))
+    fused, _ = fuse(model)
+    assert [one.op_type for one in fused.graph.node].count("FusedSums") == 1
+    binding = Binding(Sessions(device, 1, "error").open(fused.SerializeToString(), as_written=True), device)
+    for name, array in feeds.items():
+        binding.feed(name, array)
+    y, sums = binding.fetch(["single", "out"])
+    h = feeds["x"].astype(np.float64) + feeds["bias"]
+    exact = (0.5 + 0.5 * np.vectorize(math.erf)(h)) * feeds["dy"] * (-1 if kind == 1 else 1)
+    rounding = {TensorProto.FLOAT: 2e-6, TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}[kind]
+    np.testing.assert_allclose(y, exact, rtol=rounding, atol=1e-6)
+    rows = exact.reshape(-1, width)
+    np.testing.assert_allclose(sums, np.abs(rows.sum(0)), rtol=0, atol=2e-5 * np.abs(rows).sum(0).max())
+    again = binding.fetch(["single", "out"])
+    np.testing.assert_array_equal(sums, again[1])
 
 
 def test_more_elements_than_32_bits_count(device: CudaDevice) -> None:

@@ -12,11 +12,17 @@ import pytest
 from safetensors.numpy import load_file
 
 from ortflow.workflow.assembly.build import build_graphs
+from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
+from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM, GraphSet, half_of
+from ortflow.workflow.optim.gradient import gradient_graph
+from ortflow.workflow.optim.graph import optimizer_graph
+from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import MicroBatch, queued
 from ortflow.workflow.trainer.builder import write_forms
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -40,13 +46,11 @@ def graphs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         }
     )
     graphs = build_graphs(spec, folder / "graphs")
-    from ortflow.workflow.optim.graph import optimizer_graph
-    from ortflow.workflow.optim.segments import segments
-
-    graphs.optimizer.write_bytes(
-        optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index)).SerializeToString()
-    )
-    write_forms(graphs)
+    update = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
+    graphs.optimizer.write_bytes(compose(update).SerializeToString())
+    write_forms(graphs, request.param)
+    graphs.gradient.write_bytes(gradient_graph().SerializeToString())
+    (folder / "spec.json").write_text(spec.model_dump_json())
     return request.param, graphs
 
 
@@ -81,3 +85,36 @@ def test_the_gradient_is_that_of_fp32(cuda: Runtime, device: CudaDevice, graphs:
     assert len(apart) > 20
     worst = max(apart, key=lambda name: apart[name])
     assert apart[worst] < (5e-3 if precision == "fp16" else 4e-2), sorted(apart.items(), key=lambda each: -each[1])[:8]
+
+
+def test_parameters_that_the_update_rounds(
+    cuda: Runtime, device: CudaDevice, graphs: tuple[str, GraphSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps whose update writes the halves of the parameters have the bits of steps that round these themselves."""
+    precision, files = graphs
+    spec = RunSpec.model_validate_json((files.root.parent / "spec.json").read_text())
+    found = []
+    for kept in (True, False):
+        monkeypatch.setattr(queued, "holds_whole", lambda _, kept=kept: kept)
+        sessions = Sessions(CudaDevice(cuda, cuda.describe(0), precision=precision), 1, "error")
+        trainer = queued.QueuedTrainer(files, spec, sessions, SoloCommunicator())
+        trainer.load_tensors(load_file(files.initial))
+        assert (trainer._rounded is not None) == kept
+        random, losses = np.random.default_rng(0), []
+        for step in range(8):
+            if step == 6:
+                trainer.load_tensors({name: 0.9 * array for name, array in load_file(files.initial).items()})
+            arrays = {name: random.integers(0, GPT.vocabulary, (4, GPT.context)) for name in ("tokens", "labels")}
+            outcome = trainer.step(
+                [MicroBatch(arrays, 4)], learning_rate=1e-3, update=step + 1, seeds=[0], control_values=()
+            )
+            losses.append(outcome.loss)
+        if kept:
+            assert trainer._rounded is not None
+            assert trainer._rounded._written, "the update's graph writes them"
+        found.append((losses, {name: buffer.read() for name, buffer in trainer.state().items()}))
+        trainer.end_training()
+    (losses, state), (others, expected) = found
+    assert losses == others
+    for name, array in expected.items():
+        np.testing.assert_array_equal(state[name], array, err_msg=name)

@@ -28,6 +28,7 @@ from cuda_operators import (
     check_softmax,
     check_table_gradient,
     stored,
+    twice,
 )
 from onnx import TensorProto, helper
 
@@ -49,23 +50,25 @@ class OnGpu:
     def __call__(
         self, operator: str, attributes: dict[str, Any], inputs: Sequence[Any], types: Sequence[int]
     ) -> list[Array]:
-        model = node_model(operator, attributes, [kind for _, kind in inputs], types)
+        model = node_model(operator, attributes, [each and each[1] for each in inputs], types)
         content = model.SerializeToString()
         if content not in self._bindings:
             self._bindings[content] = Binding(self._sessions.open(content, as_written=True), self._device)
         binding = self._bindings[content]
-        for place, (array, _) in enumerate(inputs):
-            binding.feed(f"in.{place}", array)
+        for place, each in enumerate(inputs):
+            if each is not None:
+                binding.feed(f"in.{place}", each[0])
         return list(binding.fetch([f"out.{place}" for place in range(len(types))]))
 
 
 def node_model(
-    operator: str, attributes: dict[str, Any], kinds: Sequence[int], types: Sequence[int]
+    operator: str, attributes: dict[str, Any], kinds: Sequence[int | None], types: Sequence[int]
 ) -> onnx.ModelProto:
+    """A model of one node; without a kind an input is left out."""
     nodes, given, made = [], [], []
     for place, kind in enumerate(kinds):
-        given.append(f"in.{place}" if kind in (FLOAT, INT64) else f"in.{place}.cast")
-        if kind not in (FLOAT, INT64):
+        given.append("" if kind is None else f"in.{place}" if kind in (FLOAT, INT64) else f"in.{place}.cast")
+        if kind not in (None, FLOAT, INT64):
             nodes.append(helper.make_node("Cast", [f"in.{place}"], [given[-1]], to=kind))
     for place, kind in enumerate(types):
         made.append(f"out.{place}" if kind == FLOAT else f"out.{place}.half")
@@ -79,6 +82,7 @@ def node_model(
         [
             helper.make_tensor_value_info(f"in.{place}", INT64 if kind == INT64 else FLOAT, None)
             for place, kind in enumerate(kinds)
+            if kind is not None
         ],
         [helper.make_tensor_value_info(f"out.{place}", FLOAT, None) for place in range(len(types))],
         value_info=[
@@ -137,7 +141,7 @@ def test_gradients_of_norms_with_a_residual(compute: OnGpu, dims: tuple[int, ...
 
 LOSSES = [
     (1, 1), (1, 50_257), (700, 50_257), (64, 50_304), (2, 1_000_001), (5000, 10), (30_000, 2), (77, 1024), (77, 1025),
-    (300, 8192), (50, 8193), *sizes(1, 10, (500, 40_000)),
+    (300, 8192), (50, 8193), (9, 53_248), (9, 53_257), (40, 24_577), *sizes(1, 10, (500, 40_000)),
 ]  # fmt: skip
 
 
@@ -155,8 +159,11 @@ def test_a_label_out_of_range_gives_nan(compute: OnGpu, label: int) -> None:
     assert np.isnan(loss)
     given = [labels, (np.array(1, np.float32), FLOAT), scores, (lse, FLOAT)]
     (dscores,) = compute("CrossEntropyGrad", {"ignore": -100}, given, [FP16])
-    assert np.isnan(dscores[1]).all()
-    assert np.isfinite(dscores[[0, 2]]).all()
+    both = compute("CrossEntropyWithGrad", {"ignore": -100}, given[:3], [FLOAT, FP16])
+    assert np.isnan(both[0])
+    for each in (dscores, both[1]):
+        assert np.isnan(each[1]).all()
+        assert np.isfinite(each[[0, 2]]).all()
 
 
 SUMS = [
@@ -210,6 +217,29 @@ SOFTMAXES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
 @pytest.mark.parametrize(("dims", "mask"), SOFTMAXES, ids=str)
 def test_softmax(compute: OnGpu, dims: tuple[int, ...], mask: tuple[int, ...] | None) -> None:
     check_softmax(compute, dims, mask, kinds_of(*dims, count=4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [FP16, BF16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("a", "columns", "residual"),
+    [((8, 96), 64, None), ((8, 96), 64, (8, 64)), ((3, 7, 40), 33, (3, 7, 33)), ((2, 512, 768), 768, (2, 512, 768)),
+     ((3, 7, 40), 24, (1, 7, 24)), ((1, 7, 40), 24, (3, 7, 24)), ((3, 1, 8), 9, (1, 5, 9)), ((0, 8), 8, (1, 8))],
+    ids=str,
+)  # fmt: skip
+def test_products(
+    compute: OnGpu, a: tuple[int, ...], columns: int, residual: tuple[int, ...] | None, kind: int
+) -> None:
+    random = np.random.default_rng(columns)
+    x, w = (stored(random.normal(size=dims), kind) for dims in (a, (a[-1], columns)))
+    bias, past = (stored(random.normal(size=dims), kind) for dims in ((columns,), residual or ()))
+    for given in ([x, w], [x, w, bias], [x, w, None, past], [x, w, bias, past]):
+        if len(given) > 3 and residual is None:
+            continue
+        expected = x[0].astype(np.float64) @ w[0]
+        for added in (each for each in given[2:] if each is not None):
+            expected = expected + added[0]
+        (found,) = twice(compute, "Product", {}, given, [kind])
+        check("Product", found, expected, kind, 1e-2 if residual and residual[:-1] != a[:-1] else 1e-5)
 
 
 BATCHES = [

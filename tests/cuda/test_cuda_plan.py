@@ -30,7 +30,7 @@ def test_activations_of_a_gpt(cuda: Runtime, tmp_path: Path) -> None:
     )
     graphs = build_graphs(spec, tmp_path / "graphs", 1024)
     graphs.optimizer.write_bytes(graphs.train.read_bytes())
-    write_forms(graphs)
+    write_forms(graphs, spec.train.precision)
     shapes = {"tokens": (8, 1024), "labels": (8, 1024)}
     peak = activations(graphs, spec, shapes)
     measured_run = [sys.executable, ROOT / "tests/support/measured_run.py", tmp_path / "graphs", "auto"]

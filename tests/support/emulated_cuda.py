@@ -28,7 +28,7 @@ _COMPILER = shutil.which("g++")
 needs_emulation = pytest.mark.skipif(_COMPILER is None, reason="needs g++ to run CUDA's source on the processor")
 _HEADER = Path(__file__).parent / "emulated_cuda.h"
 _WORDS = Path(__file__).parents[2] / "workflow" / "cuda" / "words.cuh"
-_KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\(([^)]*)\)')
+_KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([\w, /]+\)\s+)?(\w+)\(([^)]*)\)')
 _ARGUMENTS: dict[str, Any] = {"*": ctypes.c_void_p, "i64": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float}
 _GUARD = 64
 _FILL = 0xFF

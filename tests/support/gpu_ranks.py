@@ -67,7 +67,7 @@ def graphs_in(folder: Path) -> GraphSet:
     model = save_model(folder / "model.onnx", nodes, inputs, outputs, tensors)
     graphs = built(model, resources__gpus_per_rank=1, **CHANGES)
     write_update(graphs, run_file(model, **CHANGES))
-    write_forms(graphs)
+    write_forms(graphs, run_file(model, **CHANGES).train.precision)
     return graphs
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from ortflow.workflow.cuda import operators
+from ortflow.workflow.cuda import SUMMING, operators
 from ortflow.workflow.fusion.source import CONVERSIONS
 
 _SOURCE = Path(operators.__file__).parent / "operators.c"
@@ -30,7 +30,7 @@ HOST = """
 #define __grid_constant__
 #define __global__
 #define __forceinline__ inline
-static thread_local struct { unsigned x; } blockIdx, threadIdx, blockDim = {1}, gridDim = {1};
+static thread_local struct { unsigned x, y; } blockIdx, threadIdx, blockDim = {1}, gridDim = {1};
 static float __int_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
 static int __float_as_int(float value) { int bits; memcpy(&bits, &value, 4); return bits; }
 static float from_fp16(unsigned short x) { _Float16 y; memcpy(&y, &x, 2); return y; }
@@ -43,10 +43,10 @@ static float quick_exp(float x) { return expf(x); }
 static float quick_inverse(float x) { return 1 / x; }
 """
 _LAUNCH = """
-typedef void (*Body)(unsigned gx, unsigned bx, void **parameters);
+typedef void (*Body)(unsigned gx, unsigned gy, unsigned bx, void **parameters);
 int launch(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
            unsigned shared, void *stream, void **parameters, void **extra) {
-    ((Body)function)(gx, bx, parameters);
+    ((Body)function)(gx, gy, bx, parameters);
     return 0;
 }
 """
@@ -75,12 +75,16 @@ class _Compiler:
     def function(self, source: str, name: str, options: Any = ()) -> ctypes.c_void_p:
         operands = source[source.index(f"void {name}(") :].split(")")[0].count("Operand ")
         arguments = ", ".join(f"*(Operand *)a[{place}]" for place in range(operands))
+        numbers = f"*(unsigned long long *)a[{operands}]"
+        if name in SUMMING:
+            numbers += f", *(unsigned long long *)a[{operands + 1}], *(float **)a[{operands + 2}]"
         program = f"""{HOST}{source.replace(CONVERSIONS, "")}
-        extern "C" void run(unsigned gx, unsigned bx, void **a) {{
-            gridDim.x = gx, blockDim.x = bx;
-            for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++)
-                for (threadIdx.x = 0; threadIdx.x < bx; threadIdx.x++)
-                    {name}({arguments}, *(unsigned long long *)a[{operands}]);
+        extern "C" void run(unsigned gx, unsigned gy, unsigned bx, void **a) {{
+            gridDim.x = gx, gridDim.y = gy, blockDim.x = bx;
+            for (blockIdx.y = 0; blockIdx.y < gy; blockIdx.y++)
+                for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++)
+                    for (threadIdx.x = 0; threadIdx.x < bx; threadIdx.x++)
+                        {name}({arguments}, {numbers});
         }}"""
         library = ctypes.CDLL(str(compiled(CXX, self._folder, "kernel.cpp", program, "-O1", "-ffp-contract=off")))
         return ctypes.cast(library.run, ctypes.c_void_p)

@@ -16,6 +16,7 @@ from cuda_operators import (
     INT64,
     KINDS,
     Array,
+    check,
     check_batch_norm,
     check_column_sums,
     check_cross_entropy,
@@ -27,7 +28,8 @@ from cuda_operators import (
 )
 from emulated_cuda import EmulatedCall, from_bytes, needs_emulation, to_bytes
 
-from ortflow.workflow.cuda import embedding, norm, nvrtc, softmax, source
+from ortflow.workflow.cuda import embedding, norm, nvrtc, product, softmax, source
+from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.cuda.place import HALF
 from ortflow.workflow.cuda.softmax import leading_axes, spread_shape
 from ortflow.workflow.cuda.table import OPERATORS
@@ -109,6 +111,29 @@ def test_cross_entropy(classes: int) -> None:
 
 
 @needs_emulation
+@pytest.mark.parametrize("classes", [40_003, 53_248, 53_257])
+def test_cross_entropy_of_rows_that_fill_registers_and_shared_memory(classes: int) -> None:
+    scores, labels = stored(np.zeros((2, classes)), BF16), stored(np.array([1, 2]), INT64)
+    call = EmulatedCall([labels, stored(np.array(1), FLOAT), scores], [FLOAT, BF16], run=False)
+    OPERATORS["CrossEntropyWithGrad"]({}).run(call)  # type: ignore[arg-type]
+    both = ["cross_entropy_both"] if classes < 53_256 else ["cross_entropy", "cross_entropy_gradient"]
+    assert [function for _, function in call.launched] == [*both, "total"]
+    if classes < 50_000:
+        check_cross_entropy(Emulated(), 2, classes, BF16, BF16)
+
+
+@needs_emulation
+def test_scores_and_gradients_that_begin_differently() -> None:
+    """The gradient's rows have other multiples of 16 bytes than the scores': vectors cannot be written."""
+    call = EmulatedCall(
+        [stored(np.array([0, 1]), INT64), stored(np.array(1), FLOAT), stored(np.zeros((2, 133)), FP16)], [FLOAT, FLOAT],
+        4, run=False,
+    )  # fmt: skip
+    OPERATORS["CrossEntropyWithGrad"]({}).run(call)  # type: ignore[arg-type]
+    assert [function for _, function in call.launched] == ["cross_entropy", "cross_entropy_gradient", "total"]
+
+
+@needs_emulation
 @pytest.mark.parametrize(("total", "edges"), [(37, [0, 19, 37]), (1500, [0, 30, 1100, 1500])])
 @pytest.mark.parametrize("kind", [FLOAT, BF16])
 def test_classes_that_parts_share(total: int, edges: list[int], kind: int) -> None:
@@ -173,8 +198,11 @@ def test_a_label_out_of_range_gives_nan(label: int) -> None:
     assert np.isnan(loss)
     given = [labels, (np.array(1, np.float32), FLOAT), scores, (lse, FLOAT)]
     (dscores,) = compute("CrossEntropyGrad", {"ignore": -100}, given, [FP16])
-    assert np.isnan(dscores[1]).all()
-    assert np.isfinite(dscores[[0, 2]]).all()
+    both = compute("CrossEntropyWithGrad", {"ignore": -100}, given[:3], [FLOAT, FP16])
+    assert np.isnan(both[0])
+    for each in (dscores, both[1]):
+        assert np.isnan(each[1]).all()
+        assert np.isfinite(each[[0, 2]]).all()
 
 
 @needs_emulation
@@ -254,6 +282,29 @@ def test_axes_that_are_one_to_scores_and_mask_are_one() -> None:
 
 
 @needs_emulation
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((2, 3, 5), (1, 3, 5)), ((2, 3, 5), (2, 1, 5)), ((1, 3, 8), (4, 1, 8)), ((300, 1), (1, 1)),
+     ((2, 1, 4, 9), (3, 1, 9)), ((0, 4), (1, 4))],
+    ids=str,
+)  # fmt: skip
+def test_sums_of_values_that_are_broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0)
+    for kind in KINDS:
+        given = [stored(random.normal(size=dims), kind) for dims in (one, other)]
+        call = EmulatedCall(given, [kind])
+        product.spread_sum(call, call.given(0), call.given(1))  # type: ignore[arg-type]
+        check("the sum", call.results()[0], given[0][0] + given[1][0].astype(np.float64), kind)
+
+
+def test_sums_of_values_that_do_not_match_are_refused() -> None:
+    for one, other in (((2, 5), (3, 5)), ((2, 5), (2, 1)), ((2, 5), (5, 2))):
+        call = EmulatedCall([stored(np.zeros(dims), FP16) for dims in (one, other)], [FP16], run=False)
+        with pytest.raises(OrtflowError, match=r"a product of shape .* and a residual of shape"):
+            product.spread_sum(call, call.given(0), call.given(1))  # type: ignore[arg-type]
+
+
+@needs_emulation
 def test_nothing_to_compute() -> None:
     compute, empty = Emulated(), stored(np.zeros((0, 8)), FP16)
     labels = stored(np.zeros(0), INT64)
@@ -265,6 +316,7 @@ def test_nothing_to_compute() -> None:
     assert not found[1].any()
     assert not found[2].any()
     assert compute("CrossEntropy", {}, [labels, empty], [FLOAT, FLOAT])[0] == 0
+    assert compute("CrossEntropyWithGrad", {}, [labels, stored(np.ones(()), FLOAT), empty], [FLOAT, FP16])[0] == 0
     assert not compute("ColumnSums", {}, [empty], [FLOAT])[0].any()
     (table,) = compute("TableGrad", {"rows": 3}, [labels, empty], [FP16])
     assert table.shape == (3, 8)
@@ -281,11 +333,13 @@ def test_what_does_not_fit_is_refused() -> None:
         ("RMSNormalizationGrad", [x, x, vector, column, vector], [FP16, FLOAT], "the residual is [8]"),
         ("CrossEntropy", [labels, x], [FLOAT, FLOAT], "labels are [4], and scores [3, 8]"),
         ("CrossEntropyGrad", [stored(np.zeros(3), INT64), column, x, column], [FP16], "the gradient is [3, 1]"),
+        ("CrossEntropyWithGrad", [stored(np.zeros(3), INT64), column, x], [FLOAT, FP16], "the gradient is [3, 1]"),
         ("TableGrad", [labels, x], [FP16], "indices are [4], and their gradient [3, 8]"),
+        ("TableGrad", [stored(np.zeros(3), INT64), x, x], [FP16], "the table is [4, 8], and what is added"),
         ("LayerNormalization", [(x[0], INT64), vector], [FP16, FLOAT, FLOAT], "INT64 is not an element type"),
     ):
         with pytest.raises(OrtflowError, match=words.replace("[", r"\[")):
-            OPERATORS[operator]({"rows": 3}).run(EmulatedCall(inputs, types, run=False))  # type: ignore[arg-type]
+            OPERATORS[operator]({"rows": 4}).run(EmulatedCall(inputs, types, run=False))  # type: ignore[arg-type]
 
 
 def test_every_operator_declares_which_of_its_values_may_be_half() -> None:
@@ -307,6 +361,8 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from launched("LayerNormalization", [given, fp32[0]], [kind, FLOAT, FLOAT])
             yield from launched("LayerNormalizationGrad", [given, given, *fp32], [kind, FLOAT, FLOAT])
             yield from launched("LayerNormalizationGrad", [given, given, *fp32, given], [kind, FLOAT, FLOAT])
+            with_sums = [given, given, *fp32, given], [kind, FLOAT, FLOAT, FLOAT]
+            yield from launched("LayerNormalizationGrad", *with_sums, sums=1)
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2]], [kind, FLOAT])
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2], given], [kind, FLOAT])
             yield from launched("ColumnSums", [given], [FLOAT])
@@ -315,9 +371,16 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from launched("Join", [given, given], [kind], axis=-1)
             labels, scalar = stored(np.zeros(2), INT64), stored(np.zeros(()), FLOAT)
             yield from launched("CrossEntropy", [labels, given], [FLOAT, FLOAT])
+            yield from launched("CrossEntropyWithGrad", [labels, scalar, given], [FLOAT, kind])
             yield from launched("Softmax", [given, (vector, FLOAT)], [kind])
             yield from launched("SoftmaxGrad", [given, given], [kind])
             yield from launched("TableGrad", [labels, given], [kind], rows=50_257)
+            yield from launched("TableGrad", [labels, given, given], [kind], rows=2)
+            for rank in (1, 3):
+                spread = EmulatedCall([], [kind], run=False)
+                one, other = (Tensor(256, dims, kind) for dims in ((rank, 3, width), (1, 3, width)))
+                product.spread_sum(spread, one, other)  # type: ignore[arg-type]
+                yield from spread.launched
             yield from launched("CrossEntropyGrad", [labels, scalar, given, (column, FLOAT)], [kind])
         of_image, of_pool = (np.zeros((1, size, size, 8), np.float32) for size in (4, 2))
         windows = {"kernel_shape": (2, 2), "strides": (2, 2)}

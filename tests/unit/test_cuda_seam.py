@@ -18,6 +18,8 @@ from ortflow.workflow.cuda.operators import Call
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.memory.concrete import _sums
 
 pytestmark = needs_compilers
 WHOLE = (6, 5, 4, 32)
@@ -118,3 +120,59 @@ def test_a_value_of_unknown_type_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(table, "OPERATORS", {"Doubled": Doubled})
     with pytest.raises(OrtflowError, match=r"element type of .*between"):
         operators_here(tmp_path, monkeypatch).bind(model.SerializeToString())
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("width", [32, 33, 520])
+@pytest.mark.parametrize("rows", [(), (1,), (7, 3), (40, 30), (0,)], ids=str)
+def test_results_that_are_also_summed_over_their_rows(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: tuple[int, ...],
+    width: int,
+    kind: Any,
+) -> None:
+    """A product with a vector, and a number for each row: as the gradient of an activation behind a bias."""
+    random = np.random.default_rng(0)
+    feeds = {
+        "x": random.normal(size=(*rows, 1, width)).astype(kind),
+        "each": random.normal(size=(*rows, 1, 1)).astype(np.float32),
+        "bias": random.normal(size=width).astype(np.float32),
+    }
+    wide = [helper.make_node("Cast", ["x"], ["single"], to=TensorProto.FLOAT)] if kind == np.float16 else []
+    nodes = [
+        *wide,
+        helper.make_node("Add", ["single" if wide else "x", "bias"], ["a"]),
+        helper.make_node("Mul", ["a", "each"], ["y"]),
+        helper.make_node("ColumnSums", ["y"], ["sums"], domain="ortflow.cuda"),
+    ]
+    model = model_of(nodes, feeds, {"y": TensorProto.FLOAT, "sums": TensorProto.FLOAT})
+    if rows == (0,):
+        for given in model.graph.input[:2]:
+            given.type.tensor_type.shape.dim[0].dim_param = "rows"
+    shapes.infer(model, [])
+    fused, taken = fuse(model)
+    assert taken == len(nodes) - 1
+    assert [node.op_type for node in fused.graph.node] == ["FusedSums", "ColumnSums"]
+    summed: list[np.ndarray] = []
+
+    class Sums:
+        def __init__(self, attributes: Any) -> None:
+            assert attributes["axes"] == 1
+
+        def run(self, call: Call) -> None:
+            x = call.given(0)
+            memory = (ctypes.c_float * int(np.prod(x.shape))).from_address(x.pointer)
+            summed.append(np.array(memory, np.float32).reshape(x.shape))
+            total = summed[-1].sum(0, dtype=np.float32)
+            ctypes.memmove(call.output(0, x.shape[1:]), total.ctypes.data, total.nbytes)
+
+    monkeypatch.setitem(table.OPERATORS, "ColumnSums", Sums)  # type: ignore[arg-type]
+    made = operators_here(tmp_path_factory.getbasetemp(), monkeypatch)
+    y, sums = session_of(made, fused.SerializeToString()).run(["y", "sums"], feeds)
+    expected = (feeds["x"].astype(np.float32) + feeds["bias"]) * feeds["each"]
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-6)
+    exact = expected.astype(np.float64).reshape(-1, width)
+    np.testing.assert_allclose(sums, exact.sum(0), rtol=1e-5, atol=1e-5 * np.abs(exact).sum(0).max(initial=0))
+    lanes = attributes_of(fused.graph.node[0])["lanes"]
+    assert summed[0].shape == (_sums(y.shape, lanes)[1] if y.size else (0, width)), "as memory is predicted"

@@ -230,6 +230,71 @@ def test_what_is_stored_as_halves_is_right_to_their_rounding(tmp_path: Path, ope
     np.testing.assert_array_equal(wrong, exact(np.array([np.nan, np.inf, -np.inf])).astype(np.float16))
 
 
+GELU_GRADIENT = [
+    node("Identity", "x", "h"),
+    node("Mul", "h", "root", "s"),
+    node("Erf", "s", "e"),
+    node("Mul", "e", "c", "ec"),
+    node("Add", "ec", "half", "phi"),
+    node("Mul", "h", "h", "square"),
+    node("Mul", "square", "minus", "power"),
+    node("Exp", "power", "density"),
+    node("Mul", "density", "pi", "scaled"),
+    node("Mul", "scaled", "h", "slope"),
+    node("Add", "slope", "phi", "derivative"),
+    node("Mul", "derivative", "dy", "dx"),
+    node("Mul", "h", "phi", "gelu"),
+    node("Cast", "dx", "dx.half", to=TensorProto.FLOAT16),
+    node("Cast", "gelu", "gelu.half", to=TensorProto.FLOAT16),
+]
+"""Gelu of x by erf, and its derivative times dy; results as halves."""
+
+
+def fused_gelu(*more: onnx.NodeProto, c: float = 0.5, minus: float = -0.5) -> tuple[onnx.ModelProto, str]:
+    """That as one kernel, and its source behind the common part."""
+    constants = {"root": 0.5**0.5, "c": c, "half": 0.5, "minus": minus, "pi": 1 / (2 * np.pi) ** 0.5}
+    names = ["gelu.half", "dx.half", *(one.output[0] for one in more)]
+    nodes = [*GELU_GRADIENT, *more]
+    fused, _ = fuse(model_of(nodes, {"x": ["n"], "dy": ["n"]}, names, constants, halves=names))
+    assert operators(fused) == ["Fused"]
+    return fused, attributes_of(fused.graph.node[0])["source"].decode().split("void group(")[1]
+
+
+@needs_compiler
+def test_gelu_takes_one_power_for_value_and_derivative(tmp_path: Path) -> None:
+    Fused.folder = tmp_path
+    fused, text = fused_gelu()
+    assert text.count("quick_exp(") == 1
+    assert text.count("far_erf(") == 1
+    assert "quick_erf(" not in text, "no digits near 0 are needed for what is added to 1/2"
+    x = np.concatenate([np.linspace(-9, 9, 40_001), [0.0, -0.0, 60, -60, 1e-3, -1e-3]]).astype(np.float32)
+    dy = np.random.default_rng(0).normal(size=x.shape).astype(np.float32)
+    gelu, dx = run(fused, {"x": x, "dy": dy})
+    exact = x.astype(np.float64)
+    phi = np.array([math.erfc(-each * 0.5**0.5) / 2 for each in exact])
+    slope = phi + exact * np.exp(-exact * exact / 2) / (2 * np.pi) ** 0.5
+    for found, expected, scale in ((gelu, exact * phi, exact), (dx, slope * dy, dy)):
+        bound = 2.0**-11 * np.abs(expected) + 3e-7 * np.abs(scale) + 2.0**-25
+        np.testing.assert_array_less(np.abs(found - expected), 1.01 * bound)
+
+
+@pytest.mark.parametrize(
+    ("changes", "exps", "erf"),
+    [({"minus": -0.4}, 2, "far_erf("), ({"minus": 0.5}, 2, "far_erf("), ({"c": 0.6}, 1, "quick_erf("),
+     ({"c": -0.5}, 1, "far_erf(")],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_gelu_keeps_its_powers_and_digits(changes: dict[str, float], exps: int, erf: str) -> None:
+    _, text = fused_gelu(**changes)
+    assert text.count("quick_exp(") == exps
+    assert erf in text
+
+
+def test_an_erf_that_is_read_elsewhere_keeps_its_digits() -> None:
+    _, text = fused_gelu(node("Cast", "e", "erf.half", to=TensorProto.FLOAT16))
+    assert "quick_erf(" in text
+
+
 @needs_compiler
 def test_conditions_stay_inside(tmp_path: Path) -> None:
     Fused.folder = tmp_path
@@ -353,7 +418,7 @@ def test_the_operator_compiles_here(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         return
     library = ctypes.CDLL(str(path))
     assert library.RegisterCustomOps
-    assert library.ortflow_cuda_function(None, None, 1) == 0
+    assert library.ortflow_cuda_function(None, None, None, None, None, 1) == 0
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 

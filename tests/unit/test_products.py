@@ -26,9 +26,13 @@ HALF = TensorProto.FLOAT16
 class Product(OpRun):
     op_domain = CUDA_DOMAIN
 
-    def _run(self, a: Any, b: Any, bias: Any = None, turn_a: int = 0, turn_b: int = 0) -> tuple[Any]:
+    def _run(
+        self, a: Any, b: Any, bias: Any = None, residual: Any = None, turn_a: int = 0, turn_b: int = 0
+    ) -> tuple[Any]:
         made = (a.T if turn_a else a).astype(np.float32) @ (b.T if turn_b else b).astype(np.float32)
-        return ((made if bias is None else made + bias).astype(np.float16),)
+        for added in (bias, residual):
+            made = made if added is None else made + added
+        return (made.astype(np.float16),)
 
 
 class FusedMatMul(OpRun):
@@ -86,6 +90,72 @@ def test_a_linear_layer_with_its_bias() -> None:
         node("Identity", "y", "z"),
     ]
     check(nodes, {"z": HALF}, {"Product": 1, "Cast": 1, "Identity": 1}, x=(2, 3, 4), w=(4, 5), bias=(5,))
+
+
+def residual(
+    *, bias: bool = True, first: bool = False, kind: int = HALF, behind: Sequence[onnx.NodeProto] = ()
+) -> list[onnx.NodeProto]:
+    """A product, a bias before or behind the residual r, and the sum's half y."""
+    added = [("wide", "bias"), ("s", "r.wide")] if bias else [("wide", "r.wide")]
+    if first:
+        added = [("wide", "r.wide"), ("s", "bias")]
+    names = ["s", "sum"][-len(added) :]
+    return [
+        node("MatMul", "x", "w", "p"),
+        node("Cast", "p", "wide", to=TensorProto.FLOAT),
+        node("Cast", "r", "r.wide", to=TensorProto.FLOAT),
+        *(node("Add", *pair, name) for pair, name in zip(added, names, strict=True)),
+        node("Cast", "sum", "y", to=kind),
+        *behind,
+    ]
+
+
+@pytest.mark.parametrize("r", [(2, 3, 5), (1, 3, 5), (2, 1, 5), (1, 1, 5)], ids=str)
+@pytest.mark.parametrize("first", [False, True], ids=["bias first", "residual first"])
+def test_a_residual_and_a_bias(r: tuple[int, ...], first: bool) -> None:
+    sizes = {"x": (2, 3, 4), "w": (4, 5), "bias": (5,), "r": r}
+    check(residual(first=first), {"y": HALF}, {"Product": 1, "Cast": 1}, **sizes)
+
+
+def test_a_residual_without_a_bias() -> None:
+    check(residual(bias=False), {"y": HALF}, {"Product": 1}, x=(2, 3, 4), w=(4, 5), r=(2, 3, 5))
+
+
+@pytest.mark.parametrize(("w", "r"), [((4, 5), (3, 5)), ((4, 5), (2, 3, 1)), ((4, 1), (2, 3, 5))], ids=str)
+def test_a_residual_of_another_rank_or_width_stays(w: tuple[int, ...], r: tuple[int, ...]) -> None:
+    left = {"Product": 1, "Cast": 3, "Add": 1}
+    check(residual(bias=False), {"y": HALF}, left, x=(2, 3, 4), w=w, r=r)
+
+
+def test_a_residual_whose_sum_is_read_in_fp32_stays() -> None:
+    left = {"Product": 1, "Cast": 3, "Add": 2, "Neg": 1}
+    sizes = {"x": (2, 3, 4), "w": (4, 5), "bias": (5,), "r": (2, 3, 5)}
+    for read in ("s", "sum"):
+        nodes = residual(behind=[node("Neg", read, "z")])
+        check(nodes, {"y": HALF, "z": TensorProto.FLOAT}, left, **sizes)
+
+
+def test_the_residual_of_a_product_may_be_another_product() -> None:
+    """Each of the two could be the residual of the other; one of them is."""
+    nodes = [
+        node("MatMul", "x", "w", "p"),
+        node("MatMul", "x", "v", "q"),
+        node("Cast", "p", "p.wide", to=TensorProto.FLOAT),
+        node("Cast", "q", "q.wide", to=TensorProto.FLOAT),
+        node("Add", "p.wide", "q.wide", "sum"),
+        node("Cast", "sum", "y", to=HALF),
+    ]
+    check(nodes, {"y": HALF}, {"Product": 2}, x=(2, 3, 4), w=(4, 5), v=(4, 5))
+
+
+def test_a_product_that_is_added_to_itself_stays() -> None:
+    nodes = [
+        node("MatMul", "x", "w", "p"),
+        node("Cast", "p", "wide", to=TensorProto.FLOAT),
+        node("Add", "wide", "wide", "sum"),
+        node("Cast", "sum", "y", to=HALF),
+    ]
+    check(nodes, {"y": HALF}, {"Product": 1, "Cast": 2, "Add": 1}, x=(2, 3, 4), w=(4, 5))
 
 
 @pytest.mark.parametrize("rows", [1, 5])

@@ -96,7 +96,7 @@ def on_gpus(
             return opened(*given, **named)
 
     monkeypatch.setattr(Sessions, "open", open_alone)
-    monkeypatch.setattr(QueuedShardedTrainer, "_square_sum", ZeroTrainer._square_sum)
+    monkeypatch.setattr(QueuedShardedTrainer, "squares_graph", ZeroTrainer.squares_graph)
     made = [operators_here(folder, monkeypatch) for _ in fakes]
     for one, fake in zip(made, fakes, strict=True):
         one.cuda = fake.library  # type: ignore[attr-defined]

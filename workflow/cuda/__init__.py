@@ -8,3 +8,7 @@ KERNELS = ("fused", "fused_wide", "fused_flat")
 """Kernels of each fused source: for any operands; for operands whose neighbours are in lanes; and for fewer than 2^32
 elements with operands that are whole tensors, scalars or runs, whose positions are cheap to compute.
 """
+SUMMING = ("fused_sums", "fused_sums_flat")
+"""The same of a source that also sums a result over its rows: for any operands, and like `fused_flat`."""
+SUMMING_WARPS = 8
+"""Warps of a block of these, as in operators.c."""

@@ -13,26 +13,40 @@ template <class T> DEVICE T narrow(float x) { return Type<T>::narrow(x); }
 /* How many elements a row begins behind an address of which 8 can be read. */
 template <class T> DEVICE int off_vector(const T *row) { return (int)((u64)row / sizeof(T) % 8); }
 
-/* N elements, N a power of two up to 8, from an address that is a multiple of their bytes, of 16 if they are more. */
+/* N elements, N a power of two up to 8, of the words that hold them. */
+template <int N, class T> DEVICE void unpack(float *to, const u32 *words) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if constexpr (sizeof(T) == 4) {
+            to[i] = __uint_as_float(words[i]);
+        } else {
+            T half;
+            half.bits = (u16)(words[i / 2] >> 16 * (i & 1));
+            to[i] = wide(half);
+        }
+    }
+}
+/* The same from an address that is a multiple of their bytes, of 16 if they are more. */
 template <int N, class T> DEVICE void load(float *to, const T *from) {
     if constexpr (N == 1) {
         to[0] = wide(*from);
     } else {
-        constexpr int WORDS = N * sizeof(T) / 4;
-        u32 words[WORDS];
+        u32 words[N * sizeof(T) / 4];
         fetch(words, from);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            if constexpr (sizeof(T) == 4) {
-                to[i] = __uint_as_float(words[i]);
-            } else {
-                T half;
-                half.bits = (u16)(words[i / 2] >> 16 * (i & 1));
-                to[i] = wide(half);
-            }
-        }
+        unpack<N, T>(to, words);
     }
 }
+/* N elements as they are stored, in the registers that they fill: halves take half as many as in fp32. */
+template <int N, class T> struct Kept {
+    u32 words[N * sizeof(T) / 4];
+    DEVICE void load(const T *from) { fetch(words, from); }
+    DEVICE void unpack(float *to) const { ::unpack<N, T>(to, words); }
+};
+template <class T> struct Kept<1, T> {
+    T one;
+    DEVICE void load(const T *from) { one = *from; }
+    DEVICE void unpack(float *to) const { to[0] = wide(one); }
+};
 template <int N, class T> DEVICE void store(T *to, const float *from) {
     if constexpr (N == 1) {
         *to = narrow<T>(from[0]);

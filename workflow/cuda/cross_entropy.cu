@@ -1,22 +1,6 @@
 /* The summed cross-entropy of rows of scores with classes for labels. X: of the scores. A row may begin at any address:
  * what lies before the first multiple of 16 bytes, and behind the last, is read alone. GROUP threads share a row. A label
  * that is no class makes the result no number. */
-/* The largest of the values so far, and the sum of exp(value - largest). */
-struct Softmax {
-    float most, sum;
-};
-template <int COUNT> DEVICE void take(Softmax &s, const float *v) {
-    float most = v[0];
-#pragma unroll
-    for (int j = 1; j < COUNT; j++) most = fmaxf(most, v[j]);
-    if (!(most <= s.most)) {
-        s.sum *= quick_exp(s.most - most);
-        s.most = most;
-    }
-    float shift = s.most == -INFINITE ? 0 : s.most;
-#pragma unroll
-    for (int j = 0; j < COUNT; j++) s.sum += quick_exp(v[j] - shift);
-}
 
 /* The largest of a row's scores, and the sum of exp(score - largest), in all of its threads. */
 DEVICE Softmax of_row(const X *x, int classes, bool live) {

@@ -2,7 +2,9 @@
 
 CrossEntropy (labels, logits) -> the sum of the losses (fp32 []), and for each row the logarithm of the sum of the
 exponentials (fp32 [rows]); CrossEntropyGrad (labels, gradient, logits, these logarithms) -> dlogits, where the gradient
-is one fp32. Rows with the label `ignore` do not count. Logits and dlogits may be half. Probabilities are not stored.
+is one fp32. CrossEntropyWithGrad (labels, gradient, logits) -> the sum, dlogits: both in one pass over the logits, if a
+row fits into the threads of a block. Rows with the label `ignore` do not count. Logits and dlogits may be half.
+Probabilities are not stored.
 
 If the logits are those of some of `total` classes, from class `start` on, as a part of a divided model has them:
 CrossEntropyShare (labels, logits) -> for each row the largest logit, the sum of the exponentials of the logits minus
@@ -15,12 +17,16 @@ from collections.abc import Mapping
 from ctypes import c_int, c_int64, c_void_p
 from typing import Any
 
+from onnx import TensorProto
+
 from ortflow.workflow.cuda.operators import Call, Tensor
-from ortflow.workflow.cuda.source import blocks, rows_and_width, size_of, source
+from ortflow.workflow.cuda.source import BYTES, blocks, rows_and_width, size_of, source
 from ortflow.workflow.errors import OrtflowError
 
 _NO_LABEL = -(2**63)
 _WARP, _BLOCK = 32, 256
+_REGISTERS, _SHARED = 32, 45 << 10
+"""Words of a row's scores that a thread keeps in registers, and bytes that a block keeps in shared memory, at most."""
 
 
 class _Loss:
@@ -39,9 +45,14 @@ class CrossEntropy(_Loss):
     def run(self, call: Call) -> None:
         """A label that is neither a class nor ignored makes the sum NaN."""
         labels, scores = call.given(0), call.given(1)
-        rows, classes = _sizes(labels, scores)
+        rows, _ = _sizes(labels, scores)
         out, lse = call.output(0, ()), call.output(1, (rows,))
         losses = call.scratch(4 * max(rows, 1))
+        self._forward(call, labels, scores, lse, losses)
+        _total(call, losses, out, rows)
+
+    def _forward(self, call: Call, labels: Tensor, scores: Tensor, lse: int, losses: int) -> None:
+        rows, classes = rows_and_width(scores)
         group, block = _threads(classes)
         text = source("cross_entropy", (("X", scores.type),), (("GROUP", group), ("BLOCK", block)))
         if rows:
@@ -50,7 +61,6 @@ class CrossEntropy(_Loss):
                 *map(c_void_p, (labels.pointer, scores.pointer, lse, losses)),
                 self._ignore, c_int64(rows), c_int(classes),
             )  # fmt: skip
-        call.launch(text, "total", 1, 1024, c_void_p(losses), c_void_p(out), c_int64(rows))
 
 
 class CrossEntropyShare(_Loss):
@@ -78,20 +88,70 @@ class CrossEntropyGrad(_Loss):
     def run(self, call: Call) -> None:
         """A label that is neither a class nor ignored makes the row's gradient NaN."""
         labels, gradient, scores, lse = (call.given(place) for place in range(4))
-        rows, classes = _sizes(labels, scores)
+        rows, _ = _sizes(labels, scores)
         if size_of(gradient) != 1 or size_of(lse) != rows:
             raise OrtflowError(f"the gradient is {list(gradient.shape)}, and the logarithms are {list(lse.shape)}")
         dscores = call.output(0, scores.shape)
+        self._backward(call, labels, gradient, scores, lse.pointer, dscores, call.types[0])
+
+    def _backward(
+        self, call: Call, labels: Tensor, gradient: Tensor, scores: Tensor, lse: int, dscores: int, kind: int
+    ) -> None:
+        rows, classes = rows_and_width(scores)
         if not rows * classes:
             return
         group, block = _threads(classes)
-        types = (("X", scores.type), ("D", call.types[0]))
+        types = (("X", scores.type), ("D", kind))
         text = source("cross_entropy_gradient", types, (("GROUP", group), ("BLOCK", block)))
         call.launch(
             text, "cross_entropy_gradient", blocks(rows, block // group), block,
-            *map(c_void_p, (labels.pointer, gradient.pointer, scores.pointer, lse.pointer, dscores)),
+            *map(c_void_p, (labels.pointer, gradient.pointer, scores.pointer, lse, dscores)),
             self._ignore, *self._classes(classes), c_int64(rows), c_int(classes),
         )  # fmt: skip
+
+
+class CrossEntropyWithGrad(CrossEntropy, CrossEntropyGrad):
+    """See the module's docstring."""
+
+    def run(self, call: Call) -> None:
+        """See the two operators."""
+        labels, gradient, scores = (call.given(place) for place in range(3))
+        rows, classes = _sizes(labels, scores)
+        if size_of(gradient) != 1:
+            raise OrtflowError(f"the gradient is {list(gradient.shape)}")
+        out, dscores, kind = call.output(0, ()), call.output(1, scores.shape), call.types[1]
+        losses = call.scratch(8 * max(rows, 1))
+        numbers = _kept(classes, scores.type)
+        if numbers is None or scores.pointer // BYTES[scores.type] % 8 != dscores // BYTES[kind] % 8:
+            lse = losses + 4 * rows
+            self._forward(call, labels, scores, lse, losses)
+            self._backward(call, labels, gradient, scores, lse, dscores, kind)
+        elif rows:
+            group, block = _threads(classes)
+            text = source("cross_entropy_both", (("X", scores.type), ("D", kind)), numbers)
+            call.launch(
+                text, "cross_entropy_both", blocks(rows, block // group), block,
+                *map(c_void_p, (labels.pointer, gradient.pointer, scores.pointer, losses, dscores)),
+                self._ignore, c_int64(rows), c_int(classes),
+            )  # fmt: skip
+        _total(call, losses, out, rows)
+
+
+def _total(call: Call, losses: int, out: int, rows: int) -> None:
+    text = source("cross_entropy", (("X", int(TensorProto.FLOAT)),), (("GROUP", _WARP), ("BLOCK", _BLOCK)))
+    call.launch(text, "total", 1, 1024, c_void_p(losses), c_void_p(out), c_int64(rows))
+
+
+def _kept(classes: int, kind: int) -> tuple[tuple[str, int], ...] | None:
+    """The numbers of a pass that keeps a row of scores; None if it does not fit into registers and shared memory."""
+    if kind not in BYTES:
+        return None
+    group, block = _threads(classes)
+    words = 2 * BYTES[kind]
+    kept, registers = max(1, -(-(classes // 8) // group)), _REGISTERS // words
+    if max(kept - registers, 0) * 4 * words * block > _SHARED:
+        return None
+    return ("GROUP", group), ("BLOCK", block), ("KEPT", kept), ("IN_REGISTERS", min(kept, registers))
 
 
 def _sizes(labels: Tensor, scores: Tensor) -> tuple[int, int]:

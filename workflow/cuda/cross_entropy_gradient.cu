@@ -1,15 +1,5 @@
 /* The gradient of cross_entropy.cu, (softmax(scores) - one at the label) times that of the sum. X: of the scores, D: of
  * their gradient. */
-/* Of 8 scores, of which that of the label is the one at `at`. */
-DEVICE void backward(float *v, float shift, float factor, i64 at) {
-#pragma unroll
-    for (int j = 0; j < 8; j++) v[j] = quick_exp(v[j] - shift);
-    if (at >= 0 && at < 8)
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] -= (int)at == j;
-#pragma unroll
-    for (int j = 0; j < 8; j++) v[j] *= factor;
-}
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
     cross_entropy_gradient(const i64 *__restrict__ labels, const float *__restrict__ gradient,

@@ -1,8 +1,8 @@
 """The gradient of a table look-up in a fixed order; see embedding.cu.
 
-TableGrad (indices, gradient) -> the table's gradient [rows, width]: for each row the sum of the gradients at its
-indices,
-which may count from the end. `rows` is an attribute. The gradients may be half.
+TableGrad (indices, gradient, addend [rows, width]?) -> the table's gradient [rows, width]: for each row the sum of the
+gradients at its indices, which may count from the end, and of the addend's row. `rows` is an attribute. The gradients
+and the addend may be half.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ class TableGrad:
             raise OrtflowError(f"indices are {list(indices.shape)}, and their gradient {list(gradient.shape)}")
         if max(entries, height) >= 2**31 - _THREADS:
             raise OrtflowError(f"{entries:,} indices of {height:,} rows are more than a kernel takes")
+        addend = call.inputs[2] if len(call.inputs) > 2 else None
+        if addend is not None and addend.shape != (height, width):
+            raise OrtflowError(
+                f"the table is {[height, width]}, and what is added to its gradient {list(addend.shape)}"
+            )
         table = call.output(0, (height, width))
         if not height * width:
             return
@@ -49,10 +54,12 @@ class TableGrad:
         digit = -(-bits // passes)
         chunk = _THREADS * max(1, -(-entries // (_THREADS * CHUNKS)))
         chunks = -(-entries // chunk)
-        lanes = vector(width, [(gradient.pointer, gradient.type), (table, call.types[0])])
-        columns = columns_of(width, lanes, 32)
-        numbers = (*columns.numbers(), ("BITS", digit))
-        text = source("embedding", (("G", gradient.type), ("D", call.types[0])), numbers)
+        kinds = [(gradient.pointer, gradient.type), (table, call.types[0])]
+        kinds += [(addend.pointer, addend.type)] if addend else []
+        columns = columns_of(width, vector(width, kinds), 32)
+        numbers = (*columns.numbers(), ("BITS", digit), ("ADDS", int(addend is not None)))
+        types = ("G", gradient.type), ("D", call.types[0]), ("A", addend.type if addend else gradient.type)
+        text = source("embedding", types, numbers)
         sizes = [4 * entries] * 4 + [4 * chunks << digit, 4 * (height + 1), 4 * (entries // run) * width]
         ends = list(accumulate((-(-size // _ALIGNED) * _ALIGNED for size in sizes), initial=0))
         scratch = call.scratch(ends[-1])
@@ -73,6 +80,6 @@ class TableGrad:
         if entries >= run:
             given = keys, at, gradient.pointer, part
             launch("runs", (entries // run, columns.tiles), 256, given, c_int64(width), c_int(run))
-        pointers = keys, at, starts, gradient.pointer, part, table
+        pointers = keys, at, starts, gradient.pointer, part, addend.pointer if addend else 0, table
         sizes_ = c_int64(entries), c_int64(height), c_int64(width), c_int(run)
         launch("rows", (blocks(height, columns.groups), columns.tiles), 256, pointers, *sizes_)

@@ -249,7 +249,7 @@ class _Images:
         self._w.add("MaxPool", [x], [made], **windows)
         self._back(made, out)
         if indices:
-            self._pools[indices] = out, windows
+            self._pools[indices] = str(out), dict[str, object](windows)
         return True
 
     def _max_pool_gradient(self, node: onnx.NodeProto) -> bool:

@@ -1,4 +1,4 @@
-"""cuBLASLt: product of two half-precision matrices, with an optional fp32 result and bias.
+"""cuBLASLt: product of two half-precision matrices, with an optional fp32 result, bias and residual.
 
 Used by `product`. Of the algorithms that the library proposes for a shape the fastest is taken, by measurement, and
 kept (`algorithms`): another start, on another node with the same GPU model and library, takes the same one, so that a
@@ -64,11 +64,13 @@ class Shape:
     turn_b: bool
     bias: bool
     """Whether [columns] of the result's type are added to each row."""
+    residual: bool = False
+    """Whether [rows, columns] of the result's type are added."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a product is computed: device pointers, WORKSPACE bytes, and a stream. `bias` is 0 without one."""
+    """Where a product is computed: device pointers, WORKSPACE bytes, and a stream. What is not added is 0."""
 
     a: int
     b: int
@@ -76,6 +78,7 @@ class Place:
     bias: int
     workspace: int
     stream: int
+    residual: int = 0
 
 
 class Library:
@@ -93,13 +96,13 @@ class Library:
         self._plans: dict[tuple[Shape, tuple[int, ...]], _Plan] = {}
 
     def run(self, shape: Shape, place: Place, *, measures: bool = True) -> None:
-        """Queue result = a b + bias. Raises OrtflowError.
+        """Queue result = a b + bias + residual. Raises OrtflowError.
 
         The first product of a shape waits for the GPU, to measure; not so with `measures` false, as while a CUDA graph
         is captured: then the first algorithm that the library proposes computes it, and the next product measures.
         """
         # The library's matrices are column-major, so it computes result' = b' a'.
-        pointers = place.b, place.a, place.result, place.result
+        pointers = place.b, place.a, place.residual or place.result, place.result
         key = shape, tuple(min(pointer & -pointer, _LARGEST_ALIGNMENT) for pointer in pointers)
         plan = self._plans.get(key)
         if plan is None:
@@ -113,11 +116,11 @@ class Library:
         if place.bias:
             self._set("MatmulDescSetAttribute", plan.operation, _BIAS_POINTER, c_void_p(place.bias))
         first, second, out = plan.layouts
-        result = c_void_p(place.result)
+        result, added = c_void_p(place.result), c_void_p(place.residual or place.result)
         return int(
             self._library.cublasLtMatmul(
                 self._handle, plan.operation, byref(c_float(1)), c_void_p(place.b), first, c_void_p(place.a), second,
-                byref(c_float(0)), result, out, result, out, byref(algorithm),
+                byref(c_float(bool(place.residual))), added, out, result, out, byref(algorithm),
                 c_void_p(place.workspace), c_size_t(WORKSPACE), c_void_p(place.stream),
             )
         )  # fmt: skip

@@ -1,8 +1,9 @@
 """Layer and RMS normalisation over the last axis, and their gradients; see norm.cu.
 
 LayerNormalization (x, scale, bias?) -> y, mean, 1 / deviation; LayerNormalizationGrad (dy, x, scale, mean,
-1 / deviation, residual?) -> dx, dscale, dbias; RMSNormalization and its gradient are the same without bias and mean. A
-residual, of the shape of x, is added to dx. x, y, dy, dx and residual may be half.
+1 / deviation, residual?) -> dx, dscale, dbias, sums?; RMSNormalization and its gradient are the same without bias and
+mean. A residual, of the shape of x, is added to dx. The sums, if the attribute `sums` is 1, are those of dx over all
+axes but the last. x, y, dy, dx and residual may be half.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SUMMING = 264
 """Blocks that sum the gradients of scale and bias: the same number on every GPU, so that the sums are bit-identical."""
 _ROWS_A_BLOCK = 64
 _KEPT, _WIDEST = 24, 512
-"""With four values per element, more would not fit into the registers of two blocks, or of wider ones."""
+"""With up to five values per element, more would not fit into the registers of two blocks, or of wider ones."""
 _COLUMNS = 256
 _FLOAT = int(TensorProto.FLOAT)
 
@@ -59,7 +60,7 @@ class _Backward:
     rms: bool
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
-        pass
+        self._sums = bool(attributes.get("sums", 0))
 
     def run(self, call: Call) -> None:
         """Outputs besides dx are fp32 [width]."""
@@ -73,18 +74,18 @@ class _Backward:
             raise OrtflowError(f"the gradient is {list(dy.shape)}, and what was normalised {list(x.shape)}")
         if residual is not None and residual.shape != x.shape:
             raise OrtflowError(f"the residual is {list(residual.shape)}, and what was normalised {list(x.shape)}")
-        dx, dscale = call.output(0, x.shape), call.output(1, (width,))
-        dbias = 0 if self.rms else call.output(2, (width,))
+        dx, count = call.output(0, x.shape), (1 if self.rms else 2) + self._sums
+        outs = [call.output(1 + place, (width,)) for place in range(count)]
         if not width:
             return
         kinds = [(dy.pointer, dy.type), (x.pointer, x.type), (dx, call.types[0]), (scale.pointer, _FLOAT)]
         kinds += [(residual.pointer, residual.type)] if residual else []
         layout = rows_of(width, vector(width, kinds), _KEPT, _WIDEST)
         types = {"G": dy.type, "X": x.type, "D": call.types[0], "R": residual.type if residual else _FLOAT}
-        text = _source("norm_gradient", layout, width, self.rms, residual is not None, **types)
-        columns = width if self.rms else 2 * width
+        flags = (("RESIDUAL", int(residual is not None)), ("SUMS", int(self._sums)))
+        text = _source("norm_gradient", layout, width, self.rms, flags, **types)
         summing = min(SUMMING, blocks(rows, layout.at_a_time if layout.reads else _ROWS_A_BLOCK))
-        part = call.scratch(4 * columns * max(summing, 1))
+        part = call.scratch(4 * count * width * max(summing, 1))
         past = residual.pointer if residual else 0
         pointers = dy.pointer, x.pointer, scale.pointer, mean, inverse, past, dx, part
         if rows:
@@ -92,9 +93,9 @@ class _Backward:
             call.launch(text, "norm_gradient", grid, layout.block, *map(c_void_p, pointers), c_int64(rows))
         if rows and not layout.reads:
             grids = -(-width // _COLUMNS), summing
-            read = dy.pointer, x.pointer, mean, inverse, part
+            read = dy.pointer, x.pointer, mean, inverse, dx, part
             call.launch(text, "norm_columns", grids, _COLUMNS, *map(c_void_p, read), c_int64(rows))
-        finish(call, part, summing, columns, dscale, dbias, split=width)
+        finish(call, part, summing, width, *outs)
 
 
 class LayerNormalization(_Forward):
@@ -121,8 +122,10 @@ class RMSNormalizationGrad(_Backward):
     rms = True
 
 
-def _source(name: str, layout: Rows, width: int, rms: bool, residual: bool = False, **types: int) -> str:
-    numbers = (*layout.numbers(width), ("RMS", int(rms)), ("RESIDUAL", int(residual)))
+def _source(
+    name: str, layout: Rows, width: int, rms: bool, flags: tuple[tuple[str, int], ...] = (), **types: int
+) -> str:
+    numbers = (*layout.numbers(width), ("RMS", int(rms)), *flags)
     return source(name, tuple(types.items()), numbers)
 
 

@@ -20,6 +20,10 @@
 #define BLOCKS 65536
 #define BLOCKS_FLAT 4224 /* enough to fill a GPU; each thread then goes on with what it found out about the operands */
 #define MOST_INPUTS 64
+#define WARP 32
+#define WARPS 8             /* of a block that sums; each has sums of its own */
+#define BLOCKS_SUMMING 528  /* the same on every GPU, so that the sums have the same bits */
+#define ROWS_A_WARP 4
 #define MOST_OUTPUTS 64
 #ifndef PROVIDER
 #define PROVIDER "CUDAExecutionProvider" /* the tests of this file have none */
@@ -55,9 +59,10 @@ typedef struct {
     int types[MOST_INPUTS + MOST_OUTPUTS]; /* ONNX's numbers; negative for an input that is left out */
 } Declared;
 
-/* Of a fused kernel: for one element a thread, for `lanes`, and for `lanes` without strides and 64-bit places. */
+/* Of a fused kernel: for one element a thread, for `lanes`, and for `lanes` without strides and 64-bit places; and, if it
+ * also sums, `sums` and `sums_flat` like the first and the last. */
 typedef struct {
-    void *narrow, *wide, *flat;
+    void *narrow, *wide, *flat, *sums, *sums_flat;
     int64_t lanes;
 } Function;
 
@@ -69,6 +74,7 @@ typedef struct {
     Function function; /* of a fused kernel */
     void *stream;
     int64_t inputs_of[RESULTS]; /* bit i: the output depends on input i */
+    int64_t summed;             /* the output whose sums are the last output; -1 if there are none */
 } Kernel;
 
 typedef struct {
@@ -97,11 +103,11 @@ void ortflow_cuda_setup(void *launcher, void *python, void *queue) {
 char *ortflow_cuda_message(void) { return message; }
 
 /* The number of a fused kernel's functions; -1 where memory ran out. */
-int64_t ortflow_cuda_function(void *narrow, void *wide, void *flat, int64_t lanes) {
+int64_t ortflow_cuda_function(void *narrow, void *wide, void *flat, void *sums, void *sums_flat, int64_t lanes) {
     pthread_mutex_lock(&lock);
     Function *more = realloc(functions, (function_count + 1) * sizeof *functions);
     int64_t number = more ? (int64_t)function_count : -1;
-    if (more) functions = more, functions[function_count++] = (Function){narrow, wide, flat, lanes};
+    if (more) functions = more, functions[function_count++] = (Function){narrow, wide, flat, sums, sums_flat, lanes};
     pthread_mutex_unlock(&lock);
     return number;
 }
@@ -133,6 +139,7 @@ static int op_zero(const CustomOp *op, size_t index) { return (void)op, (void)in
 static int op_yes(const CustomOp *op) { return (void)op, 1; }
 
 static int is_fused(const Declared *one) { return !strncmp(one->name, "Fused", 5); }
+static int is_summing(const Declared *one) { return !strncmp(one->name, "FusedSums", 9); }
 
 /* Outputs of ShardsReady are its inputs, in the same memory. */
 static int is_view(const Declared *one) { return !strncmp(one->name, "ShardsReady", 11); }
@@ -163,6 +170,8 @@ static Status *create(const CustomOp *op, const Api *api, const Info *info, void
             name[sizeof name - 2] = (char)('0' + i);
             status = api->attribute_int(info, name, &kernel->inputs_of[i]);
         }
+        kernel->summed = -1;
+        if (!status && is_summing(kernel->declared)) status = api->attribute_int(info, "summed", &kernel->summed);
     }
     if (status) {
         free(kernel);
@@ -239,15 +248,41 @@ static int lies_in_lanes(const Operand *x, size_t lanes, size_t size) {
     }
 }
 
+/* Results of a group of which one is also summed over its rows, `width` elements each: a warp sums every so many rows of
+ * as many columns as it reads at a time, into a row of the last output. */
+static Status *run_summing(const Kernel *kernel, Context *context, void **parameters, size_t operands, uint64_t *n,
+                           uint64_t width, int flat) {
+    const Api *api = kernel->api;
+    const Function *function = &kernel->function;
+    int is_flat = flat && width % (uint64_t)function->lanes == 0;
+    uint64_t columns = WARP * (is_flat ? (uint64_t)function->lanes : 1), rows = *n / width;
+    uint64_t tiles = (width + columns - 1) / columns, wanted = BLOCKS_SUMMING / tiles;
+    uint64_t most = (rows + WARPS * ROWS_A_WARP - 1) / (WARPS * ROWS_A_WARP), chunks = wanted < most ? wanted : most;
+    if (chunks > UINT16_MAX) chunks = UINT16_MAX;
+    if (!chunks) chunks = 1;
+    int64_t dims[2] = {(int64_t)chunks * WARPS, (int64_t)width};
+    Value *value;
+    void *sums;
+    Status *status;
+    if ((status = api->output(context, kernel->declared->outputs - 1, dims, 2, &value)) ||
+        (status = api->data(value, &sums)))
+        return status;
+    parameters[operands + 1] = &width, parameters[operands + 2] = &sums;
+    void *chosen = is_flat ? function->sums_flat : function->sums;
+    int code = launch(chosen, (unsigned)tiles, (unsigned)chunks, 1, WARP * WARPS, 1, 1, 0, kernel->stream, parameters, NULL);
+    return code ? api->create_status(ORT_FAIL, "CUDA did not launch a fused kernel") : NULL;
+}
+
 static Status *run_fused(const Kernel *kernel, Context *context) {
     const Api *api = kernel->api;
     Operand operands[OPERANDS + RESULTS];
     int64_t dims[OPERANDS][AXES], whole[AXES];
     size_t ranks[OPERANDS], rank = 0, inputs, outputs;
-    void *parameters[OPERANDS + RESULTS + 1];
+    void *parameters[OPERANDS + RESULTS + 3];
     Status *status;
     memset(operands, 0, sizeof operands);
     if ((status = api->input_count(context, &inputs)) || (status = api->output_count(context, &outputs))) return status;
+    if (kernel->summed >= 0) outputs--;
     if (inputs > OPERANDS || outputs > RESULTS) return api->create_status(ORT_INVALID_ARGUMENT, "too many values");
     for (size_t i = 0; i < inputs; i++) {
         const Value *value;
@@ -295,7 +330,14 @@ static Status *run_fused(const Kernel *kernel, Context *context) {
         parameters[inputs + i] = result;
     }
     parameters[inputs + outputs] = &n;
+    if (!n && kernel->summed >= 0) {
+        int64_t none[2] = {0, rank ? whole[rank - 1] : 1};
+        Value *value;
+        return api->output(context, outputs, none, 2, &value);
+    }
     if (!n) return NULL;
+    if (kernel->summed >= 0 && operands[inputs + kernel->summed].mode != WHOLE)
+        return api->create_status(ORT_INVALID_ARGUMENT, "a value that is summed is smaller than those it is made with");
     const Function *function = &kernel->function;
     size_t lanes = (size_t)function->lanes;
     int wide = n % lanes == 0, flat = n <= UINT32_MAX;
@@ -303,6 +345,8 @@ static Status *run_fused(const Kernel *kernel, Context *context) {
         wide = lies_in_lanes(&operands[i], lanes, size_of(kernel->declared->types[i]));
         flat = flat && operands[i].mode != STRIDED;
     }
+    if (kernel->summed >= 0)
+        return run_summing(kernel, context, parameters, inputs + outputs, &n, (uint64_t)whole[rank - 1], wide && flat);
     uint64_t work = wide ? n / lanes : n, blocks = (work + THREADS - 1) / THREADS;
     uint64_t most = wide && flat ? BLOCKS_FLAT : BLOCKS;
     void *chosen = !wide ? function->narrow : flat ? function->flat : function->wide;

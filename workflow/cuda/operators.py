@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda import KERNELS
+from ortflow.workflow.cuda import KERNELS, SUMMING
 from ortflow.workflow.cuda.library import operator_library
 from ortflow.workflow.cuda.nvrtc import Compiler
 from ortflow.workflow.device.cudart import WITHIN, CudaError
@@ -28,7 +28,7 @@ from ortflow.workflow.graph.ir.element_types import element_types
 if TYPE_CHECKING:
     from ortflow.workflow.device.cuda import CudaDevice
 
-FUSED = "Fused"
+FUSED, FUSED_SUMS = "Fused", "FusedSums"
 AXES = 8
 EXACT = ("--fmad=false",)
 """Without fused multiply-add, an elementwise kernel is bit-identical to ONNX Runtime's kernels run one by one."""
@@ -183,7 +183,10 @@ class Operators:
         self._library: Any = ctypes.CDLL(str(path))
         self._library.ortflow_cuda_message.restype = ctypes.c_void_p
         self._library.ortflow_cuda_function.restype = ctypes.c_int64
-        self._library.ortflow_cuda_function.argtypes = [*[ctypes.c_void_p] * len(KERNELS), ctypes.c_int64]
+        self._library.ortflow_cuda_function.argtypes = [
+            *[ctypes.c_void_p] * len(KERNELS + SUMMING),
+            ctypes.c_int64,
+        ]
         self._message = self._library.ortflow_cuda_message()
         self._callback = _CALLBACK(self._run)
         self._nodes: list[tuple[Operator, list[int], list[int]]] = []
@@ -231,10 +234,12 @@ class Operators:
             ]
             raise OrtflowError(f"node {node.name!r} ({node.op_type}): the element type of {values} is not known")
         attributes = attributes_of(node)
-        if node.op_type == FUSED:
-            options = ROUNDED if {TensorProto.FLOAT16, TensorProto.BFLOAT16}.issuperset(outputs) else EXACT
-            handle = self._fused_function(_text(attributes["source"]), int(attributes["lanes"]), options)
-            kept = [one for one in node.attribute if one.name.startswith("inputs_of_")]
+        if node.op_type in (FUSED, FUSED_SUMS):
+            sums = node.op_type == FUSED_SUMS
+            halves = {TensorProto.FLOAT16, TensorProto.BFLOAT16}.issuperset(outputs[:-1] if sums else outputs)
+            options = ROUNDED if halves else EXACT
+            handle = self._fused_function(_text(attributes["source"]), int(attributes["lanes"]), options, sums=sums)
+            kept = [one for one in node.attribute if one.name.startswith(("inputs_of_", "summed"))]
         else:
             from ortflow.workflow.cuda.table import OPERATORS
 
@@ -252,11 +257,13 @@ class Operators:
         if not self._library.ortflow_cuda_declare(name, *counts, numbers):
             raise OrtflowError(f"node {node.name!r} ({node.op_type}) has more values than an operator takes")
 
-    def _fused_function(self, source: str, lanes: int, options: Sequence[str]) -> int:
+    def _fused_function(self, source: str, lanes: int, options: Sequence[str], *, sums: bool) -> int:
         # The same text has the same stored types, and so the same options.
         if source not in self._fused:
-            functions = [self._compiler.function(source, name, options) for name in KERNELS]
-            self._fused[source] = int(self._library.ortflow_cuda_function(*functions, lanes))
+            names = SUMMING if sums else KERNELS
+            functions = [self._compiler.function(source, name, options) for name in names]
+            both = [None] * len(KERNELS) + functions if sums else functions + [None] * len(SUMMING)
+            self._fused[source] = int(self._library.ortflow_cuda_function(*both, lanes))
         return self._fused[source]
 
     def _run(self, handle: int, call: int, inputs: Any) -> int:

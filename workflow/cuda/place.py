@@ -29,7 +29,7 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "CrossEntropyGrad": (frozenset({2}), frozenset({0})),
     "CrossEntropyShare": (frozenset({1}), frozenset()),
     "ColumnSums": (frozenset({0}), frozenset()),
-    "TableGrad": (frozenset({1}), frozenset({0})),
+    "TableGrad": (frozenset({1, 2}), frozenset({0})),
     "Softmax": (frozenset({0, 1}), frozenset({0})),
     "SoftmaxGrad": (frozenset({0, 1}), frozenset({0})),
     "Attention": (frozenset({0, 1, 2}), frozenset({0})),

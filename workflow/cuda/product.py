@@ -1,21 +1,28 @@
 """Products of half-precision matrices by cuBLASLt, as in linear layers and their gradients.
 
-Product (a [..., k], b [k, n], bias fp16 or bf16 [n]?) -> a b + bias, [..., n], of a's element type or fp32. `turn_a`: a
-is [k, rows], with two axes; `turn_b`: b is [n, k].
+Product (a [..., k], b [k, n], bias fp16 or bf16 [n]?, residual?) -> a b + bias + residual, [..., n], of a's element
+type or fp32. `turn_a`: a is [k, rows], with two axes; `turn_b`: b is [n, k]. The residual is of the result's type, and
+has width n; its other axes are broadcast to those of the product, or these to its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from ctypes import c_int, c_int64, c_void_p
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto
 
 from ortflow.workflow.cuda.lt import TYPES, WORKSPACE, Place, Shape, library
 from ortflow.workflow.cuda.operators import Call, Tensor
+from ortflow.workflow.cuda.softmax import AXES, leading_axes, spread_of
+from ortflow.workflow.cuda.source import BYTES, LARGEST_GRID, source
 from ortflow.workflow.errors import OrtflowError
 
+_ALIGNED, _THREADS = 256, 256
 _HALVES = TYPES.keys() - {int(TensorProto.FLOAT)}
 
 
@@ -28,15 +35,53 @@ class Product:
     def run(self, call: Call) -> None:
         """See Operator. Raises OrtflowError if shapes or types do not match."""
         a, b = call.given(0), call.given(1)
-        bias = call.inputs[2] if len(call.inputs) > 2 else None
+        bias, residual = (call.inputs[place] if len(call.inputs) > place else None for place in (2, 3))
         shape, dims = shape_of(a, b, bias, call.types[0], *self._turns)
-        out = call.output(0, dims)
-        if not shape.rows * shape.columns:
-            return
-        if not shape.depth:
+        if not shape.depth and shape.rows * shape.columns:
             raise OrtflowError(f"a product of {list(a.shape)} and {list(b.shape)} sums nothing")
-        place = Place(a.pointer, b.pointer, out, bias.pointer if bias else 0, call.scratch(WORKSPACE), call.stream)
-        library(call.gpu).run(shape, place, measures=not call.captured)
+        if residual is not None and residual.type != shape.result:
+            raise OrtflowError("a residual of another element type than the product's result")
+        pointers = a.pointer, b.pointer, bias.pointer if bias else 0
+        if residual is None or residual.shape == dims:
+            out = call.output(0, dims)
+            if shape.rows * shape.columns:
+                self._multiply(
+                    call, shape, *pointers, residual.pointer if residual else 0, out, call.scratch(WORKSPACE)
+                )
+            return
+        size = -(-BYTES[shape.result] * shape.rows * shape.columns // _ALIGNED) * _ALIGNED
+        scratch = call.scratch(size + WORKSPACE)
+        if shape.rows * shape.columns:
+            self._multiply(call, shape, *pointers, 0, scratch, scratch + size)
+        spread_sum(call, Tensor(scratch, dims, shape.result), residual)
+
+    def _multiply(
+        self, call: Call, shape: Shape, a: int, b: int, bias: int, residual: int, out: int, workspace: int
+    ) -> None:
+        place = Place(a, b, out, bias, workspace, call.stream, residual)
+        library(call.gpu).run(replace(shape, residual=bool(residual)), place, measures=not call.captured)
+
+
+def spread_sum(call: Call, one: Tensor, other: Tensor) -> None:
+    """Output 0 is the sum of two tensors of equal width, broadcast to each other; see spread_sum.cu.
+
+    Raises OrtflowError if their shapes do not match.
+    """
+    try:
+        shape = np.broadcast_shapes(one.shape, other.shape)
+    except ValueError:
+        shape = ()
+    if not shape or one.shape[-1] != other.shape[-1]:
+        raise OrtflowError(f"a product of shape {list(one.shape)} and a residual of shape {list(other.shape)}")
+    out, axes, count = call.output(0, shape), leading_axes(shape, one.shape, other.shape), math.prod(shape)
+    if len(axes) > AXES:
+        raise OrtflowError(f"a sum of shape {list(shape)} is more than a kernel takes")
+    if not count:
+        return
+    text = source("spread_sum", (("X", one.type), ("M", other.type), ("Y", call.types[0])), (("WIDTH", shape[-1]),))
+    blocks = min(-(-count // _THREADS), LARGEST_GRID)
+    pointers = map(c_void_p, (one.pointer, other.pointer, out))
+    call.launch(text, "spread_sum", blocks, _THREADS, *pointers, spread_of(axes), c_int(len(axes)), c_int64(count))
 
 
 def shape_of(

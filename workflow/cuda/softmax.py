@@ -19,14 +19,14 @@ from ortflow.workflow.cuda.operators import Call, Tensor
 from ortflow.workflow.cuda.source import blocks, rows_and_width, rows_of, source, vector
 from ortflow.workflow.errors import OrtflowError
 
-_AXES = 8
+AXES = 8
 _FLOAT = int(TensorProto.FLOAT)
 
 
 class Spread(ctypes.Structure):
     """As in softmax.cu."""
 
-    _fields_ = (("sizes", ctypes.c_uint * _AXES), ("of_x", c_int64 * _AXES), ("of_mask", c_int64 * _AXES))
+    _fields_ = (("sizes", ctypes.c_uint * AXES), ("of_x", c_int64 * AXES), ("of_mask", c_int64 * AXES))
 
 
 class _Scaled:
@@ -47,7 +47,7 @@ class Softmax(_Scaled):
         if not rows * width:
             return
         axes = leading_axes(shape, x.shape, mask.shape if mask else ())
-        if len(axes) > _AXES or rows >= 2**32:
+        if len(axes) > AXES or rows >= 2**32:
             raise OrtflowError(f"a softmax of shape {list(shape)} is more than a kernel takes")
         whole = [bool(one) and _is_whole(one.shape, width) for one in (x, mask) if one is not None]
         read = [one for one, is_whole in zip((x, mask), whole, strict=False) if one is not None and is_whole]
@@ -60,13 +60,10 @@ class Softmax(_Scaled):
                 ("M_WHOLE", int(whole[-1])),
             ),
         )  # fmt: skip
-        spread = Spread()
-        for place, sizes in enumerate(axes):
-            spread.sizes[place], spread.of_x[place], spread.of_mask[place] = sizes
         pointers = x.pointer, mask.pointer if mask else 0, y
         call.launch(
             text, "softmax", blocks(rows, layout.at_a_time), layout.block,
-            *map(c_void_p, pointers), spread, self._scale, c_int(len(axes)), c_int64(rows),
+            *map(c_void_p, pointers), spread_of(axes), self._scale, c_int(len(axes)), c_int64(rows),
         )  # fmt: skip
 
 
@@ -114,6 +111,14 @@ def leading_axes(shape: Sequence[int], x: Sequence[int], mask: Sequence[int]) ->
         else:
             found.append((size, of_x, of_mask))
     return found
+
+
+def spread_of(axes: Sequence[tuple[int, int, int]]) -> Spread:
+    """`leading_axes` as kernels read them; AXES at most."""
+    spread = Spread()
+    for place, sizes in enumerate(axes):
+        spread.sizes[place], spread.of_x[place], spread.of_mask[place] = sizes
+    return spread
 
 
 def _strides(shape: Sequence[int], rank: int) -> list[int]:

@@ -19,6 +19,8 @@ HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 BYTES = {int(TensorProto.FLOAT): 4, int(TensorProto.FLOAT16): 2, int(TensorProto.BFLOAT16): 2}
 """Bytes per element."""
 LARGEST_GRID = 2**31 - 1
+_INCLUDED = dict.fromkeys(("cross_entropy", "cross_entropy_gradient", "cross_entropy_both"), ("softmax_sum.cuh",))
+"""Source -> files that it shares with others."""
 
 
 @functools.cache
@@ -35,7 +37,7 @@ def source(name: str, types: tuple[tuple[str, int], ...], numbers: tuple[tuple[s
             raise OrtflowError(f"{TensorProto.DataType.Name(kind)} is not an element type that {name} supports")
         lines.append(f"typedef {_NAMES[kind]} {letter};")
     lines += [f"#define {macro} {value}" for macro, value in numbers]
-    return "\n".join([*lines, _text(f"{name}.cu")])
+    return "\n".join([*lines, *map(_text, _INCLUDED.get(name, ())), _text(f"{name}.cu")])
 
 
 def vector(width: int, tensors: Iterable[tuple[int, int]]) -> int:

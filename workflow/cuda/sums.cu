@@ -38,10 +38,11 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-/* The sum over `count` rows of part [count, width]; columns from `split` on are those of `behind`. 32 columns a block. */
+/* The sum over `count` rows of part [count, width]; columns from `split` on are those of `second`, from twice that of
+ * `third`. 32 columns a block. */
 extern "C" __global__ void __launch_bounds__(1024)
-    finish(const float *__restrict__ part, float *__restrict__ out, float *__restrict__ behind, i64 count, i64 width,
-           i64 split) {
+    finish(const float *__restrict__ part, float *__restrict__ first, float *__restrict__ second,
+           float *__restrict__ third, i64 count, i64 width, i64 split) {
     const int lane = threadIdx.x % 32, group = threadIdx.x / 32;
     const i64 column = (i64)blockIdx.x * 32 + lane;
     float all = 0;
@@ -52,5 +53,6 @@ extern "C" __global__ void __launch_bounds__(1024)
     __syncthreads();
     all = sum<32>(of_block[lane][group]);
     const i64 place = (i64)blockIdx.x * 32 + group;
-    if (lane == 0 && place < width) (place < split ? out : behind - split)[place] = all;
+    if (lane == 0 && place < width)
+        (place < split ? first : place < 2 * split ? second - split : third - 2 * split)[place] = all;
 }

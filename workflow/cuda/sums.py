@@ -16,11 +16,15 @@ from ortflow.workflow.cuda.operators import Call
 from ortflow.workflow.cuda.source import columns_of, source, vector
 
 _BLOCKS = 1056
-"""Number of blocks to aim at if there are enough rows: the same on every GPU, so that the sums are bit-identical."""
+"""Largest number of blocks, if a row needs fewer: as many as a large GPU holds, and the same on every GPU, so that the
+sums are bit-identical.
+"""
 _ROWS_A_THREAD = 4
 _THREADS = 256
 _WARP = 32
 _LARGEST_GRID_Y = 65_535
+_FEW = 1024
+"""Number of rows up to which one kernel sums them, as those that other kernels have summed in part."""
 
 
 class ColumnSums:
@@ -37,9 +41,13 @@ class ColumnSums:
         out = call.output(0, x.shape[axes:])
         if not width:
             return
+        if x.type == TensorProto.FLOAT and rows <= _FEW:
+            finish(call, x.pointer, rows, width, out)
+            return
         lanes = vector(width, [(x.pointer, x.type)])
         columns = columns_of(width, lanes, 8)
-        chunks = min(-(-_BLOCKS // columns.tiles), -(-rows // (columns.groups * _ROWS_A_THREAD)), _LARGEST_GRID_Y)
+        # Not more: a few blocks that wait for all others would take as long again.
+        chunks = min(_BLOCKS // columns.tiles, -(-rows // (columns.groups * _ROWS_A_THREAD)), _LARGEST_GRID_Y)
         chunks = max(1, chunks)
         part = call.scratch(4 * chunks * width) if chunks > 1 else out
         text = source("sums", (("X", x.type),), columns.numbers())
@@ -51,8 +59,9 @@ class ColumnSums:
             finish(call, part, chunks, width, out)
 
 
-def finish(call: Call, part: int, count: int, width: int, out: int, behind: int = 0, split: int | None = None) -> None:
-    """Launch the sum over the rows of fp32 part [count, width] into `out`; columns from `split` on go to `behind`."""
+def finish(call: Call, part: int, count: int, width: int, *outs: int) -> None:
+    """Launch the sum over the rows of fp32 part [count, outs, width] into each of one to three outputs [width]."""
     text = source("sums", (("X", int(TensorProto.FLOAT)),), (("VECTOR", 1), ("LANES", _WARP), ("READS", 1)))
-    numbers = c_int64(count), c_int64(width), c_int64(width if split is None else split)
-    call.launch(text, "finish", -(-width // _WARP), 1024, *map(c_void_p, (part, out, behind)), *numbers)
+    pointers, all_ = (*outs, 0, 0)[:3], width * len(outs)
+    numbers = c_int64(count), c_int64(all_), c_int64(width)
+    call.launch(text, "finish", -(-all_ // _WARP), 1024, *map(c_void_p, (part, *pointers)), *numbers)

@@ -64,6 +64,15 @@ class CudaBuffer:
         """Bytes."""
         return self._count * self._dtype.itemsize
 
+    @property
+    def writes(self) -> int:
+        """How often the host has written to the allocation, or has had it written; what graphs write does not count."""
+        return self._memory.writes
+
+    def _is_written(self) -> None:
+        if self._count:
+            self._memory.writes += 1
+
     def slice(self, start: int, stop: int) -> CudaBuffer:
         """Elements [start, stop), the same memory."""
         start, stop, _ = slice(start, stop).indices(self._count)
@@ -79,6 +88,7 @@ class CudaBuffer:
 
     def send(self, values: npt.NDArray[Any]) -> None:
         """Queue a copy from `values`, of equal length, which may be changed when this returns."""
+        self._is_written()
         self._device.send(self._memory, self._pointer, np.ascontiguousarray(values, self._dtype))
 
     def read(self, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
@@ -98,16 +108,19 @@ class CudaBuffer:
         values = np.ascontiguousarray(values, self._dtype)
         if values.size != self._count:
             raise ValueError(f"{values.size} values for {self._count} elements")
+        self._is_written()
         self._device.copy(self._pointer, values.ctypes.data, self.size, TO_DEVICE)
 
     def copy_from(self, other: CudaBuffer) -> None:
         """Copy another buffer on the device."""
         if (other.count, other.dtype) != (self._count, self._dtype):
             raise ValueError(f"{other.count} elements of {other.dtype} for {self._count} of {self._dtype}")
+        self._is_written()
         self._device.copy(self._pointer, other.pointer, self.size, WITHIN)
 
     def fill(self, value: float) -> None:
         """Set every element."""
+        self._is_written()
         if value == 0:
             self._device.zero(self._pointer, self.size)
         else:
@@ -117,12 +130,14 @@ class CudaBuffer:
         """Add another fp32 buffer, element by element."""
         if not self._dtype == other.dtype == np.float32 or self._count != other.count:
             raise ValueError(f"{other.count} elements of {other.dtype} are not added to {self._count} of {self._dtype}")
+        self._is_written()
         self._device.add(self._pointer, other.pointer, self._count)
 
     def scale(self, factor: float) -> None:
         """Multiply every element of an fp32 buffer."""
         if self._dtype != np.float32:
             raise ValueError(f"elements of {self._dtype} are not scaled")
+        self._is_written()
         self._device.scale(self._pointer, factor, self._count)
 
 
@@ -131,6 +146,8 @@ class _Memory:
 
     staging: Staging | None
     """Pinned memory for copies to it."""
+
+    writes = 0
 
     def __init__(self, runtime: Runtime, size: int) -> None:
         self._runtime = runtime
@@ -145,6 +162,8 @@ class _Memory:
 
 class _Foreign:
     """Memory of someone else."""
+
+    writes = 0
 
     def __init__(self, pointer: int, size: int) -> None:
         self.pointer, self.size = pointer, size

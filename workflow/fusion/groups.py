@@ -14,12 +14,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS, STORED, kernel, lanes_of
+from ortflow.workflow.fusion.summed import sum_in_parts, summed_output, sums_of_rows
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.edit import constants_of, described, dims_of, import_domain
 from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 
-OPERATOR = "Fused"
+OPERATOR, SUMMING = "Fused", "FusedSums"
 INPUTS, OUTPUTS = 12, 6
 """Largest number of inputs, and of outputs, of a group; limited by operators.c."""
 
@@ -34,20 +35,24 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     constants, types = _scalars(copy.graph), element_types(copy)
     found = groups_of(copy, types)
     groups = [group for group in found if len(group.members) > 1 and not constants.keys() >= {*group.inputs}]
-    nodes, taken = list(copy.graph.node), 0
+    nodes, taken, known = list(copy.graph.node), 0, described(copy.graph)
+    sums = sums_of_rows(nodes, known)
     for number, group in enumerate(groups):
         members = [nodes[place] for place in sorted(group.members)]
         taken += len(members)
         used = [name for name in group.inputs if name not in constants]
         scalars = {name: constants[name] for name in group.inputs if name in constants}
-        source = kernel(members, used, group.outputs, scalars, types)
+        lanes = lanes_of([name for name in (*used, *group.outputs) if _is_whole(known.get(name), group.dims)], types)
+        bits = _dependences(members, used, group.outputs)
+        summed = summed_output(group.dims, used, group.outputs, bits, known, sums)
+        source = kernel(members, used, group.outputs, scalars, types, lanes, summed)
+        outputs = [*group.outputs, *([] if summed is None else [sum_in_parts(copy.graph, group.outputs[summed], sums)])]
         made = helper.make_node(
-            OPERATOR, used, group.outputs, f"{members[-1].name or members[-1].output[0]}/fused_{number}",
-            domain=CUDA_DOMAIN, source=source, lanes=lanes_of((*used, *group.outputs), types),
-            **_dependences(members, used, group.outputs),
+            OPERATOR if summed is None else SUMMING, used, outputs,
+            f"{members[-1].name or members[-1].output[0]}/fused_{number}", domain=CUDA_DOMAIN, source=source,
+            lanes=lanes, **bits, **({} if summed is None else {"summed": summed}),
         )  # fmt: skip
         copy.graph.node.append(made)
-        known = described(copy.graph)
         copy.graph.value_info.extend(
             helper.make_tensor_value_info(name, types[name], None) for name in group.outputs if name not in known
         )
@@ -70,6 +75,12 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
 def groups_of(model: onnx.ModelProto, types: Mapping[str, int]) -> list[Group]:
     """All groups, including those of one node; `types` are the values' element types. Nodes must be sorted."""
     return _Finder(model, types).groups()
+
+
+def _is_whole(value: onnx.ValueInfoProto | None, dims: Dims) -> bool:
+    """Whether a value has as many axes as a group, as far as known, and is no scalar: most of what the group moves."""
+    own = dims_of(value) if value is not None else None
+    return own is None or (len(own) == len(dims) and any(size != 1 for size in own))
 
 
 def _dependences(members: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, int]:

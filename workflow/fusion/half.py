@@ -120,7 +120,9 @@ class _Pass:
             alone = node.op_type in self._alone
             given, made = node.input, node.output
             self._inputs(copy, [i for i in takes if i < len(given) and (alone or given[i] in self._stored)])
-            self._make(copy, [i for i in gives if i < len(made) and (alone or self._is_large(made[i]))])
+            # What the graph gives back is fp32: no rounding and no Cast behind it.
+            halves = [i for i in gives if i < len(made) and self._is_large(made[i]) and made[i] not in self._outputs]
+            self._make(copy, [i for i in gives if i < len(made)] if alone else halves)
         elif is_collective(node) and node.input[0] in self._native and kind_of(node) == Kind.ALL_REDUCE:
             # A sum over ranks of what a product has made: as many bytes move as the product writes.
             self._inputs(copy, [0])

@@ -16,9 +16,11 @@ from ortflow.workflow.fusion.again import computed_again
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
 from ortflow.workflow.fusion.joins import put_joins
+from ortflow.workflow.fusion.losses import join_losses
 from ortflow.workflow.fusion.packed import pack
 from ortflow.workflow.fusion.products import put_products
 from ortflow.workflow.fusion.residual import add_residuals
+from ortflow.workflow.fusion.summed import sum_in_norms
 from ortflow.workflow.graph.attention.find import attend
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -68,7 +70,7 @@ def halved(
     train, trained = differentiate(forward, list(parameters), SCALED)
     replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
     recompute(train.graph, again)
-    fused, _ = fuse(in_half(train, trained, precision))
+    fused, _ = fuse(join_losses(in_half(train, trained, precision)))
     return fused, notes
 
 
@@ -91,7 +93,7 @@ def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) ->
     kind = HALVES[precision]
     drop_copies(train.graph)
     shared_entropy.spread(train)
-    train = computed_again(add_residuals(completed(train, halves=True)))
+    train = computed_again(sum_in_norms(add_residuals(completed(train, halves=True))))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
     return put_joins(put_products(on_cuda(train), kind))
 

@@ -1,7 +1,7 @@
 """Replaces linear layers and their gradients by cuBLASLt products, in a half-precision training graph. Pure.
 
-ONNX Runtime's product writes halves and cannot transpose its factors. `Product` transposes either factor, adds a bias,
-and writes the gradient of a weight in fp32, so adjacent Transposes, Casts and additions are removed.
+ONNX Runtime's product writes halves and cannot transpose its factors. `Product` transposes either factor, adds a bias
+and a residual, and writes the gradient of a weight in fp32, so adjacent Transposes, Casts and additions are removed.
 """
 
 from __future__ import annotations
@@ -65,13 +65,16 @@ def _put(rewriter: Rewriter, node: onnx.NodeProto, kind: int) -> None:
     if cast is not None and _casts(cast, TensorProto.FLOAT) and cast.output[0] in rewriter.outputs:
         out = cast.output[0]
         dropped.append(cast)
-    elif (found := _bias(rewriter, cast, width_of(rewriter.dims(out)), kind)) is not None:
-        bias, out, behind = found
-        dropped += behind
-        half = f"{out}/bias"
-        rewriter.describe(half, kind, rewriter.dims(bias) or ())
-        rewriter("Cast", bias, output=half, to=kind)
-        inputs.append(half)
+    elif (found := _sum(rewriter, cast, kind)) is not None:
+        out = found.out
+        dropped += found.nodes
+        if found.bias:
+            half = f"{out}/bias"
+            rewriter.describe(half, kind, rewriter.dims(found.bias) or ())
+            rewriter("Cast", found.bias, output=half, to=kind)
+            inputs.append(half)
+        if found.residual:
+            inputs += [*([] if found.bias else [""]), found.residual]
     rewriter.drop(*dropped)
     rewriter.add("Product", inputs, [out], turn_a=int(a.turned), turn_b=int(b.turned))
 
@@ -86,21 +89,47 @@ def _factor(rewriter: Rewriter, value: str, turned: bool) -> _Factor | None:
     return _Factor(value, turned, len(dims))
 
 
-def _bias(
-    rewriter: Rewriter, cast: onnx.NodeProto | None, width: int | None, kind: int
-) -> tuple[str, str, list[onnx.NodeProto]] | None:
-    """A vector added to a product, the sum's half, and the nodes between, if no other node reads them."""
-    if cast is None or width is None or not _casts(cast, TensorProto.FLOAT):
+@dataclass(frozen=True)
+class _Sum:
+    """What is added to a product: `bias` is a vector, `residual` a half of the product's rank; each may be empty."""
+
+    bias: str
+    residual: str
+    out: str
+    """The sum's half."""
+    nodes: list[onnx.NodeProto]
+
+
+def _sum(rewriter: Rewriter, cast: onnx.NodeProto | None, kind: int) -> _Sum | None:
+    """The additions between a product and the rounding of the sum, if no other node reads what lies between."""
+    if cast is None or not _casts(cast, TensorProto.FLOAT):
         return None
-    add = rewriter.only_reader(cast.output[0])
-    if add is None or add.op_type != "Add" or add.domain:
+    bias = residual = ""
+    value, nodes = str(cast.output[0]), [cast]
+    dims = rewriter.dims(cast.input[0])
+    width = width_of(dims)
+    while (node := rewriter.only_reader(value)) is not None and node.op_type == "Add" and not node.domain:
+        (other,) = [name for name in node.input if name != value] or [""]
+        widened = rewriter.maker(other)
+        if not bias and width and rewriter.is_fp32(other) and rewriter.dims(other) == (width,):
+            bias = other
+        elif not residual and widened is not None and _widens(widened, kind, rewriter) and width:
+            residual = str(widened.input[0])
+            # Other axes may differ at run time: the operator then broadcasts.
+            if len(rewriter.dims(residual) or ()) != len(dims or ()) or width_of(rewriter.dims(residual)) != width:
+                return None
+        else:
+            return None
+        nodes.append(node)
+        value = str(node.output[0])
+    if node is None or not (bias or residual) or not _casts(node, kind):
         return None
-    (bias,) = [name for name in add.input if name != cast.output[0]] or [""]
-    back = rewriter.only_reader(add.output[0])
-    fits = bool(bias) and rewriter.is_fp32(bias) and rewriter.dims(bias) == (width,)
-    if not fits or back is None or not _casts(back, kind):
-        return None
-    return bias, back.output[0], [cast, add, back]
+    return _Sum(bias, residual, str(node.output[0]), [*nodes, node])
+
+
+def _widens(node: onnx.NodeProto, kind: int, rewriter: Rewriter) -> bool:
+    """Whether a node converts a half to fp32."""
+    return _casts(node, TensorProto.FLOAT) and rewriter.element(node.input[0]) == kind
 
 
 def _turns(node: onnx.NodeProto) -> bool:

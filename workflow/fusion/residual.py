@@ -1,6 +1,7 @@
-"""Adds the gradient of a residual connection inside the gradient of a norm: one kernel and one rounding less. Pure.
+"""Adds a gradient inside the node that computes another gradient of the same value: one kernel and one rounding less.
 
 A residual block computes x + f(norm(x)), so the gradient of x is the sum of the norm's and of the block's own gradient.
+That of a table that is also the weight of the head is the sum of the look-up's and of the head's. Pure.
 Called by step `configure` for half precision, on the fp32 graph with our operators.
 """
 
@@ -9,14 +10,15 @@ from __future__ import annotations
 import onnx
 
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.graph.ir.rewriter import Rewriter
 
-_INPUTS = {"LayerNormalizationGrad": 5, "RMSNormalizationGrad": 4}
-"""Gradient of a norm -> number of its inputs without a residual, which follows them."""
+_INPUTS = {"LayerNormalizationGrad": 5, "RMSNormalizationGrad": 4, "TableGrad": 2}
+"""Gradient -> number of its inputs without what is added, which follows them."""
 
 
 def add_residuals(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which the norm's node computes each sum of a norm's gradient with another value of its shape."""
+    """A copy in which the node of a norm's or a table's gradient computes its sum with another value of its shape."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     rewriter = Rewriter(copy.graph, CUDA_DOMAIN)
@@ -26,7 +28,7 @@ def add_residuals(model: onnx.ModelProto) -> onnx.ModelProto:
             if gradient is not None and _fits(rewriter, gradient, dx, residual):
                 rewriter.drop(add, gradient)
                 outputs = [add.output[0], *gradient.output[1:]]
-                rewriter.add(gradient.op_type, [*gradient.input, residual], outputs)
+                rewriter.add(gradient.op_type, [*gradient.input, residual], outputs, **attributes_of(gradient))
                 break
     rewriter.finish()
     return copy

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto
 
-from ortflow.workflow.cuda import KERNELS
+from ortflow.workflow.cuda import KERNELS, SUMMING, SUMMING_WARPS
+from ortflow.workflow.fusion.chain import Chain
 from ortflow.workflow.graph.ir.edit import attributes_of
 
 HEAD = """\
@@ -56,16 +57,19 @@ __device__ __forceinline__ void narrow(float x, bfloat_t &out) { out.bits = to_b
 __device__ __forceinline__ float as_fp16(float x) { half_t y; narrow(x, y); return widened(y); }
 __device__ __forceinline__ float as_bf16(float x) { bfloat_t y; narrow(x, y); return widened(y); }
 
-/* For results that are stored as halves. Erf by Abramowitz and Stegun 7.1.26, off by 2e-7; it and Tanh
+/* For results that are stored as halves. Erf by Abramowitz and Stegun 7.1.26, off by 2e-7, given exp(-x x); it and Tanh
  * by their series near 0, where the difference of two numbers near 1 would lose its digits. */
-__device__ __forceinline__ float quick_erf(float x) {
-    const float a = fabsf(x), s = x * x, t = quick_inverse(1.0f + 0.3275911f * a);
+__device__ __forceinline__ float far_erf(float x, float power) {
+    const float t = quick_inverse(1.0f + 0.3275911f * fabsf(x));
     const float last = -1.453152027f + t * 1.061405429f;
     const float tail = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * last)));
-    const float far = copysignf(1.0f - tail * quick_exp(-s), x);
+    return copysignf(1.0f - tail * power, x);
+}
+__device__ __forceinline__ float quick_erf(float x, float power) {
+    const float s = x * x;
     const float near = x * (1.128379167f + s * (-0.3761263890f + s * (0.1128379167f + s * (-0.02686617064f
                      + s * (0.005223977625f - s * 0.0008548327024f)))));
-    return a < 0.5f ? near : far;
+    return fabsf(x) < 0.5f ? near : far_erf(x, power);
 }
 __device__ __forceinline__ float quick_tanh(float x) {
     const float s = x * x, far = 1.0f - 2.0f * quick_inverse(1.0f + quick_exp(2.0f * x));
@@ -155,12 +159,13 @@ FLOATS = {
 }
 """Operator of ONNX -> what it is in CUDA, of fp32."""
 QUICK = {
-    "Erf": "quick_erf({0})",
+    "Erf": "quick_erf({0}, {1})",
     "Exp": "quick_exp({0})",
     "Sigmoid": "quick_inverse(1.0f + quick_exp(-{0}))",
     "Tanh": "quick_tanh({0})",
 }
-"""The same where results are stored as halves: what is off does not show in them."""
+"""The same where results are stored as halves: what is off does not show in them. Erf is given exp(-x x) too."""
+_FAR_ERF = "far_erf({0}, {1})"
 BOOLS = {
     "And": "{0} && {1}",
     "Equal": "{0} == {1}",
@@ -187,12 +192,17 @@ def kernel(
     outputs: Sequence[str],
     constants: Mapping[str, float],
     types: Mapping[str, int] | None = None,
+    lanes: int | None = None,
+    summed: int | None = None,
 ) -> str:
     """The source of the kernels in KERNELS: operands `inputs`, then `outputs`, then how many elements.
 
+    With `summed`, the number of an output, that of the kernels in SUMMING: then follow how many elements a row has, and
+    where the sums of the output go, fp32 [blocks in y times SUMMING_WARPS, row].
+
     `constants` are the scalars that `nodes` read beside the inputs; `types` tells which values are not fp32. Values are
-    numbered, so that groups that compute the same have the same source. Of all but `fused` a thread computes `lanes_of`
-    elements that lie side by side.
+    numbered, so that groups that compute the same have the same source. Of all but `fused` a thread computes `lanes`
+    elements that lie side by side, `lanes_of` all operands by default.
     """
     types = types or {}
     stored = [STORED.get(types.get(name, TensorProto.FLOAT), "float") for name in (*inputs, *outputs)]
@@ -201,16 +211,25 @@ def kernel(
     halves = all(kind != "float" for kind in stored[len(inputs) :])
     forms = FLOATS | BOOLS | (QUICK if halves else {})
     lines, rounded = [], dict[str, str]()
+    chain = Chain(nodes, constants, outputs)
+    powers: dict[str, str] = {}
+    """Argument of an Erf -> the variable of exp(-x x)."""
     for number, node in enumerate(nodes):
         kind = "float" if node.op_type in FLOATS or node.op_type == "Cast" else "bool"
         form = _cast(node, types) if node.op_type == "Cast" else forms[node.op_type]
+        if halves and node.op_type == "Erf":
+            power = powers[node.input[0]] = f"e{number}"
+            lines.append(f"float {power} = quick_exp(-{names[node.input[0]]} * {names[node.input[0]]});")
+            form = (_FAR_ERF if chain.is_added_to_one(node.output[0]) else form).replace("{1}", power)
+        elif halves and node.op_type == "Exp" and (of := chain.squared(node.input[0], powers)) is not None:
+            form = powers[of]
         lines.append(f"{kind} v{number} = {form.format(*(names[name] for name in node.input))};")
         names[node.output[0]] = f"v{number}"
         if node.op_type == "Cast" and attributes_of(node)["to"] != TensorProto.FLOAT:
             rounded[node.output[0]] = names[node.input[0]]
     # What is stored is rounded then: once is enough.
     lines += [f"y{place}[k] = {rounded.get(name, names[name])};" for place, name in enumerate(outputs)]
-    several = lanes_of((*inputs, *outputs), types)
+    several = lanes or lanes_of((*inputs, *outputs), types)
     operands = [f"a{place}" for place in range(len(inputs))] + [f"o{place}" for place in range(len(outputs))]
     references = ", ".join([*(f"const Operand &{name}" for name in operands), "unsigned long long n"])
     parameters = ", ".join([*(f"const __grid_constant__ Operand {name}" for name in operands), "unsigned long long n"])
@@ -227,24 +246,54 @@ def kernel(
         "}",
         *stores,
     ]
-    return (
-        f"{CONVERSIONS}{HEAD}template <int N, bool FLAT> __device__ __forceinline__ void group({references}) {{\n"
-        "    const bool wide = n > 0xffffffffull;\n"
+    if summed is not None:
+        return _summing(references, parameters, arguments, body, several, summed)
+    loop = (
         "    const unsigned long long first = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
         "    for (unsigned long long i = N * first; i < n; i += (unsigned long long)gridDim.x * blockDim.x * N) {\n"
+    )
+    return _group(references, loop, body) + "".join(
+        f'extern "C" __global__ void {name}({parameters}) {{ group<{count}, {flat}>({arguments}); }}\n'
+        for name, count, flat in zip(KERNELS, (1, several, several), ("false", "false", "true"), strict=True)
+    )
+
+
+def _group(references: str, loop: str, body: Sequence[str], end: str = "") -> str:
+    return (
+        f"{CONVERSIONS}{HEAD}template <int N, bool FLAT> __device__ __forceinline__ void group({references}) {{\n"
+        f"    const bool wide = n > 0xffffffffull;\n{loop}"
         + "".join(f"        {line}\n" for line in body)
-        + "    }\n}\n\n"
-        + "".join(
-            f'extern "C" __global__ void {name}({parameters}) {{ group<{lanes}, {flat}>({arguments}); }}\n'
-            for name, lanes, flat in zip(KERNELS, (1, several, several), ("false", "false", "true"), strict=True)
-        )
+        + f"    }}\n{end}}}\n\n"
+    )
+
+
+def _summing(references: str, parameters: str, arguments: str, body: Sequence[str], lanes: int, summed: int) -> str:
+    """A warp takes N columns a thread, of every so many rows, and adds in fp32, in the order of the rows."""
+    more, names = ", unsigned long long width, float *part", "width, part"
+    loop = (
+        "    const unsigned long long column = (blockIdx.x * 32ull + threadIdx.x % 32) * N;\n"
+        f"    const unsigned long long warp = blockIdx.y * {SUMMING_WARPS}ull + threadIdx.x / 32;\n"
+        "    float total[N];\n"
+        "    for (int k = 0; k < N; k++) total[k] = 0.0f;\n"
+        "    if (column >= width) return;\n"
+        f"    const unsigned long long step = gridDim.y * {SUMMING_WARPS}ull * width;\n"
+        "    for (unsigned long long i = warp * width + column; i < n; i += step) {\n"
+    )
+    end = "    for (int k = 0; k < N; k++) part[warp * width + column + k] = total[k];\n"
+    adding = [*body, f"for (int k = 0; k < N; k++) total[k] += y{summed}[k];"]
+    return _group(f"{references}{more}", loop, adding, end) + "".join(
+        f'extern "C" __global__ void {name}({parameters}{more}) {{ group<{count}, {flat}>({arguments}, {names}); }}\n'
+        for name, count, flat in zip(SUMMING, (1, lanes), ("false", "true"), strict=True)
     )
 
 
 def lanes_of(values: Sequence[str], types: Mapping[str, int]) -> int:
-    """Elements that a thread takes at a time, so that the smallest ones of `values` fill BYTES."""
-    halves = any(types.get(name, TensorProto.FLOAT) != TensorProto.FLOAT for name in values)
-    return BYTES // (2 if halves else 4)
+    """Elements that a thread takes at a time, so that the smallest ones of `values` fill BYTES.
+
+    If most of them are fp32, as in an optimizer's update that also writes halves, so that these do.
+    """
+    halves = sum(types.get(name, TensorProto.FLOAT) != TensorProto.FLOAT for name in values)
+    return BYTES // (2 if halves and 2 * halves >= len(values) else 4)
 
 
 def _cast(node: onnx.NodeProto, types: Mapping[str, int]) -> str:

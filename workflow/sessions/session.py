@@ -24,6 +24,8 @@ from ortflow.workflow.sessions.settings import DEFAULTS, Settings
 if TYPE_CHECKING:
     from ortflow.workflow.cuda.operators import Operators
 
+_FLOATS = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
+"""ONNX Runtime's name of a type -> its number in onnx.TensorProto."""
 SEVERITY = {"verbose": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
 
 
@@ -242,13 +244,19 @@ class Binding:
         self._kept[name] = buffer  # ONNX Runtime holds only the address
         self._binding.bind_input(name, self._device.kind, self._device.index, kind, list(shape), buffer.pointer)
 
-    def write_to(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
-        """Bind an output to a buffer."""
+    def write_to(self, name: str, buffer: Buffer, shape: tuple[int, ...], element: int | None = None) -> None:
+        """Bind an output to a buffer; `element` as in `read_from`."""
         self._kept[name] = buffer
         self._bound.setdefault(name)
         self._binding.bind_output(
-            name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer
-        )
+            name, self._device.kind, self._device.index, buffer.dtype if element is None else element, list(shape),
+            buffer.pointer,
+        )  # fmt: skip
+
+    def element_of(self, output: str) -> int | None:
+        """Element type (of onnx.TensorProto) of an output; None if there is none, or it is not a float."""
+        types = {value.name: value.type for value in self._session.get_outputs()}
+        return _FLOATS.get(types.get(output, ""))
 
     def read_tensors(self, index: FlatIndex, buffer: Sliced) -> None:
         """Bind every input that the index names to its slice."""

@@ -101,7 +101,7 @@ class GraphBuilder(TrainerBuilder):
             for path, each in ((graphs.optimizer, plain), (with_kernels_of(graphs.optimizer), own)):
                 write_atomically(path, compose(each).SerializeToString())
         if spec.on_gpus:
-            write_forms(graphs)
+            write_forms(graphs, spec.train.precision)
         scaling = gradient_graph()
         for path, each in ((graphs.gradient, scaling), (with_kernels_of(graphs.gradient), with_kernels(scaling))):
             write_atomically(path, each.SerializeToString())
@@ -200,12 +200,16 @@ def trainer_class(device: Device, spec: RunSpec, *, training: bool = True) -> ty
     return QueuedTrainer
 
 
-def write_forms(graphs: GraphSet) -> None:
-    """The graphs of a step for GPUs: with ONNX Runtime's kernels only, and with ortflow's."""
+def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:
+    """The graphs of a step for GPUs, with ONNX Runtime's kernels only and with ortflow's, for a `train.precision`."""
     import onnx
 
     from ortflow.workflow.fusion.groups import fuse
+    from ortflow.workflow.fusion.half import HALVES
     from ortflow.workflow.fusion.joins import put_joins
+    from ortflow.workflow.fusion.losses import join_losses
+    from ortflow.workflow.fusion.rounded import writing_rounded
+    from ortflow.workflow.fusion.scalars import scalars_in_one
     from ortflow.workflow.graph.optimize.on_cuda import on_cuda
     from ortflow.workflow.optim.gradient import queued_gradient_graph
     from ortflow.workflow.optim.guard import guarded
@@ -216,13 +220,17 @@ def write_forms(graphs: GraphSet) -> None:
     write_atomically(on_cuda_of(graphs.optimizer), guarded(onnx.load(graphs.optimizer)).SerializeToString())
     if placed_of(graphs.train).exists():
         train = put_joins(on_cuda(onnx.load(placed_of(graphs.train))))
-    fused, taken = fuse(train)
+    fused, taken = fuse(join_losses(train))
     if taken:
         write_atomically(fused_of(graphs.train), fused.SerializeToString())
-    fused, taken = fuse(guarded(onnx.load(graphs.optimizer), multiplied=True))
+    update = guarded(onnx.load(graphs.optimizer), multiplied=True)
+    if precision in HALVES:
+        update = writing_rounded(update, HALVES[precision])
+    fused, taken = fuse(update)
     if taken:
-        write_atomically(fused_of(graphs.optimizer), fused.SerializeToString())
-        write_atomically(fused_of(graphs.gradient), queued_gradient_graph(fused=True).SerializeToString())
+        scaling = scalars_in_one(queued_gradient_graph(fused=True))
+        write_atomically(fused_of(graphs.optimizer), scalars_in_one(fused)[0].SerializeToString())
+        write_atomically(fused_of(graphs.gradient), scaling[0].SerializeToString())
 
 
 def about_model(error: UserError, spec: RunSpec) -> UserError:
@@ -253,7 +261,7 @@ def _check_export(path: Path, spec: RunSpec) -> None:
 
 
 def fingerprint_of(spec: RunSpec) -> str:
-    """A hash of everything the graphs are made from: model file, its section, the optimizer, ortflow's version.
+    """A hash of everything the graphs are made from: model file, its section, optimizer, precision, ortflow's version.
 
     The learning rate is an input of the optimizer's graph.
     """
@@ -266,6 +274,7 @@ def fingerprint_of(spec: RunSpec) -> str:
         "parallel": spec.parallel.model_dump(exclude={"data", "zero", "schedule"}) if spec.divides else None,
         "synced": spec.synced_ranks,
         "device": "cuda" if spec.on_gpus else "cpu",
+        "precision": spec.train.precision,
         "files": [
             (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)
             for path in (model.path, *filter(None, model.graphs.model_dump().values()))

@@ -6,7 +6,6 @@ Used by the trainer on GPUs. The sums run on a stream beside the pass, and are c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -98,13 +97,14 @@ def _places(all_: Sequence[Bucket], some: Sequence[Bucket]) -> list[int]:
 
 
 def overlapped(
-    sessions: Sessions, communicator: Communicator, graph: Path, index: FlatIndex
+    sessions: Sessions, communicator: Communicator, form: onnx.ModelProto, index: FlatIndex
 ) -> tuple[bytes, list[Bucket]] | None:
-    """The training graph with its buckets, as sessions open it; None if its gradients are summed in one piece."""
-    form = sessions.form_of(graph)
+    """A training graph's form for GPUs with its buckets, as sessions open it; None if its gradients are summed in one
+    piece.
+    """
     if not isinstance(communicator, NcclCommunicator) or not communicator.one_host:
         return None
-    if form is None or sessions.operators is None:
+    if sessions.operators is None:
         return None
-    model, order = with_buckets(onnx.load(form), buckets_of(index, LEAST))
+    model, order = with_buckets(form, buckets_of(index, LEAST))
     return (model.SerializeToString(), order) if len(order) >= FEWEST else None

@@ -13,25 +13,29 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda.algorithms import PURPOSE, choices
-from ortflow.workflow.device import Buffer
+from ortflow.workflow.device import HALF_PRECISIONS, Buffer
 from ortflow.workflow.device.capture import Agreement, Repeated
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import TOKEN
+from ortflow.workflow.fusion.rounded import reading_rounded
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import FACTOR
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
 from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped
 from ortflow.workflow.trainer.precision_check import apart
+from ortflow.workflow.trainer.rounded import Rounded
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
 """Elements of the tail that are filled after the all-reduce: see `queued_gradient_graph`."""
@@ -49,6 +53,8 @@ class QueuedTrainer(GraphTrainer):
 
     _gradients: CudaBuffer
     _rate: CudaBuffer
+    _rounded: Rounded | None = None
+    """Parameters in 16 bits, if the training graph reads them so."""
     _scale: CudaBuffer
     _scratch: CudaBuffer | None
     _statistics: CudaBuffer
@@ -85,16 +91,19 @@ class QueuedTrainer(GraphTrainer):
         return LOSS_SCALE in self._first.inputs
 
     def _open_train(self) -> onnxruntime.InferenceSession:
-        """With several ranks, one that sums the gradients while it computes them."""
+        """One that reads parameters in 16 bits; with several ranks, that sums the gradients while it computes them."""
         self._overlap: Overlap | None = None
-        found = None
-        spec = self._spec
-        # Under ZeRO, in a divided model and with off-loading, the gradient is summed otherwise.
-        if spec.accumulation == 1 and not (spec.parallel.zero or spec.divides or spec.train.offload != "none"):
-            found = overlapped(self._sessions, self._comm, self._graphs.train, self.index)
-        if found is None:
+        form = self._sessions.form_of(self._train_path)
+        changes = self._device.precision in HALF_PRECISIONS or isinstance(self._comm, NcclCommunicator)
+        # Under ZeRO, in a divided model and with off-loading, the gradient is summed and applied otherwise.
+        if form is None or not changes or not holds_whole(self._spec):
             return super()._open_train()
-        model, buckets = found
+        found, model = None, self._with_rounded(onnx.load(form))
+        if self._spec.accumulation == 1 and self._train_path == self._graphs.train:
+            found = overlapped(self._sessions, self._comm, model, self.index)
+        if found is None:
+            return self._sessions.open(model.SerializeToString())
+        content, buckets = found
         operators = self._sessions.operators
         assert isinstance(self._comm, NcclCommunicator)
         assert operators is not None
@@ -106,7 +115,19 @@ class QueuedTrainer(GraphTrainer):
             self._report.note(
                 f"the gradient is summed over the ranks in {len(buckets)} buckets during the backward pass"
             )
-        return self._sessions.open(model)
+        return self._sessions.open(content)
+
+    def _with_rounded(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """A training graph that reads parameters in 16 bits if it rounds any."""
+        trained = [entry.name for entry in self.index if entry.end <= self.index.trained]
+        reading, inputs = reading_rounded(model, trained)
+        kinds = {value.type.tensor_type.elem_type for value in reading.graph.input if value.name in inputs}
+        if len(kinds) != 1:
+            return model
+        parameters = self._parameters.slice(0, self.index.trained)
+        assert isinstance(parameters, CudaBuffer)
+        self._rounded = Rounded(self._sessions, parameters, kinds.pop(), inputs)
+        return reading
 
     def _numbers(self, values: Sequence[float]) -> CudaBuffer:
         buffer = self._device.allocate(len(values), np.float32)
@@ -118,6 +139,8 @@ class QueuedTrainer(GraphTrainer):
         binding.read_from(LOSS_SCALE, self._scale, (1,))
         if TOKEN in binding.outputs:
             binding.write_to(TOKEN, self._sum_token, (1,))
+        if self._rounded is not None:
+            self._rounded.bind_inputs(binding, self.index)
         return binding
 
     def _bind_scaling(self) -> Binding:
@@ -149,6 +172,8 @@ class QueuedTrainer(GraphTrainer):
     ) -> Binding:
         update = super()._bind_pieces(session, cuts, gradients, moments_)
         update.read_from(FACTOR, self._factor, (1,))
+        if self._rounded is not None:
+            self._rounded.bind_update(update, cuts)
         return update
 
     def _repeated(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
@@ -249,8 +274,19 @@ class QueuedTrainer(GraphTrainer):
         binding, run = (self._first, self._first_run) if fresh else (self._further, self._further_run)
         self._feed(binding, batch, seed)
         onnxruntime.set_seed(seed)
+        self._refresh()
         run.run(binding.fed)
         return np.zeros(TAIL, np.float32)
+
+    def _refresh(self) -> None:
+        """Round parameters again that something but the update has written."""
+        if self._rounded is not None:
+            self._rounded.refresh()
+
+    def _apply(self) -> None:
+        super()._apply()
+        if self._rounded is not None:
+            self._rounded.updated()
 
     def _without_samples(self) -> None:
         super()._without_samples()
@@ -303,9 +339,12 @@ class QueuedTrainer(GraphTrainer):
         self._scaler = scaler
 
     def _adopt_statistics(self) -> None:
+        before = self._state.writes
         self._state.copy_from(self._statistics)
         if self._comm.world_size > 1 and self._state.count:
             self._state.scale(1 / self._comm.world_size)
+        if self._rounded is not None:
+            self._rounded.passed_over(before)
 
     def numbers(self) -> Mapping[str, float]:
         """The loss scale's state."""
@@ -324,6 +363,7 @@ class QueuedTrainer(GraphTrainer):
         exact.run()
         expected = self._gradients.read()
         self._feed(self._first, batch, seed)
+        self._refresh()
         # Only the direction of the fp16 gradient counts: any scale without overflow will do.
         before = self._scale.read()
         for scale in (65536.0, 1024.0, 16.0, 1.0) if LOSS_SCALE in self._first.inputs else (1.0,):
@@ -352,12 +392,17 @@ class QueuedTrainer(GraphTrainer):
         super().end_training()
         if self._overlap is not None and (operators := self._sessions.operators) is not None:
             operators.on_bucket = None
-        self._overlap = None
+        self._overlap = self._rounded = None
         del self._scale_gradient, self._loss, self._result
 
     def _drop_passes(self) -> None:
         super()._drop_passes()
         del self._first_run, self._further_run
+
+
+def holds_whole(spec: RunSpec) -> bool:
+    """Whether each rank holds all parameters, gradients and moments, and one update graph writes them."""
+    return not (spec.parallel.zero or spec.divides or spec.train.offload != "none")
 
 
 def copied_by(binding: Binding) -> str:

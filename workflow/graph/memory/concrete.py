@@ -6,6 +6,7 @@ Unknown values are left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ Type = tuple[int, Shape]
 """Element type and shape."""
 HALF = ".half"
 """Suffix of the name of a value that is stored in half precision."""
+_WARP, _WARPS, _BLOCKS, _ROWS_A_WARP = 32, 8, 528, 4
+"""Of a kernel that sums its results: as in operators.c."""
 _PRODUCTS = frozenset(["FusedMatMul", "Product"])
 _LIKE: Mapping[str, tuple[int, ...]] = {
     # operator -> for each output the input that has the same shape
@@ -198,10 +201,22 @@ class _Inference:
             return TensorProto.FLOAT, (1,)  # the token that orders the nodes
         if node.op_type == "CrossEntropy" and place == 1 and len(given) > 1 and given[1] is not None:
             return given[1][0], given[1][1][:1]  # one sum per row of scores
+        if node.op_type == "FusedSums" and place == len(node.output) - 1:
+            flags = {each.name: each.i for each in node.attribute if each.type == onnx.AttributeProto.INT}
+            summed = self.types.get(node.output[flags["summed"]])
+            return _sums(summed[1], flags["lanes"]) if summed is not None else None
         if node.op_type in _PRODUCTS and place == 0 and len(given) > 1:
             return _product(node, given[0], given[1])
         like = _LIKE.get(node.op_type, ())
         return given[like[place]] if place < len(like) and like[place] < len(given) else None
+
+
+def _sums(shape: Shape, lanes: int) -> Type:
+    """Type of the sums of a fused group over its rows, of which each warp has its own; see operators.c."""
+    rows, width = math.prod(shape[:-1]), shape[-1]
+    tiles = -(-width // (_WARP * (lanes if width % lanes == 0 else 1)))
+    chunks = max(1, min(_BLOCKS // max(tiles, 1), -(-rows // (_WARPS * _ROWS_A_WARP))))
+    return TensorProto.FLOAT, (chunks * _WARPS, width)
 
 
 def _exchanged(node: onnx.NodeProto, given: Type) -> Type:

@@ -1,0 +1,31 @@
+"""A kernel of one thread for nodes that compute with single numbers: see `ortflow.workflow.fusion.scalars`.
+
+Scalars (inputs of one element...) -> outputs of one element and `ranks` axes; `source` is the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import c_void_p
+from typing import Any
+
+from ortflow.workflow.cuda.operators import EXACT, Call
+from ortflow.workflow.cuda.source import size_of
+from ortflow.workflow.errors import OrtflowError
+
+
+class Scalars:
+    """See the module."""
+
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        self._source, self._ranks = str(attributes["source"]), [int(rank) for rank in attributes["ranks"]]
+
+    def run(self, call: Call) -> None:
+        """See Operator. Raises OrtflowError if an input has more than one element."""
+        given = [call.given(place) for place in range(len(call.inputs))]
+        if any(size_of(each) != 1 for each in given):
+            raise OrtflowError(f"single numbers, and the inputs are {[list(each.shape) for each in given]}")
+        made = [call.output(place, (1,) * rank) for place, rank in enumerate(self._ranks)]
+        call.launch(
+            self._source, "scalars", 1, 1, *map(c_void_p, [*(each.pointer for each in given), *made]), options=EXACT
+        )

@@ -1,0 +1,74 @@
+"""Parameters in 16 bits that the optimizer's update writes, in place of a Cast of each in every micro-batch. Pure.
+
+A half-precision training graph rounds the parameters that its products read. The trainer of an undivided run
+(`ortflow.workflow.trainer.rounded`) keeps them rounded in one flat buffer instead. Parameters stay fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.workflow.graph.ir.edit import attributes_of, described, replace
+from ortflow.workflow.graph.ir.order import drop_unread_inputs
+
+HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
+ROUNDED = "rounded."
+"""Beginning of the names of an update's outputs, which the number of the segment follows."""
+_PARAMETERS = "parameters."
+
+
+def reading_rounded(model: onnx.ModelProto, parameters: Collection[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """A copy of a training graph with an input in place of each Cast of a parameter to 16 bits, and whose they are.
+
+    The inputs have the names of the values that the Casts computed. Graph outputs keep their Casts.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    known, outputs = described(graph), {value.name for value in graph.output}
+    found = {
+        str(node.output[0]): str(node.input[0])
+        for node in graph.node
+        if node.op_type == "Cast" and not node.domain and node.input[0] in parameters
+        and attributes_of(node)["to"] in HALVES and node.output[0] not in outputs
+    }  # fmt: skip
+    replace(graph.node, [node for node in graph.node if node.output[0] not in found])
+    replace(graph.value_info, [value for value in graph.value_info if value.name not in found])
+    for name, parameter in found.items():
+        value = graph.input.add()
+        value.CopyFrom(known[parameter])
+        value.name, value.type.tensor_type.elem_type = name, known[name].type.tensor_type.elem_type
+    drop_unread_inputs(graph)
+    return copy, found
+
+
+def writing_rounded(model: onnx.ModelProto, kind: int) -> onnx.ModelProto:
+    """A copy of an optimizer's graph that also rounds each `parameters.I.out`, to `rounded.I` of the type `kind`."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    for value in list(graph.output):
+        number = value.name.removeprefix(_PARAMETERS).removesuffix(".out")
+        if value.name != f"{_PARAMETERS}{number}.out":
+            continue
+        name = ROUNDED + number
+        graph.node.append(helper.make_node("Cast", [value.name], [name], name, to=kind))
+        made = graph.output.add()
+        made.CopyFrom(value)
+        made.name, made.type.tensor_type.elem_type = name, kind
+    return copy
+
+
+def rounding(kind: int) -> onnx.ModelProto:
+    """The graph `parameters` fp32 [n] -> `rounded` [n] of the element type `kind`."""
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["parameters"], ["rounded"], "rounded", to=kind)],
+        "rounded",
+        [info("parameters", TensorProto.FLOAT, ["n"])],
+        [info("rounded", kind, ["n"])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
