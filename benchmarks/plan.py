@@ -1,6 +1,7 @@
 """`ortflow plan` against runs: time of a step and memory of every layout that it lists.
 
-    python benchmarks/plan.py [--run-file FILE] [--ranks 2 --steps 10 --rounds 1 --no-measure] [KEY=VALUE ...]
+    python benchmarks/plan.py [--run-file FILE] [--ranks 2 --memory 400MB --steps 10 --rounds 1 --no-measure]
+                              [KEY=VALUE ...]
 
 Asks `ortflow plan` for the layouts of a run file (by default examples/gpt, with more samples a step), then trains each
 for a few steps through `ortflow run`. Rounds go through all layouts one after the other. Seconds are those of the
@@ -30,7 +31,8 @@ ORTFLOW = [sys.executable, "-m", "ortflow"]
 def planned(arguments: argparse.Namespace) -> dict[str, Any]:
     """What `ortflow plan` finds."""
     measure = [] if arguments.measure is None else ["--measure" if arguments.measure else "--no-measure"]
-    words = [str(arguments.run_file), *arguments.changes, "--ranks", str(arguments.ranks), *measure, "--json"]
+    memory = [] if arguments.memory is None else ["--memory", arguments.memory]
+    words = [str(arguments.run_file), *arguments.changes, "--ranks", str(arguments.ranks), *memory, *measure, "--json"]
     done = subprocess.run([*ORTFLOW, "plan", *words], check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument("--run-file", type=Path, default=EXAMPLE)
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="further values of the run file")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--memory", help="of a rank, as for `ortflow plan`: layouts that fit only with recomputation")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--measure", action=argparse.BooleanOptionalAction)
@@ -105,7 +108,8 @@ def main() -> None:
     for layout, seconds, peak in zip(plan["layouts"], measured, peaks, strict=True):
         times = f"{1e3 * layout['seconds']:13.1f} {1e3 * seconds:9.1f} {layout['seconds'] / seconds:6.2f}"
         memory = f"{layout['memory'] / 1e6:13.0f} {peak / 1e6:9.0f} {layout['memory'] / peak:6.2f}"
-        print(f"{times}   {memory}  {json.dumps(layout['parallel'])}")
+        recompute = f" recompute {layout['recompute']}" if layout["recompute"] else ""
+        print(f"{times}   {memory}  {json.dumps(layout['parallel'])}{recompute}")
     for line in plan["prediction"]:
         print(line)
     if len(measured) > 1:

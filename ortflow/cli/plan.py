@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 STYLE: dict[str, Any] = {"sort_keys": False, "default_flow_style": None}
 """How keys are printed: one section a line."""
+UNKNOWN = "*"
+"""Mark of a memory that is too low."""
 
 
 def plan(
@@ -74,14 +76,16 @@ def plan(
     """List ways to divide a run over ranks, the fastest first.
 
     Lists the layouts that fit a number of ranks and their memory. A layout is data x pipeline x horizontal parallelism,
-    with a schedule and a ZeRO stage. Memory and seconds per step are predicted; nothing is trained. Keys to copy into
-    the run file are printed for the first, or for --layout N.
+    with a schedule and a ZeRO stage. Those that do not fit are also considered with model.recompute: layers. Memory and
+    seconds per step are predicted; nothing is trained. Keys to copy into the run file are printed for the first, or for
+    --layout N.
     """
     import yaml
 
     from ortflow.workflow.planning.budget import budget_of, too_small
     from ortflow.workflow.planning.layout import keys_of, on_ranks
     from ortflow.workflow.planning.measure import threads_of
+    from ortflow.workflow.planning.recomputed import with_recomputation
     from ortflow.workflow.planning.survey import survey
     from ortflow.workflow.spec.file.load import load_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths
@@ -89,7 +93,7 @@ def plan(
     written = resolve_paths(load_run_file(run_file, overrides or (), files=True), run_file)
     spec = on_ranks(written, ranks or written.world_size)
     budget = budget_of(spec, memory)
-    found = survey(spec, _Rates(measure, bandwidth, threads_of(spec)))
+    found = with_recomputation(survey(spec, _Rates(measure, bandwidth, threads_of(spec))), budget.bytes)
     fitting = found.fitting(budget.bytes)
     if not fitting:
         raise too_small(found, budget)
@@ -100,8 +104,9 @@ def plan(
         return
     _print(found, fitting, budget.bytes, budget.source, refused=refused)
     typer.echo(f"keys of layout {layout}:")
-    typer.echo(yaml.safe_dump(keys_of(written, spec, fitting[layout - 1].layout), **STYLE), nl=False)
-    for line in (*found.rates.how, *_not_counted(written, fitting)):
+    chosen = fitting[layout - 1]
+    typer.echo(yaml.safe_dump(keys_of(written, spec, chosen.layout, chosen.recompute), **STYLE), nl=False)
+    for line in (*found.rates.how, *found.notes, *_not_counted(written, fitting)):
         typer.echo(line)
 
 
@@ -109,7 +114,7 @@ def _not_counted(written: RunSpec, fitting: list[Candidate]) -> Iterator[str]:
     """What the predicted memory leaves out."""
     unknown = max(len(each.memory.peak.unknown) for each in fitting)
     if unknown:
-        yield f"Memory leaves out up to {unknown} values of a layout, because their size is unknown."
+        yield f"{UNKNOWN} Memory leaves out values whose size is unknown, up to {unknown} of a layout."
     if written.train.check_gradient and any(each.layout.zero == 3 for each in fitting):
         yield (
             "Memory leaves out the check of the gradient before the first step, in which rank 0 holds all parameters "
@@ -149,14 +154,14 @@ class _Rates:
 def _data(written: RunSpec, found: Survey, fitting: list[Candidate], budget: float) -> dict[str, Any]:
     from ortflow.workflow.planning.layout import keys_of
 
-    listed = [{**each.to_json(), "keys": keys_of(written, found.spec, each.layout)} for each in fitting]
+    listed = [{**each.to_json(), "keys": keys_of(written, found.spec, each.layout, each.recompute)} for each in fitting]
     large = [each for each in found.found if each.memory.total > budget]
     return {
         "ranks": found.spec.world_size, "memory": budget, "global_batch": found.spec.global_batch,
         "device": "cuda" if found.spec.on_gpus else "cpu", "layouts": listed,
         "too_large": [each.to_json() for each in large],
         "refused": [{"layout": str(each), "reason": reason} for each, reason in found.refused],
-        "prediction": list(found.rates.how),
+        "prediction": list(found.rates.how), "notes": list(found.notes),
     }  # fmt: skip
 
 
@@ -169,7 +174,10 @@ def _print(found: Survey, fitting: list[Candidate], budget: float, source: str, 
     )
     counts = f"{len(fitting)} layouts fit, {len(large)} need more memory, {len(found.refused)} are refused"
     typer.echo(counts if refused or not (large or found.refused) else f"{counts} (--refused lists them)")
-    rows = [("", "data", "pipeline", "horizontal", "zero", "micro-batches", "memory", "s a step", "waiting")]
+    rows = [
+        ("", "data", "pipeline", "horizontal", "zero", "recompute", "micro-batches", "memory", "s a step", "waiting")
+    ]
+    some = any(each.recompute for each in fitting)
     for number, each in enumerate(fitting, 1):
         layout, time = each.layout, each.time
         stages = str(layout.pipeline)
@@ -177,14 +185,15 @@ def _print(found: Survey, fitting: list[Candidate], budget: float, source: str, 
             stages += f" {layout.schedule}" + (f" x {layout.chunks}" if layout.chunks > 1 else "")
         waiting = f"{time.bubble:.0%}" if layout.pipeline > 1 else "-"
         rows.append((
-            str(number), str(layout.data), stages, str(layout.horizontal), str(layout.zero), str(each.micro_batches),
-            size(each.memory.total), f"{time.total:.3g}", waiting,
+            str(number), str(layout.data), stages, str(layout.horizontal), str(layout.zero), each.recompute or "-",
+            str(each.micro_batches), size(each.memory.total) + (UNKNOWN if each.memory.peak.unknown else ""),
+            f"{time.total:.3g}", waiting,
         ))  # fmt: skip
-    for text in table(rows):
+    for text in table(rows if some else [(*row[:5], *row[6:]) for row in rows]):
         typer.echo(text)
     if refused:
         for each in large:
-            typer.echo(f"needs {size(each.memory.total)}: {each.layout}")
+            typer.echo(f"needs {size(each.memory.total)}: {each}")
         for reason, count in Counter(reason for _, reason in found.refused).most_common():
             first = next(str(each) for each, why in found.refused if why == reason)
             typer.echo(f"refused: {first}{f' and {count - 1} more' if count > 1 else ''}: {reason}")

@@ -12,6 +12,7 @@ import yaml
 from kernels import needs_kernels
 from messages import mentions, says
 from project import Project, command, logs, of_kind
+from tiny_runs import Tiny
 
 from ortflow.cli.validate import examine
 from ortflow.workflow.forecast import divided_memory
@@ -148,6 +149,49 @@ def test_a_budget_that_is_too_small_names_the_smallest_that_fits(large: Project)
     assert fits["too_large"]
     less = plan(large, file, "resources.memory=100MB", "--no-measure", code=2)
     assert mentions(less, "resources.memory: … 2 ranks … 50 MB")
+
+
+def test_layouts_that_fit_only_with_recomputation_are_listed_with_it(large: Project) -> None:
+    """Predicted memory of two ranks of a pipeline is what a run with the printed keys measures."""
+    file = large.write("recompute", **QUICK, train__global_batch=32, data__micro_batch=8)
+    plain = found(large, file, "--no-measure")
+    assert all(each["recompute"] is None for each in plain["layouts"]), "all fit"
+    needs = {json.dumps(each["parallel"]): each for each in plain["layouts"]}
+    budget = sorted(each["memory"] for each in plain["layouts"])[3]
+    listed = found(large, file, "--no-measure", "--memory", f"{budget // 1000 + 1}k")
+    seconds = [each["seconds"] for each in listed["layouts"]]
+    assert seconds == sorted(seconds)
+    more = [each for each in listed["layouts"] if each["recompute"] == "layers"]
+    assert more
+    for each in listed["layouts"]:
+        before = needs[json.dumps(each["parallel"])]
+        assert (before["memory"] > budget + 1000) == (each["recompute"] == "layers"), each["parallel"]
+        if each["recompute"]:
+            assert each["parts"]["activations"] < before["parts"]["activations"]
+            assert each["keys"]["model"] == {"recompute": "layers"}
+            assert 1.05 < each["seconds"] / before["seconds"] < 1.5, "a forward pass is a third of both"
+    chosen = next(each for each in more if each["parallel"].get("schedule") == "gpipe")
+    keys = [f"{section}.{key}={json.dumps(value)}" for section, values in chosen["keys"].items()
+            for key, value in values.items()]  # fmt: skip
+    done = command("run", file.name, *keys, folder=large.folder, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr + logs(large.run_dir("recompute"))
+    peak = max(of_kind(large.run_dir("recompute"), "memory", rank)[0]["peak"] for rank in range(2))
+    assert 0.85 < chosen["memory"] / peak < 1.15, (chosen["memory"], peak)
+    assert peak < needs[json.dumps(chosen["parallel"])]["memory"]
+
+
+def test_a_model_without_layers_is_planned_without_recomputation(tmp_path: Path) -> None:
+    tiny = Tiny.make(tmp_path / "tiny", resources={"ranks_per_node": 2, "cpus_per_rank": 1})
+    everything = tiny.command("plan", "run.yaml", "--no-measure", "--json")
+    memories = sorted({each["memory"] for each in json.loads(everything.out)["layouts"]})
+    assert len(memories) > 1, everything.said
+    done = tiny.command("plan", "run.yaml", "--no-measure", "--memory", f"{(memories[0] + 8) / 1000}k", "--json")
+    assert done.code == 0, done.said
+    listed = json.loads(done.out)
+    assert listed["too_large"]
+    assert all(each["recompute"] is None for each in (*listed["layouts"], *listed["too_large"]))
+    (note,) = listed["notes"]
+    assert note.startswith("model.recompute: layers is not considered: ")
 
 
 def test_what_is_refused_is_counted_with_its_reason(small: Project) -> None:

@@ -187,7 +187,7 @@ def watch():
     while not ended.wait(0.001):
         highest[0] = max(highest[0], held())
 
-thread = threading.Thread(target=watch)
+thread = threading.Thread(target=watch, daemon=True)
 thread.start()
 export(Path(sys.argv[1]) / "large", 24)
 ended.set()
@@ -200,7 +200,7 @@ print(highest[0] - before)
 def test_neither_the_file_nor_the_comparison_holds_the_weights(tmp_path: Path) -> None:
     """In memory that the system cannot take back: 24 weights of 4 MB, of which three at most are there."""
     done = subprocess.run(
-        [sys.executable, "-c", STREAM, str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", STREAM, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 16e6

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
-from ortflow.workflow.disk_space import FULL, OutOfDisk, is_full
+from ortflow.workflow.checkpoint.tensors import header_of
+from ortflow.workflow.disk_space import OutOfDisk, is_full
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, placed_of, with_kernels_of
 from ortflow.workflow.parallel.division import NAME
-from ortflow.workflow.rundir import sync_directory, write_atomically
+from ortflow.workflow.rundir import replacing, sync_directory, write_atomically
 
 
 def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, np.ndarray]) -> None:
@@ -42,27 +40,29 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
         for name, data in files.items():
             (root / name).parent.mkdir(exist_ok=True)
             write_atomically(root / name, data)
-        temporary = root / f".{result.initial.name}"
-        temporary.unlink(missing_ok=True)
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        # safetensors creates files that only the owner can read; apply the user's umask instead.
-        temporary.chmod(stat.S_IMODE(mode))
-        os.replace(temporary, result.initial)
+        _write_tensors(result.initial, tensors)
         sync_directory(root)
         result.save()
-    except (OSError, SafetensorError) as error:
-        # safetensors reports the system's error only as text.
-        if is_full(error) or any(f"os error {code}" in str(error) for code in FULL):
+    except OSError as error:
+        if is_full(error):
             needed = sum(map(len, files.values())) + sum(array.nbytes for array in tensors.values())
             raise OutOfDisk(root, needed) from error
         # If a temporary file is moved to its destination, the destination is named.
         place = getattr(error, "filename2", None) or getattr(error, "filename", None) or root
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write {place}: {reason}", where="run_dir") from None
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write fp32 tensors as a safetensors file, one at a time: its own library copies all of them first."""
+    places, end = dict[str, Any](), 0
+    for name, array in tensors.items():
+        start, end = end, end + array.nbytes
+        places[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [start, end]}
+    with replacing(path) as file:
+        file.write(header_of(places))
+        for array in tensors.values():
+            file.write(np.ascontiguousarray(array, "<f4").tobytes())
 
 
 def _remove_division(root: Path) -> None:

@@ -77,7 +77,7 @@ def too_small(found: Survey, budget: Budget) -> UserError:
     need = -(-smallest.memory.total // 1_000_000)
     return UserError(
         f"no layout of {ranks} rank{'' if ranks == 1 else 's'} fits {budget.bytes / 1e6:,.0f} MB a rank; the smallest "
-        f"needs {need:,} MB: {smallest.layout}",
+        f"needs {need:,} MB: {smallest}",
         where="--memory" if budget.source == "--memory" else "resources.memory",
         fix=f"give ranks {need:,} MB, use more ranks, or lower data.micro_batch",
     )

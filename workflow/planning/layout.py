@@ -92,7 +92,7 @@ def section(layout: Layout, spec: RunSpec) -> dict[str, Any]:
     return {**found, **{name: value for name, value in others.items() if name not in left}}
 
 
-def keys_of(written: RunSpec, spec: RunSpec, layout: Layout) -> dict[str, Any]:
+def keys_of(written: RunSpec, spec: RunSpec, layout: Layout, recompute: str | None = None) -> dict[str, Any]:
     """What to change in a run file, so that it trains under a layout with the same samples in a step.
 
     Parameters
@@ -103,8 +103,12 @@ def keys_of(written: RunSpec, spec: RunSpec, layout: Layout) -> dict[str, Any]:
         The same run on the wanted number of ranks.
     layout
         The layout.
+    recompute
+        `model.recompute`, if the layout sets it.
     """
     found: dict[str, Any] = {"parallel": section(layout, spec)}
+    if recompute is not None:
+        found["model"] = {"recompute": recompute}
     count, train = under(spec, layout).accumulation, written.train
     if (train.global_batch is None or train.gradient_accumulation > 1) and count != train.gradient_accumulation:
         found["train"] = {"gradient_accumulation": count}

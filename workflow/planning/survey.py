@@ -40,12 +40,17 @@ class Candidate:
     time: StepTime
     micro_batches: int
     """Of a replica, in a step."""
+    recompute: str | None = None
+    """`model.recompute`, if it is set for this layout only."""
+
+    def __str__(self) -> str:
+        return f"{self.layout}{f', recompute {self.recompute}' if self.recompute else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable data."""
         time = self.time
         return {
-            "parallel": self.section, "seconds": time.total, "memory": self.memory.total,
+            "parallel": self.section, "recompute": self.recompute, "seconds": time.total, "memory": self.memory.total,
             "rank": self.memory.rank, "parts": dict(self.memory.parts), "unknown": len(self.memory.peak.unknown),
             "micro_batches": self.micro_batches, "bubble": time.bubble, "bubble_by_formula": time.formula,
             "seconds_by_part": {"passes": time.passes, "gradients": time.gradients, "update": time.update},
@@ -63,6 +68,8 @@ class Survey:
     refused: tuple[tuple[Layout, str], ...]
     """With the reason."""
     rates: Rates
+    notes: tuple[str, ...] = ()
+    """What was not considered, and why."""
 
     def fitting(self, memory: float) -> list[Candidate]:
         """The layouts whose ranks need at most so many bytes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -21,10 +22,21 @@ from ortflow.workflow.graph.ir import walk
 _AGAIN = "export the model again, with its data file beside it"
 
 
-def load_external_data(model: onnx.ModelProto, folder: Path, where: str) -> None:
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies."""
+
+    file: Path
+    offset: int
+    length: int
+    """Bytes."""
+
+
+def load_external_data(model: onnx.ModelProto, folder: Path, where: str) -> dict[str, Stored]:
     """Read every external tensor into the model, in place; `folder` contains the model file.
 
-    Raises UserError, before anything is read, if a file is missing, outside the folder, or shorter than claimed.
+    Returns where the tensors were, by name. Raises UserError, before anything is read, if a file is missing, outside
+    the folder, or shorter than claimed.
     """
     claims = [
         (what, tensor, *_claim(tensor, what, folder, where))
@@ -32,7 +44,7 @@ def load_external_data(model: onnx.ModelProto, folder: Path, where: str) -> None
         if tensor.data_location == TensorProto.EXTERNAL
     ]
     if not claims:
-        return
+        return {}
     total: dict[Path, int] = {}
     for _, _, file, _, length in claims:
         total[file] = total.get(file, 0) + length
@@ -50,6 +62,7 @@ def load_external_data(model: onnx.ModelProto, folder: Path, where: str) -> None
         tensor.raw_data = data
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
+    return {tensor.name: Stored(file, offset, length) for _, tensor, file, offset, length in claims}
 
 
 def check_memory(needed: int, where: str) -> None:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import read_whole
-from ortflow.workflow.graph.file.external import check_memory, load_external_data
+from ortflow.workflow.graph.file.external import Stored, check_memory, load_external_data
 from ortflow.workflow.graph.file.structure import check_structure, check_valid
 from ortflow.workflow.graph.file.tensors import check_tensors
 
@@ -32,15 +32,20 @@ def read_model(path: Path) -> onnx.ModelProto:
     if data lies outside the folder or is shorter than claimed; for cycles, duplicate names, sparse, quantised or NaN
     weights, and operators that ONNX Runtime does not have.
     """
+    return read_stored(path)[0]
+
+
+def read_stored(path: Path) -> tuple[onnx.ModelProto, dict[str, Stored]]:
+    """As `read_model`, and where the tensors lie that were in other files, by name."""
     where = str(path)
     model = _parse(_bytes(path), where)
     if not _is_text(model):
         raise UserError(f"{_NO_ONNX}: a name in it is not text", where=where, fix=_EXPORT)
     check_structure(model, where)
-    load_external_data(model, path.parent, where)
+    stored = load_external_data(model, path.parent, where)
     check_tensors(model, where)
     check_valid(model, where)
-    return model
+    return model, stored
 
 
 def _bytes(path: Path) -> bytes:

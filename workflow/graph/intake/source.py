@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import xxhash
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.file.read import read_model
+from ortflow.workflow.graph.file.external import Stored
+from ortflow.workflow.graph.file.read import read_stored
 from ortflow.workflow.graph.ir.edit import make_outputs
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
@@ -60,7 +62,8 @@ class Source:
 
 def read_source(section: ModelSection) -> Source:
     """Read, prepare and split the model of a run file. Raises UserError."""
-    prepared, notes = prepare(read_model(Path(section.path)), section.path)
+    read, stored = read_stored(Path(section.path))
+    prepared, notes = prepare(read, section.path, in_place=True)
     names = [value.name for value in prepared.graph.input]
     for place, label in enumerate(section.labels):
         if label not in names:
@@ -92,5 +95,15 @@ def read_source(section: ModelSection) -> Source:
     graph.output.extend(whole.output)
     graph.value_info.extend(whole.value_info)
     graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name not in learned)
-    tensors = {t.name: numpy_helper.to_array(t) for t in whole.initializer if t.name in learned}
+    tensors = {t.name: _array(t, stored.get(t.name)) for t in whole.initializer if t.name in learned}
     return Source(skeleton, tensors, roles, frozenset(labels), tuple(notes), tuple(warnings))
+
+
+def _array(tensor: onnx.TensorProto, stored: Stored | None) -> np.ndarray:
+    """The elements of a tensor: mapped from the file that they were read from, if they are unchanged."""
+    array: np.ndarray = numpy_helper.to_array(tensor)
+    if stored is None or not array.size or array.nbytes != stored.length or array.dtype != np.dtype("<f4"):
+        return array
+    mapped = np.memmap(stored.file, "<f4", "r", stored.offset, array.shape)
+    same = xxhash.xxh3_128(mapped.reshape(-1).data).digest() == xxhash.xxh3_128(array.reshape(-1).data).digest()
+    return mapped if same else array

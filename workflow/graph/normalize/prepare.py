@@ -24,15 +24,19 @@ OLDEST_OPSET = 13
 """The oldest opset that `opset` converts itself; onnx's converter handles older ones."""
 
 
-def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelProto, list[str]]:
-    """Return a copy of `model` in the normal form, and log lines about the changes.
+def prepare(
+    model: onnx.ModelProto, where: str = "model", *, in_place: bool = False
+) -> tuple[onnx.ModelProto, list[str]]:
+    """Return a copy of `model`, or itself, in the normal form, and log lines about the changes.
 
     The form: IR version 10, opset 18 and com.microsoft 1, fp32, functions inlined, each weight a used initializer with
     its own name that is not an input, aliases resolved, Constant nodes converted to initializers, every node named,
     shapes inferred. Inputs and outputs keep their names. Raises UserError if a node has no form in opset 18.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = model
+    if not in_place:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
     notes: list[str] = []
     if copy.ir_version > IR_VERSION:
         notes.append(f"IR version {copy.ir_version} converted to {IR_VERSION}")
