@@ -1,7 +1,7 @@
 """Whole runs of exported transformers under every layout of up to four ranks: the curve and the model of one rank.
 
 pytest tests/torch/test_export_layouts.py             # some of each export
-pytest -m chaos tests/torch/test_export_layouts.py    # the others, 20 minutes on two cores
+pytest -m chaos tests/torch/test_export_layouts.py    # the others
 """
 
 from __future__ import annotations
