@@ -1,19 +1,21 @@
-"""A GPT divided over two NVIDIA GPUs: ortflow's pipelines and divided layers against one GPU and PyTorch's pipelining.
+"""A GPT divided over two NVIDIA GPUs: ortflow's layouts against one GPU, PyTorch's pipelining and tensor parallelism.
 
     python benchmarks/cuda_layouts.py [--layers 12 --width 768 --heads 12 --context 1024 --vocabulary 50304 --batch 8
-        --micro 1 2 4 8 16 --rounds 6 --layouts 1f1b gpipe interleaved horizontal --peers "torch eager"]
+        --micro 1 2 4 8 16 --rounds 6 --layouts 1f1b gpipe interleaved horizontal --peers "torch 1f1b" "torch tensor"]
 
 Every candidate trains the same weights on the same batches in bf16 (PyTorch by autocast): AdamW, clipping, the host
-waiting for each loss. A step has `--micro` micro-batches of `--batch` samples. Prints tokens a second, and the part of
-the time in which GPUs do not do what one GPU does: 1 - (time of one GPU / 2) / time, beside (p - 1) / (m + p - 1).
-PyTorch's stages are the first and the second half of the layers, with Schedule1F1B; the gradient of the embedding,
-which both stages use, is summed over the ranks. SystemExit if losses differ. mpirun of the environment's MPI starts the
-ranks.
+waiting for each loss. A step has `--micro` micro-batches of `--batch` samples. Prints tokens a second, the part of
+the time in which GPUs do not do what one GPU does: 1 - (time of one GPU / 2) / time, beside (p - 1) / (m + p - 1), and
+the memory in use on the fuller GPU after the last step, with what each library keeps unused. PyTorch's stages have
+`--peer-layers` layers on the first rank, by default two thirds; ortflow chooses its own cut. The gradient of the
+embedding, which both stages use, is summed over the ranks. SystemExit if losses differ. mpirun of the environment's MPI
+starts the ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import statistics
@@ -35,7 +37,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "interleaved": {"pipeline": 2, "schedule": "interleaved", "chunks": 2},
     "horizontal": {"horizontal": 2},
 }
-PEERS = ["torch eager", "torch compiled"]
+PIPELINES = ["torch 1f1b", "torch gpipe", "torch 1f1b compiled", "torch gpipe compiled"]
+PEERS = [*PIPELINES, "torch tensor", "torch tensor compiled"]
 Batches = Sequence[tuple[Any, Any]]
 Step = Callable[[Batches], float]
 
@@ -43,6 +46,9 @@ Step = Callable[[Batches], float]
 def measure(options: argparse.Namespace) -> None:
     """What each rank does for one candidate; rank 0 prints the results as JSON."""
     import torch
+
+    # Where a rank that waits for ever does so.
+    faulthandler.dump_traceback_later(0.8 * options.limit, exit=True)
     from cuda_ranks import connect_torch, world_of
     from step import Config, Sizes
 
@@ -54,11 +60,13 @@ def measure(options: argparse.Namespace) -> None:
     found: dict[str, Any] = {"gpu": device.gpu.name, "torch": torch.__version__, "sums": means}
     name = options.measure
     if name in options.peers:
-        connect_torch(comm, options.folder)
-        step: Step = Pipelining(sizes, comm.rank, folder, name)
+        connect_torch(comm, str(meeting(options.folder, name).parent))
+        step: Step = peer(sizes, comm.rank, folder, name, options.peer_layers or 2 * sizes.layers // 3)
     else:
         step = Ortflow(options, name, comm, device)
-    found |= _measured(step, config, options, least=2 if name in options.peers else 1)
+    found |= _measured(step, config, options, least=2 if name in PIPELINES else 1)
+    if comm.world_size > 1:
+        found["gib"] = max(comm.gather(found["gib"]) or [0.0])
     if comm.rank == 0:
         print(json.dumps(found), flush=True)
     comm.barrier()
@@ -143,7 +151,7 @@ class Ortflow:
         from ortflow.workflow.sessions.session import Sessions
         from ortflow.workflow.trainer import Report
         from ortflow.workflow.trainer.builder import trainer_class
-        from ortflow.workflow.trainer.opening import open_divided
+        from ortflow.workflow.trainer.divided_opening import open_divided
 
         spec = spec_of(options, name)
         graphs = GraphSet.load(Path(options.folder) / name / "graphs")
@@ -169,99 +177,31 @@ class Ortflow:
         return float(outcome.loss)
 
 
-class Pipelining:
-    """A step of torch.distributed.pipelining on two ranks."""
+def peer(sizes: Any, rank: int, folder: Path, name: str, first: int) -> Step:
+    """A step of PyTorch's."""
+    import torch
+    import torch_divided
+    from safetensors.numpy import load_file
+    from step import CLIP, DECAY, RATE
 
-    def __init__(self, sizes: Any, rank: int, folder: Path, how: str) -> None:
-        import torch
-        from safetensors.numpy import load_file
-        from step import CLIP, DECAY, RATE
-        from torch import nn
-        from torch_gpt import Gpt, load
+    # The weights of any of ortflow's layouts: all are made alike.
+    weights, device = load_file(next(folder.glob("*/graphs/initial.safetensors"))), torch.device("cuda", rank)
+    compiled, flags = name.endswith("compiled"), {"rate": RATE, "weight_decay": DECAY, "clip": CLIP}
+    if name in PIPELINES:
+        how = name.split()[1]
+        return torch_divided.Pipelining(sizes, weights, device, how, first, compiled=compiled, **flags)
+    return torch_divided.TensorParallel(sizes, weights, device, compiled=compiled, **flags)
 
-        model = Gpt(sizes)
-        # The weights of any of ortflow's layouts: all are made alike.
-        load(model, load_file(next(folder.glob("*/graphs/initial.safetensors"))))
-        half = sizes.layers // 2
 
-        class Half(nn.Module):
-            """One half of the layers."""
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.wte = model.wte
-                self.h = model.h[half:] if rank else model.h[:half]
-                if rank:
-                    self.ln_f = model.ln_f
-                else:
-                    self.wpe = model.wpe
-
-            def forward(self, x: Any) -> Any:
-                if not rank:
-                    x = self.wte(x) + self.wpe.weight[: x.shape[1]]
-                for block in self.h:
-                    x = block(x)
-                return nn.functional.linear(self.ln_f(x), self.wte.weight) if rank else x
-
-        self._rank, self._clip, self._torch = rank, CLIP, torch
-        self._device = torch.device("cuda", rank)
-        self._module: Any = Half().to(self._device)
-        parameters = list(self._module.parameters())
-        groups = [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": DECAY},
-            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        self._optimizer = torch.optim.AdamW(groups, lr=RATE, fused=True)
-        self._run = torch.compile(self._module) if how == "torch compiled" else self._module
-        self._schedules: dict[int, Any] = {}
-
-    def _schedule(self, micro: int) -> Any:
-        if micro not in self._schedules:
-            from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-            from torch.nn import functional as F  # noqa: N812
-
-            def loss(scores: Any, labels: Any) -> Any:
-                return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
-
-            stage = PipelineStage(self._run, self._rank, 2, self._device)
-            self._schedules[micro] = Schedule1F1B(stage, micro, loss_fn=loss)
-        return self._schedules[micro]
-
-    def __call__(self, given: Batches) -> float:
-        """The loss before the update."""
-        import torch
-        import torch.distributed as dist
-
-        tokens, labels = (
-            torch.cat([torch.from_numpy(each[place]) for each in given]).to(self._device) for place in (0, 1)
-        )
-        losses: list[Any] = []
-        with torch.autocast("cuda", torch.bfloat16):
-            if self._rank:
-                self._schedule(len(given)).step(target=labels, losses=losses)
-            else:
-                self._schedule(len(given)).step(tokens)
-        dist.all_reduce(self._module.wte.weight.grad)
-        # The schedule has divided the gradients by the number of micro-batches.
-        squares = [
-            p.grad.float().square().sum()
-            for name, p in self._module.named_parameters()
-            if not (self._rank and name == "wte.weight")
-        ]
-        norm = torch.stack(squares).sum()
-        dist.all_reduce(norm)
-        factor = torch.clamp(self._clip / (norm.sqrt() + 1e-6), max=1.0)
-        for parameter in self._module.parameters():
-            parameter.grad.mul_(factor)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        mean = torch.stack(losses).mean().detach() if self._rank else torch.zeros((), device=self._device)
-        dist.all_reduce(mean)
-        return float(mean)
+def meeting(folder: str, name: str) -> Path:
+    """The file through which the ranks of a candidate find each other, which must be new."""
+    return Path(folder) / name.replace(" ", "-") / "torch"
 
 
 def start(name: str, ranks: int, folder: str, words: Sequence[str], limit: float) -> dict[str, Any]:
     """Measure a candidate in processes of its own; what rank 0 prints last, or the error."""
+    meeting(folder, name).parent.mkdir(exist_ok=True)
+    meeting(folder, name).unlink(missing_ok=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = ["mpirun", "-n", str(ranks), sys.executable, __file__, *words, "--measure", name, "--folder", folder]
     try:
@@ -293,27 +233,31 @@ def table(found: dict[str, dict[str, Any]], options: argparse.Namespace) -> None
     if "error" in alone:
         raise SystemExit(f"{ALONE}: {alone['error']}")
     print(f"{alone['gpu']}, torch {alone['torch']}, {tokens} tokens a micro-batch")
-    rates: dict[str, float] = {}
+    rates: dict[str, dict[str, float]] = {}
     for name, each in found.items():
         if "error" in each:
-            print(f"{name:18} failed: {each['error']}")
+            print(f"{name:22} failed: {each['error']}")
             continue
         apart = max(abs(a - b) / b for a, b in zip(each["losses"], alone["losses"], strict=True))
+        rates[name] = {micro: int(micro) * tokens / seconds for micro, seconds in each["seconds"].items()}
         for micro, seconds in each["seconds"].items():
-            rates[name] = int(micro) * tokens / seconds
             idle = 1 - alone["seconds"][micro] / 2 / seconds
             print(
-                f"{name:18} {micro:>3} micro-batches {rates[name]:10,.0f} tokens a second {1e3 * seconds:8.2f} ms"
+                f"{name:22} {micro:>3} micro-batches {rates[name][micro]:10,.0f} tokens a second"
+                + f" {1e3 * seconds:8.2f} ms"
                 + (f"  idle {idle:6.3f}" if name != ALONE else "")
                 + (f" (formula {1 / (int(micro) + 1):.3f})" if "pipeline" in LAYOUTS.get(name, {}) else "")
                 + f"  {each['gib']} GiB on the GPU, losses {apart:.1e} from one GPU's"
             )
         if not apart < AGREEMENT:
             raise SystemExit(f"the losses differ, so the times mean nothing: {each['losses']}, {alone['losses']}")
-    peers = [rates[name] for name in options.peers if name in rates]
-    for name in options.layouts:
-        if name in rates and peers:
-            print(f"{name} / torch.distributed.pipelining = {rates[name] / max(peers):.2f} (most micro-batches)")
+    for name in filter(rates.__contains__, options.layouts):
+        peers = PIPELINES if "pipeline" in LAYOUTS[name] else [each for each in PEERS if each not in PIPELINES]
+        for micro, rate in rates[name].items():
+            theirs = {each: rates[each][micro] for each in peers if micro in rates.get(each, {})}
+            if theirs:
+                best = max(theirs, key=theirs.__getitem__)
+                print(f"{name} / {best}, {micro} micro-batches = {rate / theirs[best]:.2f}")
     if any("error" in each for each in found.values()):
         raise SystemExit(1)
 
@@ -327,6 +271,7 @@ def main() -> None:
     parser.add_argument("--micro", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--layouts", nargs="*", choices=[*LAYOUTS], default=[*LAYOUTS])
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
+    parser.add_argument("--peer-layers", type=int, help="layers of PyTorch's first stage")
     parser.add_argument("--limit", type=float, default=300, help="seconds for each candidate")
     parser.add_argument("--folder", help="folder for the graphs, which a later call uses again")
     parser.add_argument("--only-prepare", action="store_true", help="write the graphs into --folder and leave")

@@ -1,32 +1,37 @@
 """Models of torchvision and transformers on one NVIDIA GPU, bf16: ortflow against PyTorch, eager and compiled.
 
-    python benchmarks/cuda_models.py [--only resnet50 bert llama --rounds 12 --max-autotune --folder FOLDER]
+    python benchmarks/cuda_models.py [--only resnet50 bert llama --rounds 12 --without max-autotune --folder FOLDER]
 
-ResNet-50 at 224 x 224, BERT-base at 512 tokens (masked language modelling) and a Llama of 1.1 billion parameters at
-2,048 tokens. Each is exported by `ortflow.export_for_training` and trained from the same weights on the same batches,
-AdamW (fused in PyTorch), clipping, the host waiting for each loss; PyTorch by autocast to bf16 with its fused
-attention, ResNet-50 in its channels-last layout. One after the other, so that each has the whole memory; the losses of
-the first steps must agree. `prepare` makes the graphs in FOLDER, on any machine; `measure` uses them.
+ResNet-50 at 224 x 224, BERT-base at 512 tokens (masked language modelling), a Llama of 1.1 billion parameters at 2,048
+tokens, and, if asked for, the example's GPT in the size of GPT-2 at micro-batches of 8, 16 and 32. The first three are
+exported by `ortflow.export_for_training`. All are trained from the same weights on the same batches, AdamW (fused in
+PyTorch), clipping, the host waiting for each loss; PyTorch by autocast to bf16 with its fused attention, ResNet-50 in
+its channels-last layout. Each candidate has a process of its own, so that one that fails or takes longer than `--limit`
+loses none of the others. Those of `--together` models are made ready at the same time and measured one after the other,
+while the others wait; the losses of the first steps must agree. `prepare` makes the graphs in FOLDER, on any machine;
+`measure` uses them.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
-from step import CLIP, DECAY, RATE, OrtflowStep, graphs_of
+from safetensors.numpy import load_file, save_file
+from step import CLIP, DECAY, RATE, Config, OrtflowStep, Sizes, TorchStep, graphs_of, make_graphs, run_file
 from torch import nn
 from torch.nn import functional
 
@@ -37,7 +42,10 @@ from ortflow.workflow.spec.run import RunSpec
 AGREEMENT = 2e-2
 """Largest relative difference of the losses of the first steps: bf16 on both sides, and BatchNormalization of random
 weights amplifies rounding."""
-FIRST = 3
+FIRST, MORE = 3, 4
+"""Steps whose losses are compared, and further ones that are not timed."""
+MARK = "measured: "
+CANDIDATES = "ortflow", "torch eager", "torch.compile", "max-autotune"
 Arrays = dict[str, np.ndarray]
 
 
@@ -111,11 +119,24 @@ def _images(batch: int) -> Callable[[np.random.Generator], Arrays]:
     return feeds
 
 
+GPT2 = {"layers": 12, "width": 768, "heads": 12, "context": 1024, "vocabulary": 50_304}
+
+
+def _gpt2(batch: int) -> Case:
+    def feeds(random: np.random.Generator) -> Arrays:
+        windows = random.integers(0, GPT2["vocabulary"], (batch, GPT2["context"] + 1))
+        return {"tokens": windows[:, :-1].copy(), "labels": windows[:, 1:].copy()}
+
+    return Case(lambda: nn.Module(), feeds, batch)
+
+
 CASES = {
     "resnet50": Case(resnet50, _images(128), 128, channels_last=True),
     "bert": Case(bert, _tokens(30_522, 32, 512), 32),
     "llama": Case(llama, _tokens(32_000, 4, 2048), 4),
+    **{f"gpt2-{batch}": _gpt2(batch) for batch in (8, 16, 32)},
 }
+EXPORTED = "resnet50", "bert", "llama"
 
 
 def module_of(name: str) -> nn.Module:
@@ -128,6 +149,9 @@ def prepare(name: str, folder: Path) -> None:
     """Export the model and make its graphs."""
     case, path = CASES[name], folder / "model.onnx"
     folder.mkdir(parents=True, exist_ok=True)
+    if name not in EXPORTED:
+        make_graphs(Config(**GPT2), case.batch, folder, on_gpus=True, precision="bf16")
+        return
     feeds = case.feeds(np.random.default_rng(0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -158,18 +182,26 @@ def ortflow_step(name: str, folder: Path) -> Callable[[Arrays], float]:
     from ortflow.workflow.device.choice import cuda_runtime
     from ortflow.workflow.device.cuda import CudaDevice
 
-    graphs = GraphSet.load(folder / "graphs")
-    # The graphs may come from another machine, without the weights.
-    values = {key: value.numpy() for key, value in module_of(name).state_dict().items()}
-    save_file({entry.name: np.ascontiguousarray(values[entry.name]) for entry in graphs.index}, graphs.initial)
+    graphs, batch = GraphSet.load(folder / "graphs"), CASES[name].batch
+    exported = name in EXPORTED
+    if exported:
+        # The graphs may come from another machine, without the weights.
+        values = {key: value.numpy() for key, value in module_of(name).state_dict().items()}
+        save_file({entry.name: np.ascontiguousarray(values[entry.name]) for entry in graphs.index}, graphs.initial)
+    spec = spec_of(name, folder) if exported else run_file(batch, folder, on_gpus=True, precision="bf16")
     found = cuda_runtime()
     device = CudaDevice(found, found.describe(0), precision="bf16")
-    return OrtflowStep(graphs, spec_of(name, folder), 4, None, device).of
+    return OrtflowStep(graphs, spec, 4, None, device).of
 
 
-def torch_step(name: str, *, compiled: bool, mode: str | None = None) -> Callable[[Arrays], float]:
+def torch_step(name: str, folder: Path, *, compiled: bool, mode: str | None = None) -> Callable[[Arrays], float]:
     """One step as PyTorch's users write it."""
     case = CASES[name]
+    if name not in EXPORTED:
+        weights = load_file(GraphSet.load(folder / "graphs").initial)
+        settings: dict[str, Any] = {"rate": RATE, "weight_decay": DECAY, "clip": CLIP, "device": "cuda"}
+        peer = TorchStep(Sizes(**GPT2), weights, compiled=compiled, mode=mode, precision="bf16", **settings)
+        return lambda arrays: peer(arrays["tokens"], arrays["labels"])
     module = module_of(name).cuda().train()
     if case.channels_last:
         module = module.to(memory_format=torch.channels_last)
@@ -195,75 +227,159 @@ def torch_step(name: str, *, compiled: bool, mode: str | None = None) -> Callabl
     return step
 
 
-def measure(name: str, folder: Path, options: argparse.Namespace) -> None:
-    """Print the model's lines; SystemExit where losses differ."""
-    case = CASES[name]
-    candidates: dict[str, Callable[[], Callable[[Arrays], float]]] = {
-        "ortflow": lambda: ortflow_step(name, folder),
-        "torch eager": lambda: torch_step(name, compiled=False),
-        "torch.compile": lambda: torch_step(name, compiled=True),
-    }
-    if options.max_autotune:
-        candidates["max-autotune"] = lambda: torch_step(name, compiled=True, mode="max-autotune")
-    random = np.random.default_rng(0)
+def step_of(name: str, candidate: str, folder: Path) -> Callable[[Arrays], float]:
+    """One step of a candidate."""
+    if candidate == "ortflow":
+        return ortflow_step(name, folder)
+    mode = "max-autotune" if candidate == "max-autotune" else None
+    return torch_step(name, folder, compiled=candidate != "torch eager", mode=mode)
+
+
+def child(name: str, candidate: str, folder: Path, rounds: int) -> None:
+    """Make a candidate ready, say so, wait for a line, measure: two lines of JSON."""
+    case, random = CASES[name], np.random.default_rng(0)
     arrays = [case.feeds(random) for _ in range(4)]
-    times: dict[str, float] = {}
-    reference: list[float] = []
-    for candidate, make in candidates.items():
-        torch.compiler.reset()
-        with emptied():
-            begun = time.perf_counter()
-            step = make()
-            losses = [step(arrays[place % 4]) for place in range(FIRST + 4)][:FIRST]
-            ready = time.perf_counter() - begun
-            reference = reference or losses
-            apart = max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
-            seconds = []
-            for place in range(options.rounds):
-                start = time.perf_counter()
-                step(arrays[place % 4])
-                seconds.append(time.perf_counter() - start)
-            del step
-        times[candidate] = statistics.median(seconds)
-        print(
-            f"{name}, batch {case.batch}, {candidate:14} {1e3 * times[candidate]:8.2f} ms a step, "
-            f"{case.batch / times[candidate]:10,.1f} samples a second (first {FIRST + 4} steps {ready:.1f} s; losses "
-            f"{apart:.1e} from ortflow's)",
-            flush=True,
-        )
-        if not (np.isfinite(losses).all() and apart < AGREEMENT):
-            raise SystemExit(f"the losses differ, so the times mean nothing: {losses}, {reference}")
-    best = min((each for each in times if each.startswith(("torch", "max"))), key=times.__getitem__)
-    print(f"{name}: {best} / ortflow = {times[best] / times['ortflow']:.2f}", flush=True)
+    begun = time.perf_counter()
+    step = step_of(name, candidate, folder)
+    losses = [step(arrays[place % 4]) for place in range(FIRST + MORE)][:FIRST]
+    print(MARK + json.dumps({"losses": losses, "ready": time.perf_counter() - begun}), flush=True)
+    sys.stdin.readline()
+    seconds = []
+    # One untimed: the GPU's clock has fallen while it waited.
+    for place in range(rounds + 1):
+        start = time.perf_counter()
+        step(arrays[place % 4])
+        seconds.append(time.perf_counter() - start)
+    memory = torch.cuda.mem_get_info()
+    print(MARK + json.dumps({"seconds": seconds[1:], "used": memory[1] - memory[0]}), flush=True)
 
 
-@contextlib.contextmanager
-def emptied() -> Iterator[None]:
-    """Give the memory back afterwards."""
+@dataclass
+class Candidate:
+    """A process that runs `child`; `said` are its lines of JSON."""
+
+    name: str
+    candidate: str
+    process: subprocess.Popen[str]
+    said: list[dict[str, Any]] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+
+    def listen(self) -> None:
+        """Read its lines until it ends."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                self.said.append(json.loads(line.removeprefix(MARK)))
+            else:
+                self.words.append(line.rstrip())
+
+    def wait_for(self, lines: int, until: float) -> dict[str, Any] | None:
+        """Its last line; None if it has ended or the time is over."""
+        while len(self.said) < lines and time.monotonic() < until and self.process.poll() is None:
+            time.sleep(0.02)
+        if len(self.said) < lines and self.process.poll() is not None:
+            time.sleep(0.2)
+        return self.said[lines - 1] if len(self.said) >= lines else None
+
+    def measured(self, until: float) -> dict[str, Any] | None:
+        """Its times."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        return self.wait_for(2, until)
+
+
+def measure(names: list[str], options: argparse.Namespace, folder: Path) -> bool:
+    """Print the lines of models that are made ready together; whether all was measured."""
+    until = time.monotonic() + options.limit
+    running = []
+    for name in names:
+        for candidate in CANDIDATES:
+            if candidate in options.without:
+                continue
+            command = [sys.executable, __file__, "child", "--only", name, "--candidate", candidate]
+            command += ["--folder", str(folder), "--rounds", str(options.rounds)]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            running.append(Candidate(name, candidate, process))
+            threading.Thread(target=running[-1].listen, daemon=True).start()
+    whole = True
     try:
-        yield
+        ready = [each.wait_for(1, until) for each in running]
+        late = [first is None and each.process.poll() is None for each, first in zip(running, ready, strict=True)]
+        for each, first in zip(running, ready, strict=True):
+            if first is None:
+                # The others are measured alone.
+                each.process.kill()
+                each.process.wait()
+        reference = {
+            each.name: found["losses"] for each, found in reversed([*zip(running, ready, strict=True)]) if found
+        }
+        times: dict[str, dict[str, float]] = {name: {} for name in names}
+        for each, first, is_late in zip(running, ready, late, strict=True):
+            title = f"{each.name}, batch {CASES[each.name].batch}, {each.candidate:14}"
+            found = each.measured(time.monotonic() + 60) if first else None
+            if first is None or found is None:
+                print(f"{title} {'took too long' if is_late else 'failed'}", *each.words[-12:], sep="\n  ", flush=True)
+                whole = False
+                continue
+            losses = first["losses"]
+            apart = max(abs(a - b) / abs(b) for a, b in zip(losses, reference[each.name], strict=True))
+            seconds = statistics.median(found["seconds"])
+            print(
+                f"{title} {1e3 * seconds:8.2f} ms a step, {CASES[each.name].batch / seconds:10,.1f} samples a second"
+                f" (first {FIRST + MORE} steps {first['ready']:.1f} s; losses {apart:.1e} from the first line's)",
+                flush=True,
+            )
+            for line in each.words if each.candidate == "ortflow" else ():
+                print(f"  {line}", flush=True)
+            if not (np.isfinite(losses).all() and apart < AGREEMENT):
+                print(f"  the losses differ, so this time means nothing: {losses}, {reference[each.name]}", flush=True)
+                whole = False
+                continue
+            times[each.name][each.candidate] = seconds
+            each.process.kill()
     finally:
-        gc.collect()
-        torch.cuda.empty_cache()
+        for each in running:
+            each.process.kill()
+            each.process.wait()
+    for name, found_times in times.items():
+        peers = {key: value for key, value in found_times.items() if key != "ortflow"}
+        if peers and "ortflow" in found_times:
+            best = min(peers, key=peers.__getitem__)
+            print(f"{name}: {best} / ortflow = {peers[best] / found_times['ortflow']:.2f}", flush=True)
+    return whole
 
 
 def main() -> None:
     """Prepare, measure, or both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["prepare", "measure"], help="only this")
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("what", nargs="?", choices=["prepare", "measure", "child"], help="only this")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(EXPORTED))
+    parser.add_argument("--without", nargs="*", choices=CANDIDATES, default=[], help="leave these out")
+    parser.add_argument("--candidate", choices=CANDIDATES, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--max-autotune", action="store_true", help="that mode of torch.compile too")
+    parser.add_argument("--together", type=int, default=1, help="models that are made ready at the same time")
+    parser.add_argument("--limit", type=float, default=600, help="seconds until all of these are ready")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
+    if options.what == "child":
+        child(options.only[0], options.candidate, options.folder / options.only[0], options.rounds)
+        return
+    whole = True
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
-        for name in options.only:
-            if options.what != "measure":
-                prepare(name, folder / name)
-            if options.what != "prepare":
-                measure(name, folder / name, options)
+        for name in options.only if options.what != "measure" else ():
+            prepare(name, folder / name)
+        for start in range(0, len(options.only) if options.what != "prepare" else 0, options.together):
+            whole = measure(options.only[start : start + options.together], options, folder) and whole
+    if not whole:
+        raise SystemExit("not all of it was measured")
 
 
 if __name__ == "__main__":

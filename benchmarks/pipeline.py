@@ -147,7 +147,7 @@ def prepare(folder: Path, kind: str, chunks: int, options: argparse.Namespace) -
             "parallel": {**parallel, "chunks": chunks} if chunks > 1 else parallel,
         }
     )
-    return build_graphs(spec, "cpu", folder / kind, options.context).root
+    return build_graphs(spec, folder / kind, options.context).root
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ def build(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "train": {"steps": 1, "optimizer": {"name": "adamw", "lr": 1e-3}},
         }
         spec = RunSpec.model_validate(run)
-        graphs = build_graphs(spec, "cpu", folder / side)
+        graphs = build_graphs(spec, folder / side)
         held = activations(graphs, spec, shapes).held
         predicted[side] = {"bytes": held, "operations": operations(graphs.train, shapes)}
     return predicted

@@ -92,7 +92,13 @@ def make_graphs(
 ) -> tuple[GraphSet, RunSpec]:
     """The graphs of the example's model, as step configure makes them."""
     onnx.save(build(config), folder / "model.onnx")
-    spec = RunSpec.model_validate(
+    spec = run_file(batch, folder, on_gpus=on_gpus, precision=precision)
+    return graphs_of(spec, folder, on_gpus=on_gpus), spec
+
+
+def run_file(batch: int, folder: Path, *, on_gpus: bool = False, precision: str = "fp32") -> RunSpec:
+    """The run file of the example's model."""
+    return RunSpec.model_validate(
         {
             "name": "benchmark",
             "model": {"path": str(folder / "model.onnx"), "loss": {"kind": "cross_entropy"}},
@@ -106,12 +112,11 @@ def make_graphs(
             "resources": {"gpus_per_rank": int(on_gpus)},
         }
     )
-    return graphs_of(spec, folder, on_gpus=on_gpus), spec
 
 
 def graphs_of(spec: RunSpec, folder: Path, *, on_gpus: bool = False) -> GraphSet:
     """All graphs of a run in a folder, as step configure makes them."""
-    graphs = build_graphs(spec, "cpu", folder / "graphs")
+    graphs = build_graphs(spec, folder / "graphs")
     rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
     own = with_kernels(optimizer_graph(rule, cuts, kernels=True))
     for path, each in ((graphs.optimizer, optimizer_graph(rule, cuts)), (with_kernels_of(graphs.optimizer), own)):

@@ -32,7 +32,7 @@ END = "<!-- end of tables -->"
 
 def tables() -> str:
     """Markdown: one heading and table a section, in the order of the run file."""
-    fill()
+    fill(RunSpec)
     return "\n".join([*_section(RunSpec, (), ""), *_metrics(), *_optimizers()])
 
 
@@ -41,7 +41,7 @@ def launcher_tables(name: str) -> str:
     kind = find_options(name)
     if kind is None:
         raise UserError(f"no launcher {name!r} with options is installed")
-    fill()
+    fill(kind)
     return "\n".join(_section(kind, ("backends", name), ""))
 
 

@@ -24,7 +24,7 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir
 
-LOOK_PERIOD = 0.25
+POLL_PERIOD = 0.25
 """Seconds between two searches for unknown ranks: each one reads the whole process table."""
 OUTPUT_BYTES = 1 << 20
 """How much of the end of mpirun's output is searched."""
@@ -75,19 +75,19 @@ class Attempt(Child):
         self._family: dict[int, psutil.Process] = {}
         self._exits = Exits()
         self._started = time.monotonic()
-        self._next_look = 0.0
+        self._next_check = 0.0
         super().__init__(run, number, command, environment)
 
     def poll(self) -> int | None:
         """The exit code of mpirun (minus the signal if one ended it); None while it runs. Finds new ranks."""
         returncode = super().poll()
         now = time.monotonic()
-        if returncode is None and len(self.ranks) < self.world_size and now >= self._next_look:
-            self._next_look = now + LOOK_PERIOD
-            self._look()
+        if returncode is None and len(self.ranks) < self.world_size and now >= self._next_check:
+            self._next_check = now + POLL_PERIOD
+            self._check()
         return returncode
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         try:
             root = psutil.Process(self._child.pid)
         except psutil.Error:
@@ -129,13 +129,13 @@ class Attempt(Child):
 
     def ask_to_leave(self) -> None:
         """SIGTERM to the ranks, never to mpirun, which would kill them."""
-        self._look()
+        self._check()
         processes.send(self.ranks.values(), signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill everything now, including what mpirun left behind."""
         if self._child.poll() is None:
-            self._look()
+            self._check()
             self._child.kill()
             self._child.wait()
         processes.kill(process for pid, process in self._family.items() if pid != self._child.pid)
@@ -164,7 +164,7 @@ def start_child(
                 cwd=run.root,
                 env=dict(environment),
                 start_new_session=True,
-                preexec_fn=processes.dies_with_us(),
+                preexec_fn=processes.dies_with_parent(),
             )
         except OSError as error:
             raise OrtflowError(f"{command[0]} cannot be started: {error.strerror}") from error

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ortflow.launchers.abilities import Overview
+from ortflow.launchers.capabilities import Overview
 from ortflow.launchers.names import BUILT_IN, HERE
 from ortflow.launchers.status import RunStatus, unreadable
 from ortflow.workflow.errors import UserError
@@ -45,7 +45,7 @@ class Submission:
     new_budget: bool = False
     """Failures and preemptions so far no longer count."""
     after: tuple[RunDir, ...] = ()
-    """Runs that must finish first; a launcher without this ability refuses them."""
+    """Runs that must finish first; a launcher without this capability refuses them."""
     retry: float = 0.0
     """Seconds for which a scheduler that does not answer is retried."""
     overrides: tuple[str, ...] = ()
@@ -96,12 +96,12 @@ def find_launcher(name: str) -> Launcher:
         launcher: Launcher = found[name].load()()
     except Exception as error:  # the module may raise anything
         what = f"the launcher {name!r} cannot be loaded from {found[name].value} ({type(error).__name__}: {error})"
-        raise UserError(what, fix="repair the package that brings it") from error
+        raise UserError(what, fix="reinstall the package that provides it") from error
     return launcher
 
 
-def offering(ability: type[Any]) -> dict[str, Any]:
-    """Every launcher that has an ability (`ortflow.launchers.abilities`), by name; one that cannot be loaded has none.
+def offering(capability: type[Any]) -> dict[str, Any]:
+    """Every launcher with a capability (`ortflow.launchers.capabilities`), by name; one that cannot be loaded has none.
 
     Loads all launchers: for messages, and for commands without a named launcher.
     """
@@ -109,14 +109,14 @@ def offering(ability: type[Any]) -> dict[str, Any]:
     for name in (*BUILT_IN, *sorted(_others().keys() - BUILT_IN)):
         with suppress(UserError):
             launcher = find_launcher(name)
-            if isinstance(launcher, ability):
+            if isinstance(launcher, capability):
                 found[name] = launcher
     return found
 
 
-def ways_to(ability: type[Any]) -> str:
-    """What to add to a command line that needs an ability: `add -b NAME`, for each launcher that has it."""
-    return "add " + " or ".join(f"-b {name}" for name in offering(ability))
+def ways_to(capability: type[Any]) -> str:
+    """What to add to a command line that needs a capability: `add -b NAME`, for each launcher that has it."""
+    return "add " + " or ".join(f"-b {name}" for name in offering(capability))
 
 
 def is_elsewhere(launcher: Launcher) -> bool:

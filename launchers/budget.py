@@ -15,7 +15,7 @@ from ortflow.launchers.records import Outcome, Used
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import Backoff, Restart
 
-FRUITLESS = 5
+MOST_WITHOUT_STEP = 5
 """Attempts in a row that may end without a step. More indicate a lasting cause, such as too short a time limit."""
 
 
@@ -30,18 +30,18 @@ class Decision:
     """The reason, for messages."""
 
 
-def decide(outcome: Outcome, used: Used, restart: Restart, fruitless: int = 0, *, counts: bool = True) -> Decision:
-    """Decide what happens after an attempt that nobody asked to stop; `used` already includes it.
+def decide(outcome: Outcome, used: Used, restart: Restart, without_step: int = 0, *, counts: bool = True) -> Decision:
+    """Decide what happens after an attempt that was not asked to stop; `used` already includes it.
 
-    `fruitless` attempts in a row, including this one, made no progress. `counts` False: what looks
+    `without_step`: attempts in a row, including this one, that ended before a step was done. `counts` False: what looks
     like a preemption is a time limit or a signal sent by hand; what looks like a failure is a full disk.
     """
     if outcome is Outcome.FINISHED:
         return Decision(False, why="done")
     if outcome is Outcome.USER_ERROR:
         return Decision(False, why="wrong input is not tried again")
-    if (outcome in (Outcome.PREEMPTED, Outcome.LOST) or not counts) and fruitless >= FRUITLESS:
-        return Decision(False, why=f"{fruitless} attempts in a row ended before a step was done")
+    if (outcome in (Outcome.PREEMPTED, Outcome.LOST) or not counts) and without_step >= MOST_WITHOUT_STEP:
+        return Decision(False, why=f"{without_step} attempts in a row ended before a step was done")
     if outcome is Outcome.LOST or not counts:
         return Decision(True, restart.backoff.first, "that counts against no budget")
     if outcome is Outcome.PREEMPTED:

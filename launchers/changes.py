@@ -70,7 +70,7 @@ def refuse(root: Path, changes: Sequence[Change]) -> None:
     keys = "this key" if len(others) == 1 else "these keys"
     raise UserError(
         f"{root} holds another run: {listed}{more}",
-        fix=f"give {keys} the old value to continue, --fresh to start over and keep the old run aside, or another name "
+        fix=f"give {keys} the old value to continue, --fresh to start over and rename the old run, or another name "
         "(name=NAME, or run_dir)",
     )
 

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     request = LocalLauncher().request(Submission(spec, run))
     view = PlainView(run, spec.monitor.every_steps)
     for note in pending_changes(run.read_attempts()):
-        view.say(note)
+        view.message(note)
     return supervise(request, view)
 
 

@@ -100,7 +100,7 @@ class ElasticNodes:
     def __init__(self, spec: RunSpec, pool: Pool, clock: Clock = SYSTEM_CLOCK) -> None:
         self._whole, self._pool, self._clock = spec, pool, clock
         self._fitting = permitted(spec)
-        self._next_look = clock.monotonic()
+        self._next_check = clock.monotonic()
         self._skipped_reported = False
         self.spec = spec
         """The run on the nodes of the present attempt."""
@@ -114,7 +114,7 @@ class ElasticNodes:
         if not self._skipped_reported:
             self._skipped_reported = True
             for message in skipped_messages(self._whole):
-                view.say(message)
+                view.message(message)
         begun = reported = self._clock.monotonic()
         while not stopped():
             now = self._clock.monotonic()
@@ -124,7 +124,7 @@ class ElasticNodes:
                 return self._take(present, chosen, view)
             if now >= reported + REPORT_PERIOD or now == begun:
                 reported = now
-                view.say(f"waiting for nodes: {self._lost(present)}")
+                view.message(f"waiting for nodes: {self._lost(present)}")
             view.tick()
             self._clock.sleep(PERIOD)
         return None
@@ -146,9 +146,9 @@ class ElasticNodes:
     def growing(self, trained: float) -> str | None:
         """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
         now, period, running = self._clock.monotonic(), self._whole.restart.grow_seconds, len(self.names)
-        if trained < period or now < self._next_look or running == self._fitting[-1]:
+        if trained < period or now < self._next_check or running == self._fitting[-1]:
             return None
-        self._next_look = now + GROWTH_PERIOD
+        self._next_check = now + GROWTH_PERIOD
         # Those of the attempt are watched by the attempt.
         back = self._pool.present([name for name in self._pool.names if name not in self.names])
         more = grown(running, running + len(back), self._fitting)
@@ -162,7 +162,7 @@ def there_again(nodes: int, whole: RunSpec) -> str:
 
 def report_nodes(view: View, summary: str, spec: RunSpec) -> None:
     """Show the nodes and ranks of an attempt, and how they divide a step's samples."""
-    view.say(
+    view.message(
         f"{summary}; {spec.world_size} ranks, gradient accumulation {spec.accumulation} for {spec.global_batch} "
         "samples a step"
     )

@@ -63,10 +63,10 @@ def untested(about: str, what: str, fix: str = "") -> Finding:
     return Finding(Level.UNTESTED, about, what, fix)
 
 
-def from_error(about: str, error: UserError, level: Level = Level.FAULT) -> Finding:
-    """A UserError as a finding."""
+def from_error(about: str, error: UserError) -> Finding:
+    """A UserError as a fault."""
     where = f"{error.where}: " if error.where else ""
-    return Finding(level, about, where + error.what, error.fix or "")
+    return Finding(Level.FAULT, about, where + error.what, error.fix or "")
 
 
 def summary(found: Sequence[Finding]) -> str:

@@ -17,7 +17,7 @@ from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXI
 from ortflow.workflow.rundir import RunDir
 
 TICK = 0.25
-LOOK = 3.0
+POLL = 3.0
 """Seconds between two status queries, which may cost a call to a scheduler."""
 
 _LAST = ("finished", "preempted", "failure")
@@ -75,33 +75,33 @@ class Follower:
             how = None
             if self._clock.monotonic() >= due:
                 how = self._launcher.status(self._run)
-                self._say_changes()
-                due = self._clock.monotonic() + LOOK
+                self._print_changes()
+                due = self._clock.monotonic() + POLL
             for record in self._tail.read():
                 self._view.record(record)
                 if record.get("event") in _LAST:
                     due = min(due, self._clock.monotonic() + 2 * TICK)
             if how is not None:
-                self._say(how)
+                self._print(how)
                 if not how.state.active:
                     self._tail.close()
                     return End(exit_code(how, self._run), how)
             self._view.tick()
             self._clock.sleep(TICK)
 
-    def _say_changes(self) -> None:
+    def _print_changes(self) -> None:
         """Show changes of the run file that were found on the backend."""
         for note in notes(self._run.read_attempts()):
             if note not in self._notes:
                 self._notes.add(note)
-                self._view.say(note)
+                self._view.message(note)
 
-    def _say(self, how: RunStatus) -> None:
+    def _print(self, how: RunStatus) -> None:
         """Show the state of the job if it has changed."""
         line = format_place(how)
         if line != self._shown:
             self._shown = line
-            self._view.say(line)
+            self._view.message(line)
 
 
 def format_place(how: RunStatus) -> str:

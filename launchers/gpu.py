@@ -33,7 +33,7 @@ def examine_gpu(python: str, ranks: int) -> Iterator[Finding]:
             capture_output=True, text=True, timeout=WITHIN, cwd="/", stdin=subprocess.DEVNULL, errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        yield fault(ABOUT, f"no answer within {WITHIN:.0f} s", "look at nvidia-smi")
+        yield fault(ABOUT, f"no answer within {WITHIN:.0f} s", "check the output of nvidia-smi")
         return
     except OSError as error:
         yield fault(ABOUT, f"cannot be checked: {error}")
@@ -117,7 +117,7 @@ def _throttled(gpu: Mapping[str, Any]) -> str:
 def _sum(reported: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Finding:
     if reported.get("missing"):
         return warning(
-            SUM, "NCCL is not installed: ranks add up through the host's memory", "pip install 'ortflow[cuda]'"
+            SUM, "NCCL is not installed: sums over ranks go through host memory", "pip install 'ortflow[cuda]'"
         )
     if "error" in reported:
         what, _, fix = str(reported["error"]).partition("; ")

@@ -128,9 +128,9 @@ def _port(port: int) -> Finding:
         try:
             trial.bind(("", port))
         except OSError as error:
-            return fault(about, f"{port} cannot be listened on: {error.strerror}",
-                         "end what listens there, or set backends.kubernetes.ssh_port")  # fmt: skip
-    return ok(about, f"nothing listens on {port}")
+            return fault(about, f"port {port} is not available: {error.strerror}",
+                         "end the process that listens there, or set backends.kubernetes.ssh_port")  # fmt: skip
+    return ok(about, f"port {port} is free")
 
 
 def ssh_programs() -> dict[str, Finding]:

@@ -59,9 +59,9 @@ class LiveView:
         """Show an event: steps update the panel, other notable events get a line above it."""
         line = take_in(record, self.progress, self._run, 1)
         if line is not None and record.get("event") != "step":
-            self.say(line)
+            self.message(line)
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Print a line above the panel; the terminal wraps a long one, so that paths and names in it stay whole."""
         self._console.print(Text(plain(f"{time.strftime('%H:%M:%S')}  {text}"), style=_style(text)), soft_wrap=True)
 

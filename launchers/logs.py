@@ -55,7 +55,7 @@ def log_lines(
 
 def _text(path: Path, line: bytes) -> str:
     if len(line) > LONGEST_LINE and b"\0" in line:
-        raise UserError(f"{path} holds zeros where lines of text must be: it is not a log", fix="remove it")
+        raise UserError(f"{path} contains zero bytes in place of text", fix="remove it")
     return line.decode(errors="replace")
 
 

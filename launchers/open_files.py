@@ -17,7 +17,7 @@ def allow(needed: int, who: str = "ortflow") -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise UserError(
-            f"a process may have {hard} files open here, and {who} needs {needed}",
+            f"the limit of open files is {hard} here, and {who} needs {needed}",
             fix=f"raise the limit with `ulimit -n {needed}`",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -33,9 +33,9 @@ class PlainView:
         """Print the event if it is worth a line."""
         line = take_in(record, self.progress, self._run, self._every_steps)
         if line is not None:
-            self.say(line)
+            self.message(line)
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Print with the time of day."""
         print_line(f"{time.strftime('%H:%M:%S')}  {text}")
 

@@ -23,7 +23,7 @@ from ortflow.workflow.ranks import Place
 PR_SET_PDEATHSIG = 1
 
 
-def dies_with_us() -> Callable[[], None]:
+def dies_with_parent() -> Callable[[], None]:
     """For a child before exec: the kernel kills it when this process dies. Linux; nothing elsewhere."""
     if sys.platform != "linux":
         return lambda: None

@@ -85,7 +85,7 @@ def used(records: Records) -> Used:
     return Used(failures, preemptions)
 
 
-def fruitless(records: Records) -> int:
+def attempts_without_step(records: Records) -> int:
     """How many of the newest attempts in a row made no progress since the budgets were last reset."""
     count = 0
     step = None

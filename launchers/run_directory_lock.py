@@ -19,7 +19,7 @@ from ortflow.launchers.changes import LENGTHENS, agree, batch_messages, continue
 from ortflow.launchers.locks import HeldError, hold
 from ortflow.launchers.records import State, next_attempt, state
 from ortflow.launchers.tail import last_records
-from ortflow.workflow import owned
+from ortflow.workflow import own_files
 from ortflow.workflow.disk_space import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.plan import number_in
@@ -31,7 +31,7 @@ from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import RunSpec
 
-_PASSING = re.compile(rf"\.(launcher|ranks)\.lock|{owned.TEMPORARY}")
+_PASSING = re.compile(rf"\.(launcher|ranks)\.lock|{own_files.TEMPORARY}")
 """Content of a directory that another launcher is about to take, or was taking when it was killed."""
 
 
@@ -210,7 +210,7 @@ def _worthless(run: RunDir) -> bool:
 
 def _remove(root: Path, topmost: Path | None) -> None:
     """Remove what a run without a step left: its own files, and the folders that were created for it."""
-    owned.clear(root.resolve(), OWN_FILES)
+    own_files.clear(root.resolve(), OWN_FILES)
     if topmost is None:
         return
     for folder in (root, *root.parents):

@@ -63,7 +63,7 @@ def run_here(request: LocalRequest, watch: Callable[[Opened], AbstractContextMan
         begin(request, ours)
         with watch(ours) as view:
             for note in ours.notes:
-                view.say(note)
+                view.message(note)
             code = supervise(request, view)
         end = last_end(ours.run.read_attempts()) or {}
         return Ending(code, end.get("cause") or "", end.get("why") or "")

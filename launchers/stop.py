@@ -48,7 +48,7 @@ class Stop:
         """The reason is a signal, not the file or the time limit."""
         self._file, self._clock = file, clock
         self._end = None if limit is None else clock.monotonic() + limit
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     def listening(self) -> AbstractContextManager[None]:
         """Take over the signals, for good: a late one must not change how the run ended."""
@@ -61,11 +61,11 @@ class Stop:
         elif self.reason is None:
             self.reason, self.signalled = signal.Signals(number).name, True
 
-    def look(self, *, at_once: bool = False) -> str | None:
+    def check(self, *, fresh: bool = False) -> str | None:
         """Check file and time limit; returns the reason to stop, None if there is none."""
         moment = self._clock.monotonic()
-        if at_once or moment >= self._next_look:
-            self._next_look = moment + FILE_PERIOD
+        if fresh or moment >= self._next_check:
+            self._next_check = moment + FILE_PERIOD
             request = read_request(self._file)
             if request is not None and request.get("reason") != GROWTH:
                 # An empty file was written on a full disk, perhaps for the signal that is already known.
@@ -78,7 +78,7 @@ class Stop:
 
     def settle(self) -> str | None:
         """The reason to stop, checked without delay: the next decision depends on it."""
-        return self.look(at_once=True)
+        return self.check(fresh=True)
 
     def other_than_preemption(self) -> str | None:
         """Why ranks saved and stopped, if it does not count as a preemption; else None."""

@@ -20,7 +20,7 @@ class View(Protocol):
     def record(self, record: Mapping[str, Any]) -> None:
         """Show an event of rank 0."""
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Show a message of the launcher."""
 
     def attempt(self, number: int) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import Cause, agreed, cause
+from ortflow.launchers.disk_wait import DiskWait
 from ortflow.launchers.memory import oom_kills
 from ortflow.launchers.nccl_log import explained
-from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
-from ortflow.launchers.room import Room
+from ortflow.launchers.records import Outcome, attempts_without_step, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop
 from ortflow.launchers.supervised import AttemptNodes, Job, View
 from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records
@@ -26,7 +26,7 @@ from ortflow.launchers.watch import ASKED, TICK, Watch, failures
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.disk_space import RECORDS, OutOfDisk, has_room
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
-from ortflow.workflow.owned import sweep_temporaries
+from ortflow.workflow.own_files import sweep_temporaries
 
 LAST_LINES = 12
 EXIT_CODES = {
@@ -55,7 +55,7 @@ class Supervisor:
 
     def __init__(self, job: Job, view: View, stop: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
         self._job, self._run, self._view, self._stop, self._clock = job, job.run, view, stop, clock
-        self._room = Room(job, view, stop, clock)
+        self._disk = DiskWait(job, view, stop, clock)
         self._chosen: AttemptNodes | None = None
 
     def supervise(self) -> int:
@@ -85,10 +85,10 @@ class Supervisor:
         pause = 0.0
         self._job.clear()
         sweep_temporaries(self._run.root)
-        self._room.notice.clear()  # takes its block while there is room
+        self._disk.notice.clear()  # takes its block while there is room
         if not self._close_lost_attempt():
             return EXIT_FAILURE
-        while not self._pause(pause) and self._muster():
+        while not self._pause(pause) and self._choose_nodes():
             outcome, decision = self._attempt(next_attempt(self._run.read_attempts()))
             if not decision.again:
                 return EXIT_CODES[outcome]
@@ -102,11 +102,11 @@ class Supervisor:
         self._record(event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=asked)
         return EXIT_PREEMPTED
 
-    def _muster(self) -> bool:
+    def _choose_nodes(self) -> bool:
         """Wait for the nodes of an elastic run; returns whether an attempt may start."""
         if self._job.nodes is None:
             return True
-        self._chosen = self._job.nodes.choose(self._view, self._stop.look)
+        self._chosen = self._job.nodes.choose(self._view, self._stop.check)
         if self._chosen is None:
             return False
         self._job = replace(self._job, world_size=self._chosen.world_size)
@@ -129,7 +129,7 @@ class Supervisor:
         end: dict[str, Any] = {
             "event": "end", "attempt": number, "outcome": Outcome.LOST.value, "step": self._step()
         }  # fmt: skip
-        tries = fruitless([*records, end]) if self._job.hands_back else 0
+        tries = attempts_without_step([*records, end]) if self._job.hands_back else 0
         decision = decide(Outcome.LOST, used(records), self._job.restart, tries)
         if not decision.again:
             end["given_up"] = True
@@ -137,7 +137,7 @@ class Supervisor:
             **end, cause=self._job.lost, next="restart" if decision.again else "stop", why=decision.why,
         )  # fmt: skip
         if not decision.again:
-            self._view.say(f"{self._job.lost}; giving up: {decision.why}")
+            self._view.message(f"{self._job.lost}; giving up: {decision.why}")
         return decision.again
 
     def _attempt(self, number: int) -> tuple[Outcome, Decision]:
@@ -148,7 +148,7 @@ class Supervisor:
         run, job = self._run, self._job
         self._view.attempt(number)
         kills = oom_kills()
-        attempt = self._room.having(lambda: job.start(number))
+        attempt = self._disk.retry(lambda: job.start(number))
         watch = Watch(job, attempt, tail, self._view, self._stop, self._clock)
         chosen = self._chosen
         elastic = {} if chosen is None else {"nodes": chosen.nodes, "on": list(chosen.names), "elastic": chosen.summary}
@@ -174,28 +174,28 @@ class Supervisor:
         if known is None and found.outcome is Outcome.FAILURE and not found.reported and found.rank is None:
             found = attempt.guess(returncode) or found
         found = explained(found, run, number, job.world_size)
-        if found.outcome is Outcome.FAILURE and not found.reported and self._stop.look() and not self._begun(number):
+        if found.outcome is Outcome.FAILURE and not found.reported and self._stop.check() and not self._begun(number):
             # A signal that arrives before a rank has installed its handler kills it, and the others with it.
-            found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to leave before all ranks had begun")
+            found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to stop before all ranks had started")
         if found.outcome is Outcome.FAILURE:
             found = agreed(ends_of(run, number, range(job.world_size)), job.world_size) or found
         lack = self._lack(found) if found.outcome is Outcome.FAILURE else None
         if lack is not None:
             found = replace(found, sentence=str(lack))
         decision = self._judge(number, found, counts=lack is None, growing=watch.growing)
-        if lack is not None and decision.again and not self._room.wait(lack):
+        if lack is not None and decision.again and not self._disk.wait(lack):
             raise lack
         return found.outcome, decision
 
     def _record(self, **fields: Any) -> None:
         """Append a record, waiting for space on a full disk; raises OutOfDisk after `room_seconds`."""
-        self._room.having(lambda: self._run.record_attempt(**fields))
+        self._disk.retry(lambda: self._run.record_attempt(**fields))
 
     def _lack(self, found: Cause) -> OutOfDisk | None:
         """The missing disk space, as a rank reported it, or as found if a rank could not record why it failed."""
         # If the disk has space again, a signal is the cause, unless a rank had failed: Slurm kills the others then. A
         # rank that failed may have lacked space before.
-        notice = self._room.notice
+        notice = self._disk.notice
         lack = notice.fatal() or notice.read() if found.exit_code < 0 else notice.last()
         if lack is None and not found.reported and found.exit_code > 0:
             return None if has_room(self._run.root, RECORDS) else OutOfDisk(self._run.root, RECORDS)
@@ -209,7 +209,7 @@ class Supervisor:
         """Decide what follows, record it and show it.
 
         `counts` False: the failure counts against no budget. `growing`: why the ranks were asked to save for more
-        nodes, which is no preemption either.
+        nodes, which is not a preemption either.
         """
         asked = self._stop.settle()
         end = {"event": "end", "attempt": number, "outcome": found.outcome.value, "step": self._step()}
@@ -221,11 +221,13 @@ class Supervisor:
         if not counts:
             end["counts"] = False
         records = [*self._run.read_attempts(), {**end, "next": "restart"}]
-        decision = decide(found.outcome, used(records), self._job.restart, fruitless(records), counts=counts)
+        decision = decide(
+            found.outcome, used(records), self._job.restart, attempts_without_step(records), counts=counts
+        )
         if found.outcome is Outcome.PREEMPTED and not decision.again:
             # The sender of the request expects that the run can be started again.
             end["given_up"] = True
-            self._view.say(f"{found.sentence}; giving up: {decision.why}")
+            self._view.message(f"{found.sentence}; giving up: {decision.why}")
         if asked and decision.again and not self._comes_back:
             decision = Decision(False, why=f"requested by {ASKED.get(asked, asked)}")
         self._record(
@@ -239,11 +241,11 @@ class Supervisor:
             asked=asked,
         )
         if found.outcome is Outcome.FAILURE or (found.outcome is Outcome.USER_ERROR and not found.reported):
-            self._view.say(found.sentence + self._end_of_log(number, found.rank))
+            self._view.message(found.sentence + self._end_of_log(number, found.rank))
         if decision.again:
             pause = f" in {decision.pause:g} s" if decision.pause else ""
             reason = "" if found.outcome is Outcome.FAILURE else f"{found.sentence}; "
-            self._view.say(f"{reason}restarting{pause} ({decision.why})")
+            self._view.message(f"{reason}restarting{pause} ({decision.why})")
         return decision
 
     def _step(self) -> int:
@@ -263,7 +265,7 @@ class Supervisor:
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; returns whether a stop was requested meanwhile."""
         end = self._clock.monotonic() + seconds
-        while not self._stop.look():
+        while not self._stop.check():
             if self._clock.monotonic() >= end:
                 return False
             self._view.tick()

@@ -130,17 +130,17 @@ def ends_of(run: RunDir, attempt: int, ranks: Iterable[int]) -> dict[int, str]:
     }
 
 
-def status_records(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> tuple[list[dict[str, Any]], int]:
-    """As `last_records`, but steps and phases only from the last `whole` bytes; and how many lines are not records.
+def status_records(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """As `last_records`, but steps and phases only from the last 4 KiB; and how many lines are not records.
 
     Most of a long record are steps and phases, of which only the newest matter: reading all of them for hundreds of
     runs would take seconds.
     """
-    lines = last_bytes(path, limit).split(b"\n")[:-1]
+    lines = last_bytes(path, 1 << 20).split(b"\n")[:-1]
     position, kept = 0, []
     for line in reversed(lines):
         position += len(line) + 1
-        if position <= whole or not line.startswith(_MANY):
+        if position <= 1 << 12 or not line.startswith(_MANY):
             kept.append(line)
     found = [_record(line) for line in reversed(kept)]
     return [record for record in found if record is not None], found.count(None)

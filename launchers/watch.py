@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from ortflow.launchers.cause import Cause, cause
-from ortflow.launchers.moving import Liveness
+from ortflow.launchers.liveness import Liveness
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.stop import GROWTH, Stop, read_request, write_request
 from ortflow.launchers.supervised import Job, Running, View
@@ -67,7 +67,7 @@ class Watch:
             liveness = Liveness(self._job.run, attempt.number, self._job.world_size, limit, self._clock.monotonic())
         while (returncode := attempt.poll()) is None:
             moment = self._clock.monotonic()
-            if self._stop.look() and asked_at is None:
+            if self._stop.check() and asked_at is None:
                 asked_at = moment
                 self._ask()
             if asked_at is None and self.growing is None:
@@ -109,7 +109,7 @@ class Watch:
                 write_request(self._job.run.stop_request, reason)
         self._attempt.ask_to_leave()
         again = "; Ctrl-C again stops immediately" if reason == "interrupt" else ""
-        self._view.say(f"{ASKED.get(reason, reason)}: saving and stopping{again}")
+        self._view.message(f"{ASKED.get(reason, reason)}: saving and stopping{again}")
 
     def _grow(self) -> None:
         """Ask the ranks to save and exit if more nodes can take part; nothing forces them to hurry."""
@@ -123,7 +123,7 @@ class Watch:
             with suppress(OSError):
                 write_request(self._job.run.stop_request, GROWTH)
         self._attempt.ask_to_leave()
-        self._view.say(f"{self.growing}: saving and restarting")
+        self._view.message(f"{self.growing}: saving and restarting")
 
     def withdraw(self) -> None:
         """Remove the request to save for more nodes, which the ranks of the next attempt would follow, too."""

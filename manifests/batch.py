@@ -7,30 +7,30 @@ from pathlib import Path
 
 SCRIPT = "job.sh"
 """The script's name in the run directory, in the folder with the launcher's name."""
-CARRIED = "--run-file"
+RUN_FILE = "--run-file"
 """Option of the supervisor process: the run file is on its standard input."""
 FOLDER = "--folder"
 """Option of the supervisor process: the folder in which `prepare` runs."""
-BETWEEN = "---"
+SEPARATOR = "---"
 """The line between the run files of an array's tasks, which are numbered from 0."""
 END = "END_OF_THE_RUN_FILE"
 """A line that occurs in no run file that ortflow writes: it contains no colon."""
 
 
 def supervisor(
-    python: str, module: str, run_dir: Path, *, carried: bool = False, folder: Path | None = None
+    python: str, module: str, run_dir: Path, *, has_run_file: bool = False, folder: Path | None = None
 ) -> list[str]:
     """The arguments before the command that starts the ranks.
 
-    `carried`: the script contains the run file (`fed`), and `prepare` runs in `folder`.
+    `has_run_file`: the script contains the run file (`with_input`), and `prepare` runs in `folder`.
     """
     arguments = [python, "-m", module, str(run_dir)]
-    if carried:
-        arguments += [CARRIED, *([FOLDER, str(folder)] if folder is not None else [])]
+    if has_run_file:
+        arguments += [RUN_FILE, *([FOLDER, str(folder)] if folder is not None else [])]
     return [*arguments, "--"]
 
 
-def fed(command: list[str], run_file: str | None) -> Iterator[str]:
+def with_input(command: list[str], run_file: str | None) -> Iterator[str]:
     """The lines of a command with the run file on its standard input, unchanged by the shell."""
     yield from command[:-1]
     if run_file is None:

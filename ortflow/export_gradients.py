@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.assembly.child import PROVIDERS
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -75,7 +74,7 @@ def run(model: onnx.ModelProto, feed: Arrays) -> dict[str, np.ndarray]:
     read = {v.name: helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in model.graph.input}
     names = [value.name for value in model.graph.output]
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=PROVIDERS["cpu"])
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         given = {name: array.astype(read[name], copy=False) for name, array in feed.items() if name in read}
         values: list[Any] = session.run(names, given)
     except Exception as error:

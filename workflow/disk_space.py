@@ -29,7 +29,7 @@ BLOCK = 2048
 """Bytes of the notice, allocated while there is space."""
 RECORDS = 64 << 10
 """Bytes that records and logs need in addition to the requested ones."""
-LOOK_PERIOD = 1.0
+POLL_PERIOD = 1.0
 """Seconds between two checks for free space."""
 
 
@@ -79,8 +79,7 @@ def has_room(path: Path, needed: int) -> bool:
     """Whether `needed` bytes can be written at a path, as far as can be determined. Leaves no file.
 
     The file system reports its free space. A quota shows only when space is allocated: all of it for a moment if the
-    file
-    system can reserve space, else a little.
+    file system can reserve space, else a little.
     """
     folder = _folder(path)
     trial = folder / f".room.{os.getpid():08d}"
@@ -132,8 +131,7 @@ class Notice:
     """The space that a run lacks, recorded in the block of its heartbeat; never raises.
 
     The writer may be dead when space is freed, so a reader checks the disk, too. It can only do so if the file system
-    itself
-    was full: a quota shows only on a write, and another machine's disk not at all.
+    itself was full: a quota shows only on a write, and another machine's disk not at all.
     """
 
     def __init__(self, heartbeat: Path) -> None:

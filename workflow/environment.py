@@ -1,8 +1,7 @@
 """Everything besides the run file that a curve's bits depend on; recorded in every checkpoint.
 
 Step `runtime` collects the record of all ranks; on resume it is compared with the checkpoint's. Plain data: modules
-that
-read manifests may import this one.
+that read manifests may import this one.
 """
 
 from __future__ import annotations

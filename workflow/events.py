@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ortflow.workflow.buffered_file import BufferedFile
 from ortflow.workflow.files import lines_of, mend_torn_line
 from ortflow.workflow.record import EVENTS, damage_message, parse, rewrite
-from ortflow.workflow.waiting import WaitingFile
 
 SCHEMA_VERSION = 1
 REWOUND = frozenset({"step", "evaluation", "skipped_step", "early_stop"})
@@ -31,7 +31,7 @@ class EventLog:
 
     def __init__(self, path: Path, rank: int, attempt: int) -> None:
         self.path, self.rank, self.attempt = path, rank, attempt
-        self._file = WaitingFile(path, MOST_OWED)
+        self._file = BufferedFile(path, MOST_OWED)
         mend_torn_line(path)
 
     def write(self, event: str, **fields: Any) -> None:
@@ -39,25 +39,25 @@ class EventLog:
         record = {"event": event, "time": round(time.time(), 6), "attempt": self.attempt, "rank": self.rank}
         record.update({key: _plain(value) for key, value in fields.items()})
         self._file.append((json.dumps(record, separators=(",", ":")) + "\n").encode())
-        self._say_what_is_lost()
+        self._report_lost()
 
-    def catch_up(self) -> bool:
+    def flush(self) -> bool:
         """Write the events that wait; returns whether none is left."""
-        self._say_what_is_lost()
-        return self._file.catch_up()
+        self._report_lost()
+        return self._file.flush()
 
-    def _say_what_is_lost(self) -> None:
-        if self._file.lost and self._file.catch_up():
+    def _report_lost(self) -> None:
+        if self._file.lost and self._file.flush():
             lost, self._file.lost = self._file.lost, 0
             self.write("warning", message=f"{lost} events are lost: the disk was full for too long")
 
     def rewind(self, step: int) -> None:
         """Remove the records of steps after `step`, and set aside lines that are not events; records that, too."""
-        found = look_back(self.path, step)
+        found = find_lost(self.path, step)
         if found.damaged or found.newest is not None:
             self._file.close()
             try:
-                take_back(self.path, step)
+                discard_lost(self.path, step)
             finally:
                 self._file.reopen()
         if found.newest is not None:
@@ -67,7 +67,7 @@ class EventLog:
 
     def close(self) -> None:
         """Close the file."""
-        self.catch_up()
+        self.flush()
         self._file.close()
 
 
@@ -83,7 +83,7 @@ class Lost:
     """Numbers of the lines that are not events."""
 
 
-def look_back(path: Path, step: int) -> Lost:
+def find_lost(path: Path, step: int) -> Lost:
     """Determine what a rewind to `step` removes from a record; holds one line in memory at a time. Raises OSError."""
     newest, seconds, damaged = None, 0.0, []
     for number, line in enumerate(lines_of(path), 1):
@@ -96,7 +96,7 @@ def look_back(path: Path, step: int) -> Lost:
     return Lost(newest, seconds, damaged)
 
 
-def take_back(path: Path, step: int) -> None:
+def discard_lost(path: Path, step: int) -> None:
     """Rewrite the record without steps after `step`; lines that are not events are set aside."""
 
     def keep(_: int, line: bytes) -> bytes | None:

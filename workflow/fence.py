@@ -1,8 +1,7 @@
 """The fence: ensures that only one generation of ranks writes to a run directory.
 
-A scheduler that has lost contact with a node restarts the run elsewhere while the old ranks may still run. Therefore
-a supervisor first writes a new token into the directory (`claim`) and passes it to its ranks. Each rank polls the file
-in
+A scheduler that has lost contact with a node restarts the run elsewhere while the old ranks may still run. Therefore a
+supervisor first writes a new token into the directory (`claim`) and passes it to its ranks. Each rank polls the file in
 a thread, and exits immediately, wherever it hangs and without another write, if it finds another token. Locks do not
 suffice: on network file systems, a node that is cut off may hold one forever.
 """
@@ -53,10 +52,10 @@ class Fence:
 
     def watch(self, react: Callable[[], None] | None = None) -> None:
         """Poll every PERIOD in a thread; call `react` on a loss, by default `leave`."""
-        thread = threading.Thread(target=self._look_on, args=(react or leave,), name="fence", daemon=True)
+        thread = threading.Thread(target=self._watch_owner, args=(react or leave,), name="fence", daemon=True)
         thread.start()
 
-    def _look_on(self, react: Callable[[], None]) -> None:
+    def _watch_owner(self, react: Callable[[], None]) -> None:
         pause = threading.Event()
         while not pause.wait(PERIOD):
             if self.lost:

@@ -35,10 +35,10 @@ SHOWN = 5
 """Number of largest values to report."""
 LOWER = "lower data.micro_batch (train.global_batch keeps the samples of a step)"
 ADVICE = {
-    "parameters": "parallel.zero: 3 (on CPUs), parallel.pipeline or parallel.horizontal divides them over several "
+    "parameters": "parallel.zero: 3, parallel.pipeline or parallel.horizontal divides them over several "
     "ranks; otherwise use a smaller model or a machine with more memory",
     "gradients": "train.gradient_accumulation: 1 stores them once; parallel.zero: 2 shards those that are "
-    "accumulated over the ranks, 3 (on CPUs) all",
+    "accumulated over the ranks, 3 all",
     "moments": "parallel.zero: 1 shards them over several ranks; on GPUs, train.offload: optimizer stores them on the "
     f"host; train.optimizer.name sets the values stored per parameter: {moment_counts()}",
     "activations": f"{LOWER}, or set model.recompute: layers",
@@ -128,7 +128,7 @@ def _memory(spec: RunSpec, found: Built) -> tuple[RankMemory, Sharded | None]:
     if spec.divides:
         return most(divided_memory(spec, graphs, found.shapes, found.bytes)), None
     shards = shards_of(graphs, spec)
-    peak, fetched = activations(graphs, spec, found.shapes, shards), messages_of(shards, graphs.index)
+    peak, fetched = activations(graphs, spec, found.shapes, shards), messages_of(shards, graphs.index, spec)
     return memory_of(spec, graphs.index, peak, found.bytes, fetched=sum(fetched)), shards
 
 
@@ -138,7 +138,7 @@ def divided_memory(
     """The memory of the ranks of one replica of a divided model, for a batch of these shapes and so many bytes."""
     from ortflow.workflow.planning.passes import stage_passes
     from ortflow.workflow.planning.ranks import part_memory, pipeline_memory, replays_of
-    from ortflow.workflow.trainer.opening import division_of
+    from ortflow.workflow.trainer.divided_opening import division_of
 
     division, folder = division_of(graphs, spec), folder_of(graphs.root, 0)
     if spec.parallel.pipeline == 1:
@@ -149,7 +149,7 @@ def divided_memory(
 
 
 def _index_of(spec: RunSpec, graphs: GraphSet, rank: int) -> FlatIndex:
-    from ortflow.workflow.trainer.opening import division_of
+    from ortflow.workflow.trainer.divided_opening import division_of
 
     return division_of(graphs, spec).of(spec.grid.place(rank)).index
 
@@ -179,12 +179,14 @@ def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> 
     if shards is not None:
         rest = index.size - index.trained
         behind = f" + {rest:,} + {index.size:,}{ranks}" if rest else ""
-        layer, message = messages_of(shards, index)
+        layer, message = messages_of(shards, index, spec)
         return {
             "parameters": f"{ITEM} B x ({trained}{ranks}{behind})",
             "gradients": f"{ITEM} B x ({trained}{ranks}{statistics})",
             "moments": f"{kept} x {ITEM} B x {trained}{ranks}",
-            "messages": f"{ITEM} B x ({layer:,} of the largest layer + {message:,} of gradients)",
+            "messages": f"{ITEM} B x {message:,} of a layer's gradients"
+            if spec.on_gpus
+            else f"{ITEM} B x ({layer:,} of the largest layer + {message:,} of gradients)",
         }
     all_moments = f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}"
     staging = staging_elements(index, spec)
@@ -207,11 +209,16 @@ def shards_of(graphs: GraphSet, spec: RunSpec) -> Sharded | None:
         return None
     from ortflow.workflow.graph.shards.graphs import sharded
 
-    return sharded(graphs.train, _form(graphs, spec) or graphs.train, graphs.eval, graphs.index)
+    form = _form(graphs, spec) or graphs.train
+    return sharded(graphs.train, form, graphs.eval, graphs.index, on_gpus=spec.on_gpus)
 
 
-def messages_of(shards: Sharded | None, index: FlatIndex) -> tuple[int, int]:
-    """Elements of the memory in which parameters arrive, and of a message of gradients; 0 without stage 3."""
+def messages_of(shards: Sharded | None, index: FlatIndex, spec: RunSpec) -> tuple[int, int]:
+    """Elements of the memory in which parameters arrive, and of a message of gradients; 0 without stage 3.
+
+    On GPUs parameters arrive in the memory of the graph's values, and gradients have memory of their own where they are
+    added to others.
+    """
     if shards is None:
         return 0, 0
     from ortflow.workflow.graph.shards.program import Fetch, Send, largest
@@ -220,6 +227,8 @@ def messages_of(shards: Sharded | None, index: FlatIndex) -> tuple[int, int]:
     counts = {entry.name: entry.tensor.count for entry in index}
     programs = (shards.train[1], shards.eval[1])
     fetched, sent = (max(largest(program, counts, kind) for program in programs) for kind in (Fetch, Send))
+    if spec.on_gpus:
+        return 0, sent if spec.accumulation > 1 else 0
     return fetched, min(sent, MESSAGE)
 
 

@@ -1,9 +1,8 @@
 """Reports this machine's GPUs as JSON: `python -m ortflow.workflow.gpu_report RANKS`.
 
 Run by `ortflow doctor` with the ranks' interpreter. On each GPU that a rank would use, matrix products in fp32 and
-fp16,
-through the sessions and buffers of training, are compared with the CPU's; several GPUs compute a sum over NCCL. Before
-that, the management library is queried for processes that use the GPUs.
+fp16, through the sessions and buffers of training, are compared with the CPU's; several GPUs compute a sum over NCCL.
+Before that, the management library is queried for processes that use the GPUs.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ortflow.workflow.errors import OrtflowError
 COUNT = 1 << 26
 """Number of elements: 256 MiB of fp32 on each GPU."""
 ROUNDS = 5
-_LOOKED_AT = 1 << 16
+_CHECKED_ELEMENTS = 1 << 16
 
 
 def add_up(library: Any, devices: Sequence[CudaDevice], count: int = COUNT) -> dict[str, float]:
@@ -79,7 +79,7 @@ def _check(buffers: Sequence[CudaBuffer], wanted: float) -> None:
 
 
 def _parts(buffer: CudaBuffer) -> list[CudaBuffer]:
-    part, count = min(_LOOKED_AT, buffer.count), buffer.count
+    part, count = min(_CHECKED_ELEMENTS, buffer.count), buffer.count
     return [buffer.slice(start, start + part) for start in (0, (count - part) // 2, count - part)]
 
 

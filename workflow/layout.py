@@ -55,8 +55,7 @@ class FlatIndex:
     """An ordered, aligned layout of tensors: trained ones first (decay, no_decay), then frozen, then state.
 
     State are tensors that the forward pass writes (running statistics), not the optimizer. Padding is always zero, in
-    every
-    buffer with this layout, including gradients and moments: norms are computed over whole buffers.
+    every buffer with this layout, including gradients and moments: norms are computed over whole buffers.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:

@@ -63,7 +63,7 @@ def buffers(
 
 LOWER = "lower it: train.global_batch or a larger train.gradient_accumulation keep the batch of a step"
 HELP: Mapping[str, tuple[str, str]] = {
-    "parameters": ("resources", "use GPUs with more memory: each stores all parameters"),
+    "parameters": ("parallel.zero", "set it to 3, which shards them over the ranks, or use GPUs with more memory"),
     "gradients": ("train.gradient_accumulation", "set it to 1, which stores gradients once"),
     "moments": (
         "train.offload",

@@ -6,9 +6,9 @@ imported later.
 
 from __future__ import annotations
 
-from ortflow.workflow.hidden import hidden
+from ortflow.workflow.imports import without_package
 
-with hidden("onnxruntime.training"):
+with without_package("onnxruntime.training"):
     import onnxruntime
     from onnxruntime.capi import _pybind_state as native
 

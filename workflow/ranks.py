@@ -1,8 +1,7 @@
 """The rank's number and place, from the variables that each process manager sets.
 
 Read before MPI is initialised, so that a rank can name its log and rank 0 can begin to configure. Step `runtime`
-compares
-the numbers with MPI's own: with the wrong process manager, each rank silently becomes a world of one.
+compares the numbers with MPI's own: with the wrong process manager, each rank silently becomes a world of one.
 """
 
 from __future__ import annotations

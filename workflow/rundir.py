@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ortflow.workflow.files import open_regular, read_whole
-from ortflow.workflow.owned import TEMPORARY
+from ortflow.workflow.own_files import TEMPORARY
 from ortflow.workflow.record import ATTEMPTS, read_records
 
 OWN_FILES = re.compile(

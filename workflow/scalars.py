@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.hidden import hidden
-from ortflow.workflow.waiting import WaitingFile
+from ortflow.workflow.buffered_file import BufferedFile
+from ortflow.workflow.imports import without_package
 
 MOST_OWED = 100_000
 """Largest number of records that wait for space on a full disk; older ones are lost."""
@@ -25,13 +25,13 @@ class ScalarLog:
     """A new file in `folder`; scalars of earlier files from step `purge` on are invalidated."""
 
     def __init__(self, folder: Path, purge: int) -> None:
-        with hidden("torch"):
+        with without_package("torch"):
             from tensorboardX.crc32c import crc32c
             from tensorboardX.proto.event_pb2 import Event, SessionLog
             from tensorboardX.proto.summary_pb2 import Summary
         self._crc, self._event, self._summary = crc32c, Event, Summary
         self.path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.{socket.gethostname()}"
-        self._file = WaitingFile(self.path, MOST_OWED)
+        self._file = BufferedFile(self.path, MOST_OWED)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         start = SessionLog(status=SessionLog.START)
         self._write(Event(wall_time=time.time(), step=purge, session_log=start))

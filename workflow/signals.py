@@ -30,7 +30,7 @@ class StopFlag:
     def __init__(self, file: Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._reason: str | None = None
         self._file, self._clock = file, clock
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._heartbeat: Path | None = None
         self._next_beat = 0.0
 
@@ -59,8 +59,8 @@ class StopFlag:
                 self._heartbeat.touch()
         if self._reason is None and self._file is not None:
             now = self._clock.monotonic()
-            if now >= self._next_look:
-                self._next_look = now + FILE_PERIOD
+            if now >= self._next_check:
+                self._next_check = now + FILE_PERIOD
                 if self._file.exists():
                     self.request("stop file")
         return self._reason

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ortflow.launchers.batch.own_job import OwnJob
+from ortflow.launchers.batch.current_job import CurrentJob
 from ortflow.launchers.elastic import absent, described, grown, most, report_nodes, there_again
 from ortflow.launchers.lines import counted
 from ortflow.launchers.records import elastic_nodes
@@ -51,7 +51,7 @@ class AllocatedNodes:
     def __init__(
         self,
         spec: RunSpec,
-        job: OwnJob,
+        job: CurrentJob,
         script: Path,
         records: Sequence[dict[str, Any]] = (),
         clock: Clock = SYSTEM_CLOCK,
@@ -70,15 +70,15 @@ class AllocatedNodes:
         self.spec = on_nodes(spec, chosen)
         """The run on the nodes of this start."""
         self._before = [name for name in elastic_nodes(records) or () if name not in self.names]
-        self._vain = in_vain(records, chosen)
+        self._vain = failed_growths(records, chosen)
         self.summary = ""
-        self._next_look = clock.monotonic()
+        self._next_check = clock.monotonic()
 
     def choose(self, view: View, stopped: Callable[[], object]) -> AttemptNodes | None:
         """The nodes of this start; the scheduler waits for them."""
         if not self.summary:
             for message in skipped_messages(self._whole):
-                view.say(message)
+                view.message(message)
             self.summary = self._summary()
         report_nodes(view, self.summary, self.spec)
         return AttemptNodes(self.spec.world_size, self.spec.resources.nodes, self.summary, tuple(self.names))
@@ -97,9 +97,9 @@ class AllocatedNodes:
     def growing(self, trained: float) -> str | None:
         """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
         now, period = self._clock.monotonic(), self._whole.restart.grow_seconds
-        if trained < period * 2.0 ** min(self._vain, 30) or now < self._next_look:
+        if trained < period * 2.0 ** min(self._vain, 30) or now < self._next_check:
             return None
-        self._next_look = now + min(GROWTH_PERIOD, period)
+        self._next_check = now + min(GROWTH_PERIOD, period)
         running, given = self.spec.resources.nodes, len(self.names)
         for wanted in reversed(self._fitting):
             if wanted <= given:
@@ -111,7 +111,7 @@ class AllocatedNodes:
         return None
 
 
-def in_vain(records: Sequence[dict[str, Any]], nodes: int) -> int:
+def failed_growths(records: Sequence[dict[str, Any]], nodes: int) -> int:
     """How many attempts in a row, before one of so many nodes, made room for more and were followed by no more. Pure.
 
     The period is doubled for each: another job may take the nodes that the scheduler has promised.

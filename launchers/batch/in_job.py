@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ortflow.launchers.batch import taking
+from ortflow.launchers.batch import claim
+from ortflow.launchers.batch.current_job import CurrentJob
 from ortflow.launchers.batch.job_validity import is_on_record, revoked
-from ortflow.launchers.batch.own_job import OwnJob
 from ortflow.launchers.batch.run_supervisor import Ranks, RunSupervisor
 from ortflow.launchers.batch.scheduler import Scheduler
 from ortflow.launchers.records import Outcome
-from ortflow.manifests.batch import CARRIED, FOLDER
+from ortflow.manifests.batch import FOLDER, RUN_FILE
 from ortflow.manifests.local import RANK_MODULE
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
 from ortflow.workflow.rundir import RunDir
@@ -26,7 +26,7 @@ from ortflow.workflow.streams import guard_log
 
 def supervise(
     arguments: Sequence[str],
-    job: OwnJob,
+    job: CurrentJob,
     scheduler: Scheduler[Any],
     ranks_of: Callable[[RunDir, Sequence[str]], Ranks],
 ) -> int:
@@ -48,7 +48,7 @@ def supervise(
     run, options, launch = RunDir(Path(arguments[0])), arguments[1:place], arguments[place + 1 :]
     comment = ""
     with suppress(OrtflowError):
-        seen = job.look()
+        seen = job.query()
         comment = seen.comment if seen is not None else ""
     try:
         code = begin(run, job, scheduler, comment, options, launch)
@@ -70,25 +70,25 @@ def supervise(
 
 
 def begin(
-    run: RunDir, job: OwnJob, scheduler: Scheduler[Any], comment: str, options: Sequence[str], launch: Sequence[str]
+    run: RunDir, job: CurrentJob, scheduler: Scheduler[Any], comment: str, options: Sequence[str], launch: Sequence[str]
 ) -> int | None:
     """Take the run for this job; returns the exit code if nothing is to do. Raises UserError if another job has it."""
     records = run.read_attempts()
-    known, carried = is_on_record(records, job.id), CARRIED in options
-    if carried and not known:
+    known, has_run_file = is_on_record(records, job.id), RUN_FILE in options
+    if has_run_file and not known:
         folder = Path(options[options.index(FOLDER) + 1]) if FOLDER in options else None
         python = launch[launch.index(RANK_MODULE) - 2]
-        if not taking.claim(run, job, scheduler, sys.stdin.read(), folder, python):
+        if not claim.claim(run, job, scheduler, sys.stdin.read(), folder, python):
             print(f"this job has nothing to do: the run in {run.root} has finished", flush=True)
             return EXIT_DONE
         with suppress(OrtflowError, OSError):
             job.keep_script(run)
     else:
         if not known:
-            taking.leave_to_another(run, job, scheduler)
+            claim.leave_to_another(run, job, scheduler)
         if why := revoked(records, job.launcher, job.id, comment):
             print(f"this job has nothing to do: {why}", flush=True)
             return EXIT_DONE if why.endswith(": done") else EXIT_PREEMPTED
-    if carried:
-        taking.redirect(run, job)
+    if has_run_file:
+        claim.redirect(run, job)
     return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from ortflow.launchers.batch.history import COMMENT, placed
 
-_TOLD = ("submitting", "submit", "start", "end", "stop")
+_LIFE_EVENTS = ("submitting", "submit", "start", "end", "stop")
 
 
 def revoked(records: Sequence[dict[str, Any]], launcher: str, job: str, comment: str) -> str | None:
@@ -23,7 +23,7 @@ def revoked(records: Sequence[dict[str, Any]], launcher: str, job: str, comment:
         mine = newest.job == job if newest.job is not None else submission in (None, newest.submission)
         if not mine and (submission is None or submission != newest.submission):
             return f"the run was submitted again since, as job {newest.job or 'of another submission'}"
-    last = next((record for record in reversed(records) if record.get("event") in _TOLD), None)
+    last = next((record for record in reversed(records) if record.get("event") in _LIFE_EVENTS), None)
     if last is not None and (last["event"] == "stop" or (last["event"] == "end" and last.get("next") == "stop")):
         return f"the run has ended: {last.get('why') or last.get('cause') or last.get('outcome')}"
     return None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 KILL = 45.0
 """Seconds in which the scheduler ends a cancelled job (Slurm: KillWait, 30 by default)."""
-LOOK = 5.0
+POLL = 5.0
 """Seconds between two polls of the queue while a log is followed."""
 GLANCE = 1.5
 """Seconds for a query whose answer is not needed."""
@@ -125,7 +125,7 @@ class BatchLauncher(Generic[JobT]):
     def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
         """Lines of a rank's log; followed across later attempts while the job is in the queue."""
         clock = self.scheduler.clock
-        active = every(LOOK, lambda: self.status(run).state.active, clock) if follow else lambda: False
+        active = every(POLL, lambda: self.status(run).state.active, clock) if follow else lambda: False
         return log_lines(run, attempt=attempt, rank=rank, active=active, clock=clock)
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ortflow.launchers import processes
+from ortflow.launchers.batch.current_job import Answer, CurrentJob, Fate, message_of, requeue
 from ortflow.launchers.batch.elastic import AllocatedNodes
 from ortflow.launchers.batch.job_validity import is_on_record, submission_of
-from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob, message_of, requeue
 from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.batch.stopping import JobStop
 from ortflow.launchers.locks import HeldError, hold, wait_free
@@ -87,7 +87,7 @@ class RunSupervisor:
         The run directory is not visible on this node.
     """
 
-    def __init__(self, run: RunDir, ranks: Ranks, job: OwnJob, comment: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, run: RunDir, ranks: Ranks, job: CurrentJob, comment: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._run, self._ranks, self._job, self._comment, self._clock = run, ranks, job, comment, clock
         if not run.run_file.exists():
             raise UserError(f"{job.node} {lacking(run)}")
@@ -106,22 +106,7 @@ class RunSupervisor:
         int
             The exit code of the job's script.
         """
-        self._fence.watch(self._fenced)
-        self._lock()
-        request = read_request(self._run.stop_request)
-        if request is not None and request.get("reason") != "cancel":
-            # An earlier supervisor passed on a signal with it and could not remove it.
-            self._run.stop_request.unlink(missing_ok=True)
-        if not is_on_record(self._run.read_attempts(), self._job.id):
-            # The client that submitted it ended before the scheduler had answered.
-            self._record_submit(self._job.id, submission=submission_of(self._comment))
-        if message := damage_message(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
-            self._view.say(f"warning: {message}")
-        self._job.begin(self._run)
-        if self._job.restarts:
-            self._view.say(f"started again by {self._job.scheduler} on {self._job.node}, restart {self._job.restarts}")
-        for note in pending_changes(self._run.read_attempts()):
-            self._view.say(note)
+        self._take_over()
         spec = self._spec
         if spec.elastic and self._job.nodes() is not None:
             script = self._run.root / self._job.folder / SCRIPT
@@ -151,6 +136,27 @@ class RunSupervisor:
             code = self._again()
             self._job.leave(self._run)
         return code
+
+    def _take_over(self) -> None:
+        """Keep others out of the run directory, and record what an earlier supervisor or the client could not."""
+        self._fence.watch(self._fenced)
+        self._lock()
+        request = read_request(self._run.stop_request)
+        if request is not None and request.get("reason") != "cancel":
+            # An earlier supervisor passed on a signal with it and could not remove it.
+            self._run.stop_request.unlink(missing_ok=True)
+        if not is_on_record(self._run.read_attempts(), self._job.id):
+            # The client that submitted it ended before the scheduler had answered.
+            self._record_submit(self._job.id, submission=submission_of(self._comment))
+        if message := damage_message(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
+            self._view.message(f"warning: {message}")
+        self._job.begin(self._run)
+        if self._job.restarts:
+            self._view.message(
+                f"started again by {self._job.scheduler} on {self._job.node}, restart {self._job.restarts}"
+            )
+        for note in pending_changes(self._run.read_attempts()):
+            self._view.message(note)
 
     def _lock(self) -> None:
         """Take the lock to show who supervises the run. Not required: the fence keeps others out."""
@@ -188,7 +194,7 @@ class RunSupervisor:
         # node have not.
         processes.kill(processes.of_run(self._run.root))
         if not wait_free(self._run.ranks_lock, OLD_RANKS, self._clock):
-            self._view.say(f"{self._run.ranks_lock} is still held by ranks out of reach; they are fenced off")
+            self._view.message(f"{self._run.ranks_lock} is still locked by unreachable ranks, which are fenced off")
 
     def _fenced(self) -> None:
         """A newer supervisor owns the run directory: end this one before it writes again; ranks do the same."""
@@ -211,7 +217,7 @@ class RunSupervisor:
         name = self._job.scheduler
         answer, message = requeue(self._job, AWAY, self._clock)
         if answer is Answer.QUEUED:
-            self._view.say(f"queued again; waiting for {name} to end this job")
+            self._view.message(f"queued again; waiting for {name} to end this job")
             self._stay(self._job.stay)
             return EXIT_PREEMPTED
         if answer is Answer.CANCELLED:
@@ -224,10 +230,10 @@ class RunSupervisor:
             except (Refused, OrtflowError) as error:
                 message = f"{message}; {message_of(error)}"
             else:
-                self._view.say(f"{name} refuses to requeue this job ({message}); job {new} follows it")
+                self._view.message(f"{name} refuses to requeue this job ({message}); job {new} follows it")
                 self._record_submit(new, follows=self._job.id)
                 return EXIT_PREEMPTED
-        self._view.say(f"{name} does not start the run again ({message}); continue it with `ortflow resume`")
+        self._view.message(f"{name} does not start the run again ({message}); continue it with `ortflow resume`")
         self._run.record_attempt(
             event="stop", outcome=Outcome.LOST.value, why=f"{name} refused to start it again: {message}"
         )

@@ -133,7 +133,7 @@ class Scheduler(ABC, Generic[JobT]):
 
     def refusal(self, message: str) -> UserError:
         """Return the error for the message of a Refused, with the key to change. Pure."""
-        return UserError(f"{self.name} does not take the job: {message}")
+        return UserError(f"{self.name} rejects the job: {message}")
 
     def expected_start(self, job: JobT) -> float | None:
         """Return the Unix time at which a pending job is expected to start; None if unknown. Pure."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.launchers.batch.copies import original
+from ortflow.launchers.batch.elapsed import seconds_since
 from ortflow.launchers.batch.history import SETTLE, Placed, belongs, find, in_doubt, in_order, is_settled, placed
-from ortflow.launchers.batch.moments import passed
 from ortflow.launchers.batch.scheduler import BatchJob, JobT, Scheduler
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.records import State
@@ -112,7 +112,7 @@ def _lost(
     """State and cause of a run whose job is gone, and whose directory does not say how it ended."""
     doubt, command = in_doubt(records), scheduler.submit_command
     if doubt is not None and (job is None or not belongs(job, placed(records, scheduler.launcher)[-1])):
-        seconds = passed(doubt, scheduler.clock)
+        seconds = seconds_since(doubt, scheduler.clock)
         if seconds is None:
             return {"state": State.PENDING, "waits": _elsewhere(doubt, command)}
         if seconds < SETTLE or holder_of(run.lock) is not None:

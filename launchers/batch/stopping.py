@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import FrameType
 
-from ortflow.launchers.batch.own_job import Fate, OwnJob
+from ortflow.launchers.batch.current_job import CurrentJob, Fate
 from ortflow.launchers.stop import Stop, taken_over
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
@@ -22,7 +22,7 @@ from ortflow.workflow.errors import OrtflowError
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 SETTLED = 1.0
 """Seconds after a signal until the scheduler shows its reason."""
-LOOK = 60.0
+POLL = 60.0
 """Seconds between two checks of the time limit; when little is left, the scheduler's signal comes first."""
 MOVED = 5.0
 """Seconds by which the end of the job must change to count as a new limit: a scheduler's times are rounded."""
@@ -71,7 +71,7 @@ class JobStop(Stop):
     def __init__(
         self,
         file: Path,
-        job: OwnJob,
+        job: CurrentJob,
         ahead: float,
         output: Callable[[], str] = str,
         clock: Clock = SYSTEM_CLOCK,
@@ -91,14 +91,14 @@ class JobStop(Stop):
 
     def _watch(self) -> None:
         pause = threading.Event()
-        while not pause.wait(LOOK):
+        while not pause.wait(POLL):
             self._ask_limit()
 
-    def look(self, *, at_once: bool = False) -> str | None:
+    def check(self, *, fresh: bool = False) -> str | None:
         """The reason, after a check of file and clock."""
         if self._warned is not None and self.reason is None:
             self._heed()
-        if super().look(at_once=at_once) is None and self.limit.near(self._clock.monotonic()):
+        if super().check(fresh=fresh) is None and self.limit.near(self._clock.monotonic()):
             self._ask_limit()
             if self.limit.near(self._clock.monotonic()):
                 self.reason, self.signalled, self._since = LIMIT, True, self._clock.monotonic()

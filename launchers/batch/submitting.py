@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from ortflow.launchers.batch.copies import original
+from ortflow.launchers.batch.elapsed import seconds_since, stamp
 from ortflow.launchers.batch.history import SETTLE, by_hand, find, in_doubt, placed
-from ortflow.launchers.batch.moments import passed, stamp
 from ortflow.launchers.batch.scheduler import JobT, NoAnswer, Refused, Scheduler
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.workflow.clock import Clock
@@ -76,12 +76,14 @@ def place(
                     raise type(error)(
                         error.message, then="nothing was submitted; try again later, or wait with --retry"
                     ) from error
-            elif (job := _look(run, scheduler, begun, end, error, ask or f"ortflow status {run.root}")) is not None:
+            elif (job := _find_job(run, scheduler, begun, end, error, ask or f"ortflow status {run.root}")) is not None:
                 return submission, job
         scheduler.clock.sleep(PAUSE)
 
 
-def _look(run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doubt: NoAnswer, ask: str) -> str | None:
+def _find_job(
+    run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doubt: NoAnswer, ask: str
+) -> str | None:
     """The job whose submission had no answer; None if it is safe to submit another. Raises InDoubt."""
     sent = scheduler.clock.monotonic()
     while True:
@@ -120,7 +122,7 @@ def waited(doubt: Mapping[str, Any], begun: float, seconds: float, clock: Clock)
 
     Then our own clock has to see them pass, from its moment `begun` on.
     """
-    return clock.monotonic() >= begun + seconds or (passed(doubt, clock) or 0.0) >= seconds
+    return clock.monotonic() >= begun + seconds or (seconds_since(doubt, clock) or 0.0) >= seconds
 
 
 def active(

@@ -21,7 +21,7 @@ from ortflow.launchers.sweeps import Sweep, SweepDir, is_sweep, read_sweep
 from ortflow.manifests.batch import SCRIPT
 from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.owned import TEMPORARY, remove
+from ortflow.workflow.own_files import TEMPORARY, remove
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _refuse_another(sweep: Sweep) -> None:
     if any(run.run_file.exists() for run in earlier.runs):
         raise UserError(
             f"{sweep.folder} is another sweep, of {len(earlier.members)} runs over {', '.join(earlier.keys)}",
-            fix="choose another name, or start over with --fresh, which keeps the old runs aside",
+            fix="choose another name, or start over with --fresh, which renames the old runs",
         )
 
 

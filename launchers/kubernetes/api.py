@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
+from ortflow.launchers.kubernetes.resources import GROUP, VERSIONS, path_of
 from ortflow.workflow.errors import OrtflowError, UserError
 
 if TYPE_CHECKING:
@@ -30,26 +30,10 @@ QUIET = 30.0
 """Seconds without a line after which a followed log is requested again."""
 PAGE = 500
 
-PLURALS = {
-    "NetworkPolicy": "networkpolicies", "Endpoints": "endpoints", "StorageClass": "storageclasses",
-    "PriorityClass": "priorityclasses", "RuntimeClass": "runtimeclasses", "LocalQueue": "localqueues",
-}  # fmt: skip
-"""Plurals that are not the kind in lower case and an s."""
-VERSIONS = {
-    "Job": "batch/v1", "Deployment": "apps/v1", "Role": "rbac.authorization.k8s.io/v1",
-    "RoleBinding": "rbac.authorization.k8s.io/v1", "NetworkPolicy": "networking.k8s.io/v1",
-    "PodDisruptionBudget": "policy/v1", "MPIJob": "kubeflow.org/v2beta1", "StorageClass": "storage.k8s.io/v1",
-    "PriorityClass": "scheduling.k8s.io/v1", "RuntimeClass": "node.k8s.io/v1", "Lease": "coordination.k8s.io/v1",
-    "EndpointSlice": "discovery.k8s.io/v1",
-}  # fmt: skip
-"""API versions of kinds that are not in v1."""
 KUEUE, OF_KUEUE = "kueue.x-k8s.io", ("Workload", "LocalQueue")
 """Its version changes: the one that is served is used."""
-
-
 OF_NODE = "/containerLogs/"
 """Part of the address at which the API server requests a log from a node, and so of its error message."""
-GROUP, VERSION, CRD = "kubeflow.org", "v2beta1", "mpijobs.kubeflow.org"
 
 
 class Unreachable(OrtflowError):
@@ -182,12 +166,12 @@ class Cluster:
             raise
         return [str(one["version"]) for one in answer.get("versions") or []]
 
-    def serves(self, group: str, version: str, resource: str) -> bool:
-        """Whether a resource, by its plural, is served."""
-        if version not in self.served(group):
+    def serves_mpijobs(self, version: str) -> bool:
+        """Whether MPIJobs of a version are served."""
+        if version not in self.served(GROUP):
             return False
-        found = self.ask(f"/apis/{group}/{version}").get("resources") or []
-        return resource in [one.get("name") for one in found]
+        found = self.ask(f"/apis/{GROUP}/{version}").get("resources") or []
+        return "mpijobs" in [one.get("name") for one in found]
 
     def ask(self, path: str) -> Object:
         """The answer at a path of the API, such as /version."""
@@ -227,12 +211,8 @@ class Cluster:
     def _path(
         self, kind: str, name: str, namespace: str | None, version: str | None = None, everywhere: bool = False
     ) -> str:
-        version = version or self._version(kind)
-        whole = kind in CLUSTER_WIDE or everywhere
-        where = "" if whole else f"/namespaces/{quote(namespace or self.namespace)}"
-        return f"/{'apis' if '/' in version else 'api'}/{version}{where}/{plural(kind)}" + (
-            f"/{quote(name)}" if name else ""
-        )
+        where = None if everywhere else namespace or self.namespace
+        return path_of(kind, name, version or self._version(kind), where)
 
     def _send(
         self, method: str, path: str, query: Mapping[str, str], asked: tuple[str, str, str, str | None], *,
@@ -285,14 +265,6 @@ class Cluster:
             )
         how = "in time" if "timed out" in reported else f"({_shortest(reported)})"
         return Unreachable(f"the API server {self.server} does not answer {how}")
-
-
-CLUSTER_WIDE = frozenset({"Namespace", "Node", "StorageClass", "PriorityClass", "RuntimeClass", "PersistentVolume"})
-
-
-def plural(kind: str) -> str:
-    """The name of a kind in paths and rights."""
-    return PLURALS.get(kind, f"{kind.lower()}s")
 
 
 def _json(data: bytes | str) -> Object:

@@ -29,7 +29,7 @@ from ortflow.workflow.rundir import RunDir
 
 CHECK = 1.0
 """Seconds between two checks of where ranks run, until all have started."""
-LOOK = 5.0
+POLL = 5.0
 """Seconds between two probes of the hosts."""
 SILENCE = 45.0
 """Seconds without an answer after which a host is lost: a short network interruption costs nothing."""
@@ -62,7 +62,7 @@ class PodAttempt(Child):
         self._processes: dict[int, Process] = {}
         """The host of each rank that has started."""
         self._next_check = 0.0
-        self._next_look = self._clock.monotonic() + LOOK
+        self._next_check = self._clock.monotonic() + POLL
         super().__init__(run, number, command, environment)
 
     def poll(self) -> int | None:
@@ -70,7 +70,7 @@ class PodAttempt(Child):
         returncode = super().poll()
         if len(self._processes) < self._world_size and (now := self._clock.monotonic()) >= self._next_check:
             self._next_check = now + CHECK
-            self._look_where()
+            self._find_ranks()
         if returncode is None and self._misplaced is not None:
             self.kill()
             return EXIT_USER
@@ -78,8 +78,8 @@ class PodAttempt(Child):
 
     def gone(self) -> set[int]:
         """Ranks on hosts that are a different pod now, or have not answered for too long."""
-        if (now := self._clock.monotonic()) >= self._next_look:
-            self._next_look = now + LOOK
+        if (now := self._clock.monotonic()) >= self._next_check:
+            self._next_check = now + POLL
             for host, address in addresses(list(self._hosts), self._pod.ssh_port, greets=False).items():
                 if address == self._hosts[host]:
                     self._heard[host] = now
@@ -142,7 +142,7 @@ class PodAttempt(Child):
             return EXIT_FAILURE
         return EXIT_PREEMPTED if "preempted" in ends.values() else EXIT_DONE
 
-    def _look_where(self) -> None:
+    def _find_ranks(self) -> None:
         """Compare where the ranks run with where they should run, when all have started."""
         self._learn_ranks()
         if len(self._processes) < self._world_size:

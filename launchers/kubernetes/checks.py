@@ -202,7 +202,7 @@ def rights(reported: Mapping[str, bool], useful: Mapping[str, bool]) -> Iterator
 
 def documents_ask(documents: Sequence[Object]) -> list[tuple[str, str, str]]:
     """Verb, group and resource of each object that is created for the run."""
-    from ortflow.launchers.kubernetes.api import plural
+    from ortflow.launchers.kubernetes.resources import plural
 
     found: dict[tuple[str, str, str], Any] = {}
     for document in documents:

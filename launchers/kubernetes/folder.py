@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from ortflow.launchers.kubernetes.pod import Pod
-from ortflow.launchers.remote.bootstrap import bring
+from ortflow.launchers.remote.bootstrap import place_files
 from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.file.load import load_run_file
@@ -35,7 +35,7 @@ def unpack(pod: Pod, folder: Path) -> None:
         if pod.carried.is_dir():
             with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as box:
                 new = Path(box) / "new"
-                bring(str(new), str(folder), _copied(pod.carried, new))
+                place_files(str(new), str(folder), _copied(pod.carried, new))
     except OSError as error:
         if is_full(error):
             raise out_of_disk(error, default=folder) from error

@@ -6,19 +6,18 @@ while, longer each time, so that following a run through an outage neither block
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
+from ortflow.launchers.kubernetes.cluster_objects import ClusterObjects, foreign
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
 from ortflow.launchers.kubernetes.refusals import refusal
-from ortflow.launchers.kubernetes.snapshot import View, newest_first, of_place, take_snapshot, why_gone
-from ortflow.launchers.kubernetes.status import VALIDATION, is_settled, status
+from ortflow.launchers.kubernetes.snapshot import View, of_place, take_snapshot
+from ortflow.launchers.kubernetes.status import is_settled, status
 from ortflow.launchers.records import Outcome, State
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
@@ -30,7 +29,6 @@ LONGEST = 8.0
 """Seconds between two tries while the API server does not answer."""
 AT_ONCE = 8
 REFUSED = "wrong input is not tried again"
-_NOWHERE = Path("/dev/null/none")
 Connect = Callable[[str | None, str | None], Cluster]
 
 
@@ -77,9 +75,9 @@ class Links:
             return self._reported(run, cluster, place, view)
         except Unreachable as error:
             self._back_off(str(error))
-            return unasked(run, self._silence)
+            return status_from_records(run, self._silence)
         except OrtflowError as error:
-            return unasked(run, message_of(error))
+            return status_from_records(run, message_of(error))
 
     def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
         """The status of many runs: MPIJobs and pods are listed once per namespace; logs of running ones are read."""
@@ -89,15 +87,15 @@ class Links:
 
         def one(run: RunDir, known: tuple[Cluster, Place] | str) -> RunStatus:
             if isinstance(known, str):
-                return unasked(run, known)
+                return status_from_records(run, known)
             cluster, place = known
             everything = herds[place.context, place.namespace]
             if isinstance(everything, str):
-                return unasked(run, everything)
+                return status_from_records(run, everything)
             try:
                 return self._reported(run, cluster, place, everything.view(place))
             except OrtflowError as error:
-                return unasked(run, message_of(error))
+                return status_from_records(run, message_of(error))
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(one, runs, asked))
@@ -116,7 +114,7 @@ class Links:
         everything = ClusterObjects.gather(cluster, cluster.namespace, everywhere=everywhere)
         return [*ours, *map(foreign, everything.unknown_runs(known))]
 
-    def closely(self, run: RunDir, cluster: Cluster, place: Place, found: Sequence[Object]) -> RunStatus:
+    def status_of_active(self, run: RunDir, cluster: Cluster, place: Place, found: Sequence[Object]) -> RunStatus:
         """The status of an MPIJob that may be active, of those `found`, even if the directory does not know it."""
         view, known = take_snapshot(cluster, place), read_place(run)
         if is_real(run) or (known is not None and [*map(objects.name, of_place(found, known))][:1] == [place.job]):
@@ -163,7 +161,7 @@ def adopt_job(run: RunDir, view: View) -> None:
             write_place(run, place.at(view.name))
 
 
-def unasked(run: RunDir, why: str) -> RunStatus:
+def status_from_records(run: RunDir, why: str) -> RunStatus:
     """The status from the records alone; `why` the cluster could not be queried."""
     records, place = run.read_attempts(), read_place(run)
     reported = read_status(run, records=records, alive=True)
@@ -181,83 +179,3 @@ def _objects_or_message(cluster: Cluster, namespace: str) -> ClusterObjects | st
         return ClusterObjects.gather(cluster, namespace)
     except OrtflowError as error:
         return message_of(error)
-
-
-@dataclass(frozen=True)
-class ClusterObjects:
-    """All MPIJobs of a namespace, or of the cluster, and their pods, fetched together."""
-
-    now: float
-    jobs: Mapping[tuple[str, str], list[Object]]
-    """By namespace and run, newest first."""
-    pods: Sequence[Object]
-    events: Sequence[Object] = ()
-    """The operator's events that reject MPIJobs."""
-    gone: str = ""
-    """Why there can be no MPIJob at all."""
-
-    @classmethod
-    def gather(cls, cluster: Cluster, namespace: str | None, *, everywhere: bool = False) -> ClusterObjects:
-        """The current objects."""
-        try:
-            found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
-        except Refused as error:
-            return cls(cluster.now(), {}, (), gone=why_gone(cluster, error))
-        pods = cluster.find_all("Pod", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
-        jobs: dict[tuple[str, str], list[Object]] = {}
-        for mpijob in newest_first(found):
-            jobs.setdefault(_key(mpijob), []).append(mpijob)
-        events: list[Object] = []
-        if any(not (one.get("status") or {}).get("conditions") for one in found):
-            # The list works without the right to read events.
-            with suppress(Refused):
-                fields = f"reason={VALIDATION}"
-                events = cluster.find_all("Event", fields=fields, namespace=namespace, everywhere=everywhere)
-        return cls(cluster.now(), jobs, pods, events)
-
-    def view(self, place: Place) -> View:
-        """A run, without the details that need further requests."""
-        found = of_place(self.jobs.get((place.namespace, place.name), []), place)
-        return self._of(found[0]) if found else View(None, self.now, gone=self.gone)
-
-    def unknown_runs(self, known: Sequence[Place]) -> list[View]:
-        """The MPIJobs of runs at unknown places: all active ones, and the newest of each volume."""
-        views: list[View] = []
-        for key, found in self.jobs.items():
-            ours = [of_place(found, place) for place in known if (place.namespace, place.name) == key]
-            shown = [kin[0] for kin in ours if kin]
-            taken = shown + [one for kin in ours for one in kin if objects.over(one) or objects.same_owner(one, kin[0])]
-            volumes = {objects.directory(one) for one in shown}
-            for mpijob in found:
-                if mpijob in taken or (objects.over(mpijob) and objects.directory(mpijob) in volumes):
-                    continue
-                volumes.add(objects.directory(mpijob))
-                views.append(self._of(mpijob))
-        return views
-
-    def _of(self, mpijob: Object) -> View:
-        pods = [pod for pod in self.pods if _belongs(pod, mpijob)]
-        events = [event for event in self.events if _same_namespace(event, mpijob)]
-        return View(mpijob, self.now, pods=pods, events=events)
-
-
-def _key(mpijob: Object) -> tuple[str, str]:
-    return str(mpijob["metadata"].get("namespace")), objects.label(mpijob, objects.RUN)
-
-
-def foreign(view: View) -> RunStatus:
-    """The status of a run without a directory here."""
-    assert view.mpijob is not None
-    place = Place(*_key(view.mpijob), view.name)
-    records = [{"event": "submit", "launcher": "kubernetes"}]
-    blank = read_status(RunDir(_NOWHERE), records=records, alive=True)
-    how = status(replace(blank, name=place.name, directory=place.handle), records, view)
-    return replace(how, job=place.handle)
-
-
-def _belongs(pod: Object, mpijob: Object) -> bool:
-    return _same_namespace(pod, mpijob) and objects.label(pod, objects.JOB) == objects.name(mpijob)
-
-
-def _same_namespace(one: Object, other: Object) -> bool:
-    return bool(one["metadata"].get("namespace") == other["metadata"].get("namespace"))

@@ -23,7 +23,7 @@ from ortflow.launchers.kubernetes.place import Cursor, Place, is_real, read_plac
 from ortflow.launchers.locks import HeldError, hold
 from ortflow.launchers.tail import last_records
 from ortflow.workflow.disk_space import Notice, OutOfDisk
-from ortflow.workflow.events import look_back, take_back
+from ortflow.workflow.events import discard_lost, find_lost
 from ortflow.workflow.rundir import RunDir, append_json_line, write_atomically
 
 LOCK = ".log_replicator.lock"
@@ -175,8 +175,8 @@ class LogReplicator:
 def rewind(run: RunDir, step: int) -> None:
     """Remove events of steps after `step`, as the rank has done in its own record."""
     with suppress(FileNotFoundError):
-        if look_back(run.events(0), step).newest is not None:
-            take_back(run.events(0), step)
+        if find_lost(run.events(0), step).newest is not None:
+            discard_lost(run.events(0), step)
 
 
 def lacking(run: RunDir, record: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ class LogStream(PlainView):
         self._logs: dict[int, LineTail] = {}
         self._notice = Notice(run.heartbeat)
         self._lack: dict[str, Any] = {}
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     def __exit__(self, *exception: object) -> None:
         """Print the rest."""
@@ -41,7 +41,7 @@ class LogStream(PlainView):
 
     def lacks(self, lack: OutOfDisk, seconds: float) -> None:
         """Report that the run waits for space on its volume."""
-        self.say(f"{lack}: waiting {seconds:g} s for room")
+        self.message(f"{lack}: waiting {seconds:g} s for room")
         self._lack = _to_json(lack)
         self._record("notice", self._lack)
 
@@ -70,8 +70,8 @@ class LogStream(PlainView):
 
     def tick(self) -> None:
         """Print the ranks' new output."""
-        if (now := self._clock.monotonic()) >= self._next_look:
-            self._next_look = now + PERIOD
+        if (now := self._clock.monotonic()) >= self._next_check:
+            self._next_check = now + PERIOD
             self._print_attempts()
             self._print_logs()
             if (lack := self._lacking()) != self._lack:

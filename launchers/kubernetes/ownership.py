@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.liveness import FileChanges
 from ortflow.launchers.locks import holder_of, wait_free
-from ortflow.launchers.moving import Moves
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.fence import EXIT_FENCED, Owner
@@ -32,7 +32,7 @@ ALIVE = 30.0
 """Seconds without a heartbeat, by our own clock, after which another supervisor process counts as dead."""
 BEAT = 5.0
 """Seconds between two heartbeats."""
-LOOK = 1.0
+POLL = 1.0
 """Seconds between two checks for a heartbeat."""
 
 
@@ -86,11 +86,11 @@ class Ownership:
     def _other_stays(self, seconds: float) -> bool:
         """Whether the owner of the directory keeps writing heartbeats for so long, with no pause as long as ALIVE."""
         watched, seen = 0.0, self._clock.monotonic()
-        beats = Moves([_beats(self._run)], watched)
-        while not wait_free(self._run.lock, LOOK, self._clock):
+        beats = FileChanges([_beats(self._run)], watched)
+        while not wait_free(self._run.lock, POLL, self._clock):
             # Time during which the volume does not answer does not count: no heartbeat can be written.
             now = self._clock.monotonic()
-            watched, seen = watched + min(now - seen, 2 * LOOK), now
+            watched, seen = watched + min(now - seen, 2 * POLL), now
             if beats.quiet(watched) >= ALIVE:
                 return False
             if watched >= seconds:

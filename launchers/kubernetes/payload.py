@@ -47,7 +47,7 @@ def kept(run: RunDir, overrides: Sequence[str] = ()) -> Payload:
     file = run.root / FOLDER / "run.yaml"
     if not file.is_file():
         raise UserError(
-            f"{run.root} does not hold what was submitted",
+            f"{run.root} does not contain what was submitted",
             fix="submit the run file again: it continues the run",
         )
     reading = read_run_file(file, overrides, files=False)

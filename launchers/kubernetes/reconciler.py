@@ -16,7 +16,7 @@ from ortflow.launchers.kubernetes.api import Object
 from ortflow.launchers.kubernetes.reasons import end_reason
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.status import given_up, is_settled, refused
-from ortflow.launchers.records import Outcome, State, Used, fruitless, state, used
+from ortflow.launchers.records import Outcome, State, Used, attempts_without_step, state, used
 from ortflow.workflow.spec.run import Restart
 
 LATE = 15.0
@@ -89,7 +89,7 @@ def reconcile(view: View, records: Sequence[dict[str, Any]], restart: Restart) -
     if objects.over(view.mpijob):
         return [*lost, _over(view, records, restart)]
     if (reason := refused(view)) is not None:
-        return [Done(f"the operator does not take the MPIJob: {reason}")]
+        return [Done(f"the operator rejects the MPIJob: {reason}")]
     if (reason := given_up(view, records)) is not None:
         return [*lost, *_end_retries(view, reason)]
     return [*lost, *(_dead(pod) for pod in objects.of_role(view.pods, "worker") if _is_dead(pod))]
@@ -150,7 +150,7 @@ def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Ac
         outcome, spent = Outcome.FAILURE, Used(before.failures + vain, before.preemptions)
     else:
         outcome, spent = Outcome.LOST, before
-    decision = decide(outcome, spent, restart, fruitless(records))
+    decision = decide(outcome, spent, restart, attempts_without_step(records))
     why = f"the operator gave up ({end_reason(launchers[-1]) if launchers else reasons[0]})"
     if decision.again:
         return Resubmit(f"{why}; {decision.why}", decision.pause)

@@ -10,28 +10,69 @@ from ortflow.launchers.kubernetes.api import Refused
 from ortflow.workflow.errors import OrtflowError, UserError
 
 NAMESPACE = "backends.kubernetes.namespace"
-_FORBIDDEN = re.compile(
-    r'is forbidden: User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<what>[^"]*)"'
-    r'(?: in API group "[^"]*")?(?: in the namespace "(?P<where>[^"]*)")?'
+_FORBIDDEN = (
+    r'is forbidden: User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<what>[^"]*)"(?: in API group "[^"]*")?'
 )
-_GRANTS = re.compile(r'user "(?P<user>[^"]*)" .*is attempting to grant RBAC permissions not currently held', re.DOTALL)
-_QUOTA = re.compile(r"exceeded quota: (?P<message>.*)", re.DOTALL)
-_NEEDS = re.compile(r"failed quota: (?P<quota>[^:]*): must specify (?P<what>.*)", re.DOTALL)
-_HOOK = re.compile(r'admission webhook "(?P<hook>[^"]*)" denied the request:? ?(?P<message>.*)', re.DOTALL)
-_POLICY = re.compile(r"ValidatingAdmissionPolicy '(?P<hook>[^']*)' .*?denied request: (?P<message>.*)", re.DOTALL)
-_BROKEN_HOOK = re.compile(r'failed calling webhook "(?P<hook>[^"]*)": (?P<message>.*)', re.DOTALL)
-_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]*)": (?P<message>.*)', re.DOTALL)
+_RIGHTS = "ask an administrator for a role that allows it; `ortflow doctor -b kubernetes` lists what is needed"
+_MISSING = "correct the name, or ask an administrator to create it"
+_RULES: tuple[tuple[str, str, str | None, str | None], ...] = (
+    (
+        r'admission webhook "(?P<hook>[^"]*)" denied the request:? ?(?P<message>.*)',
+        "the cluster's policy {hook} refuses {thing}: {message}", None, None,
+    ),
+    (
+        r"ValidatingAdmissionPolicy '(?P<hook>[^']*)' .*?denied request: (?P<message>.*)",
+        "the cluster's policy {hook} refuses {thing}: {message}", None, None,
+    ),
+    (
+        r"exceeded quota: (?P<message>.*)",
+        "the quota of {where} has no room for {thing}: {message}", None,
+        "wait until it has, ask for less in resources, or use another backends.kubernetes.namespace",
+    ),
+    (
+        r"failed quota: (?P<quota>[^:]*): must specify (?P<what>.*)",
+        "the quota {quota} of {where} requires every pod to state its {what}", "resources",
+        "give resources.cpus_per_rank and resources.memory",
+    ),
+    (
+        r'violates PodSecurity "(?P<level>[^"]*)": (?P<message>.*)',
+        "{where} takes only pods of the security level {level}: {message}", "backends.kubernetes.security",
+        "change what it names, or use another namespace",
+    ),
+    (
+        r'serviceaccount "(?P<name>[^"]*)" not found',
+        "there is no service account {name} in {where}", "backends.kubernetes.service_account",
+        _MISSING,
+    ),
+    (
+        r"no PriorityClass with name (?P<name>\S+) was found",
+        "there is no priority class {name}", "backends.kubernetes.priority_class", _MISSING,
+    ),
+    (
+        r'RuntimeClass "(?P<name>[^"]*)" not found',
+        "there is no runtime class {name}", "backends.kubernetes.gpu.runtime_class",
+        _MISSING,
+    ),
+    (
+        r"is forbidden: \[?(?P<message>(?:maximum|minimum|\S+ max limit to request ratio) "
+        r".*?per (?:Pod|Container).*?)\]*$",
+        "a limit of {where} refuses {thing}: {message}", "resources", None,
+    ),
+    ("because it is being terminated", "{where} is being deleted", NAMESPACE, "wait, or name another"),
+    (
+        r'user "(?P<user>[^"]*)" .*is attempting to grant RBAC permissions not currently held',
+        "{user} may not give {thing} rights that it lacks itself", "backends.kubernetes.supervisor",
+        "leave it out, or ask an administrator to create the role, and give its service account",
+    ),
+    (
+        _FORBIDDEN + r' in the namespace "(?P<there>[^"]+)"',
+        "{user} may not {verb} {what} in namespace {there}", None, _RIGHTS,
+    ),
+    (_FORBIDDEN, "{user} may not {verb} {what} in the cluster", None, _RIGHTS),
+)  # fmt: skip
+"""What the API server's message contains, and the error that says the same: sentence, key path, fix."""
+_BROKEN_HOOK = re.compile(r'failed calling webhook "(?P<hook>[^"]*)": (?P<message>.*)')
 _UNKNOWN = re.compile(r'unknown field "(?P<field>[^"]*)"')
-_LIMIT = re.compile(
-    r"is forbidden: \[?(?P<message>(?:maximum|minimum|\S+ max limit to request ratio) .*?per (?:Pod|Container).*)",
-    re.DOTALL,
-)
-_MISSING: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (re.compile(r'serviceaccount "(?P<name>[^"]*)" not found'), "service account", "service_account"),
-    (re.compile(r"no PriorityClass with name (?P<name>\S+) was found"), "priority class", "priority_class"),
-    (re.compile(r'RuntimeClass "(?P<name>[^"]*)" not found'), "runtime class", "gpu.runtime_class"),
-)
-"""Objects that a pod names and the cluster lacks: the term, and the key of the run file."""
 
 
 @contextmanager
@@ -63,46 +104,9 @@ def refusal(error: Refused) -> OrtflowError:
         )
     if error.code == 404:
         return UserError(f"there is no {thing} in {where}")
-    if found := _HOOK.search(message) or _POLICY.search(message):
-        return UserError(f"the cluster's policy {found['hook']} refuses {thing}: {found['message'].strip()}")
-    if found := _QUOTA.search(message):
-        return UserError(
-            f"the quota of {where} has no room for {thing}: {found['message']}",
-            fix="wait until it has, ask for less in resources, or use another backends.kubernetes.namespace",
-        )
-    if found := _NEEDS.search(message):
-        return UserError(
-            f"the quota {found['quota']} of {where} requires every pod to state its {found['what']}",
-            where="resources", fix="give resources.cpus_per_rank and resources.memory",
-        )  # fmt: skip
-    if found := _SECURITY.search(message):
-        return UserError(
-            f"{where} takes only pods of the security level {found['level']}: {found['message']}",
-            where="backends.kubernetes.security", fix="change what it names, or use another namespace",
-        )  # fmt: skip
-    for pattern, called, key in _MISSING:
-        if found := pattern.search(message):
-            whose = f" in {where}" if called == "service account" else ""
-            return UserError(
-                f"there is no {called} {found['name']}{whose}",
-                where=f"backends.kubernetes.{key}", fix="correct the name, or have it made",
-            )  # fmt: skip
-    if found := _LIMIT.search(message):
-        return UserError(f"a limit of {where} refuses {thing}: {found['message'].rstrip(']')}", where="resources")
-    if "because it is being terminated" in message:
-        return UserError(f"{where} is being deleted", where=NAMESPACE, fix="wait, or name another")
-    if found := _GRANTS.search(message):
-        return UserError(
-            f"{found['user']} may not give {thing} rights that it lacks itself",
-            where="backends.kubernetes.supervisor",
-            fix="leave it out, or have an administrator make the role, and name its service account",
-        )
-    if found := _FORBIDDEN.search(message):
-        spot = f"in namespace {found['where']}" if found["where"] else "in the cluster"
-        return UserError(
-            f"{found['user']} may not {found['verb']} {found['what']} {spot}",
-            fix="ask an administrator for a role that allows it; `ortflow doctor -b kubernetes` lists what is needed",
-        )
+    for pattern, sentence, key, fix in _RULES:
+        if found := re.search(pattern, message):
+            return UserError(sentence.format(where=where, thing=thing, **found.groupdict()), where=key, fix=fix)
     if error.code == 403:
         return UserError(f"the API server does not allow to {error.verb} {thing} in {where}: {message}")
     if error.code == 409 and error.reason == "AlreadyExists":
@@ -111,7 +115,7 @@ def refusal(error: Refused) -> OrtflowError:
         return UserError(
             f"{thing} is too large for the API server",
             where="backends.kubernetes.files",
-            fix="carry fewer or smaller files",
+            fix="list fewer or smaller files",
         )
     if error.code in (400, 422):
         return _invalid(error, message, thing)

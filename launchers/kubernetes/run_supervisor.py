@@ -34,7 +34,7 @@ from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
 from ortflow.launchers.locks import wait_free
 from ortflow.launchers.mpi import find_mpi
 from ortflow.launchers.prepare import prepare
-from ortflow.launchers.processes import dies_with_us
+from ortflow.launchers.processes import dies_with_parent
 from ortflow.launchers.records import Outcome, State, last_end, open_attempt, pending_changes, state
 from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.stop import Stop, interruptible, taken_over
@@ -126,7 +126,7 @@ class RunSupervisor:
         """
         mpi = self._find_mpi()
         with interruptible(), self._log_stream:
-            self._ownership.settle_with_others(self._spec.backends.kubernetes.grace_seconds, self._log_stream.say)
+            self._ownership.settle_with_others(self._spec.backends.kubernetes.grace_seconds, self._log_stream.message)
             fresh = self._pod.fresh and not self._begun()
             submission = Submission(self._spec, self._run, self._folder, fresh=fresh, new_budget=self._pod.new_budget)
             with opened(submission) as ours:
@@ -139,10 +139,10 @@ class RunSupervisor:
         self._ownership.watch()
         # Including those found by an earlier pod that started no attempt.
         for note in pending_changes(self._run.read_attempts()):
-            self._log_stream.say(note)
+            self._log_stream.message(note)
         if ours.finished:
             self._log_stream.begin()
-            self._log_stream.say("the run in the run directory has finished")
+            self._log_stream.message("the run in the run directory has finished")
             return self._end(EXIT_DONE)
         if not self._begun():
             new_budget = self._pod.new_budget or state(self._run.read_attempts(), alive=False) is State.FAILED
@@ -152,7 +152,7 @@ class RunSupervisor:
             )  # fmt: skip
         self._log_stream.begin()
         if (before := settled(self._run.read_attempts())) is not None:
-            self._log_stream.say("this submission has already ended; continue the run with `ortflow resume`")
+            self._log_stream.message("this submission has already ended; continue the run with `ortflow resume`")
             return self._end(before)
         # An earlier pod passed on a signal with it and could not remove it.
         self._run.stop_request.unlink(missing_ok=True)
@@ -161,14 +161,14 @@ class RunSupervisor:
         prepare(self._spec, self._folder, self._python, memory)
         code = self._supervise(mpi)
         if code == EXIT_PREEMPTED and self._stop.signalled:
-            self._log_stream.say("asked to end: the next launcher pod continues the run")
+            self._log_stream.message("asked to end: the next launcher pod continues the run")
             return code
         return self._end(code)
 
     def _supervise(self, mpi: Mpi) -> int:
         spec = self._spec
         if spec.elastic:
-            leaves = UnreadyWorkers(self._pod, self._log_stream.say, self._clock)
+            leaves = UnreadyWorkers(self._pod, self._log_stream.message, self._clock)
             self._pool = HostPool(self._hosts(), self._pod.ssh_port, leaves)
             self._nodes = ElasticNodes(spec, self._pool, self._clock)
         job = Job(
@@ -224,10 +224,10 @@ class RunSupervisor:
     def _await_all(self, number: int) -> dict[str, str]:
         """The addresses of all hosts, as soon as all answer."""
         hosts = self._hosts()
-        self._log_stream.say(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
-        unready_workers = UnreadyWorkers(self._pod, self._log_stream.say, self._clock)
-        say = self._log_stream.say
-        return wait_for(hosts, self._pod.ssh_port, WAIT, self._look, say, unready_workers, self._clock)
+        self._log_stream.message(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
+        unready_workers = UnreadyWorkers(self._pod, self._log_stream.message, self._clock)
+        say = self._log_stream.message
+        return wait_for(hosts, self._pod.ssh_port, WAIT, self._check_for_stop, say, unready_workers, self._clock)
 
     def _start(self, number: int, mpi: Mpi) -> PodAttempt:
         spec, pod, more = self._spec, self._pod, dict[str, str]()
@@ -252,10 +252,10 @@ class RunSupervisor:
         mpirun = command(spec, self._run.root, self._python, mpi, file, here, sorted(outer))
         return PodAttempt(self._run, number, mpirun, outer, mpi.kind, pod, known, slots, self._clock)
 
-    def _look(self) -> None:
+    def _check_for_stop(self) -> None:
         """Called while waiting for workers; raises Preempted if the pod is asked to end."""
         self._log_stream.tick()
-        if self._stop.look():
+        if self._stop.check():
             raise Preempted("asked to end while waiting for workers")
 
     def wait_for_old_ranks(self) -> None:
@@ -265,7 +265,7 @@ class RunSupervisor:
         if not wait_free(self._run.ranks_lock, OLD_RANKS, self._clock):
             self._ownership.renew()
             if not wait_free(self._run.ranks_lock, 2 * DELAY, self._clock):
-                self._log_stream.say("ranks of an earlier attempt are out of reach; they are fenced off")
+                self._log_stream.message("ranks of an earlier attempt are unreachable; they are fenced off")
 
 
 def main() -> int:
@@ -281,7 +281,7 @@ def main() -> int:
         if spec.backends.kubernetes.launcher_as_worker:
             # This pod runs ranks as the workers do.
             worker = [sys.executable, "-m", "ortflow.launchers.kubernetes.worker"]
-            subprocess.Popen(worker, preexec_fn=dies_with_us())
+            subprocess.Popen(worker, preexec_fn=dies_with_parent())
         return run_supervisor.keep()
     except OrtflowError as error:
         print(f"error: {error}", flush=True)

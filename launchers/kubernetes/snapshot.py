@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ortflow.launchers.kubernetes import objects
-from ortflow.launchers.kubernetes.api import CRD, GROUP, VERSION, Cluster, Object, Refused
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
 from ortflow.launchers.kubernetes.place import Place
+from ortflow.launchers.kubernetes.resources import CRD, VERSION
 
 MANY = 4
 """Number of pods whose events are fetched: one that cannot start stands for all."""
@@ -78,7 +79,7 @@ def _may_be(mpijob: Object, volume: str | None) -> bool:
 
 def why_gone(cluster: Cluster, error: Refused) -> str:
     """Why MPIJobs cannot be listed, if all of them are gone; raises the error if that is uncertain."""
-    if error.code != 404 or cluster.serves(GROUP, VERSION, "mpijobs"):
+    if error.code != 404 or cluster.serves_mpijobs(VERSION):
         raise error
     return f"the cluster knows no MPIJobs any more: the CRD {CRD} was deleted"
 

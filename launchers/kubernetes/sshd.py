@@ -13,7 +13,7 @@ from pathlib import Path
 from ortflow.workflow.errors import OrtflowError
 
 SSHD = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/sbin/sshd")
-LOOKED = re.compile(r"(?:error: )?(?:kex_exchange_identification|banner exchange|Connection (?:closed|reset) by)\b")
+PROBED = re.compile(r"(?:error: )?(?:kex_exchange_identification|banner exchange|Connection (?:closed|reset) by)\b")
 """Log lines of the kubelet's and the supervisor process's probes, which connect and disconnect."""
 
 
@@ -49,7 +49,7 @@ def pass_on(source: int) -> None:
     """Print sshd's output until it ends, without the lines of probes."""
     with os.fdopen(source, errors="replace") as lines:
         for line in lines:
-            if not LOOKED.match(line):
+            if not PROBED.match(line):
                 print(line, end="", file=sys.stderr, flush=True)
 
 

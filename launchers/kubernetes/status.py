@@ -49,9 +49,7 @@ def status(
     if objects.over(view.mpijob):
         return _over(reported, view)
     if (error := refused(view)) is not None:
-        return replace(
-            reported, state=State.FAILED, cause=f"the operator does not take the MPIJob: {error}", phase=None
-        )
+        return replace(reported, state=State.FAILED, cause=f"the operator rejects the MPIJob: {error}", phase=None)
     if (reason := given_up(view, records)) is not None:
         return replace(reported, state=State.FAILED, cause=reason, phase=None)
     if (reason := held(view)) is not None:

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ortflow.launchers.kubernetes import objects
-from ortflow.launchers.kubernetes.api import CRD, GROUP, VERSION, Cluster, Object, Refused
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
 from ortflow.launchers.kubernetes.dry_run import AT_ONCE, KEPT, SHARED, dry_run, is_there
 from ortflow.launchers.kubernetes.refusals import refusal
+from ortflow.launchers.kubernetes.resources import CRD, GROUP, VERSION
 from ortflow.workflow.errors import OrtflowError, UserError
 
 SWEPT = (
@@ -35,9 +36,9 @@ def new_suffix() -> str:
 def require_operator(cluster: Cluster) -> None:
     """Raise UserError if the cluster has no MPIJobs, or only those of the old operator."""
     try:
-        if cluster.serves(GROUP, VERSION, "mpijobs"):
+        if cluster.serves_mpijobs(VERSION):
             return
-        if cluster.serves(GROUP, "v1", "mpijobs"):
+        if cluster.serves_mpijobs("v1"):
             raise UserError(
                 f"the cluster's {CRD} is that of the old training-operator: it serves v1, not {VERSION}",
                 fix="have an administrator install the mpi-operator in its place; the two cannot coexist",

@@ -43,7 +43,7 @@ ONCE_ONLY = ("ORTFLOW_NEW_BUDGET", "ORTFLOW_FRESH")
 
 
 @dataclass(frozen=True)
-class Charge:
+class SupervisedRun:
     """The supervised run."""
 
     run: RunDir
@@ -55,7 +55,9 @@ class Charge:
     """Update the records."""
 
 
-def supervise(charge: Charge, cluster: Cluster, report: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> int:
+def supervise(
+    charge: SupervisedRun, cluster: Cluster, report: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
+) -> int:
     """Supervise the run until it has ended; returns ortflow's exit code."""
     last, begun = "", clock.monotonic()
     while True:
@@ -79,13 +81,13 @@ def supervise(charge: Charge, cluster: Cluster, report: Callable[[str], None], c
         clock.sleep(PERIOD)
 
 
-def _was_there(charge: Charge) -> bool:
+def _was_there(charge: SupervisedRun) -> bool:
     """Whether the records have the submission: then a missing MPIJob was deleted."""
     records = charge.run.read_attempts()
     return any(record.get("event") == "submit" and record.get("job") == charge.place.job for record in records)
 
 
-def carry_out(action: Action, charge: Charge, cluster: Cluster, view: View, clock: Clock = SYSTEM_CLOCK) -> None:
+def carry_out(action: Action, charge: SupervisedRun, cluster: Cluster, view: View, clock: Clock = SYSTEM_CLOCK) -> None:
     """Carry out an action."""
     if isinstance(action, DeletePod):
         if action.held:
@@ -143,7 +145,7 @@ def _relabel(metadata: Object, job: str) -> None:
         metadata["labels"][objects.JOB] = job
 
 
-def _end(charge: Charge, done: Done) -> int:
+def _end(charge: SupervisedRun, done: Done) -> int:
     records = charge.run.read_attempts()
     if done.outcome is not None:
         charge.run.record_attempt(event="stop", outcome=done.outcome.value, why=done.why, cause=done.why)
@@ -164,7 +166,7 @@ def in_terminal(run: RunDir, links: Links, report: Callable[[str], None]) -> int
         if read_place(run) is not None:
             LogReplicator(run, cluster).sync(view.pods)
 
-    return supervise(Charge(run, place, spec.restart, refresh), cluster, report)
+    return supervise(SupervisedRun(run, place, spec.restart, refresh), cluster, report)
 
 
 def in_cluster(namespace: str, job: str) -> int:
@@ -180,7 +182,7 @@ def in_cluster(namespace: str, job: str) -> int:
     cluster = connect(None, namespace)
     report(f"supervising {spec.name}, starting with MPIJob {job}")
     # This pod's own Job succeeds however the run has ended.
-    supervise(Charge(run, Place(namespace, spec.name, job), spec.restart), cluster, report)
+    supervise(SupervisedRun(run, Place(namespace, spec.name, job), spec.restart), cluster, report)
     return EXIT_DONE
 
 

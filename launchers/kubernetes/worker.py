@@ -52,18 +52,18 @@ class Worker:
             signal.signal(number, self._leave)
         self._write_report()
         sshd = start_sshd(self._pod.ssh_port)
-        next_look = 0.0
+        next_check = 0.0
         while not self._asked_to_leave:
             if sshd in _reaped():
                 print("sshd has ended", flush=True)
                 return EXIT_FAILURE
-            if (now := time.monotonic()) >= next_look:
-                next_look = now + RELEASE_PERIOD
+            if (now := time.monotonic()) >= next_check:
+                next_check = now + RELEASE_PERIOD
                 if self._pod.release() != self._released:
                     print("the run has ended: this worker exits", flush=True)
                     return EXIT_DONE
                 self._count_kills()
-                self._look_at_key()
+                self._check_key()
                 self._catch_up()
             time.sleep(PERIOD)
         self._worker_report = replace(self._worker_report, leaving=True)
@@ -86,7 +86,7 @@ class Worker:
             self._worker_report = replace(self._worker_report, out_of_memory=kills)
             self._write_report()
 
-    def _look_at_key(self) -> None:
+    def _check_key(self) -> None:
         if (key := key_digest(keys())) != self._worker_report.key:
             print("the ssh key of the run was replaced", flush=True)
             self._worker_report = replace(self._worker_report, key=key)

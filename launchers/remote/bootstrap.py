@@ -39,7 +39,7 @@ def ask(wish: dict[str, Any]) -> dict[str, Any]:
         "python": sys.executable,
         "version": sys.version_info[:2],
         "lacking": [name for name, low, high in wish["packages"] if not _fits(name, low, high)],
-        "whole": [whole(folder, files) for folder, files in wish["folders"]],
+        "whole": [is_complete(folder, files) for folder, files in wish["folders"]],
         "there": [os.path.exists(os.path.expanduser(path)) for path in wish["paths"]],
     }
 
@@ -54,27 +54,27 @@ def take(wish: dict[str, Any]) -> dict[str, Any]:
         new = os.path.join(box, "new")
         os.mkdir(new)
         unpack(new)
-        if not whole(new, wish["files"]):
+        if not is_complete(new, wish["files"]):
             return {"error": "the connection broke while files were copied", "file": final, "errno": None}
         if wish.get("into") and os.path.isdir(final):
-            bring(new, final, wish["files"])
+            place_files(new, final, wish["files"])
         else:
-            if os.path.lexists(final) and not whole(final, wish["files"]):
-                other = stranger(final, wish["files"])
+            if os.path.lexists(final) and not is_complete(final, wish["files"]):
+                other = foreign_file(final, wish["files"])
                 if other is not None:
                     return {"error": "was not copied there by ortflow, so it is not replaced", "file": other}
                 os.rename(final, os.path.join(box, "old"))
             try:
                 os.rename(new, final)
             except OSError:  # another process was faster
-                if not whole(final, wish["files"]):
+                if not is_complete(final, wish["files"]):
                     raise
     finally:
         shutil.rmtree(box, ignore_errors=True)
     return {}
 
 
-def stranger(folder: str, files: dict[str, int]) -> str | None:
+def foreign_file(folder: str, files: dict[str, int]) -> str | None:
     """A file in a folder that is neither one of these nor Python's cache of them; None if there is none."""
     if os.path.islink(folder) or not os.path.isdir(folder):
         return folder
@@ -88,7 +88,7 @@ def stranger(folder: str, files: dict[str, int]) -> str | None:
     return None
 
 
-def bring(new: str, final: str, names: Iterable[str]) -> None:
+def place_files(new: str, final: str, names: Iterable[str]) -> None:
     """Move files into an existing folder; other files in their place are kept as NAME.1, NAME.2, …
 
     BROUGHT, in the folder, holds the hashes of files copied before. Raises OSError.
@@ -148,7 +148,7 @@ def unpack(folder: str) -> None:
         pass
 
 
-def whole(folder: str, files: dict[str, int]) -> bool:
+def is_complete(folder: str, files: dict[str, int]) -> bool:
     """Whether a folder holds these files, compared by size."""
     folder = os.path.expanduser(folder)
     try:

@@ -33,7 +33,7 @@ runpy.run_module("ortflow", run_name="__main__", alter_sys=True)
 
 
 @dataclass(frozen=True)
-class Look:
+class RemoteState:
     """What exists there."""
 
     lacking: list[str]
@@ -63,7 +63,7 @@ class Login:
         packages: Sequence[Requirement] = (),
         folders: Sequence[tuple[str, Mapping[str, int]]] = (),
         paths: Sequence[str] = (),
-    ) -> Look:
+    ) -> RemoteState:
         """Query all of it in one call. Raises UserError if there is no Python, or only an old one."""
         wish = {
             "do": "ask",
@@ -72,7 +72,7 @@ class Login:
             "paths": list(paths),
         }
         reported = self._ask(wish)
-        return Look(reported["lacking"], reported["whole"], reported["there"])
+        return RemoteState(reported["lacking"], reported["whole"], reported["there"])
 
     def require(self, packages: Sequence[Requirement], lacking: Sequence[str]) -> None:
         """Raise UserError if packages are missing there."""

@@ -73,7 +73,7 @@ def pack(spec: RunSpec, file: Path, login: Login, there: Sequence[str]) -> Paylo
                 + ("" if one.relative else f", and none on {login.host}")
                 + (f" (searched {one.here})" if one.relative else ""),
                 where=one.key,
-                fix="correct the path; give one that only the cluster has from / or ~",
+                fix="correct the path; write the path of a file on the cluster from / or ~",
             )
     if not missing:
         alone = Item({file.name: file}, file.name)

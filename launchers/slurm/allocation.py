@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from ortflow.launchers.slurm.commands import Settings, Slurm
+from ortflow.launchers.slurm.commands import Slurm
+from ortflow.launchers.slurm.runner import Settings
 from ortflow.launchers.slurm.site import read_nodes
 from ortflow.workflow.errors import OrtflowError
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from ortflow.launchers.batch import own_job, scheduler
+from ortflow.launchers.batch import scheduler
 from ortflow.launchers.remote.arrival import location_text
 from ortflow.launchers.slurm import endings, reasons, sbatch
 from ortflow.launchers.slurm.jobs import (
@@ -27,7 +26,7 @@ from ortflow.launchers.slurm.jobs import (
     read_squeue,
 )
 from ortflow.launchers.slurm.refusals import refusal
-from ortflow.manifests.local import FOREIGN
+from ortflow.launchers.slurm.runner import Answer, Runner, Settings, run_here
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -37,16 +36,11 @@ PATIENCE = 12.0
 """Seconds for one command: Slurm's own commands give up a hung controller after 10."""
 GLANCE = 1.5
 """Seconds for a command of which only the start matters."""
-KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS")
-"""Variables that select the cluster; Slurm's others are those of a job around this shell, or change answers."""
-OURS = ("SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_")
 SETTINGS = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 """For commands whose output is parsed: the same text and times on any machine and for any user."""
 NEVER_A_JOB = "67108862"
 """Beyond the largest id that Slurm gives to a job (MaxJobId)."""
 
-Settings = Mapping[str, str | None]
-"""Variables of a command beside those of the shell; None removes one."""
 
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out|reset)|Zero Bytes were|"
@@ -54,28 +48,8 @@ _AWAY = re.compile(
     re.IGNORECASE,
 )
 _UNCONFIGURED = re.compile(r"configuration source|cannot stat file|Unable to process configuration", re.IGNORECASE)
-_PREFIX = re.compile(r"^(?:sbatch|squeue|scontrol|sacct|scancel|srun): (?:error|fatal): *", re.MULTILINE)
 _UNDER_WAY = re.compile(r"pending execution|already (?:pending|requeued)", re.IGNORECASE)
 _SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S*)?\s*$")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The result of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def message(self) -> str:
-        """Its error message on one line, without the command's name."""
-        return "; ".join(line.strip() for line in _PREFIX.sub("", self.err or self.out).splitlines() if line.strip())
-
-
-Runner = Callable[[Sequence[str], Settings, float], Answer]
-"""Runs a command with a time-out in seconds. Raises FileNotFoundError if the command is missing, and
-subprocess.TimeoutExpired."""
 
 
 class NoAnswer(scheduler.NoAnswer):
@@ -90,34 +64,6 @@ class NotInstalled(UserError):
 
 class Refused(scheduler.Refused):
     """sbatch rejects the job; `message` is its reason."""
-
-
-def run_in_job(command: Sequence[str], settings: Settings, seconds: float) -> Answer:
-    """The runner in a job: Slurm signals every process of a job that it ends."""
-    return run_here(command, settings, seconds, own_job.deafen)
-
-
-def run_here(
-    command: Sequence[str], settings: Settings, seconds: float, before: Callable[[], None] | None = None
-) -> Answer:
-    """The runner for this machine; the child process calls `before` first."""
-    environment = outside_of_jobs(os.environ)
-    for name, value in settings.items():
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
-    reported = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, env=environment, errors="replace",
-        start_new_session=before is not None, preexec_fn=before,
-    )  # fmt: skip
-    return Answer(reported.returncode, reported.stdout, reported.stderr)
-
-
-def outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the job around this shell and without defaults for commands that are parsed. Pure."""
-    foreign = (*FOREIGN, *OURS)
-    return {name: value for name, value in environment.items() if name in KEPT or not name.startswith(foreign)}
 
 
 class Slurm(scheduler.Scheduler[Job]):

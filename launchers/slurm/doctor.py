@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortflow.launchers.abilities import Trial
 from ortflow.launchers.batch.submitting import new_submission
+from ortflow.launchers.capabilities import Trial
 from ortflow.launchers.findings import Finding, Level, fault, from_error, ok, untested, warning
 from ortflow.launchers.interpreter import check, examine, locate
 from ortflow.launchers.lines import duration

@@ -106,7 +106,7 @@ def _rules(wanted: Asked, partition: Partition) -> Iterator[Misfit]:
         allowed, denied = partition.allowed.get(what), partition.denied.get(what, frozenset())
         if value is not None and (value in denied or (allowed is not None and value not in allowed)):
             names = f": it takes {', '.join(sorted(allowed))}" if allowed else ""
-            yield Misfit(f"does not take {key} {value}{names}", f"change backends.slurm.{key} or partition")
+            yield Misfit(f"does not accept {key} {value}{names}", f"change backends.slurm.{key} or partition")
 
 
 def _machines(wanted: Asked, nodes: Sequence[Node]) -> Iterator[Misfit]:

@@ -20,7 +20,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
 
 if TYPE_CHECKING:
-    from ortflow.launchers.abilities import Trial
+    from ortflow.launchers.capabilities import Trial
     from ortflow.launchers.findings import Finding
     from ortflow.launchers.slurm.sweep import SweepRequest
     from ortflow.launchers.sweeps import Sweep
@@ -102,13 +102,13 @@ class SlurmLauncher(BatchLauncher[Job]):
 
     def submit(self, request: SlurmRequest) -> str:
         """Submit the job. Raises UserError if Slurm or the run directory refuses it."""
-        from ortflow.launchers.slurm.shortage import in_detail
+        from ortflow.launchers.slurm.missing_resources import explained
 
         try:
             return super().submit(request)
         except UserError as error:
             if isinstance(error.__cause__, Refused):
-                raise in_detail(error, request.submission.spec, self._slurm) from error
+                raise explained(error, request.submission.spec, self._slurm) from error
             raise
 
     def examine(self, submission: Submission, *, file: bool, overrides: bool) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ class UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * _ID_BYTES),)
 
 
-def look(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
+def collect(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
     """GPUs of this rank and NCCL's result; `gather` returns to every rank the values of all ranks, in order."""
     report: dict[str, Any] = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     nccl: ctypes.CDLL | None = None

@@ -38,12 +38,12 @@ def main(kind: str, folder: str) -> None:
         request = json.load(file)
     if kind == "node":
         name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        write(folder, f"{name}.node", look(folder, name, request))
+        write(folder, f"{name}.node", collect(folder, name, request))
     else:
         write(folder, f"{socket.gethostname()}-{os.getpid()}.rank", connect(request))
 
 
-def look(folder: str, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+def collect(folder: str, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """The report of one node."""
     return {
         "node": name,
@@ -80,7 +80,7 @@ def connect(request: Mapping[str, Any]) -> dict[str, Any]:
     report["library"] = " ".join(mpi.Get_library_version().splitlines()[0].strip("\x00").split())
     if request.get("gpus"):
         nccl = importlib.import_module("nccl_report")
-        report["gpus"] = nccl.look(report["rank"], report["size"], world.allgather)
+        report["gpus"] = nccl.collect(report["rank"], report["size"], world.allgather)
     return report
 
 

@@ -106,7 +106,7 @@ def renamed(parameters: Mapping[str, Any]) -> dict[str, Any]:
         plain = given.removeprefix(PREFIX)
         name = OTHERS.get(plain, plain)
         if name in NEVER:
-            faults.append(UserError("is no parameter of a run", where=given, fix=NEVER[name]))
+            faults.append(UserError("is not a parameter of a run", where=given, fix=NEVER[name]))
         elif name not in KEYS:
             faults.append(UserError("is not a parameter of submitit", where=given, fix=f"there are {', '.join(KEYS)}"))
         elif value is not None and not (given in OTHERS and OTHERS[given] in parameters):

@@ -64,8 +64,8 @@ def choose_start(spec: RunSpec, python: str, slurm: Slurm) -> Start:
     raise UserError(
         f"{spec.world_size} ranks need an MPI, and there is none beside {python} or on the PATH",
         where="backends.slurm.mpi",
-        fix=f"`{python} -m pip install 'ortflow[mpich]'`; or, where only the compute nodes have one, say which: "
-        "pmi2 for MPICH, pmix for Open MPI",
+        fix=f"`{python} -m pip install 'ortflow[mpich]'`, or, if only the compute nodes have one, set it to pmi2 "
+        "(MPICH) or pmix (Open MPI)",
     )
 
 

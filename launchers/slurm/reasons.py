@@ -32,7 +32,7 @@ _EXACT: dict[str, Reason] = {
     "JobHeldUser": Reason("it is held by its user", True, "`scontrol release JOB`"),
     "JobHeldAdmin": Reason("it is held by an administrator", True, "ask the administrators of the cluster"),
     "JobHoldMaxRequeue": Reason(
-        "Slurm has queued it again too often and holds it", True, "see why it ends, then `scontrol release JOB`"
+        "Slurm has requeued it too often and holds it", True, "see why it ends, then `scontrol release JOB`"
     ),
     "PartitionNodeLimit": Reason(
         "it asks for more nodes than the partition has or allows, or those it names are down",
@@ -61,27 +61,27 @@ _EXACT: dict[str, Reason] = {
         "there is no such account, or not for this user", True, f"backends.slurm.account: {_RESUBMIT}"
     ),
     "AccountNotAllowed": Reason(
-        "the partition does not take this account", True, f"backends.slurm.account or partition: {_RESUBMIT}"
+        "the partition does not accept this account", True, f"backends.slurm.account or partition: {_RESUBMIT}"
     ),
     "QOSNotAllowed": Reason(
-        "the partition does not take this QOS", True, f"backends.slurm.qos or partition: {_RESUBMIT}"
+        "the partition does not accept this QOS", True, f"backends.slurm.qos or partition: {_RESUBMIT}"
     ),
     "AccountingPolicy": Reason("a limit of the account or the QOS is reached"),
-    "QOSUsageThreshold": Reason("the account's use is beyond what the QOS allows"),
+    "QOSUsageThreshold": Reason("the account's usage exceeds what the QOS allows"),
     "ReqNodeNotAvail": Reason("a node that it needs is down, drained or reserved"),
     "NodeDown": Reason("a node that it needs is down"),
     "Reservation": Reason("its reservation has not begun, or has no free nodes"),
     "ReservationDeleted": Reason(
-        "its reservation was deleted", True, f"take backends.slurm.reservation out: {_RESUBMIT}"
+        "its reservation was deleted", True, f"remove backends.slurm.reservation: {_RESUBMIT}"
     ),
     "Licenses": Reason("waits for a licence"),
     "Cleaning": Reason("Slurm still cleans up after its last start"),
     "Prolog": Reason("the site's prolog runs on its nodes"),
-    "DeadLine": Reason("it cannot end before its deadline any more", True, _RESUBMIT),
+    "DeadLine": Reason("it can no longer end before its deadline", True, _RESUBMIT),
     "JobArrayTaskLimit": Reason("the limit of running tasks of the array is reached"),
     "NodeReboot": Reason("its nodes are restarted first"),
     "BurstBufferResources": Reason("waits for burst buffer space"),
-    "BurstBufferStageIn": Reason("files are brought to the burst buffer"),
+    "BurstBufferStageIn": Reason("files are copied to the burst buffer"),
     "BurstBufferOperation": Reason(
         "the burst buffer could not be set up", True, "ask the administrators of the cluster"
     ),
@@ -102,7 +102,7 @@ _PATTERNS: tuple[tuple[str, Reason], ...] = (
     ),
     (
         r"(?:job )?requeued (?:in )?(?:held|special)",
-        Reason("it is held since it was queued again", True, "`scontrol release JOB`"),
+        Reason("it has been held since it was requeued", True, "`scontrol release JOB`"),
     ),
     (r"ReqNodeNotAvail.*reserved", Reason("a node that it needs is reserved, as for maintenance")),
     (r"ReqNodeNotAvail.*UnavailableNodes:(?P<nodes>\S*)", Reason("nodes that it needs are down or drained")),

@@ -46,7 +46,7 @@ TABLE: tuple[tuple[str, str | None, str], ...] = (
 
 def refusal(message: str) -> UserError:
     """The error for sbatch's message."""
-    reported = f"Slurm does not take the job: {message.replace('Batch job submission failed: ', '')}"
+    reported = f"Slurm rejects the job: {message.replace('Batch job submission failed: ', '')}"
     for pattern, key, fix in TABLE:
         if re.search(pattern, message):
             return UserError(reported, where=key, fix=fix)

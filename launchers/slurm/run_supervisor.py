@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ortflow.launchers.batch.in_job import supervise
 from ortflow.launchers.slurm.commands import Slurm
-from ortflow.launchers.slurm.own_job import SlurmJob
+from ortflow.launchers.slurm.current_job import SlurmJob
 from ortflow.launchers.slurm.step import StepAttempt
 from ortflow.manifests.local import MpiKind
 from ortflow.manifests.slurm import Placement, settings

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from ortflow.launchers.attempt import Child
 from ortflow.launchers.cause import Cause, statuses
+from ortflow.launchers.slurm.mpirun_output import lost_node
 from ortflow.launchers.slurm.srun_output import cancelled, first_end, never_launched, verdict
 from ortflow.launchers.tail import last_bytes
 from ortflow.manifests.local import MpiKind
@@ -50,8 +51,11 @@ class StepAttempt(Child):
         return first_end(self.output())
 
     def verdict(self, returncode: int) -> Cause | None:
-        """What Slurm reports of an end that no rank can report."""
-        return verdict(self.output(), returncode)
+        """What Slurm or mpirun reports of an end that no rank can report."""
+        found = verdict(self.output(), returncode)
+        if found is None and self._mpirun is not None:
+            return lost_node(self._mpirun, self.output(), returncode)
+        return found
 
     def guess(self, returncode: int) -> Cause | None:
         """A cancelled step, if no rank has had MPI end them all."""

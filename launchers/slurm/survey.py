@@ -6,9 +6,10 @@ import re
 import time
 from collections.abc import Sequence
 
-from ortflow.launchers.slurm.commands import SETTINGS, NoAnswer, Refused, Runner, Settings, Slurm, run_here
+from ortflow.launchers.slurm.commands import SETTINGS, NoAnswer, Refused, Slurm
 from ortflow.launchers.slurm.fit import Asked
 from ortflow.launchers.slurm.limits import ACCOUNT_COLUMNS, ASSOC_FORMAT, QOS_COLUMNS, Limits, read_limits
+from ortflow.launchers.slurm.runner import Runner, Settings, run_here
 from ortflow.launchers.slurm.site import (
     Association,
     Node,

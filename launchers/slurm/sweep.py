@@ -43,12 +43,12 @@ class SweepRequest:
         return texts.pop()
 
     def __str__(self) -> str:
-        from ortflow.manifests.batch import BETWEEN
+        from ortflow.manifests.batch import SEPARATOR
         from ortflow.workflow.spec.file.dump import dump_run_file
 
         files = [dump_run_file(request.submission.spec) for request in self.requests]
         submission = str(by_hand(self.sweep.root).submission)
-        return self.script(submission, range(len(files)), f"{BETWEEN}\n".join(files)).rstrip("\n")
+        return self.script(submission, range(len(files)), f"{SEPARATOR}\n".join(files)).rstrip("\n")
 
 
 def check_length(runs: int, slurm: Slurm) -> None:

@@ -12,7 +12,7 @@ from ortflow.launchers.lines import duration, size
 from ortflow.launchers.slurm.probe import Start
 from ortflow.launchers.slurm.trial import Results
 from ortflow.launchers.slurm.trial_ranks import relevant_line, world_of
-from ortflow.manifests.slurm.trial import LOOK, UNSEEN
+from ortflow.manifests.slurm.trial import REPORT_LIMIT, UNSEEN
 from ortflow.workflow.errors import UserError
 
 SKEW = 2.0
@@ -111,7 +111,7 @@ def _interpreters(results: Results, good: Sequence[str], silent: Sequence[str]) 
         if code in (126, 127):
             yield fault(about, f"{node} cannot run it: {message}", ENVIRONMENT)
         elif code is None:
-            yield fault(about, f"{node} did not report within {LOOK} s", "its file system may be slow, or hang")
+            yield fault(about, f"{node} did not report within {REPORT_LIMIT} s", "its file system may be slow, or hang")
         else:
             yield fault(about, f"on {node} it ended with exit code {code}: {message}", ENVIRONMENT)
     wrong: dict[str, list[str]] = {}

@@ -74,7 +74,7 @@ def _nccl(ranks: list[dict[str, Any]], world: int) -> Finding:
             return fault(about, f"{known.what} ({errors[0]})", known.fix)
         return fault(about, errors[0], "the nodes need GPUs, their driver, and NCCL, which the ranks' python must see")
     if any(report.get("sum") != world for report in reports):
-        return fault(about, f"{world} ranks did not add up to {world} over their GPUs")
+        return fault(about, f"the sum over the GPUs of {world} ranks is not {world}")
     version = int(reports[0]["nccl"])
     named = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-    return ok(about, f"{counted(world, 'rank')} add up over their GPUs (NCCL {named})")
+    return ok(about, f"{counted(world, 'rank')} sum over their GPUs (NCCL {named})")

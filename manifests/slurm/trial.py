@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LIMIT = 120
 """Time limit of the job, in seconds."""
-LOOK, CONNECT = 55, 45
+REPORT_LIMIT, CONNECT = 55, 45
 """Seconds for the nodes' reports, and for the ranks to connect."""
 UNSEEN = 77
 """Exit code of a job whose first node does not see the folder."""
@@ -85,7 +85,7 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield "# Each node separately: the step of the run, without MPI."
     program = [*container.rank_prefix(spec, placement), _python(spec, placement), f"{folder}/{REPORT}"]
     yield from shell(
-        ["timeout", "--kill-after=5", str(LOOK)], _step(spec, placement), ["sh", "-c", _NODE, "sh", folder],
+        ["timeout", "--kill-after=5", str(REPORT_LIMIT)], _step(spec, placement), ["sh", "-c", _NODE, "sh", folder],
         [*program, "node", folder],
     )  # fmt: skip
     yield ""

@@ -71,7 +71,7 @@ def ortflow_command(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """One run file trains any ONNX model; a run that is killed loses nothing."""
+    """Train any ONNX model from one run file; a run that is killed loses nothing."""
 
 
 def command_line(first: str | None = None) -> typer.Typer:

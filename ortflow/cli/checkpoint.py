@@ -59,7 +59,10 @@ def list_checkpoints(run: PlaceArgument, as_json: JsonOption = False, runs: Runs
 def verify(
     run: PlaceArgument, step: StepOption = None, as_json: JsonOption = False, runs: RunsOption = Path(RUNS)
 ) -> None:
-    """Read every byte of the checkpoints and name each damaged file; exit code 1 if there is one."""
+    """Read every byte and name each damaged file.
+
+    The exit code is 1 if there is one.
+    """
     from ortflow.workflow.checkpoint.verify import verify as faults_of
 
     store = _store(run, runs)
@@ -89,7 +92,10 @@ def show(
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Print the contents of a checkpoint, the newest committed one if no step is given."""
+    """Print the contents of a checkpoint.
+
+    By default, of the newest committed one.
+    """
     store = _store(run, runs)
     manifest = _manifest(store, step)
     if as_json:
@@ -153,7 +159,10 @@ def reshape(
     step: StepOption = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Write a checkpoint, the newest committed one if no step is given, as that of another number of ranks."""
+    """Write the files of another number of ranks.
+
+    Converts the newest committed checkpoint by default.
+    """
     from ortflow.launchers.lines import counted
     from ortflow.workflow.checkpoint.reshape import reshape as write
     from ortflow.workflow.checkpoint.store import DirectoryStore
@@ -172,7 +181,10 @@ def merge(
     step: StepOption = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Write the named tensors of a checkpoint, by default of the newest committed one, to one safetensors file."""
+    """Write the tensors of a checkpoint to one file.
+
+    By default, of the newest committed one. The file is in the safetensors format, with the tensors' names.
+    """
     from ortflow.workflow.checkpoint.reshape import merge as write
 
     store = _store(run, runs)

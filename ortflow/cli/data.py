@@ -17,7 +17,7 @@ from ortflow.workflow.errors import UserError
 if TYPE_CHECKING:
     from ortflow.workflow.data.dataset import Dataset
 
-app = typer.Typer(name="data", help="Make data sets and inspect them.", no_args_is_help=True)
+app = typer.Typer(name="data", help="Create and inspect data sets.", no_args_is_help=True)
 
 
 @app.command()
@@ -73,7 +73,7 @@ def show(
     path: Annotated[Path, typer.Argument(help="File or folder of shards.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the columns of a set, its number of samples, and each column's minimum and maximum."""
+    """Print a set's columns, number of samples, minima and maxima."""
     _require_packages()
     from ortflow.workflow.data.dataset import Dataset
 

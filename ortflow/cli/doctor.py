@@ -49,8 +49,8 @@ def doctor(
 
     Prints one line per check; exit code 1 if there is a fault.
     """
-    from ortflow.launchers.abilities import Trying
     from ortflow.launchers.base import find_launcher, ways_to
+    from ortflow.launchers.capabilities import Trying
 
     if (job or nodes is not None) and not isinstance(find_launcher(backend), Trying):
         raise UserError(f"--job and --nodes are not supported by the launcher {backend}", fix=ways_to(Trying))
@@ -70,8 +70,8 @@ def split(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
 def _examine(
     file: Path | None, overrides: list[str], backend: str, job: tuple[int | None, float] | None, runs: Path
 ) -> Iterator[Finding]:
-    from ortflow.launchers.abilities import Examining, Trial, Trying
     from ortflow.launchers.base import find_launcher, is_elsewhere, offering
+    from ortflow.launchers.capabilities import Examining, Trial, Trying
 
     launcher = find_launcher(backend)
     if not isinstance(launcher, Examining):

@@ -138,7 +138,7 @@ def backend_of(ctx: typer.Context) -> str:
 
 def python_of(spec: RunSpec, launcher: Launcher) -> str | None:
     """The Python that a run file names outside of containers. Pure."""
-    from ortflow.launchers.abilities import AtLogin
+    from ortflow.launchers.capabilities import AtLogin
 
     return launcher.login_python(spec) if isinstance(launcher, AtLogin) else spec.resources.python
 

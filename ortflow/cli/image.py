@@ -36,9 +36,9 @@ def check(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of sshd, as in the run file.")] = 2222,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that an image has what ranks need: run it inside the image, as the user of the run.
+    """Check that an image has what ranks need.
 
-    Prints one line per check; exit code 1 if there is a fault.
+    Run it inside the image, as the user of the run. Prints one line per check; exit code 1 if there is a fault.
     """
     from ortflow.launchers.image import Wanted, examine_image
 

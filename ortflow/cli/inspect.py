@@ -25,7 +25,7 @@ def inspect(
     model: Annotated[
         list[str],
         typer.Argument(
-            help="ONNX file of the forward graph; with --plan, values of the run file to change.",
+            help="ONNX file of the forward graph; with --plan, overrides of run file values.",
             metavar="MODEL | KEY=VALUE...",
             show_default=False,
         ),
@@ -37,7 +37,10 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every tensor, including small constants.")] = False,
 ) -> None:
-    """Print inputs, parameters and constants of a model, and what prevents its training."""
+    """Print what a model would train.
+
+    Also prints its inputs, its constants, and what prevents its training.
+    """
     if plan is not None:
         _plan(plan, model, json)
         return

@@ -17,7 +17,10 @@ def join(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Model file to write.", show_default=False)],
 ) -> None:
-    """Join the stages of a pipeline into one model, and print the keys that cut it at the same places."""
+    """Join the stages of a pipeline into one model.
+
+    Prints the keys of the run file that cut it at the same places.
+    """
     import yaml
 
     from ortflow.workflow.assembly.joining import join_files

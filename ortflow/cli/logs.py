@@ -13,7 +13,7 @@ from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run
 def logs(
     run: RunArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep following while the run is active.")] = False,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose log.")] = 0,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Rank whose log is printed.")] = 0,
     attempt: Annotated[
         int | None, typer.Option("--attempt", min=0, help="Attempt, from 0 (default: the newest).")
     ] = None,
@@ -22,7 +22,7 @@ def logs(
     """Print a rank's log."""
     from ortflow.launchers.base import launcher_of
 
-    found = find_run(run, runs, looks=True)
+    found = find_run(run, runs, adopts=True)
     launcher = launcher_of(found)
     try:
         if follow and attempt is None and (how := launcher.status(found)).waits:

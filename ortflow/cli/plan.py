@@ -73,11 +73,12 @@ def plan(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """List the layouts of a run that fit a number of ranks and their memory, the fastest first.
+    """List ways to divide a run over ranks, the fastest first.
 
-    A layout is data x pipeline x horizontal parallelism, with a schedule and a ZeRO stage. Those that do not fit are
-    also considered with model.recompute: layers. Memory and seconds per step are predicted; nothing is trained. Keys to
-    copy into the run file are printed for the first, or for --layout N.
+    Lists the layouts that fit a number of ranks and their memory. A layout is data x pipeline x horizontal parallelism,
+    with a schedule and a ZeRO stage. Those that do not fit are also considered with model.recompute: layers. Memory and
+    seconds per step are predicted; nothing is trained. Keys to copy into the run file are printed for the first, or for
+    --layout N.
     """
     import yaml
 

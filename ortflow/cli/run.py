@@ -30,7 +30,7 @@ def run(
     fresh: FreshOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Train on this machine and follow.
+    """Train on this machine and show progress.
 
     Resumes the run of the run directory. Ctrl-C saves and exits with code 75; a second Ctrl-C exits immediately.
     """
@@ -43,7 +43,7 @@ def resume(
     detach: DetachOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Resume a stopped, failed or lost run, or make a finished one longer.
+    """Resume a run, or make a finished one longer.
 
     A run of another launcher is submitted there again. Earlier failures and preemptions no longer count.
     """
@@ -187,8 +187,8 @@ def print_how_to_train_longer(run: RunDir, name: str) -> None:
     if train.early_stop is not None and any(r.get("event") == "early_stop" for r in status_records(run.events(0))[0]):
         longer = f"train.early_stop.patience={2 * train.early_stop.patience}"
     typer.echo(
-        f"{run.root} holds this run, finished; train longer with `ortflow resume {name} {longer}`, "
-        "or start from the beginning with --fresh, which keeps the old one"
+        f"the run in {run.root} has finished; train longer with `ortflow resume {name} {longer}`, "
+        "or start from the beginning with --fresh, which renames the old run"
     )
 
 

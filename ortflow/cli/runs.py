@@ -40,10 +40,10 @@ RunsOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
+def find_run(text: str, runs: Path, *, adopts: bool = False) -> RunDir:
     """The run of a name, a directory or a handle in a cluster; raises UserError with the existing names.
 
-    `looks`: a name without a directory stands for the only run of that name in the cluster.
+    `adopts`: a name without a directory stands for the only run of that name in the cluster.
     """
     if "://" in text:
         return _adopted(text, runs)
@@ -58,7 +58,7 @@ def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
                 f"the run in {run.root} has no {run.run_file.name}",
                 fix="restore the file, or start a new run under another name",
             )
-    if (applied := _applied(text, runs, looks=looks)) is not None:
+    if (applied := _applied(text, runs, adopts=adopts)) is not None:
         return applied
     names = [run.root.name for run in runs_in(runs)]
     near = difflib.get_close_matches(text, names, 1)
@@ -68,8 +68,8 @@ def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
 
 def _adopted(handle: str, runs: Path) -> RunDir:
     """The run directory of LAUNCHER://WHERE; raises UserError if that launcher does not support handles."""
-    from ortflow.launchers.abilities import Adopting
     from ortflow.launchers.base import find_launcher
+    from ortflow.launchers.capabilities import Adopting
 
     launcher = find_launcher(name := handle.partition("://")[0])
     if not isinstance(launcher, Adopting):
@@ -77,22 +77,22 @@ def _adopted(handle: str, runs: Path) -> RunDir:
     return launcher.adopt(handle, runs)
 
 
-def _applied(text: str, runs: Path, *, looks: bool) -> RunDir | None:
+def _applied(text: str, runs: Path, *, adopts: bool) -> RunDir | None:
     """A run that is only in the cluster, as after `kubectl apply`; raises UserError if its handle is needed."""
-    from ortflow.launchers.abilities import Adopting
     from ortflow.launchers.base import offering
+    from ortflow.launchers.capabilities import Adopting
 
     here: list[str] = []
     elsewhere: list[str] = []
     for launcher in offering(Adopting).values():
         mine, others = launcher.handles(text)
         here, elsewhere = here + mine, elsewhere + others
-    if looks and len(here) == 1:
+    if adopts and len(here) == 1:
         return _adopted(here[0], runs)
     if found := here or elsewhere:
         raise UserError(
             f"there is no run {text} in {runs}",
-            fix=f"the cluster has {', '.join(found)}: name {'it' if len(found) == 1 else 'one of them'} so",
+            fix=f"the cluster has {', '.join(found)}: use {'this' if len(found) == 1 else 'one of these'} as the run",
         )
     return None
 

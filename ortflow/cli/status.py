@@ -40,7 +40,7 @@ def status(
             raise UserError(f"there is no run in {runs}", fix="give its directory, or --runs-dir")
         found = max(known, key=lambda one: one.attempts.stat().st_mtime if one.attempts.exists() else 0.0)
     else:
-        found = find_run(run, runs, looks=True)
+        found = find_run(run, runs, adopts=True)
     how = launcher_of(found).status(found)
     if as_json:
         print_json(how.to_json())
@@ -53,7 +53,9 @@ def list_runs(
     sweep: SweepOption = None,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="METRIC", help="Metric that ranks the runs of a sweep (default: the first)."),
+        typer.Option(
+            "--by", metavar="METRIC", help="Metric by which the runs of a sweep are compared (default: the first)."
+        ),
     ] = None,
     only: Annotated[
         str | None,
@@ -71,8 +73,8 @@ def list_runs(
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """List the runs of the runs folder, or the results of a sweep."""
-    from ortflow.launchers.abilities import Listing
     from ortflow.launchers.base import find_launcher, statuses, ways_to
+    from ortflow.launchers.capabilities import Listing
 
     if sweep is not None:
         _list_sweep(sweep, by, runs, as_json=as_json)

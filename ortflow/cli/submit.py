@@ -15,8 +15,8 @@ from ortflow.launchers.names import HERE
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
-    from ortflow.launchers.abilities import Sweeping
     from ortflow.launchers.base import Launcher
+    from ortflow.launchers.capabilities import Sweeping
 
 
 def submit(
@@ -52,8 +52,8 @@ def submit(
     """
     from dataclasses import replace
 
-    from ortflow.launchers.abilities import Chaining
     from ortflow.launchers.base import find_launcher, is_elsewhere, ways_to
+    from ortflow.launchers.capabilities import Chaining
 
     launcher = find_launcher(backend)
     names = [name for text in after or () for name in text.split(",") if name]
@@ -87,8 +87,8 @@ def render(
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Print what submit would start."""
-    from ortflow.launchers.abilities import Claiming
     from ortflow.launchers.base import find_launcher, is_elsewhere, ways_to
+    from ortflow.launchers.capabilities import Claiming
 
     launcher = find_launcher(backend)
     if with_claim and not isinstance(launcher, Claiming):
@@ -104,8 +104,8 @@ def render(
 
 def _of_sweeps(launcher: Launcher, backend: str, sets: list[str] | None) -> Sweeping:
     """The launcher for a sweep; raises UserError if it does not support sweeps, or if no key is varied."""
-    from ortflow.launchers.abilities import Sweeping
     from ortflow.launchers.base import ways_to
+    from ortflow.launchers.capabilities import Sweeping
 
     if not sets:
         raise UserError("--at-once needs a sweep", fix="add --set KEY=VALUES")

@@ -12,12 +12,13 @@ from ortflow.workflow.errors import UserError
 
 
 def supervise(run: RunArgument, runs: RunsOption = Path(RUNS)) -> None:
-    """Repair what the cluster cannot until the run ends: dead workers, lost nodes, spent retries.
+    """Replace lost pods until the run ends.
 
+    Handles what the cluster does not: dead workers, lost nodes, spent retries.
     Ctrl-C does not stop the run.
     """
-    from ortflow.launchers.abilities import Supervising
     from ortflow.launchers.base import launcher_name, launcher_of
+    from ortflow.launchers.capabilities import Supervising
 
     found = find_run(run, runs)
     launcher = launcher_of(found)

@@ -16,8 +16,8 @@ from ortflow.cli.runs import default_runs
 from ortflow.workflow.errors import OrtflowError, UserError
 
 if TYPE_CHECKING:
-    from ortflow.launchers.abilities import Sweeping
     from ortflow.launchers.base import Submission
+    from ortflow.launchers.capabilities import Sweeping
     from ortflow.launchers.sweeps import Sweep
     from ortflow.workflow.rundir import RunDir
     from ortflow.workflow.spec.file.combinations import Axis
@@ -129,8 +129,8 @@ def submit_sweep(planned: tuple[Sweep, list[Submission]], launcher: Sweeping, at
 def cancel_sweep(name: str, runs: Path, *, now: bool) -> None:
     """Have all runs of a sweep save and stop, and wait for their end."""
     from ortflow.cli.cancel import PATIENCE
-    from ortflow.launchers.abilities import Sweeping
     from ortflow.launchers.base import find_launcher, launcher_name, statuses
+    from ortflow.launchers.capabilities import Sweeping
 
     sweep = find_sweep(name, runs)
     there = [run for run in sweep.runs if run.run_file.is_file()]

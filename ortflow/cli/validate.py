@@ -22,7 +22,7 @@ from ortflow.workflow.errors import EXIT_USER, Faults, OrtflowError, UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ortflow.launchers.abilities import Elsewhere
+    from ortflow.launchers.capabilities import Elsewhere
     from ortflow.workflow.spec.file.load import Reading
     from ortflow.workflow.spec.problem import Fault
     from ortflow.workflow.spec.run import RunSpec
@@ -39,9 +39,12 @@ def validate(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """List everything that is wrong with a run file, its model and its data, without running it."""
-    from ortflow.launchers.abilities import Elsewhere
+    """List all errors of a run file, without running it.
+
+    Also checks the model and the data.
+    """
     from ortflow.launchers.base import find_launcher
+    from ortflow.launchers.capabilities import Elsewhere
 
     findings = None
     if backend is not None:
@@ -155,8 +158,8 @@ def _of_launchers(reading: Reading, chosen: str | None) -> tuple[list[Fault], st
 
     Also what they could not check, and why.
     """
-    from ortflow.launchers.abilities import Validating
     from ortflow.launchers.base import find_launcher
+    from ortflow.launchers.capabilities import Validating
     from ortflow.workflow.spec.file.installed import find_options, options_of
 
     spec, written = reading.spec, reading.written.get("backends")

@@ -92,7 +92,9 @@ def test_every_operator(device: CudaDevice, operator: str) -> None:
     nodes = [one for one in nodes if one.output[0] in needed or one.output[0] == "z"]
     feeds = {name: array for name, array in feeds.items() if any(name in one.input for one in nodes)}
     for mine, theirs in zip(*both(device, model_of(nodes, feeds, ["z"]), feeds), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+        # ONNX Runtime's Relu makes 0 of a NaN; ours keeps it, so that the step is skipped.
+        expected = np.where(np.isnan(x), x, theirs) if operator == "Relu" else theirs
+        np.testing.assert_array_equal(mine, expected)
 
 
 def test_more_elements_than_32_bits_count(device: CudaDevice) -> None:

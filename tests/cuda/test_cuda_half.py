@@ -39,7 +39,7 @@ def graphs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             "resources": {"gpus_per_rank": 1},
         }
     )
-    graphs = build_graphs(spec, "cpu", folder / "graphs")
+    graphs = build_graphs(spec, folder / "graphs")
     from ortflow.workflow.optim.graph import optimizer_graph
     from ortflow.workflow.optim.segments import segments
 

@@ -15,11 +15,15 @@ from cuda_operators import (
     FLOAT,
     FP16,
     INT64,
+    JOINED,
     KINDS,
     Array,
     check,
+    check_batch_norm,
     check_column_sums,
     check_cross_entropy,
+    check_join,
+    check_max_pool,
     check_norms,
     check_softmax,
     check_table_gradient,
@@ -206,6 +210,44 @@ SOFTMAXES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
 @pytest.mark.parametrize(("dims", "mask"), SOFTMAXES, ids=str)
 def test_softmax(compute: OnGpu, dims: tuple[int, ...], mask: tuple[int, ...] | None) -> None:
     check_softmax(compute, dims, mask, kinds_of(*dims, count=4))  # type: ignore[arg-type]
+
+
+BATCHES = [
+    (16, 56, 56, 64),
+    (8, 7, 7, 2048),
+    (300, 24),
+    (7, 5),
+    (4, 28, 28, 130),
+    (3, 40_000),
+    *sizes(5, 6, (9000, 900)),
+]
+
+
+@pytest.mark.parametrize("dims", BATCHES, ids=str)
+def test_batch_norms(compute: OnGpu, dims: tuple[int, ...]) -> None:
+    for kinds in [(kind, kind) for kind in KINDS] if dims in BATCHES[:2] else [kinds_of(*dims, count=2)]:
+        check_batch_norm(compute, dims, *kinds)
+
+
+POOLS = [
+    ((4, 112, 112, 64), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1)),
+    ((2, 30, 31, 24), (2, 2), (2, 2), (0, 0, 0, 0), (1, 1)),
+    ((3, 17, 13, 5), (3, 2), (1, 2), (1, 0, 1, 1), (1, 1)),
+    ((2, 20, 21, 16), (3, 3), (2, 3), (2, 2, 2, 2), (2, 2)),
+]
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_max_pooling(compute: OnGpu, pool: Any) -> None:
+    dims, kernel, strides, pads, dilations = pool
+    for kinds in [(kind,) * 3 for kind in KINDS]:
+        check_max_pool(compute, dims, kernel, strides, pads, kinds, dilations=dilations)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("sizes", "axis"), [*JOINED, ([(64, 37, 1000), (64, 3, 1000)], 1)], ids=str)
+def test_joined_values_lie_side_by_side(compute: OnGpu, sizes: list[tuple[int, ...]], axis: int, kind: int) -> None:
+    check_join(compute, sizes, axis, kind)
 
 
 SCALE = 1024

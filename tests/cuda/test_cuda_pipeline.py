@@ -10,6 +10,7 @@ from test_cuda_ranks import ON_CPUS, TWO
 from test_cuda_runs import CONSTANT, GPU, killed, near, state
 
 from ortflow.workflow.device.cudart import Runtime
+from ortflow.workflow.rundir import RunDir
 
 MICRO = {"train__gradient_accumulation": 4}
 DIVIDED: dict[str, dict[str, Any]] = {
@@ -31,6 +32,9 @@ def project(cuda: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Project:
 def test_the_curve_is_that_of_one_gpu_and_of_the_cpu(project: Project, layout: str) -> None:
     divided = project.run(layout, **MICRO, **TWO, **DIVIDED[layout])
     assert "sums over the ranks' GPUs: NCCL" in logs(divided)
+    passes = "a micro-batch" if layout == "horizontal" else "the backward pass of a stage"
+    assert f"{passes} is captured as a CUDA graph" in logs(divided)
+    assert "is not captured" not in logs(divided)
     for other, settings in ((f"{layout}-one", GPU), (f"{layout}-cpu", {"resources__ranks_per_node": 1})):
         alone = project.run(other, **MICRO, **settings)
         near(divided, alone, 1e-5)
@@ -40,7 +44,17 @@ def test_the_curve_is_that_of_one_gpu_and_of_the_cpu(project: Project, layout: s
     assert memory["moments"] < 0.8 * whole["moments"]
 
 
-@pytest.mark.parametrize("layout", ["1f1b", "interleaved", "horizontal"])
+@pytest.mark.parametrize("layout", DIVIDED)
+def test_captured_passes_have_the_bits_of_queued_ones(project: Project, layout: str) -> None:
+    settings = {**MICRO, **TWO, **DIVIDED[layout], "train__precision": "bf16"}
+    captured = project.run(f"{layout}-captured", **settings)
+    queued = project.run(f"{layout}-queued", resources__cuda_graph=False, **settings)
+    assert "is captured as a CUDA graph" not in logs(queued)
+    assert curve(captured) == curve(queued)
+    assert state(captured) == state(queued)
+
+
+@pytest.mark.parametrize("layout", DIVIDED)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_and_its_loss_scale(project: Project, layout: str, precision: str) -> None:
     settings = {**MICRO, "train__precision": precision}
@@ -52,11 +66,14 @@ def test_half_precision_and_its_loss_scale(project: Project, layout: str, precis
     assert "differs from the one in fp32" not in logs(divided)
 
 
-@pytest.mark.parametrize("layout", ["1f1b", "horizontal"])
+@pytest.mark.parametrize("layout", ["1f1b", "interleaved", "horizontal"])
 def test_ranks_that_are_killed_resume_bit_for_bit(project: Project, layout: str) -> None:
     settings: dict[str, Any] = {"train__steps": 200, **MICRO, **TWO, **DIVIDED[layout]}
     whole = project.run(f"{layout}-whole", **settings)
     run_dir = killed(project, f"{layout}-killed", (60,), **settings)
+    ended = next(record["time"] for record in RunDir(run_dir).read_attempts() if record["event"] == "end")
+    last = max(record["time"] for record in of_kind(run_dir, "step") if record["attempt"] == 0)
+    assert ended - last < 10
     assert curve(run_dir) == curve(whole)
     assert state(run_dir) == state(whole)
 
@@ -69,8 +86,9 @@ def test_a_run_continues_on_one_gpu_and_on_the_cpu(project: Project) -> None:
         {**GPU, **undivided},
         {**ON_CPUS, "resources__gpus_per_rank": 0, "parallel__pipeline": 2},
         {**TWO, **undivided, **DIVIDED["horizontal"]},
+        {**TWO, **undivided, **DIVIDED["interleaved"]},
     )
-    for steps, layout in zip((15, 30, 45, 60), turns, strict=True):
+    for steps, layout in zip((15, 30, 45, 60, 75), turns, strict=True):
         run_dir = project.run("turns", train__steps=steps, **common, **layout)
-    assert [record["step"] for record in of_kind(run_dir, "resume")] == [15, 30, 45]
-    near(run_dir, project.run("turns-cpu", train__steps=60, **common, resources__ranks_per_node=1), 1e-4)
+    assert [record["step"] for record in of_kind(run_dir, "resume")] == [15, 30, 45, 60]
+    near(run_dir, project.run("turns-cpu", train__steps=75, **common, resources__ranks_per_node=1), 1e-4)

@@ -28,7 +28,7 @@ def test_activations_of_a_gpt(cuda: Runtime, tmp_path: Path) -> None:
     spec = spec_of(
         model={"path": str(tmp_path / "m.onnx"), "loss": {"kind": "cross_entropy"}}, resources={"gpus_per_rank": 1}
     )
-    graphs = build_graphs(spec, "cpu", tmp_path / "graphs", 1024)
+    graphs = build_graphs(spec, tmp_path / "graphs", 1024)
     graphs.optimizer.write_bytes(graphs.train.read_bytes())
     write_forms(graphs)
     shapes = {"tokens": (8, 1024), "labels": (8, 1024)}

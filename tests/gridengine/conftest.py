@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from site_of_gridengine import Site
+from site_of_gridengine import Site, grid_engine
 
 TESTS = Path(__file__).parent.parent
-SCRIPTS = TESTS / "testbeds" / "gridengine"
 
 
 @pytest.fixture(scope="session")
@@ -23,16 +22,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         pytest.skip("a Grid Engine of one's own needs root")
     if any(shutil.which(name) is None for name in ("sge_qmaster", "sge_execd", "qsub")):
         pytest.skip("no Grid Engine here: apt-get install gridengine-master gridengine-exec gridengine-client")
-    folder = tmp_path_factory.mktemp("gridengine") / "cell"
-    port = str(30000 + os.getpid() % 1000 * 10)
-    try:
-        up = subprocess.run(
-            [str(SCRIPTS / "up"), str(folder), port], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert up.returncode == 0, up.stderr
-        yield dict(line.split("=") for line in up.stdout.split())
-    finally:
-        subprocess.run([str(SCRIPTS / "down"), str(folder)], check=True, timeout=60)
+    with grid_engine(tmp_path_factory.mktemp("gridengine") / "cell", 0) as variables:
+        yield variables
 
 
 @pytest.fixture(scope="session")
@@ -59,4 +50,4 @@ def site(tmp_path: Path, cluster: dict[str, str], packages: Path) -> Iterator[Si
     site = Site(tmp_path, cluster, packages)
     yield site
     site.ask("qdel", "-u", "root", "-f", check=False)
-    site.until(lambda: not site.ask("qstat"), 60)
+    site.until(lambda: not site.ask("qstat"))

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,25 @@ from launching import Bench
 from project import command, environment
 
 from ortflow.workflow.rundir import RunDir
+
+PATIENCE = 300.0
+"""Seconds after which a condition counts as never met. Grid Engine polls, and other tests compute beside it."""
+
+SCRIPTS = Path(__file__).parents[1] / "testbeds" / "gridengine"
+
+
+@contextmanager
+def grid_engine(folder: Path, number: int) -> Iterator[dict[str, str]]:
+    """A Grid Engine in this folder, the process's `number`-th. Yields the variables that select it."""
+    port = str(30000 + os.getpid() % 1000 * 10 + 2 * number)
+    try:
+        up = subprocess.run(
+            [str(SCRIPTS / "up"), str(folder), port], capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        assert up.returncode == 0, up.stderr
+        yield dict(line.split("=") for line in up.stdout.split())
+    finally:
+        subprocess.run([str(SCRIPTS / "down"), str(folder)], check=True, timeout=60)
 
 
 @dataclass(frozen=True)
@@ -59,7 +79,7 @@ class Site:
     def status(self, name: str) -> dict[str, Any]:
         return dict(json.loads(self.ortflow("status", name, "--json").stdout))
 
-    def wait(self, name: str, state: str, step: int = 0, seconds: float = 90) -> dict[str, Any]:
+    def wait(self, name: str, state: str, step: int = 0) -> dict[str, Any]:
         """The run's status once it is in this state, and has come to this step."""
         found: dict[str, Any] = {}
 
@@ -67,11 +87,11 @@ class Site:
             found.update(self.status(name))
             return found["state"] == state and found["step"] >= step
 
-        self.until(there, seconds, lambda: f"{found}\n{self.log(name)}")
+        self.until(there, lambda: f"{found}\n{self.log(name)}")
         return found
 
-    def until(self, there: Callable[[], bool], seconds: float, why: Callable[[], object] = str) -> None:
-        end = time.monotonic() + seconds
+    def until(self, there: Callable[[], bool], why: Callable[[], object] = str) -> None:
+        end = time.monotonic() + PATIENCE
         while not there():
             assert time.monotonic() < end, why()
             time.sleep(0.3)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
+import psutil
 import pytest
-from site_of_gridengine import Site
+from site_of_gridengine import Site, grid_engine
 
 from ortflow.launchers.tail import last_records
 
@@ -15,6 +17,13 @@ SLOW = {"FAKE_STEPS": "100000", "FAKE_PAUSE": "0.05"}
 
 def steps(count: int, seconds: float = 0.05) -> dict[str, str]:
     return {"FAKE_STEPS": str(count), "FAKE_PAUSE": str(seconds)}
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended
+        return []
 
 
 def test_a_run_goes_through_every_verb(site: Site) -> None:
@@ -38,7 +47,7 @@ def test_a_running_job_is_cancelled_and_the_run_resumed(site: Site) -> None:
     assert (again.returncode, f"is job {job} in Grid Engine" in again.stderr) == (2, True), again.stderr
     assert site.ortflow("cancel", "two").returncode == 0
     site.wait("two", "cancelled")
-    site.until(lambda: job not in site.ask("qstat"), 40)  # neither succeeds nor is started again
+    site.until(lambda: job not in site.ask("qstat"))  # neither succeeds nor is started again
     saved = int((site.run("two").root / "saved").read_text())
     resumed = site.ortflow("resume", "two", **steps(saved + 10))
     assert resumed.returncode == 0, resumed.stderr
@@ -69,7 +78,7 @@ def test_a_preempted_job_continues_where_it_was(site: Site) -> None:
     site.wait("four", "running", step=20)
     site.ask("qmod", "-rj", job)
     saved = site.run("four").root / "saved"
-    site.until(saved.exists, 60)
+    site.until(saved.exists, lambda: site.log("four"))
     how = site.wait("four", "running", step=int(saved.read_text()) + 1)
     assert (how["attempts"], how["preemptions"], how["failures"], how["job"]) == (2, 1, 0, job)
     (end,) = site.ends("four")
@@ -87,13 +96,13 @@ def test_qdel_cancels_the_run(site: Site) -> None:
     how = site.wait("five", "cancelled")
     assert how["why"] == "requested by the scheduler's command"
     assert (site.run("five").root / "saved").exists(), "its ranks have saved"
-    site.until(lambda: job not in site.ask("qstat"), 40)
+    site.until(lambda: job not in site.ask("qstat"))
 
 
 def test_ranks_save_ahead_of_the_time_limit_and_the_job_starts_again(site: Site) -> None:
     site.write("six", resources={"ranks_per_node": 1, "python": str(site.folder / "python"), "time_limit": "00:00:40"})
     job = site.submit(**SLOW)
-    site.until(lambda: site.status("six")["attempts"] > 1, 90, lambda: site.log("six"))
+    site.until(lambda: site.status("six")["attempts"] > 1, lambda: site.log("six"))
     how = site.status("six")
     assert (how["job"], how["preemptions"]) == (job, 0), "a time limit counts against no budget"
     assert site.ends("six")[0]["cause"].endswith("the time limit is near")
@@ -115,9 +124,9 @@ def test_a_script_that_is_submitted_by_hand(site: Site) -> None:
     variables = ",".join(f"{name}={value}" for name, value in environment.items())
     for _ in range(2):
         site.ask("qsub", "-terse", "-v", variables, "job.sh")
-    site.until(site.run("eight").run_file.exists, 30)  # the first job makes the run directory
+    site.until(site.run("eight").run_file.exists)  # the first job makes the run directory
     assert site.wait("eight", "finished")["attempts"] == 1
-    site.until(lambda: not site.ask("qstat"), 30)
+    site.until(lambda: not site.ask("qstat"))
     printed = "".join(path.read_text() for path in site.folder.glob("eight.o*"))
     # The second job of the script ends: the run is the first one's.
     assert re.search(r"has the run in .*eight|this job has nothing to do", printed), printed
@@ -130,6 +139,19 @@ def test_a_scheduler_that_is_away(site: Site) -> None:
     assert "Grid Engine does not answer" in done.stderr
     assert "nothing was submitted" in done.stderr
     assert not site.run("nine").root.exists()
+
+
+def test_a_testbed_takes_its_jobs_with_it(tmp_path: Path, cluster: dict[str, str], packages: Path) -> None:
+    with grid_engine(tmp_path / "cell", 1) as variables:
+        assert variables["SGE_ROOT"] != cluster["SGE_ROOT"]
+        site = Site(tmp_path, variables, packages)
+        site.write("eleven")
+        site.submit(**SLOW)
+        site.wait("eleven", "running", step=3)
+        job = {process for process in psutil.process_iter() if str(tmp_path) in " ".join(cmdline(process))}
+        assert len(job) > 2, "the daemons, the job's script and its ranks"
+    # A container's first process may leave ended ones unread: zombies.
+    assert not [process for process in job if process.is_running() and cmdline(process)]
 
 
 @pytest.mark.parametrize(

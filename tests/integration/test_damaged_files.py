@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messages import says
 from project import curve, environment
 from tiny_runs import STEPS, Done, Tiny, has_traceback, result
 
@@ -136,7 +137,7 @@ def test_an_export_that_fails_after_a_rebuild_reports_one_error(tiny: Tiny, half
     shutil.rmtree(tiny.run_dir / "checkpoints")
     done = tiny.command("export", "tiny", "--output", "x.onnx")
     assert (done.code, done.out) == (2, "")
-    assert done.err == f"error: {tiny.run_dir}/checkpoints: no complete checkpoint (existing steps: none)\n"
+    assert says(done.err, f"error: {tiny.run_dir}/checkpoints: no complete checkpoint …")
 
 
 def measured(tiny: Tiny, *arguments: str) -> Done:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from messages import mentions
 from project import ORTFLOW, Project, command, curve, environment, evaluations, logs, of_kind
 
 from ortflow.workflow.rundir import RunDir
@@ -95,7 +96,7 @@ def test_a_node_is_lost_and_comes_back(
     assert ends[0]["cause"] == "node2 is lost"
     shrunk, nodes = sizes[1][0], sizes[0][0]
     assert f"{shrunk} of {nodes} nodes: node2 is lost" in said
-    assert f"{nodes} of {nodes} nodes are there again: saving and restarting" in out
+    assert mentions(out, f"{nodes} of {nodes} nodes … saving and restarting")
     seen = of_kind(run_dir, "elastic")
     assert [(event["world_size"], event["gradient_accumulation"]) for event in seen] == sizes
     same(run_dir, undisturbed)
@@ -107,7 +108,7 @@ def test_a_run_file_that_permits_no_smaller_number(project: Project) -> None:
         done = command(*words, file.name, folder=project.folder)
         assert done.returncode == 2
         assert "resources.min_nodes" in done.stdout + done.stderr
-        assert "2 ranks x 4 samples (data.micro_batch) do not divide the 12 samples" in done.stdout + done.stderr
+        assert mentions(done.stdout + done.stderr, "2 ranks x 4 samples (data.micro_batch) … 12 samples")
     assert not project.run_dir("too-odd").exists()
 
 

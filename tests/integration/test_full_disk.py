@@ -18,7 +18,7 @@ from project import ORTFLOW, curve, environment, events, of_kind
 from tiny_runs import Tiny, has_traceback, is_root, result
 
 from ortflow.cli.submission import submission_of
-from ortflow.launchers.budget import FRUITLESS
+from ortflow.launchers.budget import MOST_WITHOUT_STEP
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.status import read_status
@@ -240,7 +240,7 @@ def test_starts_without_disk_space_have_their_own_limit(tmp_path: Path) -> None:
     script = {number: {"step": 2, "do": "full"} for number in range(20)}
     done = bench.run("run", "run.yaml", script=script)
     assert done.code == 1, done.err
-    assert len(bench.attempts("end")) == FRUITLESS + 1
+    assert len(bench.attempts("end")) == MOST_WITHOUT_STEP + 1
     assert "5 attempts" in done.err
     assert "out of disk on" in done.err
 

@@ -1,24 +1,20 @@
-"""Whole runs under every layout: the curve and the model of one rank, resumed under other layouts and after a kill."""
+"""Whole runs under every layout: the curve and the model of one rank, resumed under other layouts.
+
+After a kill: test_killed_layouts.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-import psutil
 import pytest
 from onnx import numpy_helper
-from project import ORTFLOW, Project, command, curve, environment, evaluations, logs, of_kind
+from project import Project, command, curve, evaluations, logs, of_kind
 
-from ortflow.launchers.processes import family, ranks_among
-from ortflow.workflow.rundir import RunDir
-
-FAULTS = Path(__file__).parent.parent / "support" / "faults"
 SHAPE: dict[str, Any] = {
     "train__steps": 20, "train__global_batch": 8, "data__micro_batch": 2, "resources__cpus_per_rank": 1,
     "train__schedule": {"name": "constant"}, "train__evaluation": {"every_steps": 10}, "checkpoint__every_steps": 4,
@@ -119,35 +115,6 @@ def test_a_run_continues_under_another_layout(project: Project, one_rank: Path) 
     again = command("export", str(found), "--output", "again.onnx", folder=project.folder)
     assert again.returncode == 0, again.stderr
     assert (project.folder / "again.onnx").read_bytes() == (found / "export" / "model.onnx").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["pipeline-2", "horizontal-2"])
-def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str, tmp_path: Path) -> None:
-    project = Project.make(tmp_path / "killed", dropout=0.1)
-    ranks, parallel = LAYOUTS[name]
-    changes = {**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, "train__steps": 10}
-    undisturbed = run(project, "undisturbed", ranks, parallel, train__steps=10)
-    file, run_dir = project.write("killed", **changes), project.run_dir("killed")
-    # A busy machine needs longer to find the process than a few steps of this model take.
-    slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.5 1")
-    with subprocess.Popen([*ORTFLOW, "run", file.name], cwd=project.folder, env=slow) as launcher:
-        victim = None
-        while victim is None and launcher.poll() is None:
-            saved = (run_dir / "checkpoints" / "step-00000004" / "COMMITTED").exists()
-            victim = ranks_among(family(psutil.Process(launcher.pid))).get(ranks - 1) if saved else None
-            time.sleep(0.01)
-        assert victim is not None, logs(run_dir)
-        killed = time.time()
-        victim.kill()
-        assert launcher.wait(LIMIT) == 0, logs(run_dir)
-    ends = [record for record in RunDir(run_dir).read_attempts() if "outcome" in record]
-    assert [end["outcome"] for end in ends] == ["failure", "finished"]
-    assert f"rank {ranks - 1} was killed by SIGKILL" in ends[0]["cause"]
-    assert ends[0]["time"] - killed < 10
-    assert [record["step"] >= 4 for record in of_kind(run_dir, "resume")] == [True]
-    assert curve(run_dir) == curve(undisturbed)
-    model = Path("export", "model.onnx")
-    assert (run_dir / model).read_bytes() == (undisturbed / model).read_bytes()
 
 
 def test_what_cannot_be_divided_is_refused_before_the_run(project: Project) -> None:

@@ -96,7 +96,7 @@ def test_a_run_that_the_operator_refuses(cluster: Cluster) -> None:
     testbed.kubectl("-n", space.name, "delete", "events", "--all")
     looks = [status(cluster, name) for name in (handle, "refused", "refused")]
     assert [how["state"] for how in looks] == ["failed"] * 3
-    assert all("the operator does not take the MPIJob" in how["cause"] for how in looks), looks
+    assert all("the operator rejects the MPIJob" in how["cause"] for how in looks), looks
     done = cluster.ortflow("logs", handle)
     assert done.returncode == 2, done.stdout
     assert mentions(done.stderr, "refused", "failed", "the MPIJob")
@@ -111,7 +111,7 @@ def test_a_name_in_a_second_namespace(cluster: Cluster) -> None:
         file = cluster.write("known", backends__kubernetes__namespace=other.name)
         done = cluster.ortflow("submit", "-b", "kubernetes", file.name)
         assert done.returncode == 2, done.stdout
-        assert f"is the record of the run known in namespace {cluster.space.name}" in done.stderr
+        assert mentions(done.stderr, f"record … namespace {cluster.space.name}")
         assert not other.get("mpijobs")["items"]
     finally:
         other.remove()
@@ -162,8 +162,8 @@ def test_the_kind_of_mpijobs_is_deleted(kubernetes_testbed: Testbed, cluster: Cl
     whole = kubernetes_testbed.get(kind)
     kubernetes_testbed.kubectl("delete", kind, "--wait=true", timeout=120)
     try:
-        words = "the cluster knows no MPIJobs any more: the CRD mpijobs.kubeflow.org was deleted"
-        wait_until(lambda: status(cluster, "kindless")["cause"] == words, 30, lambda: str(status(cluster, "kindless")))
+        deleted = "the CRD mpijobs.kubeflow.org was deleted"
+        wait_until(lambda: deleted in str(status(cluster, "kindless")), 30, lambda: str(status(cluster, "kindless")))
         assert status(cluster, "kindless")["state"] == "lost"
         assert "kindless" in cluster.ortflow("list", "-b", "kubernetes").stdout
         done = cluster.ortflow("resume", "kindless")

@@ -196,8 +196,8 @@ def test_the_launchers_node_is_off_and_a_terminal_supervises(
     run.until_step(MIDDLE)
     node = run.pods("launcher")[0]["spec"]["nodeName"]
     kubernetes_testbed.node("off", node)
-    words = f"the node {node} of the launcher pod does not answer"
-    wait_until(lambda: words in str(run.status()["waits"]), 30, lambda: str(run.status()))
+    words = f"node {node} … launcher pod … does not answer"
+    wait_until(lambda: mentions(str(run.status()["waits"]), words), 30, lambda: str(run.status()))
     done = cluster.ortflow("supervise", run.name, timeout=400)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{run.transcript()}"
     same_end(run.run_dir, left_alone)

@@ -42,7 +42,7 @@ class May:
 SIGKILL = r"failure: rank \d+ was killed by SIGKILL"
 PREEMPTED = r"preempted: saved and stopped"
 # A signal that comes while ranks start finds nothing to save.
-EARLY = r"preempted: (asked to leave before all ranks had begun|rank \d+ was ended by SIG\w+)"
+EARLY = r"preempted: (asked to stop before all ranks had started|rank \d+ was ended by SIG\w+)"
 BY_HAND = r"(: a signal was sent by hand)"
 REQUEUED = r"(: a user requeued the job)?"
 NODE = r"(: a node of the job was lost)?"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import ENDS, Cluster, Run, same_end, slow, unlocked
+from messages import mentions, says
 from project import curve
 from testbed import FINAL, wait_until
 
@@ -68,7 +69,7 @@ def test_a_second_submission_leaves_the_first_alone(cluster_of: Cluster, undistu
     assert cluster_of.testbed.job(second)["ExitCode"] == "2:0"
     reported = words(cluster_of, second)
     assert reported.count("\n") == 1, reported
-    assert f"job {first} has the run in {run.run_dir} and is running" in reported
+    assert mentions(reported, f"job {first} … {run.run_dir} … running")
     assert not (run.run_dir / f"logs/slurm-{second}.log").exists()
     # The script in the run directory has no other submission's token, and takes the run over as little as ours does.
     third = sbatch(cluster_of, run.run_dir / "slurm/job.sh")
@@ -190,4 +191,4 @@ def test_run_outside_of_a_job(cluster_of: Cluster) -> None:
     script = rendered(cluster_of, "no-job")
     done = cluster_of.testbed.ask("bash", str(script))
     assert done.returncode == 2
-    assert done.stdout == "error: this batch script runs only inside a Slurm job: submit it with sbatch\n"
+    assert says(done.stdout, "error: … inside a Slurm job … sbatch")

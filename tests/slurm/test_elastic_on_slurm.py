@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster import ENDS, Cluster, slow
+from messages import says
 from project import Project, curve, evaluations, of_kind
 from testbed import Testbed, wait_until
 
@@ -30,17 +31,29 @@ def without_dropout(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) 
     return Cluster(testbed, Project.make(tmp_path_factory.mktemp("elastic"), dropout=0.0))
 
 
-def test_a_node_is_lost_and_comes_back(without_dropout: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("node", "mpi"),
+    [
+        pytest.param(2, "pmi2", id="ranks-alone"),
+        # The batch script and the run supervisor are lost, too: nobody records the end of the attempt.
+        pytest.param(0, "pmi2", id="batch-script"),
+        pytest.param(2, "mpirun", id="mpirun", marks=pytest.mark.chaos),
+        pytest.param(0, "mpirun", id="batch-script-mpirun", marks=pytest.mark.chaos),
+    ],
+)
+def test_a_node_is_lost_and_comes_back(node: int, mpi: str, without_dropout: Cluster) -> None:
     testbed, project = without_dropout.testbed, without_dropout.project
-    run = without_dropout.submit("elastic", **SHAPE, resources=NODES, **slow(0.5, attempts=2))
+    name = f"elastic-{node}-{mpi}"
+    run = without_dropout.submit(name, **SHAPE, resources=NODES, backends__slurm__mpi=mpi, **slow(0.5, attempts=2))
     run.until_step(7)
-    lost = testbed.hosts(run.job)[2]
+    lost = testbed.hosts(run.job)[node]
     testbed.node("off", lost)
     undisturbed = project.run("undisturbed", **SHAPE, resources={"ranks_per_node": 1})
     wait_until(lambda: len(run.records("start")) == 2, ENDS, run.transcript)
     assert run.records("start")[1]["elastic"] == f"3 of 4 nodes: {lost} is lost"
+    assert run.restarts == 1, "the job itself starts again"
     run.until_attempt(1, 10)
-    assert run.status()["ranks"] == f"3, on 3 of 4 nodes: {lost} is lost"
+    assert says(run.status()["ranks"], f"3 … 3 of 4 nodes … {lost} is lost")
     assert "3 of 4" in without_dropout.ortflow("list").stdout
     testbed.node("start", lost)
     run.finish()

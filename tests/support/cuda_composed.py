@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import helper, parser
 
-from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
 from ortflow.workflow.graph.ir.edit import replace
 
 _NORM_GRADIENT = """
@@ -121,6 +121,60 @@ _FUNCTIONS = (
         unscaled = Mul (off, y)
         dx = Mul (unscaled, scale_)
     }""",
+    """BatchStatistics <epsilon> (x, scale, bias) => (slope, offset, mean, variance, inverse, correction) {
+        zero = Constant <value_ints = [0]> ()
+        one = Constant <value_float = 1.0> ()
+        e = Constant <value_float: float = @epsilon> ()
+        minus_one = Constant <value_ints = [-1]> ()
+        width = Shape (scale)
+        flat = Concat <axis = 0> (minus_one, width)
+        rows = Reshape (x, flat)
+        mean = ReduceMean <keepdims = 0> (rows, zero)
+        off = Sub (rows, mean)
+        square = Mul (off, off)
+        variance = ReduceMean <keepdims = 0> (square, zero)
+        shifted = Add (variance, e)
+        deviation = Sqrt (shifted)
+        inverse = Reciprocal (deviation)
+        slope = Mul (scale, inverse)
+        moved = Mul (mean, slope)
+        offset = Sub (bias, moved)
+        sizes = Size (x)
+        channels = Size (scale)
+        count_ = Div (sizes, channels)
+        count = Cast <to = 1> (count_)
+        fewer_ = Sub (count, one)
+        fewer = Max (fewer_, one)
+        correction = Div (count, fewer)
+    }""",
+    """BatchGradients (dy, x, scale, mean, inverse) => (slope, factor, offset, dscale, dbias) {
+        zero = Constant <value_ints = [0]> ()
+        minus_one = Constant <value_ints = [-1]> ()
+        width = Shape (scale)
+        flat = Concat <axis = 0> (minus_one, width)
+        rows = Reshape (dy, flat)
+        values = Reshape (x, flat)
+        off = Sub (values, mean)
+        dbias = ReduceSum <keepdims = 0> (rows, zero)
+        product = Mul (rows, off)
+        along = ReduceSum <keepdims = 0> (product, zero)
+        dscale = Mul (along, inverse)
+        slope = Mul (scale, inverse)
+        sizes = Size (x)
+        channels = Size (scale)
+        count_ = Div (sizes, channels)
+        count = Cast <to = 1> (count_)
+        square = Mul (inverse, inverse)
+        a = Div (along, count)
+        b = Mul (a, square)
+        c = Mul (b, slope)
+        factor = Neg (c)
+        d = Div (dbias, count)
+        f = Mul (d, slope)
+        g = Neg (f)
+        h = Mul (factor, mean)
+        offset = Sub (g, h)
+    }""",
     """ColumnSums <axes> (x) => (sums) {
         axes_ = Constant <value_int: int = @axes> ()
         zero = Constant <value_ints = [0]> ()
@@ -140,7 +194,8 @@ def composed(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that any runtime accepts."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    replace(copy.graph.node, [one for node in copy.graph.node for one in _without_residual(node)])
+    for rewrite in (_without_residual, _of_images):
+        replace(copy.graph.node, [one for node in copy.graph.node for one in rewrite(node)])
     for text in _FUNCTIONS:
         function = parser.parse_function(f'<domain: "{CUDA_DOMAIN}", opset_import: ["": 18]>\n{text}')
         if any(node.op_type == function.name and node.domain == CUDA_DOMAIN for node in copy.graph.node):
@@ -156,3 +211,60 @@ def _without_residual(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     alone = onnx.NodeProto.FromString(node.SerializeToString())
     residual, alone.output[0] = alone.input.pop(), f"{node.output[0]}/through"
     return [alone, helper.make_node("Add", [alone.output[0], residual], node.output[:1])]
+
+
+def _of_images(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Convolutions and poolings with channels last by the operators for channels first, between Transposes.
+
+    Gradients are ONNX Runtime's in the training wheel, or composed before (`autodiff.compose`).
+    """
+    if node.domain != CUDA_DOMAIN or node.op_type not in _IMAGES:
+        return [node]
+    operator, domain, given, made = _IMAGES[node.op_type]
+    settings = {
+        each.name: helper.get_attribute_value(each)
+        for each in node.attribute
+        if each.name not in ("channels_last", "sizes")
+    }
+    first = [f"{node.output[0]}/in.{place}" for place in range(len(node.input))]
+    nodes = [
+        helper.make_node("Transpose", [name], [turned], perm=[0, 3, 1, 2])
+        for name, turned in zip(node.input, first, strict=True)
+    ]
+    out = f"{node.output[0]}/out"
+    inputs = [first[place] if place >= 0 else f"{out}/extra" for place in given]
+    outputs = [out if wanted else "" for wanted in made]
+    if node.op_type == "ConvolutionDataGrad":
+        height, width = next(helper.get_attribute_value(a) for a in node.attribute if a.name == "sizes")
+        shape, size = f"{out}/shape", f"{out}/size"
+        nodes += [
+            helper.make_node("Shape", first[:1], [f"{out}/batch"], start=0, end=1),
+            helper.make_node("Shape", first[1:], [f"{out}/channels"], start=1, end=2),
+            helper.make_node("Constant", [], [size], value_ints=[height, width]),
+            helper.make_node("Concat", [f"{out}/batch", f"{out}/channels", size], [shape], axis=0),
+            helper.make_node("ConstantOfShape", [shape], [f"{out}/extra"]),
+        ]
+    if node.op_type == "ConvolutionWeightGrad":
+        shape = f"{out}/shape"
+        nodes += [
+            helper.make_node("Shape", first[:1], [f"{out}/outputs"], start=1, end=2),
+            helper.make_node("Shape", first[1:], [f"{out}/channels"], start=1, end=2),
+            helper.make_node("Constant", [], [f"{out}/kernel"], value_ints=settings["kernel_shape"]),
+            helper.make_node("Concat", [f"{out}/outputs", f"{out}/channels", f"{out}/kernel"], [shape], axis=0),
+            helper.make_node("ConstantOfShape", [shape], [f"{out}/extra"]),
+        ]
+    if node.op_type == "MaxPoolGrad":
+        nodes.append(helper.make_node("MaxPool", [first[1]], [f"{out}/again", f"{out}/extra"], **settings))
+    nodes.append(helper.make_node(operator, inputs, outputs, domain=domain, **settings))
+    nodes.append(helper.make_node("Transpose", [out], node.output[:1], perm=[0, 2, 3, 1]))
+    return nodes
+
+
+_IMAGES = {
+    # operator -> ONNX's or ONNX Runtime's, its inputs (-1: one that is made here), and which output is ours
+    "Convolution": ("Conv", "", (0, 1), (True,)),
+    "ConvolutionDataGrad": ("ConvGrad", MICROSOFT, (0, -1, 1), (True, False, False)),
+    "ConvolutionWeightGrad": ("ConvGrad", MICROSOFT, (0, 1, -1), (False, True, False)),
+    "MaxPool": ("MaxPool", "", (0,), (True,)),
+    "MaxPoolGrad": ("MaxPoolGrad", MICROSOFT, (0, 1, -1), (True,)),
+}

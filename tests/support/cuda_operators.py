@@ -172,3 +172,92 @@ def check_softmax(
     (dx,) = twice(compute, "SoftmaxGrad", {"scale": scale}, [dy, rounded], [of_gradient])
     g, p = dy[0].astype(np.float64), rounded[0].astype(np.float64)
     check("SoftmaxGrad", dx, (g - (g * p).sum(-1, keepdims=True)) * p * np.float32(scale), of_gradient, 5e-6)
+
+
+def check_batch_norm(compute: Compute, dims: tuple[int, ...], of_x: int, of_dy: int, *, mean: float = 0.5) -> None:
+    """The factors of y and dx for images of these dims, channels last."""
+    random, width, epsilon = np.random.default_rng(sum(dims)), dims[-1], 1e-5
+    x, dy = stored(random.normal(mean, 2, dims), of_x), stored(random.normal(0.1, 1, dims), of_dy)
+    scale, bias = (stored(random.normal(middle, 0.5, width), FLOAT) for middle in (1, 0))
+    exact, axes = x[0].astype(np.float64), tuple(range(len(dims) - 1))
+    average, variance = exact.mean(axes), exact.var(axes)
+    inverse = 1 / np.sqrt(variance + np.float32(epsilon))
+    given = [x, scale, bias]
+    found = twice(compute, "BatchStatistics", {"epsilon": epsilon}, given, [FLOAT] * 6)
+    tolerance = 1e-6 * max(1.0, float(np.prod(dims[:-1])) ** 0.5 / 10)
+    check("BatchStatistics mean", found[2], average, FLOAT, tolerance)
+    check("BatchStatistics variance", found[3], variance, FLOAT, 4 * tolerance)
+    rows = float(np.prod(dims[:-1]))
+    np.testing.assert_allclose(found[4], 1 / np.sqrt(found[3].astype(np.float64) + epsilon), rtol=1e-6)
+    check("BatchStatistics correction", found[5], np.asarray(rows / max(rows - 1, 1)), FLOAT, 1e-6)
+    # Where one row is all there is, everything is as large as the epsilon makes it.
+    small = variance > 1e-3
+    np.testing.assert_allclose(found[0][small], (scale[0] * inverse)[small], rtol=1e-5 + 10 * tolerance)
+    y, expected = exact * found[0] + found[1], (exact - average) * inverse * scale[0] + bias[0]
+    check("BatchStatistics y", y[..., small], expected[..., small], FLOAT, 1e-5 + 10 * tolerance)
+    given = [dy, x, scale, stored(average, FLOAT), stored(inverse, FLOAT)]
+    found = twice(compute, "BatchGradients", {}, given, [FLOAT] * 5)
+    g = dy[0].astype(np.float64)
+    normal = (exact - average) * inverse
+    dx = (g - g.mean(axes) - normal * (g * normal).mean(axes)) * scale[0] * inverse
+    made = g * found[0] + exact * found[1] + found[2]
+    check("BatchGradients dx", made, dx, FLOAT, 1e-5 + 10 * tolerance, float(np.abs(g * scale[0] * inverse).max()))
+    sums = max(tolerance, 1e-6) * 10
+    check(
+        "BatchGradients dscale",
+        found[3],
+        (g * normal).sum(axes),
+        FLOAT,
+        sums,
+        float(np.abs(g * normal).sum(axes).max()) / 10,
+    )
+    check("BatchGradients dbias", found[4], g.sum(axes), FLOAT, sums, float(np.abs(g).sum(axes).max()) / 10)
+
+
+def check_max_pool(
+    compute: Compute, dims: tuple[int, ...], kernel: tuple[int, int], strides: tuple[int, int], pads: tuple[int, ...],
+    kinds: tuple[int, int, int], *, dilations: tuple[int, int] = (1, 1),
+) -> None:  # fmt: skip
+    """Forward and backward for images [samples, height, width, channels]; `kinds` of x, dy and dx.
+
+    Many values are equal: the first in a window gets the gradient.
+    """
+    random, (of_x, of_dy, of_dx) = np.random.default_rng(sum(dims)), kinds
+    x = stored(np.maximum(np.round(random.normal(0, 2, dims)), 0) - 1, of_x)
+    samples, height, width, channels = dims
+    rows, columns = (
+        (size + pads[axis] + pads[axis + 2] - dilations[axis] * (kernel[axis] - 1) - 1) // strides[axis] + 1
+        for axis, size in enumerate((height, width))
+    )
+    settings = {"kernel_shape": kernel, "strides": strides, "pads": pads, "dilations": dilations}
+    dy = stored(random.normal(0, 1, (samples, rows, columns, channels)), of_dy)
+    y, dx = np.full(dy[0].shape, -np.inf), np.zeros(dims)
+    for row, column in np.ndindex(rows, columns):
+        places = [
+            (h, w)
+            for r, s in np.ndindex(*kernel)
+            if 0 <= (h := row * strides[0] - pads[0] + r * dilations[0]) < height
+            and 0 <= (w := column * strides[1] - pads[1] + s * dilations[1]) < width
+        ]
+        window = np.stack([x[0][:, h, w] for h, w in places])
+        y[:, row, column], first = window.max(0), window.argmax(0)
+        for number, (h, w) in enumerate(places):
+            dx[:, h, w] += np.where(first == number, dy[0][:, row, column], 0)
+    (found,) = twice(compute, "MaxPool", settings, [x], [of_x])
+    np.testing.assert_array_equal(found, y.astype(np.float32))
+    (found,) = twice(compute, "MaxPoolGrad", settings, [dy, x, stored(y, of_x)], [of_dx])
+    check("MaxPoolGrad", found, dx, of_dx)
+
+
+JOINED: list[tuple[list[tuple[int, ...]], int]] = [
+    ([(2, 8, 16), (2, 24, 16)], 1), ([(3, 5), (3, 2), (3, 9)], -1), ([(1, 4), (6, 4)], 0), ([(2, 0, 8), (2, 8, 8)], 1),
+]  # fmt: skip
+"""Shapes that are joined, and the axis."""
+
+
+def check_join(compute: Compute, sizes: Sequence[tuple[int, ...]], axis: int, kind: int) -> None:
+    """Values of these sizes side by side."""
+    random = np.random.default_rng(0)
+    values = [stored(random.normal(size=dims), kind) for dims in sizes]
+    (found,) = twice(compute, "Join", {"axis": axis}, values, [kind])
+    np.testing.assert_array_equal(found, np.concatenate([array for array, _ in values], axis))

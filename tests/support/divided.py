@@ -19,8 +19,8 @@ from real_ranks import on_ranks
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.division.again import gather_again
 from ortflow.workflow.graph.division.divide import Divided, divide
+from ortflow.workflow.graph.division.regather import gather_again
 from ortflow.workflow.graph.division.sequence_graph import share_tokens
 from ortflow.workflow.graph.ir.collective import finish
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, replace
@@ -151,7 +151,7 @@ def run_parts(
     try:
         results = parts.run(lambda part: run(graphs[part], _held(divided[part], given)))
     finally:
-        collectives.disconnect()
+        collectives.connected.clear()
     assert all(calls == parts.calls[0] for calls in parts.calls)
     return {name: run_together(name, divided, given, results) for name in results[0]}
 

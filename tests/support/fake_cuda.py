@@ -44,6 +44,7 @@ class FakeCuda:
         self.recording: list[Work] | None = None
         """What is captured, while something is."""
         self.graphs: dict[int, list[Work]] = {}
+        self._ended = 0
         self.nodes: dict[int, Work] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -193,7 +194,8 @@ class FakeCuda:
 
     def cudaStreamEndCapture(self, stream: Any, place: Any) -> int:  # noqa: N802
         assert self.recording is not None
-        graph = 5000 + len(self.graphs)
+        self._ended += 1
+        graph = 5000 + self._ended
         self.graphs[graph], self.recording = self.recording, None
         return self._give("cudaStreamEndCapture", place, graph)
 
@@ -222,6 +224,11 @@ class FakeCuda:
 
     def cudaGraphInstantiate(self, place: Any, graph: Any, flags: Any) -> int:  # noqa: N802
         return self._give("cudaGraphInstantiate", place, graph.value)
+
+    def cudaGraphUpload(self, made: Any, stream: Any) -> int:  # noqa: N802
+        assert made.value in self.graphs
+        self.calls.append(("cudaGraphUpload", made.value))
+        return self._code("cudaGraphUpload")
 
     def cudaGraphLaunch(self, made: Any, stream: Any) -> int:  # noqa: N802
         self.calls.append(("cudaGraphLaunch", made.value))

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from fake_clock import FakeClock
 
-from ortflow.launchers.slurm.commands import Answer, Settings, Slurm
+from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import SEPARATOR, Job
+from ortflow.launchers.slurm.runner import Answer, Settings
 
 DEAD = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
 DEAD_SBATCH = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"

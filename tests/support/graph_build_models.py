@@ -89,7 +89,7 @@ def built(model: Path, loss: Mapping[str, Any] | None = None, **changes: Any) ->
     """The graphs of a run file, in `graphs` beside the model."""
     with mock.patch.object(build, "Child") as child:
         child.return_value.__enter__.return_value = kept_child()
-        return build.build_graphs(run_file(model, loss, **changes), "cpu", model.parent / "graphs")
+        return build.build_graphs(run_file(model, loss, **changes), model.parent / "graphs")
 
 
 def run_graph(

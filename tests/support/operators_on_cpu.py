@@ -101,6 +101,7 @@ def session_of(made: operators.Operators, model: bytes) -> onnxruntime.Inference
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_reuse = options.enable_mem_pattern = False
     content = made.bind(model)
     options.register_custom_ops_library(str(made.path))
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

@@ -57,7 +57,8 @@ class Parts(Communicator):
             raise error
         return [future.result() for future in futures]
 
-    def _all(self, name: str, array: Any) -> list[Any]:
+    def exchange(self, name: str, array: Any) -> list[Any]:
+        """Give an array to the other ranks; returns the arrays of all, by rank. `name` is what is recorded."""
         self.calls[self.rank].append((name, array.size))
         self.threads[self.rank].add(threading.get_ident())
         self._arrays[self.rank] = array.copy()
@@ -68,16 +69,16 @@ class Parts(Communicator):
 
     def all_reduce(self, buffer: Any) -> None:
         """See Communicator."""
-        buffer.array[:] = sum(self._all("all_reduce", buffer.array))
+        buffer.array[:] = sum(self.exchange("all_reduce", buffer.array))
 
     def reduce_scatter(self, buffer: Any) -> None:
         """See Communicator."""
-        total = sum(self._all("reduce_scatter", buffer.array))
+        total = sum(self.exchange("reduce_scatter", buffer.array))
         place = slice(*share(buffer.array.size, self.rank, self._count))
         buffer.array[place] = total[place]
 
     def all_gather(self, buffer: Any) -> None:
         """See Communicator."""
-        for rank, array in enumerate(self._all("all_gather", buffer.array)):
+        for rank, array in enumerate(self.exchange("all_gather", buffer.array)):
             place = slice(*share(buffer.array.size, rank, self._count))
             buffer.array[place] = array[place]

@@ -60,6 +60,8 @@ class Job:
     """Samples of all steps by input, [steps * SAMPLES, ...], instead of those of `perceptron`."""
     saves: str = ""
     """Folder in which a checkpoint is left behind the last step."""
+    measured: bool = False
+    """Whether to measure what the process holds behind the last step, which takes half a second."""
 
     def spec(self, ranks: int) -> RunSpec:
         """The run file."""
@@ -110,7 +112,7 @@ class Outcome:
     sharded: bool
     """The parameters are this rank's share."""
     resident: int
-    """Bytes of the process behind the last step."""
+    """Bytes of the process behind the last step; 0 if they are not measured."""
 
 
 def perceptron(path: Path) -> Path:
@@ -188,7 +190,7 @@ def _train(job: Job, world: Communicator, trainer: GraphTrainer, notes: list[str
             trainer.give_memory_back()
         updates += outcome.skipped is None
         curve.append([outcome.loss, outcome.grad_norm])
-    resident = resident_now(trainer)
+    resident = resident_now(trainer) if job.measured else 0
     trainer.before_save()
     if job.saves:
         leave(trainer, DirectoryStore(Path(job.saves)), world)

@@ -15,8 +15,9 @@ from graph_build_models import run_file, run_graph, save_model, value
 from kernels import LIBRARY
 from onnx import helper
 
-from ortflow.workflow.assembly.build import batch_input, eval_graph, with_loss
+from ortflow.workflow.assembly.evaluating import batch_input, eval_graph
 from ortflow.workflow.assembly.stages import Division, StageGraphs, build_stages
+from ortflow.workflow.assembly.training import with_loss
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -67,9 +68,9 @@ def opened(path: Path, loss: Mapping[str, Any] | None = None, **changes: Any) ->
     return Model(spec, source, prepared, evaluate)
 
 
-def transformer(path: Path, *, layers: int = 4, dropout: float = 0.0, width: int = 32) -> Path:
+def transformer(path: Path, *, layers: int = 4, dropout: float = 0.0, width: int = 32, vocabulary: int = 0) -> Path:
     """A decoder with its output weights tied to the embedding."""
-    onnx.save(build(Config(layers, width, 2, TOKENS, VOCABULARY, dropout)), path)
+    onnx.save(build(Config(layers, width, 2, TOKENS, vocabulary or VOCABULARY, dropout)), path)
     return path
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from thread_wire import Meeting, sum_of
 
-KINDS = {7: np.float32, 8: np.float64, 4: np.int64}
+KINDS = {6: np.float16, 7: np.float32, 8: np.float64, 4: np.int64, 9: np.uint16}
+"""bf16 is stored as the upper half of fp32."""
 COLLECTIVES = ("ncclAllReduce", "ncclReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast")
 
 
@@ -26,6 +27,8 @@ class ThreadNccl:
         self._meetings: dict[bytes, Meeting] = {}
         self._unique = 0
         self._of_thread = threading.local()
+        self.blocks: list[int] = []
+        """The most thread blocks of a kernel of each communicator, as it was asked for; negative if it was not."""
         self.ncclCommInitRankConfig = Init(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -100,6 +103,9 @@ class ThreadNccl:
             array_at(target.value, count.value, KINDS[kind])[:] = sum_of(arrays)[mine]
         elif name == "ncclAllReduce" and rest[0] == 2:
             array_at(target.value, sent, KINDS[kind])[:] = np.max(arrays, axis=0)
+        elif kind == 9:
+            total = sum_of([(array.astype(np.uint32) << 16).view(np.float32) for array in arrays])
+            array_at(target.value, sent, np.uint16)[:] = total.view(np.uint32) >> 16
         elif root in (None, rank):
             array_at(target.value, sent, KINDS[kind])[:] = sum_of(arrays)
         # Nobody goes on before all have read.
@@ -116,6 +122,8 @@ class Init:
 
     def __call__(self, place: Any, ranks: int, unique: Any, rank: int, config: Any) -> int:
         place._obj.value = self._library.connect(unique, rank, ranks)
+        assert config._obj.size == ctypes.sizeof(config._obj)
+        self._library.blocks.append(config._obj.most_blocks)
         return 0
 
 

@@ -42,7 +42,7 @@ def graphs_of(model: Path, loss: Loss, optimizer: Adam, out: Path, labels: Seque
             "train": {"steps": 1, "optimizer": optimizer.model_dump()},
         }
     )
-    return build_graphs(spec, "cpu", out)
+    return build_graphs(spec, out)
 
 
 class FlatRun:

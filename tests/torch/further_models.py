@@ -11,12 +11,12 @@ from case import Batch, Case
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy, OwnLoss, Regression
+from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy, OutputLoss, Regression
 
 SIDE, CLASSES, VOCABULARY, TIME, POINTS = 16, 5, 23, 8, 6
 PIXELS = CrossEntropy(kind="cross_entropy", class_axis=1)
 MSE = Regression(kind="mse")
-OWN = OwnLoss(kind="output", output="loss")
+OWN = OutputLoss(kind="output", output="loss")
 
 
 class Results(NamedTuple):

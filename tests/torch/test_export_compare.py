@@ -49,7 +49,7 @@ class Smoothed(TwoLayers):
         return {"loss": F.cross_entropy(logits, torch.arange(4) % 5, label_smoothing=0.1), "logits": logits}
 
 
-GRADIENTS = r"the gradient of 'first.weight' is 200.0% off, of 'first.bias' is 200.0% off; change"
+GRADIENTS = r"'first.weight' is 200.0% off.*'first.bias' is 200.0% off.*change"
 
 
 def test_other_gradients_are_refused(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_without_gradients_outputs_are_compared(tmp_path: Path, monkeypatch: pyt
         raise UserError("node 'n' has no gradient here")
 
     monkeypatch.setattr(ortflow.export_gradients, "training_graph", refused)
-    with pytest.warns(UserWarning, match="gradients were not compared with PyTorch's: node 'n' has no gradient"):
+    with pytest.warns(UserWarning, match="not compared with PyTorch.*node 'n' has no gradient"):
         ortflow.export_for_training(Reversed(), X, tmp_path / "model.onnx")
     parts = (nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=0.9), nn.Dropout(0.4), DropsRows())
     with pytest.warns(UserWarning, match="gradients were not compared"):
@@ -162,7 +162,7 @@ def test_without_gradients_outputs_are_compared(tmp_path: Path, monkeypatch: pyt
 
 def test_without_onnx_runtime_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.warns(UserWarning, match="not compared with PyTorch: onnxruntime is not installed"):
+    with pytest.warns(UserWarning, match="not compared with PyTorch.*onnxruntime"):
         ortflow.export_for_training(Reversed(), X, tmp_path / "model.onnx")
 
 
@@ -185,7 +185,7 @@ def test_a_module_without_finite_results_is_not_compared(tmp_path: Path) -> None
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.second(self.first(x)) / (x * 0).sum()
 
-    with pytest.warns(UserWarning, match="the module's own results on the example inputs are not finite"):
+    with pytest.warns(UserWarning, match="module's own results .* not finite"):
         ortflow.export_for_training(Infinite(), X, tmp_path / "model.onnx")
 
 
@@ -217,7 +217,7 @@ def test_only_what_differs_everywhere_is_wrong(
     monkeypatch.setattr(ortflow.export_compare.ExportedFile, "faults", faults)
     out = tmp_path / "model.onnx"
     if refused:
-        with pytest.raises(UserError, match=r"computes: the gradient of 'b' is 1.0% off; change"):
+        with pytest.raises(UserError, match=r"gradient of 'b' is 1.0% off.*change"):
             ortflow.export_for_training(TwoLayersInTurn(), X, out)
     else:
         ortflow.export_for_training(TwoLayersInTurn(), X, out)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from messages import alike
 
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
@@ -140,7 +141,7 @@ def test_a_refused_node_is_named_by_the_users_module_and_line(tmp_path: Path) ->
             return torch.det(self.linear(x))
 
     module = nn.Sequential(nn.Linear(3, 3), Determinant())
-    with pytest.warns(UserWarning, match=r"gradients were not compared with PyTorch's: .*module '1'.* has no gradient"):
+    with pytest.warns(UserWarning, match=r"not compared with PyTorch.*module '1'.* no gradient"):
         model = export(module, torch.randn(2, 3, 3), tmp_path / "net.onnx")
     (node,) = (node for node in model.graph.node if node.op_type == "Det")
     line = Determinant.forward.__code__.co_firstlineno + 1
@@ -227,10 +228,7 @@ def test_what_onnx_cannot_express_is_warned_about(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as caught:  # noqa: PT030
         export(module, torch.arange(4), tmp_path / "net.onnx")
     messages = sorted(str(warning.message) for warning in caught)
-    assert [message.split(",")[0] for message in messages] == [
-        "'embed' has padding_idx=3",
-        "buffer 'calls' changes in forward: in the ONNX model it keeps its value",
-    ]
+    assert alike(messages, ["'embed' has padding_idx=3 …", "buffer 'calls' changes in forward …"])
     assert {warning.filename for warning in caught} == {__file__}
 
 
@@ -276,11 +274,11 @@ def earlier_export(path: Path) -> bytes:
     [
         (Unexportable(), X, r"PyTorch cannot export Unexportable: .*data-dependent"),
         (FixedBatch(), X, r"PyTorch cannot export FixedBatch: .*; .*dynamic_shapes=\{\}"),
-        (Unexportable(), {"z": X}, r"do not fit Unexportable.forward: missing a required argument: 'x'; give"),
-        (TwoBatches(), (X, X[:1]), r"first axes of the example inputs are 1, 2, not one batch; name the axes"),
-        (nn.Linear(3, 3).half(), X, r"parameter 'weight' is float16, not float32; call module.float\(\)"),
-        (nn.Linear(3, 3, device="meta"), X, r"parameter 'weight' has no values \(meta device\); load"),
-        (shared_memory(), X, r"parameters '0.weight' and '1.weight' are two objects that share memory.*; tie them"),
+        (Unexportable(), {"z": X}, r"Unexportable.forward: missing a required argument: 'x'"),
+        (TwoBatches(), (X, X[:1]), r"first axes .*1, 2.*name the axes"),
+        (nn.Linear(3, 3).half(), X, r"'weight' is float16.*call module.float\(\)"),
+        (nn.Linear(3, 3, device="meta"), X, r"'weight' .*meta device.*load"),
+        (shared_memory(), X, r"'0.weight' and '1.weight' .*share memory.*tie them"),
     ],
 )
 def test_refused_with_one_sentence_and_nothing_written(module, example, sentence: str, tmp_path: Path) -> None:
@@ -295,7 +293,7 @@ def test_refused_with_one_sentence_and_nothing_written(module, example, sentence
 
 def test_unwritable_place(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/model.onnx: the model cannot be written \(File exists\)"):
+    with pytest.raises(UserError, match=r"file/model.onnx: .*\(File exists\)"):
         ortflow.export_for_training(nn.Linear(3, 3), X, tmp_path / "file" / "model.onnx")
 
 
@@ -304,7 +302,7 @@ def test_large_models_have_external_data(tmp_path: Path, monkeypatch: pytest.Mon
     small = export(module, torch.zeros(2, 64), tmp_path / "deep" / "small.onnx")
     monkeypatch.setattr(ortflow.export, "EXTERNAL_DATA_BYTES", 1000)
     earlier_export(tmp_path / "large.onnx")
-    with pytest.warns(UserWarning, match="not compared with PyTorch: the weights take more than"):
+    with pytest.warns(UserWarning, match="not compared with PyTorch.*weights"):
         large = export(module, torch.zeros(2, 64), tmp_path / "large.onnx")
     assert sorted(child.name for child in tmp_path.iterdir()) == ["deep", "large.onnx", "large.onnx.data"]
     assert (tmp_path / "large.onnx").stat().st_size < 10_000

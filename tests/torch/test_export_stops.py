@@ -150,6 +150,6 @@ def test_a_function_with_another_gradient_is_refused_beside_a_stop(tmp_path: Pat
             hidden = self.layer(x)
             return Halved.apply(hidden) * hidden.detach()
 
-    sentence = r"'layer.weight' is 100.0% off.*backward of a torch\.autograd\.Function is lost"
+    sentence = r"'layer.weight' is 100.0% off.*torch\.autograd\.Function"
     with pytest.raises(UserError, match=sentence):
         ortflow.export_for_training(Both(), torch.randn(2, 3), tmp_path / "model.onnx")

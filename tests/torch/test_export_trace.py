@@ -224,14 +224,14 @@ X = torch.ones(2, 3)
 @pytest.mark.parametrize(
     ("module", "example", "says", "line"),
     [
-        (Decides(), X, "a branch depends on the values of a tensor .* torch.where", 1),
+        (Decides(), X, "a branch depends on .* torch.where", 1),
         (
             FixesTheBatch(),
             X,
-            r"axis 0 of input 'x' varies, but forward works for size 2 only; .*dynamic_shapes=\{\}",
+            r"axis 0 of input 'x' .*size 2 .*dynamic_shapes=\{\}",
             0,
         ),
-        (Unknown(), X, "ONNX has no equivalent of aten._linalg_svd.*; replace the operator", 1),
+        (Unknown(), X, "aten._linalg_svd.*use other operators", 1),
         (Raises(), X, "KeyError: 'y', at", 1),
         (Packed(), (torch.ones(2, 4, 3), torch.tensor([4, 2])), "pass the padded batch to the RNN", 2),
     ],

@@ -22,7 +22,7 @@ import ortflow
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.model import CrossEntropy, Loss, OwnLoss
+from ortflow.workflow.spec.model import CrossEntropy, Loss, OutputLoss
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.inference import export_checked
 
@@ -106,7 +106,7 @@ def trained(
     ("build", "loss", "draw"),
     [
         pytest.param(levit, CrossEntropy(kind="cross_entropy"), images(32), id="levit"),
-        pytest.param(clip, OwnLoss(kind="output", output="loss"), pairs, id="clip"),
+        pytest.param(clip, OutputLoss(kind="output", output="loss"), pairs, id="clip"),
     ],
 )
 def test_the_trained_model_is_exported(

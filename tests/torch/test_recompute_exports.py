@@ -36,7 +36,7 @@ def both(path: Path, folder: Path, **changes: object) -> tuple[GraphSet, GraphSe
     found = []
     for recompute in ([], "layers"):
         section = spec.model.model_copy(update={"recompute": recompute})
-        found.append(build_graphs(spec.model_copy(update={"model": section}), "cpu", folder / f"{recompute or 'kept'}"))
+        found.append(build_graphs(spec.model_copy(update={"model": section}), folder / f"{recompute or 'kept'}"))
     return found[0], found[1]
 
 

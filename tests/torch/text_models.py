@@ -9,7 +9,7 @@ import transformers as hf
 from case import Batch, Case
 from torch import nn
 
-from ortflow.workflow.spec.model import CrossEntropy, OwnLoss
+from ortflow.workflow.spec.model import CrossEntropy, OutputLoss
 
 VOCABULARY = 67
 TIME = 12
@@ -94,7 +94,7 @@ def _speech(generator: np.random.Generator, size: int) -> Batch:
 def cases() -> Iterator[Case]:
     """Decoders, an encoder, encoder-decoders."""
     yield Case("gpt2", gpt2, _next_token, LOSS)
-    yield Case("gpt2-loss", gpt2, _next_token, OwnLoss(kind="output", output="loss"), labels=("labels",))
+    yield Case("gpt2-loss", gpt2, _next_token, OutputLoss(kind="output", output="loss"), labels=("labels",))
     yield Case("llama", llama, _next_token, LOSS)
     yield Case("mixtral", mixtral, _next_token, LOSS)
     yield Case("bert", bert, _masked_token, LOSS)

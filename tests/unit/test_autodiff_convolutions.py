@@ -87,8 +87,8 @@ def test_transposed_convolution(case: tuple[tuple[int, ...], tuple[int, ...], di
 @pytest.mark.parametrize(
     ("attributes", "reason"),
     [
-        ({"dilations": [3, 1], "strides": [2, 1], "output_padding": [2, 0]}, "its output_padding is not below its str"),
-        ({"output_shape": [20, 20]}, "its output is longer than its kernel reaches"),
+        ({"dilations": [3, 1], "strides": [2, 1], "output_padding": [2, 0]}, "output_padding .*str"),
+        ({"output_shape": [20, 20]}, "output .*kernel reaches"),
     ],
 )
 def test_transposed_convolution_without_a_gradient(attributes: dict[str, Any], reason: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from messages import mentions
 
 from ortflow.launchers.batch.copies import original
 from ortflow.launchers.batch.history import placed
@@ -46,7 +47,7 @@ def test_status_leaves_the_job_to_the_original(tmp_path: Path) -> None:
     reported = status(copy, Slurm(), [QUEUED], lambda _: QUEUED)
     assert (reported.state, reported.job) == (State.LOST, None)
     assert reported.cause is not None
-    assert f"a copy of {run.root}, and job 7 belongs to that" in reported.cause
+    assert mentions(reported.cause, f"copy of {run.root} … job 7")
     reported = status(run, Slurm(), [QUEUED], lambda _: QUEUED)
     assert (reported.state, reported.job) == (State.PENDING, "7")
 

@@ -9,7 +9,7 @@ import pytest
 from checkpoints import INDEX, Rejections, newest_whole, progress_of, same, save, state
 from trees import tree
 
-from ortflow.workflow import owned
+from ortflow.workflow import own_files
 from ortflow.workflow.checkpoint.commit import SaveFailed, commit, no_room
 from ortflow.workflow.checkpoint.load import load, load_newest
 from ortflow.workflow.checkpoint.manifest import FileRecord
@@ -269,7 +269,7 @@ def test_a_deletion_cut_short_leaves_no_checkpoint(tmp_path: Path, monkeypatch: 
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(owned, "clear", die)
+        patch.setattr(own_files, "clear", die)
         with pytest.raises(Killed):
             store.remove(10)
     assert store.steps() == []

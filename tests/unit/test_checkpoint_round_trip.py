@@ -106,7 +106,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"moment_2": np.zeros(3, np.float32)}, "no moment_2, only parameters, moment_1, counters"),
-        ({"parameters": np.zeros(4, np.float32)}, "parameters is 192 elements of float32 in the checkpoint and 4 of"),
+        ({"parameters": np.zeros(4, np.float32)}, "parameters .*192 .*float32 .*checkpoint .*4"),
         ({"parameters": np.zeros(192, np.float64)}, "and 192 of float64 here"),
     ],
 )

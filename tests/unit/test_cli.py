@@ -119,11 +119,11 @@ def test_render_prints_the_command_and_nothing_else(folder: Path, call: Call) ->
         (["run", "run.yaml", "train.stepz=1"], "train.stepz"),
         (["run", "run.yaml", "model.path=gone.onnx"], "there is no file"),
         (["run", "run.yaml", "run_dir=/proc/1/x"], "run_dir: /proc/1/x cannot be written"),
-        (["run", "run.yaml", "resources.nodes=2"], "resources.nodes: is 2, and the local backend has one machine"),
-        (["run", "run.yaml", "resources.python=/nowhere/python"], "resources.python: there is no interpreter"),
+        (["run", "run.yaml", "resources.nodes=2"], "resources.nodes: … 2 … local … one machine"),
+        (["run", "run.yaml", "resources.python=/nowhere/python"], "resources.python: … interpreter"),
         (["submit", "run.yaml", "--backend", "slurmm"], "unknown launcher 'slurmm'"),
-        (["status", "gtp"], "there is no run gtp in runs; did you mean gpt?"),
-        (["logs", "gpt"], "has no log of rank 0 in attempt 0; no rank has started in it"),
+        (["status", "gtp"], "no run gtp … gpt?"),
+        (["logs", "gpt"], "no log of rank 0 … attempt 0 … no rank"),
         (["cancel", "elsewhere/gpt"], "there is no run elsewhere/gpt"),
         (["resume", "gpt"], "run.yaml"),
     ],
@@ -134,7 +134,7 @@ def test_wrong_input_is_one_sentence_and_exit_2(folder: Path, call: Call, argume
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert all(line.startswith("error: ") for line in done.stderr.splitlines())
-    assert words in done.stderr
+    assert mentions(done.stderr, words)
     assert sorted(folder.rglob("*")) == before, "nothing is left behind"
 
 
@@ -195,13 +195,13 @@ def test_tables_are_aligned() -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("numpy", "this needs numpy, which is not installed; install it with `pip install"),
+        ("numpy", "numpy … not installed … `pip install"),
         ("onnx.helper", "'ortflow[train]'"),
-        ("onnxruntime.capi", "this needs onnxruntime, which is not installed"),
+        ("onnxruntime.capi", "onnxruntime … not installed"),
     ],
 )
 def test_what_the_plain_install_lacks(module: str, words: str) -> None:
-    assert words in str(needs_extra(module))
+    assert mentions(str(needs_extra(module)), words)
 
 
 def test_other_missing_modules_are_bugs() -> None:

@@ -35,7 +35,7 @@ NUMPY: dict[int, Any] = {DOUBLE: np.float64, FLOAT: np.float32, INT64: np.int64}
 @pytest.fixture(autouse=True)
 def _disconnected() -> Iterator[None]:
     yield
-    collectives.disconnect()
+    collectives.connected.clear()
 
 
 def node(kind: Kind, value: str, output: str, parts: int) -> onnx.NodeProto:
@@ -145,7 +145,7 @@ def test_what_a_collective_raises_ends_the_run_and_is_raised_again() -> None:
 
     with pytest.raises(OrtflowError, match=r"^the cable is cut$"):
         broken.run(bound)
-    collectives.disconnect()
+    collectives.connected.clear()
     with pytest.raises(OrtflowError, match="channel 7"):
         bound(0)
     connect(Parts(3))
@@ -275,7 +275,7 @@ def test_the_process_without_mpi_loads_a_graph_with_collectives() -> None:
     finish(model)
     assert has_collectives(model)
     with Child() as child:
-        child.load(model.SerializeToString(), "cpu", LIBRARY.path)
+        child.load(model.SerializeToString(), LIBRARY.path)
 
 
 def test_the_order_is_written_again_after_a_change() -> None:

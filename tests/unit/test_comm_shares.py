@@ -64,3 +64,28 @@ def test_shares_cover_all_once() -> None:
             assert edges[-1][1] == rows * ALIGNMENT
             assert all(before[1] == after[0] for before, after in pairwise(edges))
             assert max(stop - start for start, stop in edges) == edges[0][1]
+
+
+SAME_BITS = """
+import numpy as np
+from ortflow.workflow.comm.mpi import MpiCommunicator
+from ortflow.workflow.device.cpu import HostBuffer
+
+everyone = MpiCommunicator()
+for world in (everyone, everyone.subset(range(everyone.world_size))):
+    for add in (world.all_reduce, lambda buffer: world.reduce(buffer, 1)):
+        sums = []
+        for call in range(8):
+            buffer = HostBuffer(np.random.default_rng(world.rank).normal(size=16384).astype(np.float32))
+            add(buffer)
+            sums.append(buffer.array)
+        assert all(np.array_equal(each, sums[0]) for each in sums), [np.abs(each - sums[0]).max() for each in sums]
+print("good")
+everyone.close()
+"""
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_the_first_sum_has_the_bits_of_every_later_one(ranks: int) -> None:
+    """Or a resumed run, whose first sums are those of later steps, would not have the bits of an undisturbed one."""
+    all_good(ranks, SAME_BITS)

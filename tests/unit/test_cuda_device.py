@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from fake_cuda import GIB, FakeBlas, FakeCuda, fake_device
-from messages import mentions
+from messages import mentions, says
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
@@ -107,7 +107,7 @@ def test_values_are_sent_without_pinned_memory(capsys: pytest.CaptureFixture[str
     for number in range(2):
         buffer = device.lend(VALUES + number)
         np.testing.assert_array_equal(buffer.read(), VALUES + number)
-    assert capsys.readouterr().out == "batches are copied through pageable memory: out of memory (CUDA error 2)\n"
+    assert says(capsys.readouterr().out, "batches … pageable memory: out of memory (CUDA error 2)")
 
 
 def test_another_thread_reads_on_a_stream_of_its_own_behind_what_is_settled() -> None:
@@ -152,9 +152,7 @@ def test_memory_that_runs_out_names_the_setting_or_who_has_it() -> None:
     full = fake_device()
     full.account = lambda: {"parameters": 10 * GIB, "gradients": 10 * GIB, "moments": 20 * GIB, "checkpoint": 70 * GIB}
     reported = str(full.failure("out of memory"))
-    assert reported.startswith(
-        "data.micro_batch: the memory of NVIDIA Fake, 80.0 GiB, is full, mostly of activations, 40.0"
-    )
+    assert says(reported, "data.micro_batch: … NVIDIA Fake, 80.0 GiB … activations, 40.0")
     full.account = lambda: {"parameters": 20 * GIB, "gradients": 20 * GIB, "moments": 39 * GIB}
     assert "train.offload: the memory of NVIDIA Fake" in str(full.failure("out of memory"))
     shared = fake_device(FakeCuda(claimed=30 * GIB))

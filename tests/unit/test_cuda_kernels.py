@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,14 +16,16 @@ from cuda_operators import (
     INT64,
     KINDS,
     Array,
+    check_batch_norm,
     check_column_sums,
     check_cross_entropy,
+    check_max_pool,
     check_norms,
     check_softmax,
     check_table_gradient,
     stored,
 )
-from emulated_cuda import EmulatedCall, needs_emulation
+from emulated_cuda import EmulatedCall, from_bytes, needs_emulation, to_bytes
 
 from ortflow.workflow.cuda import embedding, norm, nvrtc, softmax, source
 from ortflow.workflow.cuda.place import HALF
@@ -103,6 +106,42 @@ def test_addresses_that_are_not_multiples_of_16(offset: int) -> None:
 def test_cross_entropy(classes: int) -> None:
     for kinds in ((FLOAT, FLOAT), (FP16, FP16), (BF16, FLOAT)):
         check_cross_entropy(Emulated(), 1 if classes > 9000 else 11, classes, *kinds)
+
+
+@needs_emulation
+@pytest.mark.parametrize(("total", "edges"), [(37, [0, 19, 37]), (1500, [0, 30, 1100, 1500])])
+@pytest.mark.parametrize("kind", [FLOAT, BF16])
+def test_classes_that_parts_share(total: int, edges: list[int], kind: int) -> None:
+    compute, random, rows = Emulated(), np.random.default_rng(3), 9
+    scores = from_bytes(to_bytes(random.normal(0, 3, (rows, total)), kind), kind, (rows, total))
+    given = random.integers(0, total, rows)
+    given[3] = -100
+    labels, one = stored(given, INT64), (np.array(0.5, np.float32), FLOAT)
+    flags = {"ignore": -100}
+    loss, lse = compute("CrossEntropy", flags, [labels, (scores, kind)], [FLOAT, FLOAT])
+    (whole,) = compute("CrossEntropyGrad", flags, [labels, one, (scores, kind), (lse, FLOAT)], [kind])
+    parts = [(start, np.ascontiguousarray(scores[:, start:stop])) for start, stop in itertools.pairwise(edges)]
+    of_parts = [{**flags, "start": start, "total": total} for start, _ in parts]
+    most, sums, picked = np.array(
+        [
+            compute("CrossEntropyShare", of_part, [labels, (mine, kind)], [FLOAT] * 3)
+            for of_part, (_, mine) in zip(of_parts, parts, strict=True)
+        ]
+    ).transpose(1, 0, 2)
+    largest = most.max(axis=0)
+    np.testing.assert_array_equal(largest, scores.max(axis=1))
+    over_all = largest + np.log((sums * np.exp(most - largest)).sum(axis=0))
+    np.testing.assert_allclose(over_all, lse, rtol=1e-6)
+    counted = given != -100
+    np.testing.assert_allclose((over_all - picked.sum(axis=0))[counted].sum(), loss, rtol=1e-6)
+    dscores = [
+        compute("CrossEntropyGrad", of_part, [labels, one, (mine, kind), (lse, FLOAT)], [kind])[0]
+        for of_part, (_, mine) in zip(of_parts, parts, strict=True)
+    ]
+    np.testing.assert_array_equal(np.concatenate(dscores, axis=1), whole)
+    labels[0][5] = total
+    share = compute("CrossEntropyShare", of_parts[0], [labels, (parts[0][1], kind)], [FLOAT] * 3)
+    assert np.isnan(share[2]).tolist() == [place == 5 for place in range(rows)], "no class"
 
 
 @needs_emulation
@@ -271,12 +310,21 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2]], [kind, FLOAT])
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2], given], [kind, FLOAT])
             yield from launched("ColumnSums", [given], [FLOAT])
+            yield from launched("BatchStatistics", [given, fp32[0], fp32[0]], [FLOAT] * 6)
+            yield from launched("BatchGradients", [given, given, *[fp32[0]] * 3], [FLOAT] * 5)
+            yield from launched("Join", [given, given], [kind], axis=-1)
             labels, scalar = stored(np.zeros(2), INT64), stored(np.zeros(()), FLOAT)
             yield from launched("CrossEntropy", [labels, given], [FLOAT, FLOAT])
             yield from launched("Softmax", [given, (vector, FLOAT)], [kind])
             yield from launched("SoftmaxGrad", [given, given], [kind])
             yield from launched("TableGrad", [labels, given], [kind], rows=50_257)
             yield from launched("CrossEntropyGrad", [labels, scalar, given, (column, FLOAT)], [kind])
+        of_image, of_pool = (np.zeros((1, size, size, 8), np.float32) for size in (4, 2))
+        windows = {"kernel_shape": (2, 2), "strides": (2, 2)}
+        yield from launched("MaxPool", [(of_image, kind)], [kind], **windows)
+        yield from launched("MaxPoolGrad", [(of_pool, kind), (of_image, kind), (of_pool, kind)], [kind], **windows)
+        if kind != FLOAT:
+            yield source.source("convolution", (("X", kind),)), "widen"
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
@@ -298,3 +346,35 @@ def _nvrtc() -> Any:
     if not found:
         pytest.skip("needs nvidia-cuda-nvrtc for CUDA 13")
     return ctypes.CDLL(str(found[0]))
+
+
+@needs_emulation
+@pytest.mark.parametrize(
+    ("dims", "of_x", "of_dy"),
+    [((2, 3, 5, 64), BF16, BF16), ((300, 24), FP16, FLOAT), ((7, 5), FLOAT, FP16), ((1, 8), BF16, BF16),
+     ((40, 3, 300), FLOAT, FLOAT), ((3, 769), BF16, FP16)],
+    ids=str,
+)  # fmt: skip
+def test_batch_norms(dims: tuple[int, ...], of_x: int, of_dy: int) -> None:
+    check_batch_norm(Emulated(), dims, of_x, of_dy)
+
+
+@needs_emulation
+def test_a_batch_norm_far_from_zero_keeps_its_variance() -> None:
+    check_batch_norm(Emulated(), (500, 16), FLOAT, FLOAT, mean=300)
+
+
+@needs_emulation
+@pytest.mark.parametrize(
+    ("dims", "kernel", "strides", "pads", "dilations", "kinds"),
+    [((2, 8, 8, 16), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), (BF16, BF16, BF16)),
+     ((1, 7, 9, 6), (3, 2), (1, 2), (1, 0, 1, 1), (1, 1), (FP16, FLOAT, FP16)),
+     ((2, 9, 9, 3), (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), (FLOAT, FLOAT, FLOAT)),
+     ((1, 11, 10, 8), (3, 3), (2, 3), (2, 2, 2, 2), (2, 2), (FLOAT, BF16, FLOAT))],
+    ids=str,
+)  # fmt: skip
+def test_max_pooling(
+    dims: tuple[int, ...], kernel: tuple[int, int], strides: tuple[int, int], pads: tuple[int, ...],
+    dilations: tuple[int, int], kinds: tuple[int, int, int],
+) -> None:  # fmt: skip
+    check_max_pool(Emulated(), dims, kernel, strides, pads, kinds, dilations=dilations)

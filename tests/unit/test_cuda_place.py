@@ -17,7 +17,7 @@ from graph_build_models import Array, built, run_graph, save_model, tensors_of, 
 from kernels import off
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.assembly import build
+from ortflow.workflow.assembly import training
 from ortflow.workflow.cuda.place import HALF, place
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
@@ -30,13 +30,13 @@ CLASSES = 13
 def differentiated(model: Path, **changes: Any) -> tuple[GraphSet, onnx.ModelProto]:
     """The graphs of a model, and its training graph as `place` receives it."""
     seen: list[onnx.ModelProto] = []
-    real = build.with_kernels
+    real = training.with_kernels
 
     def spy(graph: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
         seen.append(onnx.ModelProto.FromString(graph.SerializeToString()))
         return real(graph, length)
 
-    with mock.patch.object(build, "with_kernels", spy):
+    with mock.patch.object(training, "with_kernels", spy):
         graphs = built(model, **changes)
     return graphs, seen[0]
 

@@ -94,28 +94,28 @@ def test_all_faults_are_reported_together(tokens: Dataset) -> None:
     reported = faults(tokens, inputs, {"input_ids": "tokens[:-1]", "label": "tokens", "labels": "token"})
     assert len(reported) == 4
     assert mentions(reported[0], "data.train.columns", "'label'", "'labels'")
-    assert "column 'tokens[:-1]' holds samples of shape [9], but input 'input_ids' takes shape [8]" in reported[1]
-    assert "no column 'mask' for input 'mask'; name one of: tokens" in reported[2]
+    assert mentions(reported[1], "column 'tokens[:-1]' … shape [9] … input 'input_ids' … shape [8]")
+    assert mentions(reported[2], "column 'mask' … input 'mask' … tokens")
     assert reported[2].startswith("data.train.columns.mask: ")
-    assert "no column 'token' for input 'labels'; did you mean 'tokens'?" in reported[3]
+    assert mentions(reported[3], "column 'token' … input 'labels' … 'tokens'?")
 
 
 @pytest.mark.parametrize(
     ("column", "shape", "reported"),
     [
-        ("scalar", (None, 1), "holds samples of scalars, but input 'x' takes shape [1]"),
+        ("scalar", (None, 1), "scalars … input 'x' … shape [1]"),
         ("scalar[1:]", (None,), "which cannot be sliced"),
-        ("image", (None, 3, None), "holds samples of shape [3, 4, 5], but input 'x' takes shape [3, any]"),
-        ("image[:2]", (None, 3, 4, 5), "holds samples of shape [2, 4, 5]"),
+        ("image", (None, 3, None), "shape [3, 4, 5] … input 'x' … shape [3, any]"),
+        ("image[:2]", (None, 3, 4, 5), "shape [2, 4, 5]"),
         ("image[3:]", (None, None, 4, 5), "holds samples without elements"),
         ("image", (), "has no batch axis"),
-        ("variable", (None,), "holds samples of float32 variable, but input 'x' takes scalars"),
+        ("variable", (None,), "float32 variable … input 'x' … scalars"),
         (
             "variable",
             (None, 2),
-            "sample 1 of column 'variable' has 3 elements, but input 'x' takes shape [2]",
+            "sample 1 … column 'variable' … 3 elements … input 'x' … shape [2]",
         ),
-        ("variable[2:]", (None, None), "sample 0 of column 'variable[2:]' has no element"),
+        ("variable[2:]", (None, None), "sample 0 … column 'variable[2:]' … no element"),
     ],
 )
 def test_shapes(column: str, shape: Shape, reported: str, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_shapes(column: str, shape: Shape, reported: str, tmp_path: Path) -> Non
     dataset = write_batches(
         tmp_path / "set.arrow", {"scalar": np.zeros(3, np.float32), "image": image, "variable": variable}
     )
-    assert reported in faults(dataset, [data("x", shape, "float32")], {"x": column})[0]
+    assert mentions(faults(dataset, [data("x", shape, "float32")], {"x": column})[0], reported)
 
 
 @pytest.mark.parametrize(
@@ -174,16 +174,16 @@ def one_column(folder: Path, values: np.ndarray, *, known: bool) -> Dataset:
 @pytest.mark.parametrize(
     ("stored", "value", "wanted", "expected_text"),
     [
-        ("int64", 2**31, "int32", "holds 2147483648, but the int32 of input 'x' takes -2.14748e+09 to"),
-        ("uint64", 2**63, "int64", "holds 9223372036854775808, but the int64 of input 'x' takes"),
-        ("int8", -1, "uint8", "holds -1, but the uint8 of input 'x' takes 0 to 255"),
-        ("int64", 2, "bool", "holds 2, but the bool of input 'x' takes only 0 and 1"),
-        ("float64", 1e39, "float32", "holds 1e+39, but the float32 of input 'x' takes -3.40282e+38 to"),
+        ("int64", 2**31, "int32", "2147483648 … int32 of input 'x' … -2.14748e+09 to"),
+        ("uint64", 2**63, "int64", "9223372036854775808 … int64 of input 'x'"),
+        ("int8", -1, "uint8", "-1 … uint8 of input 'x' … 0 to 255"),
+        ("int64", 2, "bool", "2 … bool of input 'x' … 0 and 1"),
+        ("float64", 1e39, "float32", "1e+39 … float32 of input 'x' … -3.40282e+38 to"),
         (
             "uint8",
             255,
             "float32",
-            "holds 255, but the float32 of input 'x' takes only 0 and 1 as integers",
+            "255 … float32 of input 'x' … 0 and 1",
         ),
     ],
 )
@@ -192,16 +192,13 @@ def test_a_value_that_the_type_cannot_hold(
     stored: str, value: float, wanted: str, expected_text: str, known: bool, tmp_path: Path
 ) -> None:
     dataset = one_column(tmp_path, np.array([0, value, 1], stored), known=known)
-    assert f"sample 1 of column 'x', {stored}, {expected_text}" in faults(dataset, [data("x", (None,), wanted)])[0]
+    assert mentions(faults(dataset, [data("x", (None,), wanted)])[0], "sample 1", "column 'x'", stored, expected_text)
 
 
 @pytest.mark.parametrize("wanted", ["int64", "bool"])
 def test_floats_are_not_integers(wanted: str, tmp_path: Path) -> None:
     dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 1], np.float32)})
-    assert (
-        f"column 'x' is float32, which cannot be converted to the {wanted} of input 'x'"
-        in (faults(dataset, [data("x", (None,), wanted)])[0])
-    )
+    assert mentions(faults(dataset, [data("x", (None,), wanted)])[0], f"column 'x' … float32 … {wanted} of input 'x'")
 
 
 def test_doubles_that_are_not_finite_are_accepted(tmp_path: Path) -> None:
@@ -239,8 +236,8 @@ def test_a_token_beyond_the_vocabulary(known: bool, tmp_path: Path) -> None:
         return faults(dataset, inputs, {name: source}, {name: bound}, **options)
 
     assert mentions(reported("ids", "tokens", 256)[0], "sample 8500", "'tokens' holds 300", "0 to 255")
-    assert "sample 8600 of column 'tokens' holds -2" in reported("ids", "tokens[:3]", 256)[0]
-    assert "sample 8600 of column 'tokens' holds -2" in reported("labels", "tokens", 301, ignore_index=-100)[0]
+    assert mentions(reported("ids", "tokens[:3]", 256)[0], "sample 8600 … column 'tokens' … -2")
+    assert mentions(reported("labels", "tokens", 301, ignore_index=-100)[0], "sample 8600 … column 'tokens' … -2")
     assert check(dataset, [data("ids", (None, 2))], {"ids": "tokens[1:3]"}, {"ids": 256})
     labels = [data("labels", (None, 4), role="label")]
     assert check(dataset, labels, {"labels": "tokens"}, {"labels": 301}, ignore_index=-2)
@@ -248,7 +245,7 @@ def test_a_token_beyond_the_vocabulary(known: bool, tmp_path: Path) -> None:
 
 def test_a_token_beyond_the_vocabulary_in_variable_samples(tmp_path: Path) -> None:
     dataset = write_batches(tmp_path / "set.arrow", {"x": ragged([[1, 2], [3]])}, {"x": ragged([[4], [5, 9, 6]])})
-    assert "sample 3 of column 'x' holds 9" in faults(dataset, [data("x", (None, None))], {}, {"x": 8})[0]
+    assert mentions(faults(dataset, [data("x", (None, None))], {}, {"x": 8})[0], "sample 3 … column 'x' … 9")
     assert check(dataset, [data("x", (None, None))], {"x": "x[:1]"}, {"x": 8})
 
 
@@ -267,7 +264,7 @@ def test_what_variable_samples_are_padded_with(tmp_path: Path) -> None:
 def test_a_fixed_batch_axis(tokens: Dataset) -> None:
     columns = {"x": "tokens"}
     assert check(tokens, [data("x", (2, 10))], columns)
-    assert "takes batches of 4 samples, not 2" in faults(tokens, [data("x", (4, 10))], columns)[0]
+    assert mentions(faults(tokens, [data("x", (4, 10))], columns)[0], "4 samples … 2")
     assert mentions(
         faults(tokens, [data("x", (2, 10))], columns, smaller_batch=True)[0], "data.last_batch", "'x'", "2 samples"
     )

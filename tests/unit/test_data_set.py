@@ -105,7 +105,7 @@ def test_a_file_cut_short_anywhere_is_named(tmp_path: Path) -> None:
     cut = tmp_path / "cut.arrow"
     for size in {0, 1, 5, 6, 8, 100, len(whole) // 2, *range(len(whole) - 12, len(whole))}:
         cut.write_bytes(whole[:size])
-        with pytest.raises(UserError, match=r"cut\.arrow: (cannot be read, it is truncated|is not an Arrow)") as caught:
+        with pytest.raises(UserError, match=r"cut\.arrow: .*(truncated|not an Arrow)") as caught:
             Dataset.open(cut)
         assert "\n" not in str(caught.value)
 
@@ -144,8 +144,8 @@ def test_more_samples_claimed_than_there_are(tmp_path: Path) -> None:
         ({"x": pa.array([1, None])}, {}, "column 'x' has missing values"),
         ({"x": pa.array([[1], None])}, {}, "column 'x' has missing values"),
         ({"x": pa.array([[1, None], [3, 4]], pa.list_(pa.int8(), 2))}, {}, "column 'x' has missing values"),
-        ({"x": pa.array(["a", "b"])}, {}, "column 'x' is of string, which is not a plain number"),
-        ({"x": pa.array([True, False])}, {}, "column 'x' is of bool, .*store it as uint8"),
+        ({"x": pa.array(["a", "b"])}, {}, "column 'x' is of string"),
+        ({"x": pa.array([True, False])}, {}, "column 'x' is of bool.*uint8"),
         ({"x": pa.array([[[1]]])}, {}, "column 'x' is of list"),
         ({"x": pa.array(range(9000))}, {"options": pa.ipc.IpcWriteOptions(compression="zstd")}, "is compressed"),
         ({"x": pa.array([], pa.int8())}, {}, "holds no sample"),

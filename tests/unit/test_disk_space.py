@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_clock import FakeClock
+from messages import says
 
 from ortflow.workflow.disk_space import BLOCK, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -28,8 +29,8 @@ def test_what_is_a_full_disk() -> None:
     assert not is_full(UserError("wrong"))
     itself = UserError("wrong")
     assert not is_full(raised(itself, itself))
-    assert str(out_of_disk(raised(OrtflowError("x"), full), 2_500_000)) == "out of disk on /data/x, 2.5 MB needed"
-    assert str(out_of_disk(OSError(errno.EDQUOT, "x"), 1, "/there")) == "out of disk on /there, 0.1 MB needed"
+    assert says(str(out_of_disk(raised(OrtflowError("x"), full), 2_500_000)), "out of disk … /data/x … 2.5 MB")
+    assert says(str(out_of_disk(OSError(errno.EDQUOT, "x"), 1, "/there")), "out of disk … /there … 0.1 MB")
 
 
 def test_a_full_disk_survives_pickling() -> None:

@@ -142,12 +142,12 @@ def test_fewer_heads_of_keys_than_parts_stay_whole() -> None:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        (Sizes(heads=3, groups=3), r"'layer0.attention.out.weight' has 3 heads, which are not divisible by it"),
+        (Sizes(heads=3, groups=3), r"'layer0.attention.out.weight'.*3 heads.*divisible"),
         (
             Sizes(heads=3, groups=3, packed=True),
-            r"has 3 heads, which are not divisible by it; set it to a divisor of 3",
+            r"3 heads.*divisor of 3",
         ),
-        (Sizes(hidden=15), r"'layer0.mlp.down.weight' has a width of 15, which is not divisible by it"),
+        (Sizes(hidden=15), r"'layer0.mlp.down.weight'.*15.*divisible"),
     ],
 )
 def test_lengths_that_do_not_divide_are_named(sizes: Sizes, words: str) -> None:

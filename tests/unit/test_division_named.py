@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import onnx
 import pytest
 from divided import CHANNEL, divide_all, off, run, run_parts, training
 from kernels import needs_kernels
+from messages import mentions
 from transformers_by_hand import Model, Sizes, transformer
 
 from ortflow.workflow.errors import UserError
@@ -76,26 +75,27 @@ def test_weights_are_divided_as_they_are_named(named: dict[str, list[str]], expe
     [
         ({"whole": ["e"]}, "parallel.whole[0]", "the pattern 'e' matches no matrix"),
         ({"columns": ["a"], "rows": ["d", "a"]}, "parallel.rows[1]",
-         "names 'a' as divided by rows, and parallel.columns[0] as divided by columns; name it in one of the lists"),
-        ({"whole": ["*"], "rows": ["b"]}, "parallel.rows[0]", "names 'b' as divided by rows, and parallel.whole[0]"),
+         "'a' … rows … parallel.columns[0] … columns … one of the lists"),
+        ({"whole": ["*"], "rows": ["b"]}, "parallel.rows[0]", "'b' … rows … parallel.whole[0]"),
         ({"columns": ["a", "b"]}, "parallel.columns[0]",
-         "'a' cannot be divided by columns: 'b', which sums over its columns, is divided by columns by parallel.colu"),
+         "'a' … columns … 'b' … columns by parallel.colu"),
         ({"columns": ["a"], "whole": ["b"]}, "parallel.columns[0]",
-         "'a' cannot be divided by columns: 'b', which sums over its columns, is whole by parallel.whole[0]"),
+         "'a' … columns … 'b' … whole by parallel.whole[0]"),
         ({"rows": ["b"], "whole": ["a"]}, "parallel.rows[0]",
-         "'b' cannot be divided by rows: of the weights before it, 'a' is whole by parallel.whole[0]"),
+         "'b' … rows … 'a' … whole by parallel.whole[0]"),
         ({"rows": ["b", "c"]}, "parallel.rows[1]",
-         "'c' cannot be divided by rows: of the weights before it, 'b' is divided by rows by parallel.rows[0]"),
-        ({"rows": ["a"]}, "parallel.rows[0]", "'a' cannot be divided by rows: it reads nothing that can be divided"),
+         "'c' … rows … 'b' … rows by parallel.rows[0]"),
+        ({"rows": ["a"]}, "parallel.rows[0]", "'a' … rows … nothing"),
         ({"columns": ["d"]}, "parallel.columns[0]",
-         "'d' cannot be divided by columns: no other product sums over its columns"),
+         "'d' … columns … no other product"),
     ],
 )  # fmt: skip
 def test_contradictions_are_refused_with_the_reason(named: dict[str, list[str]], where: str, words: str) -> None:
     model = chain()
-    with pytest.raises(UserError, match=re.escape(words)) as caught:
+    with pytest.raises(UserError) as caught:
         divide_all(model.proto, model.shapes, list(model.tensors), 2, named=named)
     assert caught.value.where == where
+    assert mentions(str(caught.value), words)
 
 
 def test_what_prevents_a_division_is_named() -> None:

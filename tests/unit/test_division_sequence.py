@@ -123,7 +123,7 @@ def kept(graphs: list[onnx.ModelProto], divided: list[Divided], model: Model) ->
             )
         )
     finally:
-        collectives.disconnect()
+        collectives.connected.clear()
     gradients = {f"{name}_grad" for name in model.tensors}
     return sum(value.nbytes for name, value in found[0].items() if name not in gradients)
 

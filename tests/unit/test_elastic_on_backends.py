@@ -24,8 +24,9 @@ from ortflow.launchers.kubernetes.status import status
 from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm.allocation import hostnames, lost, would_start
-from ortflow.launchers.slurm.commands import Answer, Settings, Slurm
+from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.fit import asked
+from ortflow.launchers.slurm.runner import Answer, Settings
 from ortflow.launchers.status import read_status
 from ortflow.manifests.slurm import script
 from ortflow.manifests.slurm.launch import launch, sized

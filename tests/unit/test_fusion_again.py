@@ -109,7 +109,7 @@ def test_what_needs_a_second_large_value_is_stored() -> None:
 
 
 def test_what_is_computed_from_no_product_is_stored() -> None:
-    nodes = [node("Relu", "x", "product"), *SLOPE[1:]]
+    nodes = [node("Elu", "x", "product"), *SLOPE[1:]]
     assert check(model_of([*nodes, *LAST], ["sum"])) == KEPT
 
 

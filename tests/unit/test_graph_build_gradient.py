@@ -74,24 +74,24 @@ def session_of_whole_numbers(name: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("name", "expected_text"),
     [
-        ("/up", r"no kernel on cpu for node '/up' \(ReduceSum\)"),
+        ("/up", r"kernel on cpu .*'/up' \(ReduceSum\)"),
         (
             "/up_Grad/ReduceSum_0",
-            r"node '/up' \(ReduceSum\) has a gradient, ReduceSum, that ONNX Runtime cannot compute",
+            r"'/up' \(ReduceSum\) .*gradient, ReduceSum",
         ),
     ],
 )
 def test_kernel_that_is_missing_is_named(name: str, expected_text: str) -> None:
     made = session_of_whole_numbers(name)
     with pytest.raises(UserError, match=expected_text) as caught:
-        check_loads(kept_child(), made.SerializeToString(), "training", "cpu", session_of_whole_numbers("/up"))
+        check_loads(kept_child(), made.SerializeToString(), "training", session_of_whole_numbers("/up"))
     assert "\n" not in str(caught.value)
 
 
 def test_crash_becomes_a_sentence() -> None:
     model = forward([helper.make_node("Exp", ["a"], ["e"]), summed("e")], [value("a", [3])])
     with Struck(signal.SIGSEGV, signal.SIGSEGV) as child, pytest.raises(UserError) as caught:
-        check_loads(child, model.SerializeToString(), "training", "cpu", model)
+        check_loads(child, model.SerializeToString(), "training", model)
     assert mentions(str(caught.value), "training graph", "signal 11")
 
 
@@ -100,11 +100,11 @@ def test_child_does_not_see_the_users_folder(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     model = forward([helper.make_node("Exp", ["a"], ["e"]), summed("e")], [value("a", [3])])
     with Child() as child:
-        child.load(model.SerializeToString(), "cpu")
+        child.load(model.SerializeToString())
         with pytest.raises(RuntimeFault):
-            child.load(b"no model", "cpu")
+            child.load(b"no model")
         # And it survives.
-        child.load(model.SerializeToString(), "cpu")
+        child.load(model.SerializeToString())
     assert capfd.readouterr() == ("", "")  # type: ignore[attr-defined]
 
 

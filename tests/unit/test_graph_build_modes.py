@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from graph_build_models import Array, built, run_graph, save_model, tensors_of, value
+from messages import mentions
 from onnx import helper, numpy_helper
 
 from ortflow.export_gradients import training_graph
@@ -34,7 +35,7 @@ def with_dropout(path: Path, ratios: list[float | None], *, training: bool = Fal
 
 def test_dropout_is_switched_on(tmp_path: Path) -> None:
     graphs = built(with_dropout(tmp_path / "m.onnx", [0.3, 0.0, None]), MSE)
-    assert "switched on 2 Dropout nodes of ratio 0.3, 0.5 for training" in graphs.notes
+    assert any(mentions(note, "2 Dropout nodes", "0.3, 0.5") for note in graphs.notes)
     x, tensors = np.ones((500, 64), "float32"), tensors_of(graphs)
     feeds = {"x": x, "target": np.zeros_like(x), **tensors}
 
@@ -88,8 +89,8 @@ def batch_statistics(x: Array) -> tuple[Array, Array]:
 @pytest.mark.parametrize(("shape", "training"), [([3], 0), ([3, 4], 1), ([3, 4, 5], 0)])
 def test_batch_normalization(tmp_path: Path, shape: list[int], training: int) -> None:
     graphs = built(normalized(tmp_path / "m.onnx", shape, momentum=0.75, training=training), MSE)
-    switched = "switched 1 BatchNormalization node to batch statistics for training"
-    assert (switched in graphs.notes) != training
+    switched = "1 BatchNormalization node … batch statistics"
+    assert any(mentions(note, switched) for note in graphs.notes) != training
     tensors = tensors_of(graphs)
     x = RNG.normal(2, 3, size=(6, *shape)).astype("float32")
     feeds = {"x": x, "target": np.zeros_like(x), **tensors}

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from messages import alike, says
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -132,7 +133,7 @@ def test_older_opsets_go_through_the_converter(opset: int) -> None:
     original = model([node("MatMul", "x", "w", output="a"), node("Softmax", "a", axis=-1)], {"w": weight}, opset=opset)
     ready, notes = prepare(original)
     assert is_in_form(ready)
-    assert notes[0] == f"opset {opset} converted to 13 by onnx's converter"
+    assert says(notes[0], f"opset {opset} … 13 …")
     np.testing.assert_array_equal(numpy_helper.to_array(ready.graph.initializer[0]), weight)
     # Up to opset 12, Softmax flattens the axes after its own; after the last there are none.
     np.testing.assert_allclose(run(ready, X), run(original, X), atol=1e-7)
@@ -181,7 +182,7 @@ def test_what_has_no_older_form_is_named(opset: int, bad: onnx.NodeProto) -> Non
         # Resize itself has a form: it is composed from its own values.
         np.testing.assert_allclose(run(prepare(original)[0], X), run(original, X), atol=1e-5)
         return
-    with pytest.raises(UserError, match=rf"\({bad.op_type}\), of opset {opset}, has no equivalent in opset 18; export"):
+    with pytest.raises(UserError, match=rf"\({bad.op_type}\), of opset {opset}.*opset 18.*export"):
         prepare(original)
 
 
@@ -300,7 +301,7 @@ class TestAliases:
         )
         ready, notes = prepare(original)
         assert {tensor.name for tensor in ready.graph.initializer} == {"norm1.weight", "norm2.weight", "b"}
-        assert notes == ["were merged with tensors of equal values and are separated: norm2.weight"]
+        assert alike(notes, ["… separated: norm2.weight"])
         np.testing.assert_array_equal(run(ready, X), run(original, X))
 
     def test_a_transposed_copy_is_tied_again(self) -> None:
@@ -312,7 +313,7 @@ class TestAliases:
         )
         ready, notes = prepare(original)
         assert [tensor.name for tensor in ready.graph.initializer] == ["emb.weight"]
-        assert notes == ["onnx::MatMul_9 is emb.weight transposed, and is tied to it"]
+        assert alike(notes, ["onnx::MatMul_9 is emb.weight transposed …"])
         np.testing.assert_array_equal(run(ready, X), run(original, X))
 
     def test_an_output_that_is_a_weight_stays(self) -> None:

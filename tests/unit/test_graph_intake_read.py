@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from messages import mentions, says
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
@@ -89,7 +90,7 @@ def test_folder_and_pipe(tmp_path: Path) -> None:
 def test_no_onnx(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
-    assert refused(path).startswith("is not an ONNX model, or only the beginning of one")
+    assert says(refused(path), "… not an ONNX model")
 
 
 def test_every_beginning_of_a_file_is_refused(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_empty(tmp_path: Path) -> None:
 def test_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.symlink_to(path)
-    assert refused(path).startswith("the model file cannot be read: Too many levels")
+    assert says(refused(path), "… cannot be read … Too many levels")
 
 
 class TestExternalData:
@@ -138,9 +139,7 @@ class TestExternalData:
         (folder / "in").symlink_to(tmp_path)
         (folder / "model.onnx").write_bytes(external(location))
         output = refused(folder / "model.onnx")
-        assert output.startswith(
-            f"initializer 'weight' keeps its data in {location!r}, which is not inside the model's"
-        )
+        assert says(output, f"initializer 'weight' … {location!r} … not inside the model's")
 
     def test_link_within_the_folder_is_fine(self, tmp_path: Path) -> None:
         (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
@@ -160,17 +159,17 @@ class TestExternalData:
     @pytest.mark.parametrize(
         ("claim", "expected_text"),
         [
-            ({"length": 44}, "has the shape [4, 3] of 48 bytes but names 44 bytes of 'weights.bin'"),
-            ({"offset": 1}, "lies at bytes 1 to 49 of 'weights.bin', which has 48"),
-            ({"dims": (2**40, 2**40)}, "lies at bytes 0 to 4835703278458516698824704 of 'weights.bin', which has 48"),
-            ({"dims": (2**40,), "length": 2**42}, "lies at bytes 0 to 4398046511104 of 'weights.bin', which has 48"),
+            ({"length": 44}, "[4, 3] … 48 bytes … 44 bytes … 'weights.bin'"),
+            ({"offset": 1}, "1 to 49 … 'weights.bin' … 48"),
+            ({"dims": (2**40, 2**40)}, "0 to 4835703278458516698824704 … 'weights.bin' … 48"),
+            ({"dims": (2**40,), "length": 2**42}, "0 to 4398046511104 … 'weights.bin' … 48"),
             ({"dims": (-4, -3)}, "claims the shape [-4, -3]"),
         ],
     )
     def test_claims_beyond_the_file(self, tmp_path: Path, claim: dict[str, int], expected_text: str) -> None:
         (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
         (tmp_path / "model.onnx").write_bytes(external("weights.bin", **claim))
-        assert refused(tmp_path / "model.onnx").startswith(f"initializer 'weight' {expected_text}")
+        assert says(refused(tmp_path / "model.onnx"), f"initializer 'weight' … {expected_text}")
 
     @pytest.mark.parametrize("text", ["-1", "1e3", "0x10", "９", "9" * 5000, " 1"])
     def test_offset_is_not_a_number(self, tmp_path: Path, text: str) -> None:
@@ -189,13 +188,13 @@ class TestExternalData:
             tensor.name = f"copy {i}"
         (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
         (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-        assert refused(tmp_path / "model.onnx").startswith("its tensors claim 480 bytes of 'weights.bin', which has 48")
+        assert says(refused(tmp_path / "model.onnx"), "… 480 bytes … 'weights.bin' … 48")
 
     def test_a_file_of_holes_larger_than_memory(self, tmp_path: Path) -> None:
         with (tmp_path / "weights.bin").open("wb") as file:
             file.truncate(1 << 42)
         (tmp_path / "model.onnx").write_bytes(external("weights.bin", dims=(1 << 40,)))
-        assert "its weights take 4096.0 GiB and this machine has" in refused(tmp_path / "model.onnx")
+        assert mentions(refused(tmp_path / "model.onnx"), "weights … 4096.0 GiB … machine")
 
     def test_data_of_a_node(self, tmp_path: Path) -> None:
         model = linear()
@@ -204,7 +203,7 @@ class TestExternalData:
         node.attribute[0].t.external_data.add(key="location", value="../secret")
         model.graph.node.insert(0, node)
         (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-        assert refused(tmp_path / "model.onnx").startswith("attribute 'value' of node 'constant' (Constant) keeps its")
+        assert says(refused(tmp_path / "model.onnx"), "attribute 'value' … node 'constant' (Constant)")
 
 
 class TestClaimsWithinTheFile:
@@ -219,7 +218,7 @@ class TestClaimsWithinTheFile:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert output.startswith(f"initializer 'weight' claims the shape {dims} of ")
-        assert output.endswith("bytes but has 48; export the model again")
+        assert says(output, "… 48 … export the model again")
         assert peak < 1 << 20
 
     def test_typed_data_is_counted_too(self, tmp_path: Path) -> None:
@@ -233,7 +232,7 @@ class TestClaimsWithinTheFile:
         def split(model: onnx.ModelProto) -> None:
             model.graph.node.append(helper.make_node("Split", ["h"], ["s"], "split", num_outputs=2**33))
 
-        assert refused_model(tmp_path, split).startswith("node 'split' (Split) has a wrong number of outputs")
+        assert says(refused_model(tmp_path, split), "node 'split' (Split) … number of outputs")
 
 
 def recursive(model: onnx.ModelProto) -> None:
@@ -329,29 +328,29 @@ def long_name(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "expected_text"),
     [
-        (cycle, "the graph has a cycle through node 'product' (MatMul)"),
-        (same_output, "the name 'h' is given twice, to node 'product' (MatMul) and to node 'again' (Neg)"),
-        (same_initializer, "the name 'weight' is given twice, to an initializer and to an initializer"),
-        (sparse, "initializer 'weight' is sparse; save the model with dense weights"),
-        (not_a_number, "initializer 'weight' has 1 NaN among 12 values"),
-        (custom, "node 'fancy' (my.ops.Fancy) is a custom operator, which ONNX Runtime does not have"),
-        (quantised, "the model is quantised: node 'quantise' (QuantizeLinear); train the float model"),
-        (int4, "initializer 'weight' has the quantised type INT4; train the float model"),
-        (strings, "initializer 'weight' has the type 1000, which a model for training cannot have"),
-        (dangling, "node 'product' (MatMul) reads 'nowhere', which no node produces"),
+        (cycle, "cycle … node 'product' (MatMul)"),
+        (same_output, "'h' … twice … node 'product' (MatMul) … node 'again' (Neg)"),
+        (same_initializer, "'weight' … twice … initializer … initializer"),
+        (sparse, "initializer 'weight' … sparse … dense weights"),
+        (not_a_number, "initializer 'weight' … 1 NaN … 12 values"),
+        (custom, "node 'fancy' (my.ops.Fancy) … custom operator"),
+        (quantised, "quantised … node 'quantise' (QuantizeLinear) … train the float model"),
+        (int4, "initializer 'weight' … INT4 … train the float model"),
+        (strings, "initializer 'weight' … type 1000"),
+        (dangling, "node 'product' (MatMul) … 'nowhere' … no node produces"),
         (no_output, "the graph has no outputs"),
         (output_of_nothing, "output 'nowhere' is produced by no node"),
         (no_nodes, "the graph has no nodes"),
-        (wrong_attribute, "node 'relu' is not valid: Unrecognized attribute: alpha for operator Relu"),
+        (wrong_attribute, "node 'relu' … Unrecognized attribute: alpha"),
         (recursive, "function 'f' calls itself"),
-        (exploding, "its functions expand to more than 50000 nodes"),
+        (exploding, "functions … more than 50000 nodes"),
         (long_name, "node 'many\\nlinesmany"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_refused_by_name(tmp_path: Path, change: Callable[[onnx.ModelProto], None], expected_text: str) -> None:
     answer = refused_model(tmp_path, change)
-    assert answer.startswith(expected_text)
+    assert mentions(answer, expected_text)
     assert len(answer) < 600
 
 

@@ -69,7 +69,7 @@ def network(path: Path, blocks: int, *, alike: bool = True) -> Path:
 def graphs_of(model: Path, name: str, layers: Layers) -> GraphSet:
     spec = run_file(model)
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"recompute": layers})})
-    return build_graphs(spec, "cpu", model.parent / name)
+    return build_graphs(spec, model.parent / name)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ try:
     if sys.argv[1] == "inspect":
         inspect.findings(Path(spec.model.path))
     else:
-        build.build_graphs(spec, "cpu", Path(spec.run_dir))
+        build.build_graphs(spec, Path(spec.run_dir))
     said = ""
 except UserError as error:
     said = str(error)
@@ -240,7 +240,7 @@ def declared(part: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("strange", "message"),
     [
-        (held([1 << 40]), r"claims the shape \[1099511627776\] of 4398046511104 bytes but has 0"),
+        (held([1 << 40]), r"shape \[1099511627776\] .*4398046511104 bytes .*0"),
         (held([1 << 62, 1 << 62]), "claims the shape .* but has 0"),
         (held([0, 1 << 62]), r"claims the shape \[0, 4611686018427387904\]"),
         (held([1] * 100_000, bytes(4)), "initializer 't' has 100000 axes, more than 64"),

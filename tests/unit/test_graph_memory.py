@@ -42,7 +42,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("memory")
     path = folder / "m.onnx"
     onnx.save(build(Config(layers=2, width=16, heads=2, context=TOKENS, vocabulary=VOCABULARY)), path)
-    made = build_graphs(run_file(path), "cpu", folder, TOKENS)
+    made = build_graphs(run_file(path), folder, TOKENS)
     window = np.random.default_rng(0).integers(0, VOCABULARY, (1, TOKENS + 1))
     np.savez(folder / "feeds.npz", **tensors_of(made), tokens=window[:, :-1], labels=window[:, 1:])
     return with_kernels_of(made.train), folder / "feeds.npz"

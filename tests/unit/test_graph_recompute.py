@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +29,23 @@ from model import Config, build
 LAYERS, TOKENS = 6, 64
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "m.onnx"
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.onnx"
     onnx.save(build(Config(layers=LAYERS, width=64, heads=4, context=TOKENS, vocabulary=11)), path)
     return path
+
+
+@pytest.fixture(scope="module")
+def graphs_of(model: Path) -> Callable[..., GraphSet]:
+    """The graphs of `model` with these patterns, built once."""
+    return cache(lambda *patterns: built(model, f"graphs-{len(list(model.parent.iterdir()))}", *patterns))
 
 
 def built(model: Path, name: str, *patterns: str) -> GraphSet:
     spec = run_file(model)
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"recompute": list(patterns)})})
-    return build_graphs(spec, "cpu", model.parent / name)
+    return build_graphs(spec, model.parent / name)
 
 
 def feeds(graphs: GraphSet, batch: int = 4) -> dict[str, Array]:
@@ -47,9 +55,11 @@ def feeds(graphs: GraphSet, batch: int = 4) -> dict[str, Array]:
 
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
 @pytest.mark.parametrize("patterns", [("h.*",), ("h.0", "h.3.attn*"), ("*",)])
-def test_every_output_keeps_its_bits(model: Path, patterns: tuple[str, ...], kernels: bool) -> None:
+def test_every_output_keeps_its_bits(
+    graphs_of: Callable[..., GraphSet], patterns: tuple[str, ...], kernels: bool
+) -> None:
     found = []
-    for graphs in (built(model, "kept"), built(model, "again", *patterns)):
+    for graphs in (graphs_of(), graphs_of(*patterns)):
         path, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, None)
         found.append(run_graph(path, feeds(graphs), threads=2, kernels=library))
     kept, again = found
@@ -69,7 +79,7 @@ def test_dropped_values_come_from_their_masks(wanted: Any, kernels: bool, tmp_pa
     for name, recompute in (("kept", []), ("again", wanted)):
         spec = run_file(path)
         section = spec.model.model_copy(update={"recompute": recompute})
-        graphs = build_graphs(spec.model_copy(update={"model": section}), "cpu", tmp_path / name)
+        graphs = build_graphs(spec.model_copy(update={"model": section}), tmp_path / name)
         train, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, None)
         onnxruntime.set_seed(3)
         found.append(run_graph(train, feeds(graphs), kernels=library))
@@ -104,14 +114,14 @@ print(peak() - before)
 
 
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
-def test_layers_take_less_memory(model: Path, kernels: bool) -> None:
+def test_layers_take_less_memory(graphs_of: Callable[..., GraphSet], kernels: bool, tmp_path: Path) -> None:
     """Measures the resident memory of a process that runs one step."""
     sizes = {}
     for name, patterns in (("kept", ()), ("again", ("h.*",))):
-        graphs = built(model, name, *patterns)
-        np.savez(model.parent / "feeds.npz", **feeds(graphs, 64))
+        graphs = graphs_of(*patterns)
+        np.savez(tmp_path / "feeds.npz", **feeds(graphs, 64))
         path, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, "")
-        words = [sys.executable, "-c", MEASURE, str(path), str(model.parent / "feeds.npz"), str(library)]
+        words = [sys.executable, "-c", MEASURE, str(path), str(tmp_path / "feeds.npz"), str(library)]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         sizes[name] = int(done.stdout)
     assert sizes["again"] < 0.6 * sizes["kept"], sizes
@@ -180,3 +190,23 @@ def test_statistics_and_dropped_values_keep_their_bits(tmp_path: Path) -> None:
     assert kept.keys() == again.keys()
     for name, array in kept.items():
         np.testing.assert_array_equal(again[name], array, err_msg=name)
+
+
+def test_what_is_computed_from_weights_alone_does_not_wait_for_a_gradient(tmp_path: Path) -> None:
+    """A copy of each weight would be made otherwise: PyTorch's exporter transposes them in the graph."""
+    random = np.random.default_rng(0)
+    tensors = {f"h.{layer}.w": (random.normal(size=(8, 8)) / 3).astype("float32") for layer in range(3)}
+    nodes, last = [], "x"
+    for layer in range(3):
+        nodes.append(helper.make_node("Transpose", [f"h.{layer}.w"], [f"t{layer}"], name=f"/turn{layer}", perm=[1, 0]))
+        nodes.append(helper.make_node("MatMul", [last, f"t{layer}"], [f"m{layer}"], name=f"/h.{layer}/MatMul"))
+        last = f"a{layer}"
+        nodes.append(helper.make_node("Tanh", [f"m{layer}"], [last], name=f"/h.{layer}/Tanh"))
+        nodes.append(helper.make_node("Sigmoid", [last], [f"s{layer}"], name=f"/h.{layer}/Sigmoid"))
+        last = f"s{layer}"
+    path = save_model(tmp_path / "m.onnx", nodes, [value("x", ["batch", 8])], [value(last, ["batch", 8])], tensors)
+    graph = onnx.load(built(path, "again", "h.*").train).graph
+    weights = set(tensors) | {f"t{layer}" for layer in range(3)}
+    gates = [node for node in graph.node if node.op_type == "Where"]
+    assert gates
+    assert not [node.input[1] for node in gates if node.input[1] in weights]

@@ -77,7 +77,7 @@ def test_the_gradient_of_a_gpt_is_right_to_the_rounding_of_fp16(tmp_path: Path) 
             "train": {"steps": 1, "optimizer": {"name": "adamw", "lr": 1e-3}},
         }
     )
-    graphs = build_graphs(spec, "cpu", tmp_path / "graphs")
+    graphs = build_graphs(spec, tmp_path / "graphs")
     single = onnx.load(graphs.train)
     trained = [entry.name for entry in graphs.index if f"{entry.name}_grad" in {o.name for o in single.graph.output}]
     halved = half(single, FP16, trained, {})

@@ -36,12 +36,12 @@ def softmaxes(path: Path) -> list[str]:
 
 def test_the_gradients_keep_their_bits(model: Path) -> None:
     with mock.patch.object(recompute, "LONG", TOKENS + 1):
-        short = build_graphs(run_file(model), "cpu", model.parent / "short", TOKENS)
+        short = build_graphs(run_file(model), model.parent / "short", TOKENS)
     random = np.random.default_rng(0)
     window = random.integers(0, 11, (2, TOKENS + 1))
     feeds = {**tensors_of(short), "tokens": window[:, :-1], "labels": window[:, 1:]}
     kept = run_graph(with_kernels_of(short.train), feeds, threads=2, kernels=LIBRARY.path)
-    long = build_graphs(run_file(model), "cpu", model.parent / "long", TOKENS)
+    long = build_graphs(run_file(model), model.parent / "long", TOKENS)
     again = run_graph(with_kernels_of(long.train), feeds, threads=2, kernels=LIBRARY.path)
     assert kept.keys() == again.keys()
     for name, array in kept.items():
@@ -50,14 +50,14 @@ def test_the_gradients_keep_their_bits(model: Path) -> None:
 
 def test_only_long_sequences_are_computed_again(model: Path) -> None:
     for length, again in ((0, 0), (TOKENS - 1, 0), (TOKENS, 2)):
-        graphs = build_graphs(run_file(model), "cpu", model.parent / str(length), length)
+        graphs = build_graphs(run_file(model), model.parent / str(length), length)
         names = softmaxes(with_kernels_of(graphs.train))
         assert len([name for name in names if name.endswith(".again")]) == again
         assert len(names) == 2 + again
 
 
 def test_the_forward_pass_keeps_none_of_the_weights(model: Path) -> None:
-    graphs = build_graphs(run_file(model), "cpu", model.parent / "long", TOKENS)
+    graphs = build_graphs(run_file(model), model.parent / "long", TOKENS)
     graph = onnx.load(with_kernels_of(graphs.train)).graph
     for name in softmaxes(with_kernels_of(graphs.train)):
         readers = [node.op_type for node in graph.node if name in node.input]

@@ -244,7 +244,7 @@ def test_a_name_that_helm_reads_as_a_boolean_is_refused(tmp_path: Path, section:
 
 
 @needs_helm
-def test_helm_test_looks_at_the_image(tmp_path: Path) -> None:
+def test_helm_test_checks_the_image(tmp_path: Path) -> None:
     done = helm("template", "x", CHART, "-f", written_to(tmp_path, run_file()), "-s", "templates/tests/doctor.yaml")
     pod = yaml.safe_load(done.stdout)
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"

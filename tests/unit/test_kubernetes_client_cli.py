@@ -111,7 +111,7 @@ def test_a_run_from_submit_to_resume(person: Person, tmp_path: Path) -> None:
     assert person.tell("cancel", "digits").out == "digits: cancelled at step 0\n"
     again = person.tell("resume", "digits")
     assert again.code == 0, again.err
-    assert "1 failures and 0 preemptions are no longer counted" in again.err
+    assert mentions(again.err, "1 failures and 0 preemptions")
     assert len(fake.of("mpijobs")) == 1
 
 
@@ -121,7 +121,7 @@ def test_resume_starts_a_suspended_run(person: Person, tmp_path: Path) -> None:
     (job,) = person.fake.of("mpijobs")
     job["status"] = mpijob()["status"]
     RunDir(tmp_path / "runs" / "digits").record_attempt(event="end", attempt=0, outcome="failure", next="restart")
-    assert f"it is suspended; `ortflow resume {handle}` starts it" in person.tell("status", "digits").out
+    assert mentions(person.tell("status", "digits").out, f"suspended … `ortflow resume {handle}`")
     refused = person.tell("resume", "digits", "train.steps=20")
     assert (refused.code, "is suspended as MPIJob" in refused.err) == (2, True)
     assert job["spec"]["runPolicy"]["suspend"] is True
@@ -148,7 +148,7 @@ def test_a_run_that_was_applied_is_known_by_its_name(person: Person, tmp_path: P
     handle = f"kubernetes://default/{job}"
     done = person.tell("cancel", "digits")
     assert (done.code, list(tmp_path.glob("runs/*"))) == (2, [])
-    assert f"there is no run digits in runs; the cluster has {handle}: name it so" in done.err
+    assert mentions(done.err, f"no run digits … cluster has {handle}")
     assert handle in person.tell("list", "-b", "kubernetes").out
     done = person.tell("status", "digits", "--json")
     assert done.code == 0, done.err
@@ -194,7 +194,7 @@ def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch
     assert done.out == person.tell("render", "-b", "kubernetes", "run.yaml").out
     kinds = [document["kind"] for document in yaml.safe_load_all(done.out)]
     assert kinds == ["ServiceAccount", "ConfigMap", "MPIJob"], "deleting what is in the file keeps the checkpoints"
-    assert "# The claim digits-data is not in this file" in done.out
+    assert mentions(done.out, "# … claim digits-data … not in this file")
     assert "kubectl delete pvc digits-data" in done.out
     claimed = person.tell("render", "-b", "kubernetes", "run.yaml", "--with-claim").out
     documents = list(yaml.safe_load_all(claimed))
@@ -202,7 +202,7 @@ def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch
         "ServiceAccount", "ConfigMap", "PersistentVolumeClaim", "MPIJob"
     ]  # fmt: skip
     assert documents[2]["metadata"]["name"] == "digits-data"
-    assert "`kubectl delete -f` deletes it and every checkpoint" in claimed
+    assert mentions(claimed, "`kubectl delete -f` … every checkpoint")
     reported = person.tell("render", "-b", "kubernetes", "run.yaml", "backends.kubernetes.volume={claim: mine}").out
     assert reported.startswith("---\n"), "an existing claim must not be deleted"
 
@@ -212,17 +212,17 @@ def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch
     [
         (
             ("submit", "-b", "kubernetes", "run.yaml", "--after", "x"),
-            "launcher kubernetes cannot depend on others; add -b slurm",
+            "kubernetes … add -b slurm",
         ),
         (
             ("submit", "-b", "kubernetes", "run.yaml", "--set", "seed=1,2"),
-            "the launcher kubernetes has none; add -b slurm",
+            "kubernetes … add -b slurm",
         ),
         (("submit", "-b", "kubernetes", "run.yaml", "--host", "login"), "--host is for login nodes"),
-        (("render", "-b", "slurm", "run.yaml", "--with-claim"), "creates no storage claim; add -b kubernetes"),
-        (("list", "-A"), "cluster that has namespaces; add -b kubernetes"),
-        (("doctor", "-b", "kubernetes", "--job"), "are not supported by the launcher kubernetes; add -b slurm"),
-        (("status", "kubernetes://default/nobody"), "there is no MPIJob nobody in namespace default"),
+        (("render", "-b", "slurm", "run.yaml", "--with-claim"), "storage claim … add -b kubernetes"),
+        (("list", "-A"), "namespaces … add -b kubernetes"),
+        (("doctor", "-b", "kubernetes", "--job"), "kubernetes … add -b slurm"),
+        (("status", "kubernetes://default/nobody"), "no MPIJob nobody … namespace default"),
         (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.context=b"), "unknown context b"),
         (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.image=null"), "backends.kubernetes.image"),
     ],
@@ -230,7 +230,7 @@ def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch
 def test_what_does_not_apply(person: Person, arguments: tuple[str, ...], words: str) -> None:
     refused = person.tell(*arguments)
     assert refused.code == 2, refused.err
-    assert words in refused.err
+    assert mentions(refused.err, words)
     assert not person.fake.of("mpijobs")
 
 

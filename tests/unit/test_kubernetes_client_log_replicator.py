@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_kubernetes import FakeCluster
 from kubernetes_objects import JOB, NAMESPACE, NOW, RUN, pod
+from messages import says
 
 from ortflow.launchers.kubernetes import api
 from ortflow.launchers.kubernetes import log_replicator as module
@@ -143,7 +144,7 @@ def test_a_full_volume_is_reported_as_long_as_it_is_full(run: RunDir, fake: Fake
         name, START, reported("notice"), step(1), reported("notice", path="/ortflow/runs/gpt", needed=2_500_000), at=NOW
     )
     sync(run, fake)
-    assert read_status(run, alive=True).waits == "out of disk on /ortflow/runs/gpt, 2.5 MB needed"
+    assert says(read_status(run, alive=True).waits, "out of disk … /ortflow/runs/gpt … 2.5 MB")
     fake.say(name, reported("notice"), at=NOW + 2)
     sync(run, fake)
     assert read_status(run, alive=True).waits is None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fake_kubernetes import ANSWERS
+from messages import mentions, says
 
 from ortflow.launchers.kubernetes.api import Refused, Unreachable
 from ortflow.launchers.kubernetes.contexts import connect
@@ -25,43 +26,41 @@ def refused(key: str, verb: str = "create", kind: str = "MPIJob", namespace: str
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("unauthorised", "the API server does not accept the credentials"),
-        ("forbidden_create", "system:serviceaccount:default:weak may not create configmaps in namespace default; ask"),
+        ("unauthorised", "API server … credentials"),
+        ("forbidden_create", "system:serviceaccount:default:weak … create configmaps in namespace default … ask"),
         ("forbidden_list", "may not list mpijobs in namespace default"),
         ("forbidden_cluster", "may not list nodes in the cluster"),
-        ("taken", "the name is taken: there is a MPIJob digits-abc123 in namespace default already"),
+        ("taken", "name is taken … MPIJob digits-abc123 … namespace default"),
         ("unknown_field", "there is no field spec.slotPerWorker in MPIJob"),
         ("invalid", 'spec.mpiImplementation: Unsupported value: "MVAPICH": supported values'),
         ("invalid_name", "metadata.name: Invalid value"),
-        ("quota", "the quota of namespace default has no room for MPIJob digits-abc123: q, requested: count/mpijobs"),
-        ("quota_needs", "resources: the quota must of namespace default requires every pod to state its requests.cpu"),
-        ("not_found", "there is no MPIJob digits-abc123 in namespace default"),
-        ("too_large", "backends.kubernetes.files: MPIJob digits-abc123 is too large for the API server"),
-        ("grant", "may not give MPIJob digits-abc123 rights that it lacks itself"),
-        ("going", "backends.kubernetes.namespace: namespace default is being deleted"),
-        ("webhook", "policy images.policy.example refuses MPIJob digits-abc123: images must come from the house's"),
-        ("policy", "the cluster's policy few-workers refuses MPIJob digits-abc123: no more than 8 workers"),
-        ("pod_account", "service_account: there is no service account nobody in namespace default; correct the name"),
-        ("pod_priority", "backends.kubernetes.priority_class: there is no priority class urgent; correct the name"),
-        ("pod_runtime", "backends.kubernetes.gpu.runtime_class: there is no runtime class nvidia; correct the name"),
-        ("pod_limit", "resources: a limit of namespace default refuses MPIJob digits-abc123: maximum memory usage"),
-        ("pod_ratio", "a limit of namespace default refuses MPIJob digits-abc123: cpu max limit to request ratio"),
-        ("pod_quota_never", "the quota of namespace default has no room for MPIJob digits-abc123: q, requested"),
-        ("pod_security", "takes only pods of the security level restricted:latest: allowPrivilegeEscalation != false"),
+        ("quota", "quota of namespace default … MPIJob digits-abc123 … q, requested: count/mpijobs"),
+        ("quota_needs", "resources: … quota must of namespace default … requests.cpu"),
+        ("not_found", "no MPIJob digits-abc123 … namespace default"),
+        ("too_large", "backends.kubernetes.files: … MPIJob digits-abc123 … too large"),
+        ("grant", "may not … MPIJob digits-abc123 rights"),
+        ("going", "backends.kubernetes.namespace: … default … being deleted"),
+        ("webhook", "policy images.policy.example … MPIJob digits-abc123: images must come from the house's"),
+        ("policy", "policy few-workers … MPIJob digits-abc123: no more than 8 workers"),
+        ("pod_account", "service_account: … nobody … namespace default … correct the name"),
+        ("pod_priority", "backends.kubernetes.priority_class: … urgent … correct the name"),
+        ("pod_runtime", "backends.kubernetes.gpu.runtime_class: … nvidia … correct the name"),
+        ("pod_limit", "resources: … limit of namespace default … MPIJob digits-abc123: maximum memory usage"),
+        ("pod_ratio", "limit of namespace default … MPIJob digits-abc123: cpu max limit to request ratio"),
+        ("pod_quota_never", "quota of namespace default … MPIJob digits-abc123: q, requested"),
+        ("pod_security", "security level restricted:latest … allowPrivilegeEscalation != false"),
     ],
 )
 def test_one_sentence_each(key: str, words: str) -> None:
     error = refusal(refused(key))
     assert isinstance(error, UserError)
-    assert words in str(error)
+    assert mentions(str(error), words)
     assert "\n" not in str(error)
 
 
 def test_a_namespace_that_is_not_there() -> None:
     reported = str(refusal(refused("no_namespace", namespace="nope")))
-    assert reported.startswith(
-        "backends.kubernetes.namespace: there is no namespace nope; `kubectl create namespace nope`"
-    )
+    assert says(reported, "backends.kubernetes.namespace: … nope … `kubectl create namespace nope`")
 
 
 def test_a_transient_refusal_is_not_a_user_error() -> None:
@@ -92,7 +91,7 @@ def test_contexts_are_found_as_kubectl_does(tmp_path: Path, monkeypatch: pytest.
     assert (connect().context, connect().namespace) == ("one", "default")
     assert (connect("two").context, connect("two").namespace) == ("two", "team")
     assert connect("two", "mine").namespace == "mine"
-    with pytest.raises(UserError, match=r"backends\.kubernetes\.context: unknown context tow.*did you mean two\?"):
+    with pytest.raises(UserError, match=r"backends\.kubernetes\.context: .*tow.*two\?"):
         connect("tow")
 
 
@@ -129,9 +128,7 @@ def test_inside_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config")))
-    with pytest.raises(
-        Unreachable, match=r"^the API server http://127\.0\.0\.1:1 does not answer \(Connection refused\)$"
-    ):
+    with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:1.*Connection refused"):
         connect().find_all("MPIJob")
 
 

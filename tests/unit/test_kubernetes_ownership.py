@@ -13,7 +13,7 @@ import pytest
 from fake_clock import FakeClock
 
 from ortflow.launchers.kubernetes import ownership
-from ortflow.launchers.kubernetes.ownership import ALIVE, BEAT, LOOK, OLD_SUPERVISOR, Ownership, owner_of
+from ortflow.launchers.kubernetes.ownership import ALIVE, BEAT, OLD_SUPERVISOR, POLL, Ownership, owner_of
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.locks import hold, wait_free
 from ortflow.workflow import fence
@@ -74,7 +74,7 @@ def test_a_run_with_a_live_run_supervisor_is_not_taken_over(run: RunDir, ahead: 
     assert owner_of(run) == before
     (message,) = messages
     assert "gpt-one" in message
-    assert clock.now - begun == pytest.approx(60.0 + ALIVE, abs=2 * LOOK), (
+    assert clock.now - begun == pytest.approx(60.0 + ALIVE, abs=2 * POLL), (
         "the grace period of a pod that was just deleted"
     )
 
@@ -87,7 +87,7 @@ def test_a_silent_run_supervisor_is_fenced_off(run: RunDir, ahead: float) -> Non
     Another(run, clock, ahead, [1.0, 6.0])
     Ownership(run, pod(run, "two"), clock).settle_with_others(300.0, lambda text: None)
     assert json.loads(run.owner.read_text())["job"] == "gpt-two"
-    assert clock.now - begun == pytest.approx(6.0 + ALIVE, abs=3 * LOOK)
+    assert clock.now - begun == pytest.approx(6.0 + ALIVE, abs=3 * POLL)
 
 
 def test_a_lock_that_a_fenced_run_supervisor_never_lets_go_of(run: RunDir) -> None:

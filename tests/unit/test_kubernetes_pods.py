@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from fake_clock import FakeClock
-from messages import mentions
+from messages import mentions, says
 from run_files import spec_of
 
 from ortflow.launchers import prepare as preparing
@@ -88,7 +88,7 @@ class TestPod:
         assert reported.carried == Path("/etc/ortflow/run/files")
 
     def test_outside_of_one_the_missing_variable_is_named(self) -> None:
-        with pytest.raises(UserError, match=r"ORTFLOW_JOB is not set.*for the pods of a run"):
+        with pytest.raises(UserError, match=r"ORTFLOW_JOB .*pods"):
             Pod.from_environment({})
 
 
@@ -130,7 +130,7 @@ class TestHosts:
         assert wait_for(["localhost"], daemon, 5.0, lambda: None, print) == {"localhost": "127.0.0.1"}
 
     def test_those_that_never_answer_are_named(self, daemon: int) -> None:
-        with pytest.raises(OrtflowError, match=f"no answer on port {daemon} within 0 s from gone$"):
+        with pytest.raises(OrtflowError, match=f"port {daemon} .*0 s.* gone$"):
             wait_for(["localhost", "gone.invalid"], daemon, 0.0, lambda: None, print)
 
     def test_one_that_leaves_is_not_used(self, daemon: int) -> None:
@@ -271,15 +271,16 @@ def test_a_process_that_is_not_a_rank_is_ignored() -> None:
 @pytest.mark.parametrize(
     ("code", "outcome", "words"),
     [
-        (9, Outcome.FAILURE, "a rank on gpt-abc-worker-1 was killed by SIGKILL"),
-        (11, Outcome.FAILURE, "a rank on gpt-abc-worker-1 was killed by SIGSEGV"),
-        (15, Outcome.PREEMPTED, "a rank on gpt-abc-worker-1 was ended by SIGTERM"),
+        (9, Outcome.FAILURE, "… gpt-abc-worker-1 … SIGKILL"),
+        (11, Outcome.FAILURE, "… gpt-abc-worker-1 … SIGSEGV"),
+        (15, Outcome.PREEMPTED, "… gpt-abc-worker-1 … ended by SIGTERM"),
     ],
 )
 def test_a_rank_killed_before_it_is_known_is_named_by_its_host(code: int, outcome: Outcome, words: str) -> None:
     found = early_kill(HYDRA.format(code=code))
     assert found is not None
-    assert (found.outcome, found.sentence, found.rank) == (outcome, words, None)
+    assert (found.outcome, found.rank) == (outcome, None)
+    assert says(found.sentence, words)
 
 
 @pytest.mark.parametrize("words", ["all is well", HYDRA.format(code=1), HYDRA.format(code=19200)])
@@ -401,7 +402,7 @@ def test_prepare_that_runs_out_of_memory_is_not_wrong_input(tmp_path: Path, monk
     kills = iter([4, 5])
     monkeypatch.setattr(preparing, "oom_kills", lambda: next(kills))
     key = "backends.kubernetes.launcher_resources.memory"
-    with pytest.raises(EndedBySignal, match=rf"^`sh -c 'exit 3'` ran out of memory; raise {re.escape(key)}$"):
+    with pytest.raises(EndedBySignal, match=rf"^`sh -c 'exit 3'` .*memory.*raise {re.escape(key)}$"):
         preparing.prepare(spec, tmp_path, "python", key)
     monkeypatch.setattr(preparing, "oom_kills", lambda: 5)
     with pytest.raises(UserError, match="ended with exit code 3"):

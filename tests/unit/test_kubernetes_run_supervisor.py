@@ -16,7 +16,7 @@ from fake_clock import FakeClock
 from signal_handlers import restored
 
 from ortflow.launchers.kubernetes import ending
-from ortflow.launchers.kubernetes.attempt import LOOK, SILENCE, PodAttempt
+from ortflow.launchers.kubernetes.attempt import POLL, SILENCE, PodAttempt
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.run_supervisor import MARGIN, OLD_RANKS, RunSupervisor
 from ortflow.launchers.locks import hold
@@ -181,7 +181,7 @@ def test_a_host_is_lost_after_its_silence(folder: Path, clock: FakeClock) -> Non
         begun = clock.now
         while not attempt.gone():
             clock.sleep(1.0)
-        assert SILENCE < clock.now - begun <= SILENCE + LOOK + 1.0
+        assert SILENCE < clock.now - begun <= SILENCE + POLL + 1.0
         assert attempt.gone() == {0, 1}
     finally:
         attempt.kill()
@@ -199,6 +199,6 @@ def test_a_host_that_is_slow_to_greet_is_not_lost(folder: Path, clock: FakeClock
             begun = clock.now
             while clock.now < begun + 2 * SILENCE:
                 assert not attempt.gone()
-                clock.sleep(LOOK)
+                clock.sleep(POLL)
         finally:
             attempt.kill()

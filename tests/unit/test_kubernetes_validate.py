@@ -44,7 +44,7 @@ def test_what_an_overlay_breaks(tmp_path: Path) -> None:
 def test_inputs_that_lie_on_the_volume(tmp_path: Path) -> None:
     done = run(tmp_path, "--backend=kubernetes")
     assert done.exit_code == 0, done.stderr
-    assert f"{tmp_path}/run.yaml: valid, as far as it was checked\n" in done.stdout
+    assert mentions(done.stdout, f"{tmp_path}/run.yaml: valid")
     assert mentions(done.stdout, "not checked", "/ortflow/files/small")
     assert "from /in on the volume" in run(tmp_path, "--backend=kubernetes", "backends.kubernetes.folder=/in").stdout
     for wrong in ({"volume": {}}, {"overlay": [{"kind": "Service", "patch": {}}]}, {"ssh_port": 22}):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from messages import mentions
+from messages import alike, mentions
 from run_files import spec_of as run_of
 from trees import tree
 
@@ -141,7 +141,7 @@ def test_an_invalid_run_directory_is_refused(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
-    with pytest.raises(UserError, match=r"run_dir: .*/runs/gpt cannot be written: Not a directory"):  # noqa: SIM117
+    with pytest.raises(UserError, match=r"run_dir: .*/runs/gpt .*Not a directory"):  # noqa: SIM117
         with opened(submission(tmp_path)):
             pass
 
@@ -218,9 +218,10 @@ def test_going_on_keeps_the_batch() -> None:
     halved = continued_run(asked, spec_of(2, gradient_accumulation=4), 16)
     assert (halved.global_batch, halved.accumulation) == (16, 2)
     assert continued_run(halved, spec_of(2, gradient_accumulation=2), 16).accumulation == 2
-    assert batch_messages(begun, continued_run(begun, spec_of(2), 16), 16) == [
-        "a step keeps its 16 samples: 2 ranks x micro_batch 4 x gradient_accumulation 2"
-    ]
+    assert alike(
+        batch_messages(begun, continued_run(begun, spec_of(2), 16), 16),
+        ["… keeps … 16 samples … 2 ranks x micro_batch 4 x gradient_accumulation 2"],
+    )
     assert batch_messages(begun, begun, 16) == []
 
 
@@ -251,9 +252,10 @@ def test_another_batch_is_refused_unless_it_is_named() -> None:
     )
     wider = continued_run(begun, spec_of(3, global_batch=24), 16)
     assert (wider.global_batch, wider.accumulation) == (24, 2)
-    assert batch_messages(begun, wider, 16) == [
-        "a step takes 24 samples from here on, 16 before: 3 ranks x micro_batch 4 x gradient_accumulation 2"
-    ]
+    assert alike(
+        batch_messages(begun, wider, 16),
+        ["… 24 samples … 16 before … 3 ranks x micro_batch 4 x gradient_accumulation 2"],
+    )
     assert continued_run(wider, spec_of(3), 24).global_batch == 24, "the next submission keeps it"
     with pytest.raises(UserError, match=r"train\.gradient_accumulation.*5.*train\.global_batch 32"):
         continued_run(begun, spec_of(4, gradient_accumulation=5, global_batch=32), 16)
@@ -268,7 +270,7 @@ def test_the_batch_of_a_run_is_that_of_its_plan(tmp_path: Path) -> None:
     run.plan.write_text('{"global_batch": 4}')
     with opened(submission(tmp_path)) as ours:
         assert ours.spec.accumulation == 4
-        assert ours.notes == ("a step keeps its 4 samples: 1 rank x micro_batch 1 x gradient_accumulation 4",)
+        assert alike(ours.notes, ["… keeps … 4 samples … 1 rank x micro_batch 1 x gradient_accumulation 4"])
     (changed,) = [record for record in run.read_attempts() if record["event"] == "changed"]
     assert (changed["attempt"], changed["notes"]) == (1, list(ours.notes))
     with opened(submission(tmp_path)) as ours:
@@ -287,9 +289,9 @@ def test_prepare_runs_in_the_folder_of_the_run_file_only_if_something_is_missing
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["sh", "-c", "exit 3"], r"prepare: `sh -c 'exit 3'` ended with exit code 3"),
-        (["true"], r"model.path: there is no file .*m.onnx"),
-        (["no-such-command"], r"prepare: no-such-command cannot be started: No such file"),
+        (["sh", "-c", "exit 3"], r"prepare: `sh -c 'exit 3'`.*code 3"),
+        (["true"], r"model.path: .*m.onnx"),
+        (["no-such-command"], r"prepare: .*no-such-command.*No such file"),
         (["python", "-c", "exit 7"], r"ended with exit code 0|model.path"),
     ],
 )

@@ -45,7 +45,7 @@ class Lines:
     def attempt(self, number: int) -> None: ...
     def tick(self) -> None: ...
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.said.append(text)
 
 

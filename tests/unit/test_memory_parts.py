@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from graph_build_models import linear
+from messages import mentions
 from typer.testing import CliRunner
 
 from ortflow.cli.app import command_line
@@ -65,4 +66,4 @@ def test_inspect_shows_them(tmp_path: Path) -> None:
     )
     assert reported.exit_code == 0, reported.output
     (line,) = (line for line in reported.output.splitlines() if line.startswith("memory"))
-    assert "parameters 4.0 MB, gradients 4.0 MB, moments 8.0 MB, checkpoint 12 MB" in line
+    assert mentions(line, "parameters 4.0 MB … gradients 4.0 MB … moments 8.0 MB … checkpoint 12 MB")

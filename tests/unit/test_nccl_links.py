@@ -9,7 +9,7 @@ from thread_links import LinkedNccl, StreamedCuda
 from thread_wire import on_threads
 
 from ortflow.workflow.comm import Communicator
-from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.comm.nccl import BLOCKS_BESIDE, NcclCommunicator
 from ortflow.workflow.device.cpu import HostBuffer
 
 
@@ -47,6 +47,23 @@ def test_messages_of_links_meet_in_order_whatever_is_queued_first() -> None:
 
     on_threads(2, program)
     assert library.sent == 3 + 4, "each link was tried once"
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_messages_beside_passes_take_few_of_the_gpus_processors(*, beside: bool) -> None:
+    library = LinkedNccl()
+
+    def program(below: Communicator) -> None:
+        world = NcclCommunicator(below, fake_device(library.here(StreamedCuda())), library)
+        assert all(blocks < 0 for blocks in library.blocks)
+        world.barrier()
+        world.connect_links([(0, 1, 0)], beside=beside)
+        world.barrier()
+        world.close()
+
+    on_threads(2, program)
+    asked = library.blocks[2:]
+    assert asked == [BLOCKS_BESIDE] * 2 if beside else all(blocks < 0 for blocks in asked)
 
 
 def test_links_of_some_ranks_are_connected_without_the_others() -> None:

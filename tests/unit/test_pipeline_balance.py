@@ -13,7 +13,7 @@ from graph_build_models import save_model, value
 from onnx import TensorProto, helper, numpy_helper
 from stage_models import opened, transformer
 
-from ortflow.workflow.graph.stages.balance import balanced_cuts, sizes_of
+from ortflow.workflow.graph.stages.balance import PER_BYTE_ON_GPUS, balanced_cuts, sizes_of
 from ortflow.workflow.graph.stages.costs import Costs
 from ortflow.workflow.graph.stages.pieces import cut_graph
 
@@ -36,14 +36,19 @@ def test_stages_of_equal_layers_have_equal_work(count: int, tmp_path: Path) -> N
 
 def bottleneck(path: Path) -> Path:
     """The work of the layers is equal, and the value between the second and third is a hundredth of the others."""
+    return chain(path, [200, 200, 2, 200, 200])
+
+
+def chain(path: Path, widths: Sequence[int]) -> Path:
+    """Products one behind the other, of values as wide as this."""
     random = np.random.default_rng(0)
-    widths = [200, 200, 2, 200, 200]
     nodes, tensors, x = [], {}, "x"
     for number, (read, made) in enumerate(itertools.pairwise(widths)):
         tensors[f"{number}.weight"] = random.normal(size=(read, made)).astype("float32")
         nodes.append(helper.make_node("MatMul", [x, f"{number}.weight"], [f"{number}.product"]))
         x = f"{number}.product"
-    return save_model(path, nodes, [value("x", ["batch", 200])], [value(x, ["batch", 200])], tensors)
+    ends = [value(name, ["batch", width]) for name, width in (("x", widths[0]), (x, widths[-1]))]
+    return save_model(path, nodes, ends[:1], ends[1:], tensors)
 
 
 def test_a_narrow_place_is_preferred(tmp_path: Path) -> None:
@@ -51,6 +56,16 @@ def test_a_narrow_place_is_preferred(tmp_path: Path) -> None:
     weights = model.source.tensors
     sizes = sizes_of(model.prepared.graph, weights, 64, 1)
     assert balanced_cuts(model.prepared, 2, weights, sizes, per_byte=1000) == [["1.product"]]
+
+
+def test_gpus_rather_send_little_than_be_equal(tmp_path: Path) -> None:
+    """In the middle the work is equal, and the value is four times as wide as those beside it."""
+    model = opened(chain(tmp_path / "m.onnx", [64, 64, 256, 64, 64]), {"kind": "mse"})
+    weights = model.source.tensors
+    sizes = sizes_of(model.prepared.graph, weights, 64, 1)
+    assert balanced_cuts(model.prepared, 2, weights, sizes) == [["1.product"]]
+    (cut,) = balanced_cuts(model.prepared, 2, weights, sizes, per_byte=PER_BYTE_ON_GPUS)
+    assert cut != ["1.product"]
 
 
 def test_measured_costs_replace_the_estimate(tmp_path: Path) -> None:

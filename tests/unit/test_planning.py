@@ -180,8 +180,12 @@ def test_replicas_and_zero_exchange_what_they_must() -> None:
     share = 3 / 4 * size / 1e6
     assert times[0].gradients == times[1].gradients == pytest.approx(2 * share)
     assert times[2].gradients == pytest.approx(3 * share), "a reduce-scatter for each micro-batch, and the gather"
-    everything = 3 / 4 * whole.size * 4 / 1e6
-    assert times[3].gradients == pytest.approx(2 * (2 * everything + share))
+    assert times[3].gradients == pytest.approx(2 * 3 * share), "fetched twice and reduced, for each micro-batch"
+    spec = under(run_of(4, 2), Layout(4, zero=3))
+    train = spec.train.model_copy(update={"precision": "bf16"})
+    gpus = spec.resources.model_copy(update={"gpus_per_rank": 1})
+    half = step_time(spec.model_copy(update={"train": train, "resources": gpus}), rates, whole, Work(10**8))
+    assert half.gradients == pytest.approx(2 * 2 * share), "on GPUs it is fetched in 16 bits"
     assert times[1].update == pytest.approx(times[0].update / 4)
     assert all(time.passes == pytest.approx(0.2) for time in times.values())
 

@@ -120,6 +120,18 @@ def test_the_gradient_of_a_weight_is_written_in_fp32_and_the_right_way_round() -
     check(nodes, {"w_grad": TensorProto.FLOAT}, {"Product": 1}, x=(6, 4), dy=(6, 5))
 
 
+def test_a_gradient_that_is_turned_twice_is_one_product() -> None:
+    """Of a weight [out, in] with more inputs than outputs, as PyTorch's exporter writes it."""
+    nodes = [
+        node("Transpose", "dy", "turned", perm=[1, 0]),
+        node("MatMul", "turned", "x", "once"),
+        node("Transpose", "once", "twice", perm=[1, 0]),
+        node("Transpose", "twice", "half", perm=[1, 0]),
+        node("Cast", "half", "w_grad", to=TensorProto.FLOAT),
+    ]
+    check(nodes, {"w_grad": TensorProto.FLOAT}, {"Product": 1}, x=(6, 5), dy=(6, 4))
+
+
 def test_turned_factors() -> None:
     nodes = [node("FusedMatMul", "x", "w", "y", domain="com.microsoft", transA=1, transB=1)]
     check(nodes, {"y": HALF}, {"Product": 1}, x=(4, 6), w=(5, 4), described={"y": (6, 5)})

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import stage_models
+from emulated_cuda import from_bytes, to_bytes
 from fake_cuda import fake_device
 from graph_build_models import built, run_file
+from onnx import TensorProto
 from operators_on_cpu import needs_compilers, operators_here
 from queued import Fake, outcomes_of
 from test_queued_stages import Rank, alone, check, steps_of
@@ -21,12 +24,15 @@ from thread_wire import on_threads
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
+from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
+from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of
+from ortflow.workflow.sessions.gpu_collectives import serve
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import Report, divided_check, opening
+from ortflow.workflow.trainer import Report, divided_check, divided_opening
 from ortflow.workflow.trainer.queued_part import QueuedPartTrainer
 from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
 from ortflow.workflow.trainer.zero import ZeroTrainer
@@ -58,7 +64,7 @@ def train(
     fakes = [Fake(monkeypatch, StreamedCuda()) for _ in range(grid.world_size)]
     kind = QueuedStageTrainer if grid.pipeline > 1 else QueuedPartTrainer
     monkeypatch.setattr(divided_check, "has_passed", lambda key: False)
-    monkeypatch.setattr(opening, "part_class", lambda spec, device: kind)
+    monkeypatch.setattr(divided_opening, "part_class", lambda spec, device: kind)
     opened = Sessions.open
 
     def open_alone(*given: Any, **named: Any) -> Any:
@@ -68,7 +74,7 @@ def train(
 
     monkeypatch.setattr(Sessions, "open", open_alone)
     # The kernel that sums squares is not a fused one, which alone are emulated.
-    monkeypatch.setattr(QueuedPartTrainer, "_square_sum", ZeroTrainer._square_sum)
+    monkeypatch.setattr(QueuedPartTrainer, "squares_graph", ZeroTrainer.squares_graph)
     operators = [operators_here(tmp_path, monkeypatch) for _ in fakes]
 
     def program(below: Communicator) -> Rank:
@@ -77,7 +83,7 @@ def train(
         world: Communicator = StagedCommunicator(below) if staged else NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
         sessions._fused = operators[below.rank]
-        trainer = opening.open_divided(GraphSet.load(root), spec, sessions, world, Report(note=fake.log.append))
+        trainer = divided_opening.open_divided(GraphSet.load(root), spec, sessions, world, Report(note=fake.log.append))
         steps = steps_of("transformer", count, place.data, grid.data)
         trainer.check(steps[0])
         outcomes = outcomes_of(trainer, steps)  # type: ignore[arg-type]
@@ -111,13 +117,13 @@ def test_the_curve_is_that_of_one_rank(
     assert any("gradient checked" in line for line in found[0].log)
     if not staged:
         assert library.calls.count("ncclAllReduce") > 6 * 4 * 4
-        captured = any("a micro-batch is captured as a CUDA graph" in line for line in found[0].log)
-        assert captured == (stages == 1)
+        passes = "a micro-batch" if stages == 1 else "the backward pass of a stage"
+        assert any(f"{passes} is captured as a CUDA graph" in line for line in found[0].log)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_parts_run_the_same_collectives_in_every_form(precision: str, tmp_path: Path) -> None:
-    model = stage_models.transformer(tmp_path / "model.onnx", width=128)
+    model = stage_models.transformer(tmp_path / "model.onnx", width=128, vocabulary=130)
     graphs = built(model, train__precision=precision, **settings_of(2, 1, 1))
     kinds = []
     for part in range(2):
@@ -135,6 +141,16 @@ def test_parts_run_the_same_collectives_in_every_form(precision: str, tmp_path: 
     fused = onnx.load(graphs.root / "part-0" / fused_of(train_onnx))
     operators = {node.op_type for node in fused.graph.node if node.domain == CUDA_DOMAIN}
     assert {"LayerNormalization", "Fused", "Collective"} <= operators
+    if precision == "bf16":
+        half = onnx.load(graphs.root / "part-0" / half_of(train_onnx))
+        operators = {node.op_type for node in half.graph.node}
+        assert {"CrossEntropyShare", "CrossEntropyGrad"} <= operators
+        assert not operators & {"SharedCrossEntropy", "ReduceMax", "GatherElements", "ScatterElements"}
+        types = element_types(half)
+        summed = [types[n.input[0]] for n in half.graph.node if is_collective(n) and kind_of(n) == Kind.ALL_REDUCE]
+        # Look-up, and two of the loss's sums of one number for each row.
+        assert summed.count(TensorProto.FLOAT) == 3
+        assert summed.count(TensorProto.BFLOAT16) == len(summed) - 3
 
 
 def test_a_maximum_and_rows_are_exchanged(tmp_path: Path) -> None:
@@ -152,5 +168,29 @@ def test_a_maximum_and_rows_are_exchanged(tmp_path: Path) -> None:
         world.collect(Kind.REDUCE_SCATTER, mine, shared)
         np.testing.assert_array_equal(shared.read(), np.arange(4)[2 * world.rank : 2 * world.rank + 2] * 2)
         world.close()
+
+    on_threads(2, program)
+
+
+@pytest.mark.parametrize("through", ["nccl", "host"])
+@pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.FLOAT])
+def test_halves_are_summed(kind: int, through: str) -> None:
+    library = LinkedNccl()
+    given = np.array([[1.5, -2.0, 0.25, 100.0], [2.0, 0.5, -0.25, 3.0]], np.float32)
+
+    def program(below: Communicator) -> None:
+        device = fake_device(library.here(StreamedCuda()))
+        nccl = through == "nccl"
+        world: Communicator = NcclCommunicator(below, device, library) if nccl else StagedCommunicator(below)
+        operators = SimpleNamespace(on_collective=None)
+        serve(operators, device, {0: world})  # type: ignore[arg-type]
+        content = to_bytes(given[world.rank], kind)
+        source, target = (device.allocate(content.size, np.uint8) for _ in range(2))
+        source.write(content)
+        operators.on_collective(Kind.ALL_REDUCE, 0, 2, Tensor(source.pointer, (2, 2), kind), target.pointer)
+        np.testing.assert_array_equal(from_bytes(target.read(), kind, (4,)), given.sum(axis=0))
+        world.barrier()
+        if nccl:
+            world.close()
 
     on_threads(2, program)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, divided_check, opening
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, divided_check, divided_opening
 from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
+from ortflow.workflow.trainer.stage_wire import Wire
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1},
@@ -49,13 +52,19 @@ def changes(
     }  # fmt: skip
 
 
-def steps_of(name: str, count: int, replica: int = 0, replicas: int = 1, damaged: int = -1) -> list[list[MicroBatch]]:
-    """Micro-batches of a replica; all replicas together have the same samples."""
+def steps_of(
+    name: str, count: int, replica: int = 0, replicas: int = 1, damaged: int = -1, sizes: Sequence[Sequence[int]] = ()
+) -> list[list[MicroBatch]]:
+    """Micro-batches of a replica; all replicas together have the same samples.
+
+    `sizes` are those of each step's micro-batches, by default MICRO of 8 samples.
+    """
     found = []
     for step in range(count):
         batches = []
         for micro in range(MICRO):
-            arrays, size = batch_of(name, 100 * step + micro, 8), 8 // replicas
+            samples = sizes[step][micro] if sizes else 8
+            arrays, size = batch_of(name, 100 * step + micro, samples or 8), samples // replicas
             if step == damaged and micro == MICRO - 1:
                 arrays["x"][-1, 0] = np.nan
             mine = {each: array[replica * size : (replica + 1) * size] for each, array in arrays.items()}
@@ -67,8 +76,17 @@ def steps_of(name: str, count: int, replica: int = 0, replicas: int = 1, damaged
 class Rank:
     """What a rank has after its steps."""
 
-    def __init__(self, outcomes: list[StepOutcome], evaluation: EvaluationOutcome, state: dict[str, Array], log: Any):
+    def __init__(
+        self,
+        outcomes: list[StepOutcome],
+        evaluation: EvaluationOutcome,
+        state: dict[str, Array],
+        log: list[str],
+        calls: Sequence[str] = (),
+    ) -> None:
         self.outcomes, self.evaluation, self.state, self.log = outcomes, evaluation, state, log
+        self.calls = calls
+        """Of CUDA, in the last step."""
 
 
 def train(
@@ -78,17 +96,20 @@ def train(
     library, grid, staged = LinkedNccl(), spec.grid, more.pop("staged", False)
     fakes = [Fake(monkeypatch, StreamedCuda()) for _ in range(grid.world_size)]
     monkeypatch.setattr(divided_check, "has_passed", lambda key: False)
-    monkeypatch.setattr(opening, "part_class", lambda spec, device: QueuedStageTrainer)
+    monkeypatch.setattr(divided_opening, "part_class", lambda spec, device: QueuedStageTrainer)
 
     def program(below: Communicator) -> Rank:
         fake, place = fakes[below.rank], grid.place(below.rank)
         library.here(fake.library)  # type: ignore[arg-type]
         world: Communicator = StagedCommunicator(below) if staged else NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
-        trainer = opening.open_divided(graphs, spec, sessions, world, Report(note=fake.log.append))
+        trainer = divided_opening.open_divided(graphs, spec, sessions, world, Report(note=fake.log.append))
         steps = steps_of(name, count, place.data, grid.data, **more)
         trainer.check(steps[0])
-        outcomes = outcomes_of(trainer, steps)  # type: ignore[arg-type]
+        outcomes = outcomes_of(trainer, steps[:-1])  # type: ignore[arg-type]
+        before = len(fake.library.calls)
+        outcomes += outcomes_of(trainer, steps[-1:], sum(each.skipped is None for each in outcomes))  # type: ignore[arg-type]
+        calls = [name for name, _ in fake.library.calls[before:]]
         evaluation = trainer.evaluate(steps[0], lambda: [1.0])
         trainer.before_save()
         state = {each: shard.part.read() for each, shard in trainer.state().items()}
@@ -97,7 +118,7 @@ def train(
         if not staged:
             world.close()
         assert fake.library.stuck == []  # type: ignore[attr-defined]
-        return Rank(outcomes, evaluation, state, fake.log)
+        return Rank(outcomes, evaluation, state, fake.log, calls)
 
     return on_threads(grid.world_size, program), library
 
@@ -137,13 +158,76 @@ def test_the_curve_is_that_of_one_rank(
 ) -> None:
     model = stage_models.transformer(tmp_path / "model.onnx")
     settings = changes(*layout)
-    expected = alone(model, tmp_path, settings, "transformer", 5)
+    expected = alone(model, tmp_path, settings, "transformer", 7)
     graphs = built(model, **settings)
-    found, library = train(graphs, run_file(model, **settings), "transformer", 5, monkeypatch)
+    found, library = train(graphs, run_file(model, **settings), "transformer", 7, monkeypatch)
     check(found, expected)
-    assert library.sent > 5 * MICRO, "activations and gradients go through NCCL"
+    assert library.sent > 7 * MICRO, "activations and gradients go through NCCL"
     assert any("the update is captured as a CUDA graph" in line for line in found[0].log)
     assert any("gradient checked" in line for line in found[0].log)
+    stages = layout[1]
+    for number, rank in enumerate(found):
+        # Of two replicas, the ranks of a stage are neighbours.
+        stage, replica = divmod(number, layout[3])
+        last = stage == stages - 1 and layout[0] != "gpipe"
+        # With two chunks, only the last one's passes run one behind the other.
+        captured = {"both passes"} if last else {"the forward pass", "the backward pass"}
+        captured |= {"the forward pass", "the backward pass"} if layout[2] > 1 else set()
+        said = {line.split(" of a stage")[0] for line in rank.log if "of a stage is captured" in line}
+        assert replica or said == captured
+        passes = MICRO * layout[2] * (1 if last else 2) + (MICRO if last and layout[2] > 1 else 0)
+        assert rank.calls.count("cudaGraphLaunch") == passes + 2 + (not replica), "with norm, scaling and update"
+        assert "cudaStreamSynchronize" not in rank.calls, "the host waits for nothing but the loss"
+
+
+def test_steps_of_other_sizes_between_those_that_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = stage_models.skipping(tmp_path / "model.onnx")
+    settings = changes("1f1b", 2, 1, 1, train__check_gradient=False)
+    usual, small, short, none = [8] * MICRO, [4] * MICRO, [8, 8, 8, 0], [0] * MICRO
+    sizes = [usual] * 5 + [short, usual, [8, 8, 8, 4], usual, small, small, small, small, usual, none, usual, usual]
+    expected = alone(model, tmp_path, settings, "skipping", len(sizes), sizes=sizes)
+    graphs = built(model, **settings)
+    found, _ = train(graphs, run_file(model, **settings), "skipping", len(sizes), monkeypatch, sizes=sizes)
+    check(found, expected)
+
+
+def test_messages_of_the_first_step_of_each_shape_pass_through_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that waits on the GPU holds up what loads a kernel."""
+    said: dict[int, list[bool]] = defaultdict(list)
+    plain = Wire.pass_through_host
+
+    def noted(wire: Wire, *, through: bool) -> None:
+        said[id(wire)].append(through)
+        plain(wire, through=through)
+
+    monkeypatch.setattr(Wire, "pass_through_host", noted)
+    model = stage_models.skipping(tmp_path / "model.onnx")
+    settings = changes("1f1b", 2, 1, 1, train__check_gradient=False)
+    sizes = [[8] * MICRO, [8] * MICRO, [8, 8, 8, 0], [8, 8, 8, 8], [8, 8, 8, 4], [8, 8, 8, 4]]
+    graphs, spec = built(model, **settings), run_file(model, **settings)
+    _, library = train(graphs, spec, "skipping", len(sizes), monkeypatch, sizes=sizes)
+    assert list(said.values()) == [[True, False, True, False, True, False]] * 2
+    before = library.sent
+    _, library = train(graphs, spec, "skipping", 1, monkeypatch)
+    assert library.sent < before - 2 * MICRO, "a single step sends nothing between passes through NCCL"
+
+
+def test_passes_are_captured_anew_when_more_activations_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = stage_models.skipping(tmp_path / "model.onnx")
+    settings = changes("gpipe", 2, 1, 1, train__check_gradient=False)
+    all_sizes = [[8, 8, 0, 0]] * 5 + [[8] * MICRO] * 4
+    expected = alone(model, tmp_path, settings, "skipping", len(all_sizes), sizes=all_sizes)
+    graphs, spec = built(model, **settings), run_file(model, **settings)
+    for count, launched in ((1, 2), (2, 0), (3, MICRO), (4, 2 * MICRO)):
+        sizes = all_sizes[: 5 + count]
+        found, _ = train(graphs, spec, "skipping", len(sizes), monkeypatch, sizes=sizes)
+        calls = found[0].calls.count("cudaGraphLaunch")
+        assert calls == launched + 3, "two forward passes come before memory is taken"
+    check(found, expected)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

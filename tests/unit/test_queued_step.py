@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_build_models import Array, built, run_file
+from messages import alike, says
 from queued import Fake, halved, network, outcomes_of, state_of, steps_of, train
 from trainers import trainer_on
 
@@ -176,7 +177,7 @@ def test_what_copies_from_the_host_is_not_captured(
 
     fake.on_run = copy
     train(trainer, steps_of([[8]] * 6))
-    assert "the update is not captured as a CUDA graph: a copy from the host" in fake.log
+    assert any(says(line, "the update … not captured … a copy from the host") for line in fake.log)
     assert fake.log.count("a micro-batch is captured as a CUDA graph") == 1
     assert len(fake.library.graphs) == 2
 
@@ -195,7 +196,7 @@ def test_work_that_waits_runs_without_capture(model: Path, graphs: GraphSet, mon
     fake.on_run = wait
     assert train(trainer, steps_of([[8]] * 6)) == expected
     (line,) = [line for line in fake.log if "not captured" in line]
-    assert line == "a micro-batch is not captured as a CUDA graph: NVIDIA Fake failed: error 900 (CUDA error 900)"
+    assert says(line, "a micro-batch … not captured … NVIDIA Fake failed: error 900 (CUDA error 900)")
 
 
 def test_dropout_of_onnx_runtime_is_not_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,12 +206,9 @@ def test_dropout_of_onnx_runtime_is_not_captured(tmp_path: Path, monkeypatch: py
     operators = {node.op_type for node in onnx.load(graphs.train).graph.node}
     assert "Dropout" in operators
     train(fake.trainer(graphs, run_file(model)), steps_of([[8]] * 6))
-    why = "ONNX Runtime's Dropout would draw the same numbers every time"
-    assert fake.log == [
-        f"a micro-batch is not captured as a CUDA graph: {why}",
-        "the scaling of the gradient is captured as a CUDA graph",
-        "the update is captured as a CUDA graph",
-    ]
+    why = "Dropout … the same numbers"
+    captured = ["the scaling of the gradient is captured …", "the update is captured …"]
+    assert alike(fake.log, [f"a micro-batch … not captured … {why}", *captured])
 
 
 class Twins(SoloCommunicator):

@@ -320,5 +320,5 @@ def test_a_host_that_cannot_pin_is_reported(model: Path, graphs: GraphSet, monke
     fake = Fake(monkeypatch)
     fake.library.failing["cudaHostAlloc"] = 2
     spec = run_file(model, **settings("adamw", 0, 1, 1, train__offload="optimizer"))
-    with pytest.raises(UserError, match=r"train\.offload: is optimizer, and this machine cannot pin 0\.0 GB"):
+    with pytest.raises(UserError, match=r"train\.offload: .*pin 0\.0 GB"):
         on_gpus([fake], graphs, spec, samples(1))

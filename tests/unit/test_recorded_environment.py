@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ortflow.workflow.environment import ASKED, PLACE, breaking, differences, merged
-from ortflow.workflow.kept import damage, hashes_of
+from ortflow.workflow.graph_hashes import damage, hashes_of
 from ortflow.workflow.plan import Plan
 
 RECORD = {

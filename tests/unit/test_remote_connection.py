@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from messages import mentions
+from messages import mentions, says
 
 from ortflow.launchers.remote.connection import Connection, connect, settings, socket_folder
 from ortflow.launchers.remote.failures import explain, no_python
@@ -105,5 +105,5 @@ def test_one_sentence_for_each_failure(words: str, code: int, sentence: str) -> 
 
 def test_no_python() -> None:
     error = no_python("login", "python3.12", 127, "bash: line 1: python3.12: command not found\n")
-    assert str(error).startswith("there is no python3.12 on login (bash: line 1: python3.12: command not found); give")
+    assert says(str(error), "… python3.12 … login … command not found … give")
     assert mentions(str(no_python("login", "true", 3, "")), "Python", "exit code 3")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from messages import says
 from run_files import spec_of
 
 from ortflow.workflow.comm.solo import SoloCommunicator
@@ -68,9 +69,7 @@ def test_a_runtime_that_is_wrong_is_refused() -> None:
     assert isinstance(PADDED, Case)
     wrong = replace(PADDED, expected={"y": PADDED.expected["y"] + 0.1})
     version = verify.onnxruntime.__version__
-    with pytest.raises(
-        UserError, match=rf"{version} computes wrong results .*: MaxPool of an image padded .*an error of 0\.\d"
-    ):
+    with pytest.raises(UserError, match=rf"{version} .*wrong.*MaxPool of an image padded .*an error of 0\.\d"):
         verify.verify([wrong])
 
 
@@ -78,13 +77,15 @@ def test_a_runtime_that_is_wrong_is_refused() -> None:
     ("found", "reported"),
     [
         ([1.0, 2.00001], None),
-        ([1.0, 2.1], "an error of 0.05 of the largest value"),
-        ([1.0, np.nan], "NaN or infinity instead of a number"),
-        ([1.0], "a result of shape [1] for [2]"),
+        ([1.0, 2.1], "an error of 0.05 …"),
+        ([1.0, np.nan], "NaN …"),
+        ([1.0], "… shape [1] … [2]"),
     ],
 )
 def test_what_counts_as_wrong(found: list[float], reported: str | None) -> None:
-    assert Case("", [], {}, {"y": np.array([1.0, 2.0])}).fault({"y": np.array(found)}) == reported
+    fault = Case("", [], {}, {"y": np.array([1.0, 2.0])}).fault({"y": np.array(found)})
+    assert (fault is None) == (reported is None)
+    assert says(fault or "", reported or "")
 
 
 class Check:

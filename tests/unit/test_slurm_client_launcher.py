@@ -17,17 +17,18 @@ from messages import mentions
 from slurm_scripts import common
 
 from ortflow.launchers.base import Submission, launcher_name
-from ortflow.launchers.batch import history, moments
+from ortflow.launchers.batch import elapsed, history
+from ortflow.launchers.batch.elapsed import stamp
 from ortflow.launchers.batch.history import SETTLE
-from ortflow.launchers.batch.launcher import LOOK
-from ortflow.launchers.batch.moments import stamp
+from ortflow.launchers.batch.launcher import POLL
 from ortflow.launchers.batch.submitting import PATIENCE, PAUSE, InDoubt
 from ortflow.launchers.locks import hold
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm import probe
-from ortflow.launchers.slurm.commands import Answer, NoAnswer
+from ortflow.launchers.slurm.commands import NoAnswer
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest
+from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.slurm.sbatch import settings
 from ortflow.workflow.disk_space import Notice, OutOfDisk
 from ortflow.workflow.errors import UserError
@@ -124,7 +125,7 @@ def test_what_is_printed_is_what_is_submitted(tmp_path: Path) -> None:
 def test_a_refusal_leaves_nothing_behind(tmp_path: Path) -> None:
     fake = Fake(refuses="sbatch: error: Batch job submission failed: Invalid qos specification\n")
     wanted = submission(tmp_path)
-    with pytest.raises(UserError, match=r"^backends.slurm.qos: .*Invalid qos specification; .*sacctmgr"):
+    with pytest.raises(UserError, match=r"^backends.slurm.qos: .*Invalid qos.*sacctmgr"):
         submit(fake, wanted)
     assert not (tmp_path / "runs").exists()
     assert fake.count("sbatch") == 2, "a refused submission is not retried"
@@ -201,7 +202,7 @@ def test_a_controller_that_is_slow_gets_one_job(tmp_path: Path, retry: float) ->
     assert events(wanted.run) == ["submitting", "submit"]
 
 
-def test_a_job_that_comes_into_the_queue_after_the_first_look(tmp_path: Path) -> None:
+def test_a_job_that_comes_into_the_queue_after_the_first_query(tmp_path: Path) -> None:
     fake, wanted = Fake(), replace(submission(tmp_path), retry=20.0)
     waiting: list[Job] = []
     squeue = fake.squeue
@@ -268,9 +269,9 @@ def test_a_doubt_that_a_machine_with_another_clock_has_left(
         submit(fake, wanted)
     fake.away, begun = None, fake.clock.now
     fake.clock.ahead += ahead
-    monkeypatch.setattr(moments, "BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(elapsed, "BOOT_ID", tmp_path / "boot_id")
     (tmp_path / "boot_id").write_text("another")
-    monkeypatch.setattr(moments.socket, "gethostname", lambda: "login2")
+    monkeypatch.setattr(elapsed.socket, "gethostname", lambda: "login2")
     assert submit(fake, wanted) == "slurm://100"
     assert SETTLE <= fake.clock.now - begun <= SETTLE + PAUSE
 
@@ -310,10 +311,8 @@ def test_a_submission_that_never_came_into_the_queue(tmp_path: Path) -> None:
         submit(fake, wanted)
     wanted.run.record_attempt(event="submitting", launcher="slurm", submission="newest", **stamp(fake.clock))
     reported = SlurmLauncher(fake.slurm).status(wanted.run)
-    assert (reported.state, reported.waits) == (
-        State.PENDING,
-        "sbatch did not answer: the job may still enter the queue",
-    )
+    assert reported.state is State.PENDING
+    assert mentions(reported.waits or "", "sbatch did not answer", "queue")
     fake.clock.sleep(SETTLE)
     reported = SlurmLauncher(fake.slurm).status(wanted.run)
     assert reported.state is State.LOST
@@ -375,7 +374,7 @@ def test_a_submitter_that_holds_the_directory_is_still_at_it(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("state", "reason", "fix"),
     [
-        ("PENDING", "launch failed requeued held", "`scontrol release 100` lets it end, `scancel 100` removes it"),
+        ("PENDING", "launch failed requeued held", "`scontrol release 100` … `scancel 100`"),
         ("PENDING", "Priority", "it ends when it starts"),
     ],
 )
@@ -391,7 +390,7 @@ def test_the_job_of_a_finished_run_is_in_the_queue_again(tmp_path: Path, state: 
     for reported in (slurm.status(wanted.run), *slurm.statuses([wanted.run])):
         assert (reported.state, reported.job, reported.job_restarts) == (State.FINISHED, "100", 1)
         assert "job 100 is still in the queue" in (reported.waits or "")
-        assert (reported.waits or "").endswith(fix)
+        assert mentions(reported.waits or "", fix)
     fake.away = "dead"
     assert slurm.status(wanted.run).waits is None
     fake.away = None
@@ -643,7 +642,7 @@ def test_a_follow_up_job_is_the_run_s(tmp_path: Path) -> None:
         ({"state": "FAILED", "signal": 9}, State.LOST, "killed by SIGKILL"),
         # Slurm 22.05's output for `scancel -s KILL -b`.
         ({"state": "FAILED", "reason": "JobLaunchFailure", "signal": 9}, State.LOST, "script was killed by SIGKILL"),
-        ({"state": "COMPLETED"}, State.LOST, "left no record.*the same folder on every node"),
+        ({"state": "COMPLETED"}, State.LOST, "left no record.*every node"),
     ],
 )  # fmt: skip
 def test_a_job_that_ended_without_a_record(tmp_path: Path, ended: dict[str, Any], state: State, cause: str) -> None:
@@ -759,7 +758,7 @@ def test_a_log_is_followed_while_the_job_is_in_the_queue(tmp_path: Path) -> None
         log.write_text(text)
         assert next(lines) == text.strip()
     fake.away = "dead"
-    fake.clock.sleep(LOOK)
+    fake.clock.sleep(POLL)
     with log.open("a") as file:
         file.write("third\n")
     assert next(lines) == "third", "a controller that is away ends nothing"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from ortflow.launchers.batch.claim import rival
 from ortflow.launchers.batch.history import by_hand
-from ortflow.launchers.batch.taking import rival
+from ortflow.launchers.slurm.current_job import SlurmJob
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.slurm.own_job import SlurmJob
 from ortflow.workflow.rundir import RunDir
 
 RUN = RunDir(Path("/runs/a"))

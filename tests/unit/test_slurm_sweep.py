@@ -20,10 +20,11 @@ from ortflow.launchers.batch import sweeps
 from ortflow.launchers.batch.submitting import InDoubt
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm import sweep
-from ortflow.launchers.slurm.commands import Answer, NoAnswer
+from ortflow.launchers.slurm.commands import NoAnswer
+from ortflow.launchers.slurm.current_job import SlurmJob
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher
-from ortflow.launchers.slurm.own_job import SlurmJob
+from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.sweeps import Sweep, read_sweep
 from ortflow.manifests.slurm import launch, script
@@ -118,9 +119,9 @@ def test_the_last_key_changes_fastest() -> None:
 @pytest.mark.parametrize(
     ("sets", "sentence"),
     [
-        (["seed"], "--set seed has no key or no values; write KEY=VALUE"),
+        (["seed"], r"--set seed.*KEY=VALUE"),
         (["a..b=1"], "has no key"),
-        (["seed=4..1"], "seed goes from 4 to 1, an empty range; write 1..4"),
+        (["seed=4..1"], r"seed.*4 to 1.*1..4"),
         (["seed=1,,2"], "seed has an empty value"),
         (["seed="], "seed has an empty value"),
         (["seed=1..3,2"], "seed has the value 2 twice"),
@@ -147,13 +148,13 @@ def test_invalid_values(sets: list[str], sentence: str) -> None:
         (["seed=1..2", "model.path=m.onnx,n.onnx"], "there is no file"),
         (
             ["resources.nodes=1,2"],
-            "resources.nodes: it must be the same for all runs of a sweep, which are one job array",
+            r"resources.nodes:.*same.*job array",
         ),
-        (["backends.slurm.qos=a,b"], "backends.slurm.qos: it must be the same"),
-        (["backends={}"], "backends: it must be the same"),
-        (["name=a,b"], "name: a sweep gives each run its own, name-0, name-1"),
-        (["run_dir=a,b"], "run_dir: a sweep gives"),
-        (["seed=1..1001"], "asks for 1001 runs, and a job array of this Slurm has at most 1000"),
+        (["backends.slurm.qos=a,b"], r"backends.slurm.qos:.*same"),
+        (["backends={}"], r"backends:.*same"),
+        (["name=a,b"], r"name:.*name-0, name-1"),
+        (["run_dir=a,b"], r"run_dir:.*sweep"),
+        (["seed=1..1001"], r"1001 runs.*at most 1000"),
     ],
 )
 def test_what_refuses_the_whole_sweep(place: Path, sets: list[str], sentence: str) -> None:
@@ -478,7 +479,7 @@ def test_the_table_as_json(found: Found) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["submit", "run.yaml", "--set", "seed=1..2"], "the launcher local has none; add -b slurm"),
+        (["submit", "run.yaml", "--set", "seed=1..2"], r"local.*add -b slurm"),
         (["submit", "run.yaml", "-b", "slurm", "--at-once", "2"], "--at-once needs a sweep"),
         (["submit", "run.yaml", "-b", "slurm", "--set", "seed=1..2", "-f"], "--follow works only for a single run"),
         (["render", "run.yaml", "--set", "seed=1..2"], "the launcher local has none"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from messages import mentions
 from run_files import spec_of
 
 from ortflow.workflow.spec.checks.check import check
@@ -24,29 +25,29 @@ def reported(resources: dict[str, Any], backends: dict[str, Any] | None = None) 
     ("resources", "backends", "words"),
     [
         ({"gpu_type": "h100"}, {}, "resources.gpu_type: is h100, and resources.gpus_per_rank is 0"),
-        ({**ONE, "gpu_type": "h 100"}, {}, "resources.gpu_type: is not a GPU type: 'h 100'"),
-        ({**ONE, "gpu_type": "h:1"}, {}, "resources.gpu_type: is not a GPU type: 'h:1'"),
-        ({}, {"slurm": {"gpu_bind": "closest"}}, "gpu_bind: binds GPUs, and resources.gpus_per_rank is 0"),
-        (ONE, {"slurm": {"gpu_bind": "near"}}, "gpu_bind: is not a valid way to bind GPUs: 'near'"),
+        ({**ONE, "gpu_type": "h 100"}, {}, "resources.gpu_type: … 'h 100'"),
+        ({**ONE, "gpu_type": "h:1"}, {}, "resources.gpu_type: … 'h:1'"),
+        ({}, {"slurm": {"gpu_bind": "closest"}}, "gpu_bind: … resources.gpus_per_rank is 0"),
+        (ONE, {"slurm": {"gpu_bind": "near"}}, "gpu_bind: … 'near'"),
         (
             ONE,
             {"slurm": {"gpu_bind": "none", "mpi": "mpirun"}},
-            "gpu_bind: is srun's, and backends.slurm.mpi is mpirun",
+            "gpu_bind: … srun … backends.slurm.mpi is mpirun",
         ),
         (
             {**EIGHT, "gpu_type": "a100"},
             {"slurm": {"gpus_as": "gres", "gres": "gpu:a100:8"}},
-            "resources.gpu_type: is a100, and backends.slurm.gres also names the GPUs (gpu:a100:8)",
+            "resources.gpu_type: … a100 … backends.slurm.gres … gpu:a100:8",
         ),
         (
             {**EIGHT, "gpu_type": "1g.10gb"},
             {"slurm": {"gpus_as": "gpus-per-node"}},
-            "gpus_as: is gpus-per-node, which shows all slices (1g.10gb) to each of 8 ranks, and CUDA uses the first",
+            "gpus_as: … gpus-per-node … 1g.10gb … 8 ranks",
         ),
         (
             EIGHT,
             MIG,
-            "gpu.resource: is nvidia.com/mig-1g.10gb, a slice of a GPU: CUDA uses only the first of 8 in a pod",
+            "gpu.resource: … nvidia.com/mig-1g.10gb … first of 8",
         ),
         (
             {**ONE, "gpu_type": "h100"},
@@ -56,13 +57,13 @@ def reported(resources: dict[str, Any], backends: dict[str, Any] | None = None) 
         (
             {**ONE, "memory": "1Gi"},
             {"kubernetes": {"shared_memory": "2Gi"}},
-            "shared_memory: is 2Gi, which counts towards the pod's memory of 1Gi",
+            "shared_memory: … 2Gi … memory of 1Gi",
         ),
     ],
 )
 def test_impossible_requests(resources: dict[str, Any], backends: dict[str, Any], words: str) -> None:
     (found,) = reported(resources, backends)
-    assert words in found
+    assert mentions(found, words)
     assert "; " in found, "the fix"
 
 

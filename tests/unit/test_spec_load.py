@@ -1,16 +1,20 @@
 """From text to a RunSpec: every class of fault in the user's terms, all of them together."""
-# ruff: noqa: E501 - the sentences stand whole, so that they can be searched for
+# ruff: noqa: E501
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from messages import alike, says
 from run_files import FULL, SMALL, check_run_file, reported
 
 from ortflow.workflow.errors import Faults
-from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.keys import every_key
+from ortflow.workflow.spec.file.load import load_run_file, load_run_text
 from ortflow.workflow.spec.optimizers import Adam
 
 
@@ -44,130 +48,125 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
     ("line", "to", "message"),
     [
         # unknown keys
-        ("  steps: 100", "  step: 100", "run.yaml:9 train.step: unknown key; did you mean steps?"),
-        ("name: small", "name: small\nlr: 1", "run.yaml:2 lr: unknown key; did you mean train.optimizer.lr?"),
+        ("  steps: 100", "  step: 100", "run.yaml:9 train.step: unknown key … steps?"),
+        ("name: small", "name: small\nlr: 1", "run.yaml:2 lr: unknown key … train.optimizer.lr?"),
         (
             "    lr: 1e-3",
             "    lr: 1e-3\n    foo: 1",
-            "run.yaml:13 train.optimizer.foo: unknown key; "
-            "known here: name, lr, weight_decay, no_decay, betas, epsilon",
+            "run.yaml:13 train.optimizer.foo: unknown key … name, lr, weight_decay, no_decay, betas, epsilon",
         ),
-        ("    lr: 1e-3", "    LR: 1e-3", "run.yaml:12 train.optimizer.LR: unknown key; did you mean lr?"),
-        ("    name: adamw", "    nmae: adamw", "run.yaml:11 train.optimizer.nmae: unknown key; did you mean name?"),
+        ("    lr: 1e-3", "    LR: 1e-3", "run.yaml:12 train.optimizer.LR: unknown key … lr?"),
+        ("    name: adamw", "    nmae: adamw", "run.yaml:11 train.optimizer.nmae: unknown key … name?"),
         # missing keys
         (
             "    lr: 1e-3",
             "",
-            "run.yaml:10 train.optimizer.lr: is missing; add it (learning rate at the schedule's peak)",
+            "run.yaml:10 train.optimizer.lr: is missing … learning rate",
         ),
-        ("    lr: 1e-3", "    lr:", "run.yaml:12 train.optimizer.lr: is missing; add it (learning rate at the schedule's peak)"),
-        ("    name: adamw", "", "run.yaml:10 train.optimizer.name: is missing; add it: adam, adamw, lamb or sgd"),
-        ("  loss: cross_entropy", "  loss: output", "run.yaml:4 model.loss.output: is missing; add it (the scalar output)"),
+        ("    lr: 1e-3", "    lr:", "run.yaml:12 train.optimizer.lr: is missing … learning rate"),
+        ("    name: adamw", "", "run.yaml:10 train.optimizer.name: is missing … adam, adamw, lamb or sgd"),
+        ("  loss: cross_entropy", "  loss: output", "run.yaml:4 model.loss.output: is missing … output"),
         # choices
         (
             "    name: adamw",
             "    name: adan",
-            "run.yaml:11 train.optimizer.name: must be adam, adamw, lamb or sgd, not the text 'adan'; did you mean adam?",
+            "run.yaml:11 train.optimizer.name: … adam, adamw, lamb or sgd … 'adan' … adam?",
         ),
         (
             "  loss: cross_entropy",
             "  loss: {kind: crossentropy}",
-            "run.yaml:4 model.loss.kind: must be cross_entropy, mse, l1, bce_with_logits or output, "
-            "not the text 'crossentropy'; did you mean cross_entropy?",
+            "run.yaml:4 model.loss.kind: … cross_entropy, mse, l1, bce_with_logits or output … 'crossentropy' … cross_entropy?",
         ),
         (
             "  loss: cross_entropy",
             "  loss: cross_entropy\n  metrics: [accuracy, bleu]",
-            "run.yaml:5 model.metrics[1]: must be accuracy or perplexity, not the text 'bleu'",
+            "run.yaml:5 model.metrics[1]: … accuracy or perplexity … 'bleu'",
         ),
         (
             "  steps: 100",
             "  steps: 100\n  schedule: cosin",
-            "run.yaml:10 train.schedule.name: must be constant, linear, polynomial or cosine, "
-            "not the text 'cosin'; did you mean cosine?",
+            "run.yaml:10 train.schedule.name: … constant, linear, polynomial or cosine … 'cosin' … cosine?",
         ),
-        ("  micro_batch: 4", "  micro_batch: 4\nparallel: {zero: 4}", "run.yaml:8 parallel.zero: must be 0, 1, 2 or 3, not 4"),
+        ("  micro_batch: 4", "  micro_batch: 4\nparallel: {zero: 4}", "run.yaml:8 parallel.zero: … 0, 1, 2 or 3 … 4"),
         # types
-        ("  steps: 100", '  steps: "100"', "run.yaml:9 train.steps: must be a whole number, not the text '100'; remove the quotes: 100"),
-        ("  steps: 100", "  steps: 1e5", "run.yaml:9 train.steps: must be a whole number, not 100000.0; write 100000"),
-        ("  steps: 100", "  steps: 1.5", "run.yaml:9 train.steps: must be a whole number, not 1.5"),
-        ("  steps: 100", "  steps: true", "run.yaml:9 train.steps: must be a whole number, not true"),
-        ("  steps: 100", "  steps: [1]", "run.yaml:9 train.steps: must be a whole number, not a list"),
-        ("    lr: 1e-3", "    lr: fast", "run.yaml:12 train.optimizer.lr: must be a number, not the text 'fast'"),
-        ("    lr: 1e-3", '    lr: "1e-3"', "run.yaml:12 train.optimizer.lr: must be a number, not the text '1e-3'; remove the quotes: 1e-3"),
-        ("    lr: 1e-3", "    lr: .nan", "run.yaml:12 train.optimizer.lr: must be a finite number, not nan"),
-        ("    lr: 1e-3", "    lr: 1e999", "run.yaml:12 train.optimizer.lr: must be a finite number, not inf"),
-        ("  micro_batch: 4", "  micro_batch: 4\n  shuffle: yes", "run.yaml:8 data.shuffle: must be true or false, not the text 'yes'; write true"),
-        ("  micro_batch: 4", "  micro_batch: 4\n  shuffle: 0", "run.yaml:8 data.shuffle: must be true or false, not 0; write false"),
-        ("name: small", "name: 3", "run.yaml:1 name: must be text, not 3; put it in quotes"),
-        ("name: small", "name: small\nprepare: [python, 4]", "run.yaml:2 prepare[1]: must be text, not 4; put it in quotes"),
-        ("  path: model.onnx", "  path: [model.onnx]", "run.yaml:3 model.path: must be text, not a list"),
-        ("  loss: cross_entropy", "  loss: cross_entropy\n  labels: y", "run.yaml:5 model.labels: must be a list, not the text 'y'; write ['y']"),
-        ("  train: train.arrow", "  train: 3", "run.yaml:6 data.train: must be a mapping, not 3"),
-        ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: 3", "run.yaml:8 data.pad_value: must be a mapping, not 3"),
-        ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: {x: a}", "run.yaml:8 data.pad_value.x: must be a number, not the text 'a'"),
-        ("  micro_batch: 4", "  micro_batch: 4\nrestart: 3", "run.yaml:8 restart: must be a mapping, not 3"),
-        ("    lr: 1e-3", "    lr: 1e-3\n    betas: 0.9", "run.yaml:13 train.optimizer.betas: must be a list, not 0.9"),
+        ("  steps: 100", '  steps: "100"', "run.yaml:9 train.steps: … whole number … '100' … quotes: 100"),
+        ("  steps: 100", "  steps: 1e5", "run.yaml:9 train.steps: … whole number … 100000.0 … 100000"),
+        ("  steps: 100", "  steps: 1.5", "run.yaml:9 train.steps: … whole number … 1.5"),
+        ("  steps: 100", "  steps: true", "run.yaml:9 train.steps: … whole number … true"),
+        ("  steps: 100", "  steps: [1]", "run.yaml:9 train.steps: … whole number … a list"),
+        ("    lr: 1e-3", "    lr: fast", "run.yaml:12 train.optimizer.lr: … number … 'fast'"),
+        ("    lr: 1e-3", '    lr: "1e-3"', "run.yaml:12 train.optimizer.lr: … number … '1e-3' … quotes: 1e-3"),
+        ("    lr: 1e-3", "    lr: .nan", "run.yaml:12 train.optimizer.lr: … finite … nan"),
+        ("    lr: 1e-3", "    lr: 1e999", "run.yaml:12 train.optimizer.lr: … finite … inf"),
+        ("  micro_batch: 4", "  micro_batch: 4\n  shuffle: yes", "run.yaml:8 data.shuffle: … true or false … 'yes' … true"),
+        ("  micro_batch: 4", "  micro_batch: 4\n  shuffle: 0", "run.yaml:8 data.shuffle: … true or false … 0 … false"),
+        ("name: small", "name: 3", "run.yaml:1 name: … text … 3 … quotes"),
+        ("name: small", "name: small\nprepare: [python, 4]", "run.yaml:2 prepare[1]: … text … 4 … quotes"),
+        ("  path: model.onnx", "  path: [model.onnx]", "run.yaml:3 model.path: … text … list"),
+        ("  loss: cross_entropy", "  loss: cross_entropy\n  labels: y", "run.yaml:5 model.labels: … list … 'y' … ['y']"),
+        ("  train: train.arrow", "  train: 3", "run.yaml:6 data.train: … mapping … 3"),
+        ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: 3", "run.yaml:8 data.pad_value: … mapping … 3"),
+        ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: {x: a}", "run.yaml:8 data.pad_value.x: … number … 'a'"),
+        ("  micro_batch: 4", "  micro_batch: 4\nrestart: 3", "run.yaml:8 restart: … mapping … 3"),
+        ("    lr: 1e-3", "    lr: 1e-3\n    betas: 0.9", "run.yaml:13 train.optimizer.betas: … list … 0.9"),
         (
             "    lr: 1e-3",
             "    lr: 1e-3\n    betas: [0.9]",
-            "run.yaml:13 train.optimizer.betas: has too few items; it is: decay rates of the first and second moment",
+            "run.yaml:13 train.optimizer.betas: … too few … first and second moment",
         ),
-        ("    lr: 1e-3", "    lr: 1e-3\n    betas: [0.9, 1, 1]", "run.yaml:13 train.optimizer.betas: has 3 items; 2 are expected"),
-        ("    lr: 1e-3", '    lr: 1e-3\n    betas: [0.9, "1"]', "run.yaml:13 train.optimizer.betas[1]: must be a number, not the text '1'; remove the quotes: 1"),
+        ("    lr: 1e-3", "    lr: 1e-3\n    betas: [0.9, 1, 1]", "run.yaml:13 train.optimizer.betas: … 3 … 2"),
+        ("    lr: 1e-3", '    lr: 1e-3\n    betas: [0.9, "1"]', "run.yaml:13 train.optimizer.betas[1]: … number … '1' … quotes: 1"),
         # ranges
-        ("  micro_batch: 4", "  micro_batch: 0", "run.yaml:7 data.micro_batch: must be more than 0, not 0"),
-        ("  steps: 100", "  steps: 100\n  gradient_accumulation: 0", "run.yaml:10 train.gradient_accumulation: must be more than 0, not 0"),
-        ("name: small", "name: small\nseed: -1", "run.yaml:2 seed: must be at least 0, not -1"),
-        ("name: small", f"name: small\nseed: {2**63}", "run.yaml:2 seed: must be at most 2^63 - 1, not 9223372036854775808"),
-        ("name: small", f"name: small\nseed: {10**4000}", "run.yaml:2 seed: must be at most 2^63 - 1, not a very large number"),
-        ("    lr: 1e-3", "    lr: 1e-3\n    betas: [0.9, 1]", "run.yaml:13 train.optimizer.betas[1]: must be less than 1.0, not 1"),
+        ("  micro_batch: 4", "  micro_batch: 0", "run.yaml:7 data.micro_batch: … more than 0 … 0"),
+        ("  steps: 100", "  steps: 100\n  gradient_accumulation: 0", "run.yaml:10 train.gradient_accumulation: … more than 0 … 0"),
+        ("name: small", "name: small\nseed: -1", "run.yaml:2 seed: … at least 0 … -1"),
+        ("name: small", f"name: small\nseed: {2**63}", "run.yaml:2 seed: … at most 2^63 - 1 … 9223372036854775808"),
+        ("name: small", f"name: small\nseed: {10**4000}", "run.yaml:2 seed: … at most 2^63 - 1 … very large"),
+        ("    lr: 1e-3", "    lr: 1e-3\n    betas: [0.9, 1]", "run.yaml:13 train.optimizer.betas[1]: … less than 1.0 … 1"),
         # text
         (
             "name: small",
             "name: My_Run",
-            "run.yaml:1 name: cannot be the text 'My_Run'; it is: the run's name: lower-case letters, digits and "
-            "hyphens, at most 52, a letter or digit first and last",
+            "run.yaml:1 name: … 'My_Run' … lower-case letters, digits and hyphens … 52",
         ),
-        ("  path: model.onnx", '  path: ""', "run.yaml:3 model.path: must not be empty"),
-        ("  path: model.onnx", '  path: "a\\0b"', "run.yaml:3 model.path: must not contain a NUL character"),
-        ("name: small", "name: small\nprepare: 'it''s'", "run.yaml:2 prepare: has an unclosed quotation mark; close it"),
+        ("  path: model.onnx", '  path: ""', "run.yaml:3 model.path: … empty"),
+        ("  path: model.onnx", '  path: "a\\0b"', "run.yaml:3 model.path: … NUL"),
+        ("name: small", "name: small\nprepare: 'it''s'", "run.yaml:2 prepare: … unclosed quotation mark"),
         # amounts
-        ("name: small", "name: small\nresources: {memory: 16}", "run.yaml:2 resources.memory: '16' is not an amount of memory; write a number with a unit, such as 16G, 16Gi or 512M"),
+        ("name: small", "name: small\nresources: {memory: 16}", "run.yaml:2 resources.memory: … '16' … memory … unit … 16G"),
         (
             "name: small",
             "name: small\nresources: {time_limit: 12:30}",
-            "run.yaml:2 resources.time_limit: '12:30' is not a duration; write [days-]hours:minutes:seconds, such "
-            "as 12:00:00 or 1-06:30:00, or a number of minutes",
+            "run.yaml:2 resources.time_limit: … '12:30' … duration … [days-]hours:minutes:seconds … minutes",
         ),
         # the file as such
-        ("  steps: 100", "  steps: 100\n  steps: 200", "run.yaml:10 train.steps: is given twice, here and on line 9; keep one of them"),
-        ("  steps: 100", "  steps: *x", "run.yaml:9 train.steps: is an alias (*x), which run files do not allow; write the value in full, or put the text in quotes if it begins with *"),
+        ("  steps: 100", "  steps: 100\n  steps: 200", "run.yaml:10 train.steps: … twice … 9"),
+        ("  steps: 100", "  steps: *x", "run.yaml:9 train.steps: … alias (*x) … quotes"),
     ],
 )  # fmt: skip
 def test_one_fault(tmp_path: Path, line: str, to: str, message: str) -> None:
-    assert reported(tmp_path, changed(line, to)) == [message]
+    assert alike(reported(tmp_path, changed(line, to)), [message])
 
 
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("", ["run.yaml: is empty; write at least name, model, data and train"]),
-        ("# nothing\n", ["run.yaml: is empty; write at least name, model, data and train"]),
-        ("- a\n", ["run.yaml: has no keys; write sections such as `train:`"]),
-        ("hello\n", ["run.yaml: has no keys; write sections such as `train:`"]),
+        ("", ["run.yaml: is empty … name, model, data and train"]),
+        ("# nothing\n", ["run.yaml: is empty … name, model, data and train"]),
+        ("- a\n", ["run.yaml: has no keys … `train:`"]),
+        ("hello\n", ["run.yaml: has no keys … `train:`"]),
         (
             SMALL.partition("data:")[0],
             [
-                "run.yaml data: is missing; add it (the samples)",
-                "run.yaml train: is missing; add it (the optimisation)",
+                "run.yaml data: is missing … samples",
+                "run.yaml train: is missing … optimisation",
             ],
         ),
-        ("a: [1\n", ["run.yaml:2: is not valid YAML: expected ',' or ']', but got '<stream end>'"]),
+        ("a: [1\n", ["run.yaml:2: … YAML … ',' or ']'"]),
     ],
 )
 def test_a_file_that_is_not_a_run(tmp_path: Path, text: str, messages: list[str]) -> None:
-    assert reported(tmp_path, text) == messages
+    assert alike(reported(tmp_path, text), messages)
 
 
 def test_all_faults_together_and_by_line(tmp_path: Path) -> None:
@@ -252,7 +251,7 @@ def test_what_is_reported_stays_on_its_line(tmp_path: Path) -> None:
 def test_a_key_without_a_value_is_not_given(tmp_path: Path) -> None:
     text = SMALL + "restart:\n#  failures: 3\nseed:\nprepare:\n"
     assert load(tmp_path, text) == load(tmp_path, SMALL)
-    assert reported(tmp_path, SMALL + "retsart:\n") == ["run.yaml:13 retsart: unknown key; did you mean restart?"]
+    assert alike(reported(tmp_path, SMALL + "retsart:\n"), ["run.yaml:13 retsart: unknown key … restart?"])
 
 
 def test_short_forms(tmp_path: Path) -> None:
@@ -292,6 +291,19 @@ class TestOverrides:
         spec = load(tmp_path, SMALL, "train.steps=null", "train.epochs=2")
         assert (spec.train.steps, spec.train.epochs) == (None, 2)
 
+    def test_null_disables_what_its_help_says(self, tmp_path: Path) -> None:
+        """Every key whose default is not null and that accepts null: null does not select the default."""
+        disabled = [
+            path
+            for path, field in every_key()
+            if type(None) in get_args(field.annotation) and not field.is_required() and field.default is not None
+        ]
+        assert disabled == [("restart", "hung_seconds")]
+        text = SMALL + "restart: {hung_seconds: null, failures: null}\n"
+        for spec in (load(tmp_path, text), load(tmp_path, SMALL, "restart.hung_seconds=null")):
+            assert (spec.restart.hung_seconds, spec.restart.failures) == (None, 3)
+            assert load_run_text(dump_run_file(spec), "run.yaml").restart.hung_seconds is None
+
     def test_a_key_of_a_section_given_short(self, tmp_path: Path) -> None:
         spec = load(tmp_path, SMALL, "data.train.columns={x: y}", "model.loss.ignore_index=0")
         assert (spec.data.train.path, spec.data.train.columns) == ("train.arrow", {"x": "y"})
@@ -307,43 +319,42 @@ class TestOverrides:
     @pytest.mark.parametrize(
         ("override", "message"),
         [
-            ("train.stpes=3", "on the command line, train.stpes: unknown key; did you mean steps?"),
-            ("train.steps=x", "on the command line, train.steps: must be a whole number, not the text 'x'"),
-            ("train.steps", "on the command line: 'train.steps' is not an override; write key.path=value, such as train.steps=100"),
-            ("=3", "on the command line: '=3' is not an override; write key.path=value, such as train.steps=100"),
-            ("a..b=3", "on the command line: 'a..b=3' is not an override; write key.path=value, such as train.steps=100"),
-            ("train.steps.x=3", "on the command line, train.steps.x: cannot be set, because train.steps has no keys"),
-            ("train.optimizer={lr: 1}", "on the command line, train.optimizer.name: is missing; add it: adam, adamw, lamb or sgd"),
+            ("train.stpes=3", "on the command line, train.stpes: unknown key … steps?"),
+            ("train.steps=x", "on the command line, train.steps: … whole number … 'x'"),
+            ("train.steps", "on the command line: 'train.steps' … override … key.path=value"),
+            ("=3", "on the command line: '=3' … override … key.path=value"),
+            ("a..b=3", "on the command line: 'a..b=3' … override … key.path=value"),
+            ("train.steps.x=3", "on the command line, train.steps.x: … train.steps has no keys"),
+            ("train.optimizer={lr: 1}", "on the command line, train.optimizer.name: is missing … adam, adamw, lamb or sgd"),
             (
                 "model.parameters.freeze=[*.bias]",
-                "on the command line, model.parameters.freeze: is not valid YAML: expected alphabetic or numeric "
-                "character, but found '.'; put text that begins with * in quotes",
+                "on the command line, model.parameters.freeze: … YAML … '.' … begins with * in quotes",
             ),
-            ("train.early_stop.patiance=3", "on the command line, train.early_stop.patiance: unknown key; did you mean patience?"),
-            ("train.optimizer.betas=[1]", "on the command line, train.optimizer.betas[0]: must be less than 1.0, not 1"),
-            ("train.epochs=3", "run.yaml:9 train.steps: cannot be combined with train.epochs; use one of them (train.epochs=null on the command line removes the other)"),
+            ("train.early_stop.patiance=3", "on the command line, train.early_stop.patiance: unknown key … patience?"),
+            ("train.optimizer.betas=[1]", "on the command line, train.optimizer.betas[0]: … less than 1.0 … 1"),
+            ("train.epochs=3", "run.yaml:9 train.steps: … train.epochs … train.epochs=null on the command line"),
         ],
     )  # fmt: skip
     def test_faults(self, tmp_path: Path, override: str, message: str) -> None:
-        assert reported(tmp_path, SMALL, override)[0] == message
+        assert says(reported(tmp_path, SMALL, override)[0], message)
 
     @pytest.mark.parametrize(
         ("override", "messages"),
         [
-            ("train.steps=3", ["run.yaml train.optimizer: is missing; add it (the update rule)"]),
+            ("train.steps=3", ["run.yaml train.optimizer: is missing … update rule"]),
             (
                 "train.optimizer.name=sgd",
                 [
-                    "run.yaml train.optimizer.lr: is missing; add it (learning rate at the schedule's peak)",
-                    "run.yaml train.steps: is missing, like train.epochs; use one of them",
+                    "run.yaml train.optimizer.lr: is missing … learning rate",
+                    "run.yaml train.steps: is missing … train.epochs … one of them",
                 ],
             ),
-            ("train={steps: 3}", ["on the command line, train.optimizer: is missing; add it (the update rule)"]),
-            ("trian.steps=3", ["on the command line, trian: unknown key; did you mean train?"]),
+            ("train={steps: 3}", ["on the command line, train.optimizer: is missing … update rule"]),
+            ("trian.steps=3", ["on the command line, trian: unknown key … train?"]),
         ],
     )
     def test_what_is_missing_beside_a_key_is_missing_in_the_file(
         self, tmp_path: Path, override: str, messages: list[str]
     ) -> None:
         found = reported(tmp_path, SMALL[: SMALL.index("\ntrain:") + 1], override)
-        assert found == messages
+        assert alike(found, messages)

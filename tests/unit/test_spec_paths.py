@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from messages import alike, says
 from run_files import FULL, SMALL, check_run_file, spec_of
 
 from ortflow.workflow.spec.file.load import load_run_file
@@ -84,13 +85,17 @@ class TestFiles:
         return [str(fault).replace(f"{tmp_path}/", "") for fault in check_run_file(file, overrides)]
 
     def test_what_is_missing_is_reported_with_its_line(self, tmp_path: Path) -> None:
-        fix = "correct the path, or set a `prepare` command that creates it"
-        assert self.reported(tmp_path) == [
-            f"run.yaml:3 model.path: there is no file model.onnx; {fix}",
-            f"run.yaml:6 data.train.path: there is no file train.arrow; {fix}",
-        ]
-        assert self.reported(tmp_path, SMALL, "data.eval=e.arrow")[-1] == (
-            f"on the command line, data.eval.path: there is no file e.arrow; {fix}"
+        fix = "correct the path … `prepare`"
+        assert alike(
+            self.reported(tmp_path),
+            [
+                f"run.yaml:3 model.path: … model.onnx … {fix}",
+                f"run.yaml:6 data.train.path: … train.arrow … {fix}",
+            ],
+        )
+        assert says(
+            self.reported(tmp_path, SMALL, "data.eval=e.arrow")[-1],
+            f"on the command line, data.eval.path: … e.arrow … {fix}",
         )
 
     def test_an_existing_file_is_not_a_fault(self, tmp_path: Path) -> None:
@@ -104,9 +109,9 @@ class TestFiles:
     def test_a_model_that_is_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "model.onnx").mkdir()
         (tmp_path / "train.arrow").touch()
-        message = "run.yaml:3 model.path: model.onnx is a folder; give the path of the ONNX file"
-        assert self.reported(tmp_path) == [message]
-        assert self.reported(tmp_path, SMALL, "prepare=python make.py") == [message]
+        message = "run.yaml:3 model.path: … model.onnx … folder … ONNX file"
+        assert alike(self.reported(tmp_path), [message])
+        assert alike(self.reported(tmp_path, SMALL, "prepare=python make.py"), [message])
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
     def test_a_model_that_may_not_be_read(self, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_origin
@@ -17,6 +20,7 @@ from ortflow.workflow.spec.file.help import fill
 from ortflow.workflow.spec.file.keys import every_key, sections, tags
 from ortflow.workflow.spec.file.schema import run_file_schema
 from ortflow.workflow.spec.file.shorthand import forms_of
+from ortflow.workflow.spec.run import RunSpec
 
 PAGE = (DOCS / "run-file.md").read_text(encoding="utf-8")
 
@@ -31,7 +35,7 @@ def test_the_tables_are_those_of_the_types(generator: ModuleType) -> None:
 
 
 def test_every_key_is_documented() -> None:
-    fill()
+    fill(RunSpec)
     for path, field in every_key():
         assert field.description, f"{'.'.join(path)} has no help text"
         heading = f"### `{'.'.join(path[:-1])}`" if len(path) > 1 else "### The top level"
@@ -85,6 +89,37 @@ def test_the_schema_describes_every_key() -> None:
     described(schema)
     for section in schema["$defs"].values():
         described(section)
+
+
+def test_a_section_whose_source_is_gone_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "brief_package.py"
+    source.write_text("from ortflow.workflow.spec.base import Section\nclass Brief(Section):\n    key: int = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = importlib.import_module("brief_package").Brief
+    source.unlink()
+    (rule,) = run_file_schema({"brief": kind})["$defs"]["TrainerSection"]["allOf"]
+    assert rule["then"]["properties"]["options"]["properties"]["key"] == {
+        "default": 1,
+        "title": "Key",
+        "type": "integer",
+    }
+    monkeypatch.delitem(sys.modules, "brief_package")
+    assert run_file_schema()["$defs"]["Restart"]["properties"]["failures"]["description"]
+    assert reported(tmp_path, "name: [1]")
+
+
+def test_the_schema_is_the_same_in_every_order() -> None:
+    """A message about a run file reads the help texts; pydantic may then see them when it builds the schema."""
+    program = (
+        "import json\nfrom ortflow.workflow.spec.file.schema import run_file_schema\n"
+        "from ortflow.workflow.spec.file.help import fill\nfrom ortflow.workflow.spec.run import RunSpec\n"
+        "{first}\nprint(json.dumps(run_file_schema()))"
+    )
+    plain, filled = (
+        subprocess.run([sys.executable, "-c", program.format(first=first)], capture_output=True, text=True, check=True)
+        for first in ("", "fill(RunSpec)")
+    )
+    assert plain.stdout == filled.stdout
 
 
 def test_short_forms_name_keys_that_exist() -> None:

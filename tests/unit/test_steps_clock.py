@@ -195,7 +195,7 @@ def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, clock: FakeClock, f
     context = context_of(tmp_path, clock, steps=3)
     train(context)
     begun = clock.now
-    with pytest.raises(OrtflowError, match="step 3, could not be saved: out of disk"):
+    with pytest.raises(OrtflowError, match=r"step 3, .*out of disk"):
         checkpoint(context)
     assert clock.now - begun == pytest.approx(WAIT, abs=2.0)
 

@@ -57,7 +57,7 @@ def graphs_of(path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int = 2) -> Gr
 
     monkeypatch.setattr(build, "Child", Kept)
     spec = run_file(path, train__sync_batch_norm=True, resources__ranks_per_node=ranks)
-    return build.build_graphs(spec, "cpu", path.parent / f"graphs-{ranks}")
+    return build.build_graphs(spec, path.parent / f"graphs-{ranks}")
 
 
 def samples() -> dict[str, Array]:
@@ -126,7 +126,7 @@ def test_one_rank_has_nobody_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_model_without_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="the model has no BatchNormalization that computes statistics") as caught:
+    with pytest.raises(UserError, match="no BatchNormalization") as caught:
         graphs_of(network(tmp_path / "m.onnx", norm=False), monkeypatch)
     assert caught.value.where == "train.sync_batch_norm"
     assert not (tmp_path / "graphs-2").exists()

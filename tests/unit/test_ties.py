@@ -55,13 +55,13 @@ def test_stages_that_divide_a_tensor_otherwise_are_refused() -> None:
 PROGRAM = """
 import numpy as np
 from ortflow.workflow.comm.mpi import MpiCommunicator
-from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.trainer.tied import CommonWeights
 
 parts = MpiCommunicator()
 own = np.arange(10, dtype=np.float32) + 100 * parts.rank
 buffer = HostBuffer(own.copy())
-CommonWeights([(0, 2), (5, 9)], parts).take_over(buffer)
+CommonWeights([(0, 2), (5, 9)], parts, buffer, CpuDevice(), lambda name, run: run).take_over()
 expected = own.copy()
 expected[0:2], expected[5:9] = np.arange(0, 2), np.arange(5, 9)
 assert np.array_equal(buffer.array, expected), buffer.array

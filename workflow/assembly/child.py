@@ -17,9 +17,6 @@ from typing import IO, Any
 
 from ortflow.workflow.errors import check_signal
 
-PROVIDERS = {"cpu": ["CPUExecutionProvider"]}
-"""Device -> ONNX Runtime's execution providers."""
-
 
 class RuntimeFault(Exception):
     """ONNX Runtime raised `message`, or ended the process (`crashed`)."""
@@ -64,7 +61,7 @@ class Child:
         self._stop()
         self._errors.close()
 
-    def load(self, model: bytes, device: str, kernels: Path | None = None) -> None:
+    def load(self, model: bytes, kernels: Path | None = None) -> None:
         """Open a session of the graph, as a rank will.
 
         Raises
@@ -74,7 +71,7 @@ class Child:
         EndedBySignal
             If the process was ended by a signal from outside.
         """
-        request = {"providers": PROVIDERS[device], "kernels": str(kernels or "")}
+        request = {"kernels": str(kernels or "")}
         try:
             reply = self._ask(request, model)
         except _Ended:
@@ -96,13 +93,13 @@ class Child:
             _send(self.process.stdin, request, model)
             return _receive(self.process.stdout)[0]
         except (BrokenPipeError, EOFError):
-            raise _Ended(self._last_words()) from None
+            raise _Ended(self._last_output()) from None
 
     def _stop(self) -> None:
         self.process.kill()
         self.process.communicate()
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         """The last output of the dead process, or how it ended."""
         code = self.process.wait()
         check_signal(code, "the process in which ONNX Runtime loads the graphs")
@@ -157,7 +154,7 @@ def _load(runtime: Any, request: dict[str, Any], model: bytes) -> None:
     options.log_severity_level = 4
     if request["kernels"]:
         options.register_custom_ops_library(request["kernels"])
-    onnxruntime.InferenceSession(model, options, providers=request["providers"])
+    onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from pathlib import Path
 import onnx
 
 from ortflow.workflow.assembly.stages import Division as Stages
-from ortflow.workflow.assembly.stages import build_stages
+from ortflow.workflow.assembly.stages import StageGraphs, build_stages
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.division.again import gather_again
 from ortflow.workflow.graph.division.divide import divide as divide_layers
+from ortflow.workflow.graph.division.regather import gather_again
 from ortflow.workflow.graph.division.sequence_graph import share_tokens
 from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, is_collective, kind_of
 from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
@@ -105,30 +105,23 @@ def divide(
         if parts is not None and part not in parts:
             # The parts of a stage have the same tensors.
             first = [held[0][stage].tensors for stage in range(section.pipeline)]
-            held.append([Held(names, {n: regions[n] for n in names if n in regions}) for names in first])
+            held.append([_held(names, regions) for names in first])
             continue
-        folder, graphs = folder_of(root, part), dict[str, onnx.ModelProto]()
+        folder = folder_of(root, part)
         if section.pipeline == 1:
             graphs = {**train_graph(forward), "eval.onnx": evaluated}
             files |= {folder / name: _finished(model, on_gpus=spec.on_gpus) for name, model in graphs.items()}
             held.append([Held([entry.name for entry in whole], regions)])
         else:
             # The parts of a stage run in step: all are cut where the first is.
-            stages = Stages(
-                section.pipeline, section.chunks, cuts, spec.data.micro_batch, length,
-                spec.onnx_model.recomputed_scopes, spec.train.precision if spec.on_gpus else None,
-            )  # fmt: skip
-            cut = build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
+            cut = _staged(spec, whole, forward, evaluated, trained, cuts, length, folder)
             cuts = cut.cuts
             files |= cut.files
+            graphs = {}
             if section.horizontal > 1:
                 graphs = {p.name: onnx.load_from_string(data) for p, data in cut.files.items() if p.suffix == ".onnx"}
             lines += cut.notes
-            tensors = [cut.stages.tensors_of(stage) for stage in range(section.pipeline)]
-            read = set[str]().union(*tensors)
-            # What only other outputs of the model are computed with is saved and exported all the same.
-            tensors[0] += [entry.name for entry in whole if entry.name not in read]
-            held.append([Held(names, {n: regions[n] for n in names if n in regions}) for names in tensors])
+            held.append([_held(names, regions) for names in _tensors_of(cut, whole, section.pipeline)])
         collectives.append({name: _collectives(model) for name, model in graphs.items()})
         notes += lines if not part else ()
     check_alike(collectives)
@@ -164,6 +157,38 @@ def _part_of(
         held = {name: forward.regions[name].shape(shape) for name, shape in shapes.items()}
         notes += share_tokens(forward.model, held, trained, LOSS_SUM, forward.sums, part, parts, CHANNEL)
     return forward.model, evaluated.model, regions, notes
+
+
+def _staged(
+    spec: RunSpec,
+    whole: FlatIndex,
+    forward: onnx.ModelProto,
+    evaluated: onnx.ModelProto,
+    trained: Sequence[str],
+    cuts: Sequence[Sequence[str]] | None,
+    length: int,
+    folder: Path,
+) -> StageGraphs:
+    """The stages of one part, at `cuts` if they are known."""
+    section = spec.parallel
+    stages = Stages(
+        section.pipeline, section.chunks, cuts, spec.data.micro_batch, length,
+        spec.onnx_model.recomputed_scopes, spec.train.precision if spec.on_gpus else None,
+    )  # fmt: skip
+    return build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
+
+
+def _tensors_of(cut: StageGraphs, whole: FlatIndex, stages: int) -> list[list[str]]:
+    """The tensors of each stage."""
+    tensors = [cut.stages.tensors_of(stage) for stage in range(stages)]
+    read = set[str]().union(*tensors)
+    # What only other outputs of the model are computed with is saved and exported all the same.
+    tensors[0] += [entry.name for entry in whole if entry.name not in read]
+    return tensors
+
+
+def _held(names: Sequence[str], regions: Mapping[str, Region]) -> Held:
+    return Held(names, {name: regions[name] for name in names if name in regions})
 
 
 def _finished(model: onnx.ModelProto, *, on_gpus: bool) -> bytes:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from ortflow.workflow.checkpoint.tensors import header_of
 from ortflow.workflow.disk_space import OutOfDisk, is_full
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, placed_of, with_kernels_of
 from ortflow.workflow.parallel.division import NAME
 from ortflow.workflow.rundir import replacing, sync_directory, write_atomically
@@ -68,3 +70,9 @@ def _remove_division(root: Path) -> None:
     (root / NAME).unlink(missing_ok=True)
     for folder in root.glob("part-[0-9]*"):
         shutil.rmtree(folder)
+
+
+def serialized(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> bytes:
+    """The model with exactly these inputs, in this order, including inputs that it does not read."""
+    replace(model.graph.input, inputs)
+    return bytes(model.SerializeToString(deterministic=True))

@@ -1,4 +1,4 @@
-"""Writes one model file from the stages of a pipeline that lie in several. Called by `ortflow join`."""
+"""Writes one model file from the stages of a pipeline that are in several files. Called by `ortflow join`."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node
 _MADE = re.compile(r"^(.*)_Grad/[^/]*$")
 
 
-def check_loads(child: Child, model: bytes, what: str, device: str, forward: onnx.ModelProto) -> None:
-    """Raises UserError if ONNX Runtime cannot run the graph on the device.
+def check_loads(child: Child, model: bytes, what: str, forward: onnx.ModelProto) -> None:
+    """Raises UserError if ONNX Runtime cannot run the graph on the CPU.
 
     Names the node if ONNX Runtime does, and its origin in PyTorch if the `forward` graph records it.
     """
     try:
-        child.load(model, device)
+        child.load(model)
     except RuntimeFault as fault:
         found = _NO_KERNEL.search(fault.message)
         if found is None:
@@ -39,23 +39,23 @@ def check_loads(child: Child, model: bytes, what: str, device: str, forward: onn
         made = _MADE.match(node)
         if made:
             raise UserError(
-                f"{_named(forward, made[1])} has a gradient, {operator}, that ONNX Runtime cannot compute on {device}",
+                f"{_named(forward, made[1])} has a gradient, {operator}, that ONNX Runtime cannot compute on cpu",
                 where="model.path",
                 fix=_FIX,
             ) from None
         raise UserError(
-            f"ONNX Runtime has no kernel on {device} for {_named(forward, node, operator)}",
+            f"ONNX Runtime has no kernel on cpu for {_named(forward, node, operator)}",
             where="model.path",
             fix=_FIX,
         ) from None
 
 
-def kernels_fault(child: Child, model: bytes, library: Library | None, device: str) -> str | None:
+def kernels_fault(child: Child, model: bytes, library: Library | None) -> str | None:
     """Why the graph with ortflow's operators cannot be loaded; None if it can, or if there is no library."""
     if library is None or library.path is None:
         return None
     try:
-        child.load(model, device, library.path)
+        child.load(model, library.path)
     except RuntimeFault as fault:
         return _short(fault)
     return None

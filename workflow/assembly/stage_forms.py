@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.division.again import gather_again
+from ortflow.workflow.graph.division.regather import gather_again
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import import_domain
@@ -53,8 +53,9 @@ def forms_of(model: onnx.ModelProto, length: int, *, on_gpus: bool) -> Iterator[
     if on_gpus:
         drop_copies(model.graph)
         from ortflow.workflow.cuda.place import completed
+        from ortflow.workflow.fusion.joins import put_joins
 
-        placed = on_cuda(completed(model))
+        placed = put_joins(on_cuda(completed(model)))
         sort_nodes(placed.graph)
     plain = _composed(model)
     yield Form(plain, _same, _same_graph)

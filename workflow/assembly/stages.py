@@ -20,8 +20,9 @@ from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.optimize import rewrites
+from ortflow.workflow.graph.optimize.fixed_shapes import fix_shapes
 from ortflow.workflow.graph.optimize.recompute import recompute
-from ortflow.workflow.graph.stages.balance import balanced_cuts, sizes_of
+from ortflow.workflow.graph.stages.balance import PER_BYTE, PER_BYTE_ON_GPUS, balanced_cuts, sizes_of
 from ortflow.workflow.graph.stages.cut import STATISTIC, WHERE
 from ortflow.workflow.graph.stages.derivative import Derivative, carries_gradient, differentiate_pieces
 from ortflow.workflow.graph.stages.halves import halves
@@ -115,7 +116,8 @@ def build_stages(
     if cuts is None:
         common = _made(prepared.graph) & _made(evaluated.graph)
         sizes = sizes_of(prepared.graph, weights, division.rows, division.length or 128)
-        cuts = balanced_cuts(prepared, count, weights, sizes, allowed=common)
+        per_byte = PER_BYTE if division.precision is None else PER_BYTE_ON_GPUS
+        cuts = balanced_cuts(prepared, count, weights, sizes, allowed=common, per_byte=per_byte)
     whole, notes = make_differentiable(keeping(prepared, cuts), trained, LOSS_SUM)
     pieces, derivatives = _differentiated(whole, prepared, cuts, weights, trained, LOSS_SUM)
     eval_pieces = cut_graph(evaluated, [_in_evaluation(prepared.graph, evaluated.graph, cut) for cut in cuts], weights)
@@ -261,6 +263,8 @@ def _training_files(
         finished = [form.finish(graph) for graph in (forward, backward, form.both)]
         for graph in finished:
             _finish(graph, on_gpus=on_gpus)
+            if on_gpus:
+                fix_shapes(graph.graph)
         files[form.path_of(made.forward(number))] = _bytes(finished[0])
         if backward.graph.output:
             files[form.path_of(made.backward(number))] = _bytes(finished[1])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import onnx
 
-from ortflow.workflow.assembly.build import batch_input, eval_graph, training_forms, with_loss
 from ortflow.workflow.assembly.divide import divide
+from ortflow.workflow.assembly.evaluating import batch_input, eval_graph
+from ortflow.workflow.assembly.training import training_forms, with_loss
 from ortflow.workflow.graph.intake.source import read_source
 from ortflow.workflow.graph.objective.loss import output_of
 from ortflow.workflow.graph.optimize.layers import mark_layers

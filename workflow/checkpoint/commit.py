@@ -64,7 +64,7 @@ def commit(
         folder = store.begin(step, attempt)
         for record in records:
             if (folder / record.name).stat().st_size != record.size:
-                raise OSError(0, "has not the size that its rank wrote", str(folder / record.name))
+                raise OSError(0, "does not have the size that its rank wrote", str(folder / record.name))
         write_atomically(folder / MANIFEST, data)
         if (store.place(step) / MARKER).exists() and verify(store, step):
             store.set_aside(step, attempt)

@@ -1,8 +1,7 @@
 """Rewrites a checkpoint: for another number of ranks, or as one file of named tensors.
 
 Called by the command line. Needs neither numpy nor ONNX Runtime. Copies in pieces, so the required memory does not
-depend
-on the size of the model. Every file is verified before anything is written.
+depend on the size of the model. Every file is verified before anything is written.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ def merge(store: CheckpointStore, step: int, path: Path, *, moments: bool = Fals
     """Write one safetensors file of named tensors; returns its size in bytes.
 
     A parameter or a running statistic has its name in the model. With `moments`, each moment of the optimizer is
-    included as
-    MOMENT/PARAMETER. Raises the same as `reshape`.
+    included as MOMENT/PARAMETER. Raises the same as `reshape`.
     """
     manifest = _whole(store, step)
     if os.path.lexists(path):

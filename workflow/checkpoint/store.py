@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
-from ortflow.workflow import owned
+from ortflow.workflow import own_files
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
@@ -27,7 +27,7 @@ _TRASH = ".trash-"
 _ASIDE = "rejected-"
 _UNMARKED = ".unmarked"
 _FILES = re.compile(
-    rf"{MARKER}|{re.escape(MANIFEST)}|{re.escape(_UNMARKED)}|rank-\d{{4,}}\.safetensors|{owned.TEMPORARY}"
+    rf"{MARKER}|{re.escape(MANIFEST)}|{re.escape(_UNMARKED)}|rank-\d{{4,}}\.safetensors|{own_files.TEMPORARY}"
 )
 _LEFT = re.compile(r"\.tmp-step-\d{8,}-\d{2,}|\.trash-step-\d{8,}(\.\d+)?")
 _SET_ASIDE = re.compile(r"rejected-step-\d{8,}-\d{2,}(\.\d+)?")
@@ -186,7 +186,7 @@ def step_name(step: int) -> str:
 
 
 def _is_own(path: Path) -> bool:
-    return owned.is_folder(path) and not any(owned.foreign_files(path, _FILES))
+    return own_files.is_folder(path) and not any(own_files.foreign_files(path, _FILES))
 
 
 def _not_own(path: Path) -> UserError:
@@ -200,5 +200,5 @@ def _not_own(path: Path) -> UserError:
 def _delete(path: Path) -> bool:
     """Delete a checkpoint's files and its folder; returns whether the folder was deleted."""
     with contextlib.suppress(OSError):
-        return owned.remove(path, _FILES)
+        return own_files.remove(path, _FILES)
     return False

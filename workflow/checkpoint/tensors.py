@@ -1,9 +1,8 @@
 """The layout of a rank's file: safetensors, with the data aligned to a page boundary.
 
 Rank r of W holds elements `share(count, r, W)` of every named flat buffer, each as one tensor with the buffer's name.
-The
-padding of the header allows direct I/O. Pure arithmetic and JSON.
-Format: https://github.com/huggingface/safetensors#format
+The padding of the header allows direct I/O. Pure arithmetic and JSON. Format:
+https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations

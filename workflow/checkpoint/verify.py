@@ -21,7 +21,7 @@ from ortflow.workflow.files import open_regular, read_whole
 from ortflow.workflow.progress import Progress
 
 CHUNK = 4 << 20
-"""Bytes read and hashed at once."""
+"""Bytes read and hashed at a time."""
 
 LONGEST_MANIFEST = 256 << 20
 """Bytes: a longer file is not a manifest, and is not read."""

@@ -151,10 +151,9 @@ def write_file(path: Path, image: Image, size: int, hurry: threading.Event, duty
     """Write and fsync the first `size` bytes of an image; returns their hash.
 
     Uses direct I/O if the file system supports it, which avoids a second copy and keeps the data set in the page cache.
-    Once
-    the buffers may change, and until `hurry` is set, pauses limit the use of a core to `duty`. A lower priority would
-    have
-    the same effect, but starves on a busy machine and cannot be raised again when a signal makes the save urgent.
+    Once the buffers may change, and until `hurry` is set, pauses limit the use of a core to `duty`. A lower priority
+    would have the same effect, but starves on a busy machine and cannot be raised again when a signal makes the save
+    urgent.
     """
     hashing, done = xxhash.xxh3_128(), 0
     descriptor = _open(path)

@@ -24,8 +24,12 @@ from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import CommunicationError
 from ortflow.workflow.layout import share
 
-TYPES = {"float32": 7, "float64": 8, "int64": 4}
+TYPES = {"float16": 6, "float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
+BFLOAT16 = 9
+"""The same of what numpy has no name for."""
+BYTE = 1
+"""ncclUint8."""
 SUM, MAX = 0, 2
 """ncclRedOp_t."""
 GRAPH_COLLECTIVES: Sequence[tuple[Any, ...]] = (
@@ -34,6 +38,11 @@ GRAPH_COLLECTIVES: Sequence[tuple[Any, ...]] = (
 """By the kind of a graph's collective: the function, and what it reduces by."""
 IN_PROGRESS = 7
 """ncclResult_t of a communicator that has not finished to connect."""
+_UNSET = -(2**31)
+"""NCCL_CONFIG_UNDEF_INT."""
+BLOCKS_BESIDE = 4
+"""Thread blocks of a message's kernel beside passes: each keeps a multiprocessor busy while it waits for the other
+rank."""
 CONNECT = 300.0
 """Seconds in which ranks that MPI has connected must connect through NCCL, and disconnect."""
 
@@ -49,26 +58,35 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t of NCCL 2.14. Later versions recognise it by its size and version."""
+    """ncclConfig_t of NCCL 2.17. Later versions recognise it by its size and version."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
         ("magic", ctypes.c_uint),
         ("version", ctypes.c_uint),
         ("blocking", ctypes.c_int),
+        ("cluster", ctypes.c_int),
+        ("least_blocks", ctypes.c_int),
+        ("most_blocks", ctypes.c_int),
+        ("network", ctypes.c_char_p),
     )
 
     @classmethod
-    def blocking_calls(cls) -> Config:
-        """Each call returns when it has queued its work. Without this NCCL starts a thread for each: 50 us."""
-        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 1)
+    def blocking_calls(cls, most_blocks: int | None = None) -> Config:
+        """Each call returns when it has queued its work. Without this NCCL starts a thread for each: 50 us.
+
+        `most_blocks`: thread blocks of a kernel, each of which takes a multiprocessor; None leaves them to NCCL.
+        """
+        return cls(
+            ctypes.sizeof(cls), 0xCAFEBEEF, 21700, 1, _UNSET, _UNSET, _UNSET if most_blocks is None else most_blocks
+        )
 
 
 class NcclCommunicator(StagedCommunicator):
     """The ranks of `below`, each with its own GPU. Collective: all ranks construct it together.
 
     An all-reduce that takes longer than `limit` seconds ends in an error, which is checked for every `period` seconds.
-    `one_host`: all ranks are on one machine.
+    `one_host`: all ranks are on one machine. `most_blocks`: see `Config`.
     """
 
     def __init__(
@@ -80,6 +98,7 @@ class NcclCommunicator(StagedCommunicator):
         period: float = PERIOD,
         *,
         one_host: bool = True,
+        most_blocks: int | None = None,
     ) -> None:
         super().__init__(below)
         self.one_host = one_host
@@ -106,7 +125,7 @@ class NcclCommunicator(StagedCommunicator):
         library.ncclCommInitRankConfig.argtypes = [
             ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int, ctypes.POINTER(Config),
         ]  # fmt: skip
-        unique, config = UniqueId.from_buffer_copy(shared), Config.blocking_calls()
+        unique, config = UniqueId.from_buffer_copy(shared), Config.blocking_calls(most_blocks)
         self._within_limit(
             "ncclCommInitRankConfig", ctypes.byref(self._world), below.world_size, unique, below.rank,
             ctypes.byref(config),
@@ -145,18 +164,71 @@ class NcclCommunicator(StagedCommunicator):
             return
         self._queue([("ncclBroadcast", *_place(part), root) for root, part in self._shares(buffer).items()])
 
-    def collect(self, kind: int, source: CudaBuffer, target: CudaBuffer) -> None:
+    def collect(self, kind: int, source: CudaBuffer, target: CudaBuffer, *, bfloat16: bool = False) -> None:
         """Queue a collective of a graph on the device's stream, from one buffer to another.
 
         May be captured in a CUDA graph; `watch` must be called after each launch. `kind` is
         `ortflow.workflow.graph.ir.collective.Kind`: sum, maximum, all-gather, or reduce-scatter of rows.
+        `bfloat16`: the buffers' 16 bits are numbers of this type.
         """
         name, *operation = GRAPH_COLLECTIVES[kind]
         given, made = ctypes.c_void_p(source.pointer), ctypes.c_void_p(target.pointer)
         count = ctypes.c_size_t(min(source.count, target.count))
-        self._queued([(name, given, made, count, TYPES[source.dtype.name], *operation)], self._device.stream)
+        element = BFLOAT16 if bfloat16 else TYPES[source.dtype.name]
+        self._queued([(name, given, made, count, element, *operation)], self._device.stream)
         if not self._device.capturing:
             self.watch()
+
+    def broadcast_parts(self, parts: Sequence[tuple[int, int, int]], stream: int) -> None:
+        """Queue broadcasts on a stream, together. May be captured; `watch` must be called after each launch.
+
+        Parameters
+        ----------
+        parts
+            Address and bytes of each, the same bytes on all ranks, and the rank that has it.
+        stream
+            The stream.
+        """
+        calls = []
+        for pointer, size, root in parts:
+            memory = ctypes.c_void_p(pointer)
+            calls.append(("ncclBroadcast", memory, memory, ctypes.c_size_t(size), BYTE, root))
+        self._on(calls, stream)
+
+    def reduce_parts(self, parts: Sequence[tuple[int, int, int, int]], stream: int) -> None:
+        """Queue sums of fp32 on a stream, together. May be captured; `watch` must be called after each launch.
+
+        Parameters
+        ----------
+        parts
+            Of each the address, that of the sum on the rank that gets it, elements, and that rank.
+        stream
+            The stream.
+        """
+        kind = TYPES["float32"]
+        self._on(
+            [
+                (
+                    "ncclReduce",
+                    ctypes.c_void_p(source),
+                    ctypes.c_void_p(target),
+                    ctypes.c_size_t(count),
+                    kind,
+                    SUM,
+                    root,
+                )
+                for source, target, count, root in parts
+            ],
+            stream,
+        )
+
+    def _on(self, calls: Sequence[tuple[Any, ...]], stream: int) -> None:
+        """Queue calls on a stream, and watch them unless they are captured."""
+        if calls:
+            self._queued(calls, stream)
+            if not self._device.capturing:
+                assert self._watch is not None
+                self._watch.began(stream)
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
         """A communicator of NCCL's over some of the ranks; closed with this one."""
@@ -165,17 +237,19 @@ class NcclCommunicator(StagedCommunicator):
             return SoloCommunicator()
         return self._connected(below)
 
-    def _connected(self, below: Communicator) -> NcclCommunicator:
-        made = NcclCommunicator(below, self._device, self._nccl, *self._limits, one_host=self.one_host)
+    def _connected(self, below: Communicator, most_blocks: int | None = None) -> NcclCommunicator:
+        made = NcclCommunicator(
+            below, self._device, self._nccl, *self._limits, one_host=self.one_host, most_blocks=most_blocks
+        )
         self._subsets.append(made)
         return made
 
-    def connect_links(self, links: Iterable[Link]) -> None:
+    def connect_links(self, links: Iterable[Link], *, beside: bool = False) -> None:
         """Connect this rank's links. See the protocol."""
         for link in sorted(set(links).difference(self._links)):
             source, to, _ = link
             if self.rank in (source, to):
-                pair = self._connected(self.below.subset([source, to]))
+                pair = self._connected(self.below.subset([source, to]), BLOCKS_BESIDE if beside else None)
                 self._links[link] = NcclLink(pair, self._device)
 
     def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:

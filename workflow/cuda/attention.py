@@ -48,21 +48,20 @@ The bias is [batch or 1, heads or 1, tokens, keys] of the queries' type.
 """
 
 
-def available(capability: tuple[int, int] | None = None) -> str | None:
-    """Why attention cannot be computed here, as a sentence; None if it can."""
+def available(capability: tuple[int, int] | None = None, what: str = "attention") -> str | None:
+    """Why `what` cannot be computed by cuDNN here, as a sentence; None if it can."""
     try:
-        version = int(_cudnn().backend_version())
+        version = int(cudnn().backend_version())
     except ImportError:
-        return "attention in half precision needs the package nvidia-cudnn-frontend, which is not installed"
+        return f"{what} in half precision needs the package nvidia-cudnn-frontend, which is not installed"
     except (OSError, RuntimeError, AttributeError) as error:
-        return f"attention in half precision needs cuDNN, which cannot be loaded ({' '.join(str(error).split())[:200]})"
+        return f"{what} in half precision needs cuDNN, which cannot be loaded ({' '.join(str(error).split())[:200]})"
     if version < OLDEST:
-        return f"attention in half precision needs cuDNN 9.5 at least, and its version is {version}"
+        return f"{what} in half precision needs cuDNN 9.5 at least, and its version is {version}"
     if capability is not None and capability < CAPABILITY:
         return (
-            "attention in half precision needs a GPU of compute capability 8.0 at least, and this one has {}.{}".format(
-                *capability
-            )
+            f"{what} in half precision needs a GPU of compute capability 8.0 at least, and this one has "
+            f"{capability[0]}.{capability[1]}"
         )
     return None
 
@@ -78,7 +77,8 @@ def check_available() -> None:
         raise UserError(reason, where="train.precision", fix="use fp32 here, or `pip install 'ortflow[cuda]'`")
 
 
-def _cudnn() -> Any:
+def cudnn() -> Any:
+    """cuDNN's Python package."""
     return importlib.import_module("cudnn")
 
 
@@ -86,15 +86,15 @@ class Plan:
     """A compiled graph of cuDNN. `names` are those of its values, in the order of `run`."""
 
     def __init__(self, shape: Shape, write: Callable[[Any, Shape], Sequence[Any]], handle: Any) -> None:
-        cudnn = _cudnn()
-        kind, single = getattr(cudnn.data_type, HALF[shape.type][0]), cudnn.data_type.FLOAT
+        package = cudnn()
+        kind, single = getattr(package.data_type, HALF[shape.type][0]), package.data_type.FLOAT
         types = {"io_data_type": kind, "intermediate_data_type": single, "compute_data_type": single}
-        self._graph = cudnn.pygraph(**types, handle=handle)
+        self._graph = package.pygraph(**types, handle=handle)
         self._values = write(self._graph, shape)
         try:
             self._graph.validate()
             self._graph.build_operation_graph()
-            self._graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+            self._graph.create_execution_plans([package.heur_mode.A, package.heur_mode.FALLBACK])
             self._graph.deselect_engines(_OTHER_ENGINES)
             self._graph.check_support()
             self._graph.build_plans()
@@ -120,7 +120,7 @@ def _value(graph: Any, name: str, shape: Shape, layout: Layout) -> Any:
 
 
 def _type(shape: Shape) -> Any:
-    return getattr(_cudnn().data_type, HALF[shape.type][0])
+    return getattr(cudnn().data_type, HALF[shape.type][0])
 
 
 def _options(graph: Any, shape: Shape) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def forward(graph: Any, shape: Shape) -> list[Any]:
     o, stats = graph.sdpa(name="attention", q=q, k=k, v=v, generate_stats=True, **options)
     _made(o, shape, shape.layout())
     dims, strides = _statistics(shape)
-    stats.set_output(True).set_dim(dims).set_stride(strides).set_data_type(_cudnn().data_type.FLOAT)
+    stats.set_output(True).set_dim(dims).set_stride(strides).set_data_type(cudnn().data_type.FLOAT)
     return [q, k, v, o, stats, *([options["bias"]] if shape.bias else [])]
 
 
@@ -160,7 +160,7 @@ def backward(graph: Any, shape: Shape) -> list[Any]:
     do, o = (_value(graph, name, shape, shape.layout()) for name in ("do", "o"))
     q, k, v = _operands(graph, shape)
     dims, strides = _statistics(shape)
-    stats = graph.tensor(name="stats", dim=dims, stride=strides, data_type=_cudnn().data_type.FLOAT)
+    stats = graph.tensor(name="stats", dim=dims, stride=strides, data_type=cudnn().data_type.FLOAT)
     options = _options(graph, shape)
     found = graph.sdpa_backward(
         name="attention_grad", q=q, k=k, v=v, o=o, dO=do, stats=stats, use_deterministic_algorithm=True, **options
@@ -173,25 +173,30 @@ class _Library:
     """cuDNN's handle of this process, and its plans."""
 
     def __init__(self) -> None:
-        self._handle = _cudnn().create_handle()
+        self._handle = cudnn().create_handle()
         self._stream: int | None = None
         self._plans: dict[tuple[str, Shape], Plan] = {}
+
+    def handle(self, stream: int) -> Any:
+        """cuDNN's handle, which queues on the stream."""
+        if self._stream != stream:
+            cudnn().set_stream(self._handle, stream)
+            self._stream = stream
+        return self._handle
 
     def run(self, call: Call, write: Callable[[Any, Shape], Sequence[Any]], shape: Shape, pointers: Sequence[int],
             mask: Tensor | None) -> None:  # fmt: skip
         """Queue a pass on the call's stream."""
-        if self._stream != call.stream:
-            _cudnn().set_stream(self._handle, call.stream)
-            self._stream = call.stream
+        handle = self.handle(call.stream)
         key = write.__name__, shape
         if key not in self._plans:
-            self._plans[key] = Plan(shape, write, self._handle)
+            self._plans[key] = Plan(shape, write, handle)
         plan = self._plans[key]
         added = -(-shape.bias * 2 // _ALIGNED) * _ALIGNED
         memory = call.scratch(max(added + plan.workspace, 1))
         if mask is not None:
             _write_bias(call, shape, mask, memory)
-        plan.run([*pointers, *([memory] if mask is not None else [])], memory + added, self._handle)
+        plan.run([*pointers, *([memory] if mask is not None else [])], memory + added, handle)
 
 
 def _write_bias(call: Call, shape: Shape, mask: Tensor, pointer: int) -> None:

@@ -18,13 +18,9 @@ template <int COUNT> DEVICE void take(Softmax &s, const float *v) {
     for (int j = 0; j < COUNT; j++) s.sum += quick_exp(v[j] - shift);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
-    cross_entropy(const i64 *__restrict__ labels, const X *__restrict__ scores, float *__restrict__ lse,
-                  float *__restrict__ losses, i64 ignore, i64 rows, int classes) {
-    i64 row = (i64)blockIdx.x * ROWS + threadIdx.x / GROUP;
-    bool live = row < rows;
+/* The largest of a row's scores, and the sum of exp(score - largest), in all of its threads. */
+DEVICE Softmax of_row(const X *x, int classes, bool live) {
     Softmax s = {-INFINITE, 0};
-    const X *x = scores + row * classes;
     if (live) {
         const int head = min((8 - off_vector(x)) % 8, classes), vectors = (classes - head) / 8;
         for (int i = LANE; i < head; i += GROUP) {
@@ -43,12 +39,39 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         }
     }
     float most = together<GROUP, Largest>(s.most);
-    float total = sum<GROUP>(s.sum * quick_exp(s.most - most));
+    return {most, sum<GROUP>(s.sum * quick_exp(s.most - most))};
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    cross_entropy(const i64 *__restrict__ labels, const X *__restrict__ scores, float *__restrict__ lse,
+                  float *__restrict__ losses, i64 ignore, i64 rows, int classes) {
+    i64 row = (i64)blockIdx.x * ROWS + threadIdx.x / GROUP;
+    bool live = row < rows;
+    const X *x = scores + row * classes;
+    const Softmax s = of_row(x, classes, live);
     if (live && LANE == 0) {
-        float all = most + logf(total);
+        float all = s.most + logf(s.sum);
         i64 label = labels[row];
         lse[row] = all;
         losses[row] = label == ignore ? 0 : label >= 0 && label < classes ? all - wide(x[label]) : NO_NUMBER;
+    }
+}
+
+/* The same of scores of the classes from `start` on, of `total`: what the parts of a row put together. */
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    cross_entropy_share(const i64 *__restrict__ labels, const X *__restrict__ scores, float *__restrict__ most,
+                        float *__restrict__ sums, float *__restrict__ picked, i64 ignore, i64 start, i64 total,
+                        i64 rows, int classes) {
+    i64 row = (i64)blockIdx.x * ROWS + threadIdx.x / GROUP;
+    bool live = row < rows;
+    const X *x = scores + row * classes;
+    const Softmax s = of_row(x, classes, live);
+    if (live && LANE == 0) {
+        const i64 label = labels[row], here = label - start;
+        most[row] = s.most;
+        sums[row] = s.sum;
+        const bool is_class = label == ignore || (label >= 0 && label < total);
+        picked[row] = !is_class ? NO_NUMBER : label != ignore && here >= 0 && here < classes ? wide(x[here]) : 0;
     }
 }
 

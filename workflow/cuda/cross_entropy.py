@@ -3,6 +3,10 @@
 CrossEntropy (labels, logits) -> the sum of the losses (fp32 []), and for each row the logarithm of the sum of the
 exponentials (fp32 [rows]); CrossEntropyGrad (labels, gradient, logits, these logarithms) -> dlogits, where the gradient
 is one fp32. Rows with the label `ignore` do not count. Logits and dlogits may be half. Probabilities are not stored.
+
+If the logits are those of some of `total` classes, from class `start` on, as a part of a divided model has them:
+CrossEntropyShare (labels, logits) -> for each row the largest logit, the sum of the exponentials of the logits minus
+it, and the logit of the label, 0 if it is another part's. CrossEntropyGrad then takes the logarithms over all classes.
 """
 
 from __future__ import annotations
@@ -22,6 +26,11 @@ _WARP, _BLOCK = 32, 256
 class _Loss:
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self._ignore = c_int64(int(attributes.get("ignore", _NO_LABEL)))
+        self._start, self._total = int(attributes.get("start", 0)), attributes.get("total")
+
+    def _classes(self, here: int) -> tuple[c_int64, c_int64]:
+        """The first class of the logits, and the number of all classes, if `here` of them have logits."""
+        return c_int64(self._start), c_int64(here if self._total is None else int(self._total))
 
 
 class CrossEntropy(_Loss):
@@ -44,6 +53,25 @@ class CrossEntropy(_Loss):
         call.launch(text, "total", 1, 1024, c_void_p(losses), c_void_p(out), c_int64(rows))
 
 
+class CrossEntropyShare(_Loss):
+    """See the module's docstring."""
+
+    def run(self, call: Call) -> None:
+        """The logit of a label that is neither a class nor ignored is NaN."""
+        labels, scores = call.given(0), call.given(1)
+        rows, classes = _sizes(labels, scores)
+        made = [call.output(place, (rows,)) for place in range(3)]
+        if not rows:
+            return
+        group, block = _threads(classes)
+        text = source("cross_entropy", (("X", scores.type),), (("GROUP", group), ("BLOCK", block)))
+        call.launch(
+            text, "cross_entropy_share", blocks(rows, block // group), block,
+            *map(c_void_p, (labels.pointer, scores.pointer, *made)),
+            self._ignore, *self._classes(classes), c_int64(rows), c_int(classes),
+        )  # fmt: skip
+
+
 class CrossEntropyGrad(_Loss):
     """See the module's docstring."""
 
@@ -62,7 +90,7 @@ class CrossEntropyGrad(_Loss):
         call.launch(
             text, "cross_entropy_gradient", blocks(rows, block // group), block,
             *map(c_void_p, (labels.pointer, gradient.pointer, scores.pointer, lse.pointer, dscores)),
-            self._ignore, c_int64(rows), c_int(classes),
+            self._ignore, *self._classes(classes), c_int64(rows), c_int(classes),
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ DEVICE void backward(float *v, float shift, float factor, i64 at) {
 extern "C" __global__ void __launch_bounds__(BLOCK)
     cross_entropy_gradient(const i64 *__restrict__ labels, const float *__restrict__ gradient,
                            const X *__restrict__ scores, const float *__restrict__ lse, D *__restrict__ dscores,
-                           i64 ignore, i64 rows, int classes) {
+                           i64 ignore, i64 start, i64 total, i64 rows, int classes) {
     i64 row = (i64)blockIdx.x * ROWS + threadIdx.x / GROUP;
     if (row >= rows) return;
     const X *x = scores + row * classes;
@@ -31,8 +31,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         for (int i = tail + LANE; i < classes; i += GROUP) dx[i] = narrow<D>(0);
         return;
     }
-    const bool is_class = given >= 0 && given < classes;
-    const int label = is_class ? (int)given : 0;
+    const bool is_class = given >= 0 && given < total;
+    /* A class of another part is none of these. */
+    const i64 place = given - start;
+    const int label = is_class && place >= 0 && place < classes ? (int)place : -1;
     const float factor = is_class ? *gradient : NO_NUMBER, shift = lse[row];
     for (int i = LANE; i < head; i += GROUP)
         dx[i] = narrow<D>((quick_exp(wide(x[i]) - shift) - (i == label)) * factor);

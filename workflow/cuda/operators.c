@@ -20,6 +20,7 @@
 #define BLOCKS 65536
 #define BLOCKS_FLAT 4224 /* enough to fill a GPU; each thread then goes on with what it found out about the operands */
 #define MOST_INPUTS 64
+#define MOST_OUTPUTS 64
 #ifndef PROVIDER
 #define PROVIDER "CUDAExecutionProvider" /* the tests of this file have none */
 #endif
@@ -51,7 +52,7 @@ typedef struct {
     CustomOp op; /* first: ONNX Runtime hands its address back */
     char *name;
     size_t inputs, outputs;
-    int types[MOST_INPUTS + RESULTS]; /* ONNX's numbers; negative for an input that is left out */
+    int types[MOST_INPUTS + MOST_OUTPUTS]; /* ONNX's numbers; negative for an input that is left out */
 } Declared;
 
 /* Of a fused kernel: for one element a thread, for `lanes`, and for `lanes` without strides and 64-bit places. */
@@ -132,6 +133,17 @@ static int op_zero(const CustomOp *op, size_t index) { return (void)op, (void)in
 static int op_yes(const CustomOp *op) { return (void)op, 1; }
 
 static int is_fused(const Declared *one) { return !strncmp(one->name, "Fused", 5); }
+
+/* Outputs of ShardsReady are its inputs, in the same memory. */
+static int is_view(const Declared *one) { return !strncmp(one->name, "ShardsReady", 11); }
+
+static size_t op_aliases(int **inputs, int **outputs) {
+    static int places[MOST_OUTPUTS];
+    for (int i = 0; i < MOST_OUTPUTS; i++) places[i] = i;
+    *inputs = *outputs = places;
+    return MOST_OUTPUTS;
+}
+static void op_keep(int *inputs, int *outputs) { (void)inputs, (void)outputs; }
 
 static Status *create(const CustomOp *op, const Api *api, const Info *info, void **out) {
     Kernel *kernel = calloc(1, sizeof *kernel);
@@ -325,7 +337,7 @@ static Status *compute(void *state, Context *context) {
 /* An operator that sessions made from now on know; `types` are those of the inputs, then of the outputs. 0 where it is
  * not taken. */
 int ortflow_cuda_declare(const char *name, size_t inputs, size_t outputs, const int *types) {
-    if (inputs > MOST_INPUTS || outputs > RESULTS) return 0;
+    if (inputs > MOST_INPUTS || outputs > MOST_OUTPUTS) return 0;
     pthread_mutex_lock(&lock);
     int found = 0;
     for (size_t i = 0; i < declared_count && !found; i++) found = !strcmp(declared[i]->name, name);
@@ -353,6 +365,8 @@ int ortflow_cuda_declare(const char *name, size_t inputs, size_t outputs, const 
             .like_outputs = op_yes,
             .create = create,
             .compute = compute,
+            .aliases = is_view(one) ? op_aliases : NULL,
+            .release_aliases = op_keep,
         };
         declared[declared_count++] = one;
         found = 1;

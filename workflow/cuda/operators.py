@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from ortflow.workflow.cuda import KERNELS
 from ortflow.workflow.cuda.library import operator_library
 from ortflow.workflow.cuda.nvrtc import Compiler
-from ortflow.workflow.device.cudart import CudaError
+from ortflow.workflow.device.cudart import WITHIN, CudaError
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.edit import attributes_of
@@ -59,6 +59,20 @@ class Operator(Protocol):
         """Queue the work. Must not wait or depend on values, since the step may be captured as a CUDA graph."""
 
 
+class Shards(Protocol):
+    """Gathers parameters for the nodes of a graph, and reduces gradients: see `ortflow.workflow.graph.shards.ahead`."""
+
+    def begin(self, number: int, made: Sequence[int]) -> None:
+        """Begin to gather the parameters of a step of the program into memory at these addresses."""
+
+    def ready(self, number: int) -> None:
+        """Let the nodes that are queued from now on wait for the parameters of a step."""
+
+    def send(self, number: int, given: Sequence[int], held: int) -> None:
+        """Begin to reduce the gradients of a step, which lie at these addresses; those of step `held` must have been
+        reduced before later nodes run. `number` -1: nothing is sent."""
+
+
 class _CTensor(ctypes.Structure):
     """The struct of operators.c."""
 
@@ -90,6 +104,11 @@ class Call:
         """Whether the work is noted for a CUDA graph, so that nothing may wait."""
         return self._owner.captured
 
+    @property
+    def rounds(self) -> bool:
+        """Whether products of fp32 values may round their factors to TF32."""
+        return self._owner.rounds
+
     def given(self, place: int) -> Tensor:
         """A required input."""
         found = self.inputs[place]
@@ -108,6 +127,17 @@ class Call:
         """The gradients at these device pointers are queued, and complete the bucket unless it is -1."""
         if self._owner.on_bucket is not None:
             self._owner.on_bucket(bucket, gradients)
+
+    def shards(self, channel: int) -> Shards:
+        """Who gathers for the graph of this channel."""
+        found = self._owner.shards.get(channel)
+        if found is None:
+            raise OrtflowError(f"nobody gathers parameters for channel {channel}")
+        return found
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Queue a copy of bytes on the device."""
+        self._owner.copy(target, source, size)
 
     def collect(self, kind: int, channel: int, parts: int, given: Tensor, made: int) -> None:
         """Queue a collective over the ranks of a channel; `made` is the pointer to its result."""
@@ -139,6 +169,8 @@ class Operators:
         """Called where a bucket of the gradient is complete, with its number and device pointers; None: nobody sums."""
         self.on_collective: Callable[[int, int, int, Tensor, int], None] | None = None
         """See `Call.collect`; None if no ranks are connected."""
+        self.shards: dict[int, Shards] = {}
+        """By channel: who gathers the parameters of a graph."""
         try:
             self._compiler = Compiler(device.gpu.capability)
         except OSError as error:
@@ -169,6 +201,11 @@ class Operators:
     def captured(self) -> bool:
         """See Call."""
         return self._device.capturing
+
+    @property
+    def rounds(self) -> bool:
+        """See Call."""
+        return self._device.precision == "tf32"
 
     def bind(self, content: bytes) -> bytes:
         """Prepare a model for a session of this process, which must be the next session to be opened.
@@ -255,6 +292,10 @@ class Operators:
                 raise self._device.failure(error.message) from error
         return self._scratch[-1][0]
 
+    def copy(self, target: int, source: int, size: int) -> None:
+        """See Call."""
+        self._device.here().copy(target, source, size, WITHIN, self.stream)
+
     def launch(
         self,
         source: str,
@@ -262,15 +303,16 @@ class Operators:
         grid: int | Sequence[int],
         block: int | Sequence[int],
         arguments: Sequence[Any],
-        shared: int,
-        options: Sequence[str],
+        shared: int = 0,
+        options: Sequence[str] = (),
+        stream: int | None = None,
     ) -> None:
-        """See Call."""
+        """See Call; on another stream than the sessions' if one is given."""
         compiled = self._compiler.function(source, function, options)
         grids, blocks = (([*size, 1, 1] if not isinstance(size, int) else [size, 1, 1])[:3] for size in (grid, block))
         values = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
         code = self._compiler.driver.cuLaunchKernel(
-            compiled, *grids, *blocks, shared, ctypes.c_void_p(self.stream), values, None
+            compiled, *grids, *blocks, shared, ctypes.c_void_p(self.stream if stream is None else stream), values, None
         )
         if code:
             raise OrtflowError(f"CUDA cannot launch {function} (error {code})")

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 import onnx
 from onnx import TensorProto
 
+from ortflow.workflow.cuda import images
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import import_domain
+from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.rewriter import Rewriter
 from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.kernels import cross_entropy, norm, softmax, table
@@ -25,23 +27,34 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "RMSNormalizationGrad": (frozenset({0, 1, 4}), frozenset({0})),
     "CrossEntropy": (frozenset({1}), frozenset()),
     "CrossEntropyGrad": (frozenset({2}), frozenset({0})),
+    "CrossEntropyShare": (frozenset({1}), frozenset()),
     "ColumnSums": (frozenset({0}), frozenset()),
     "TableGrad": (frozenset({1}), frozenset({0})),
     "Softmax": (frozenset({0, 1}), frozenset({0})),
     "SoftmaxGrad": (frozenset({0, 1}), frozenset({0})),
     "Attention": (frozenset({0, 1, 2}), frozenset({0})),
     "AttentionGrad": (frozenset({0, 1, 2, 3, 4}), frozenset({0, 1, 2})),
+    "Convolution": (frozenset({0, 1}), frozenset({0})),
+    "ConvolutionDataGrad": (frozenset({0, 1}), frozenset({0})),
+    "ConvolutionWeightGrad": (frozenset({0, 1}), frozenset()),
+    "BatchStatistics": (frozenset({0}), frozenset()),
+    "BatchGradients": (frozenset({0, 1}), frozenset()),
+    "MaxPool": (frozenset({0}), frozenset({0})),
+    "MaxPoolGrad": (frozenset({0, 1, 2}), frozenset({0})),
 }
 """Operator -> positions of the inputs, and of the outputs, that may be fp16 or bf16, each independently."""
-HALF_ALONE = frozenset({"Attention", "AttentionGrad"})
-"""Operators of `HALF` that compute only in half precision."""
+HALF_ALONE = frozenset(
+    {"Attention", "AttentionGrad", "Convolution", "ConvolutionDataGrad", "ConvolutionWeightGrad", "MaxPool"}
+    | {"MaxPoolGrad"}
+)
+"""Operators of `HALF` that are placed only for half precision: all values that may be half are."""
 
 
-def completed(model: onnx.ModelProto) -> onnx.ModelProto:
+def completed(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto:
     """A copy of a differentiated training graph with our operators, with all compositions done and every value
-    described.
+    described. `halves`: for half precision.
     """
-    copy = place(model)
+    copy = place(model, halves=halves)
     rewrites.after(copy.graph)
     copy = compose(copy)
     # Elementwise nodes are grouped by their shapes.
@@ -49,16 +62,21 @@ def completed(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def place(model: onnx.ModelProto) -> onnx.ModelProto:
+def place(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto:
     """A copy of a differentiated training graph, before composition, with our operators wherever they are supported.
 
-    All values stay fp32; each output of our operators is described.
+    All values stay fp32; each output of our operators is described. `halves`: with images channels last, and operators
+    that compute in half precision only.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    if halves:
+        sort_nodes(copy.graph)
     rewriter = Rewriter(copy.graph, CUDA_DOMAIN)
     for node in rewriter.nodes("Identity"):
         rewriter.pass_by(node)
+    if halves:
+        images.put(rewriter)
     _norms(rewriter)
     _sums(rewriter)
     _cross_entropy(rewriter)

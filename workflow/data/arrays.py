@@ -1,8 +1,7 @@
 """Arrays of .npz and .npy files, read in parts: memory holds a few record batches, not the file.
 
 Called by the conversions. Files are untrusted: nothing is unpickled, and the header is compared with the size of the
-file
-before data is read.
+file before data is read.
 """
 
 from __future__ import annotations

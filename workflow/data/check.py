@@ -1,8 +1,7 @@
 """Checks that a set matches the trainer's inputs, so that no step fails because of its data.
 
 Called by the shard step and by `ortflow validate`. Finds all errors before raising. Reads values only if the shards'
-own
-minimum and maximum do not decide.
+own minimum and maximum do not decide.
 """
 
 from __future__ import annotations

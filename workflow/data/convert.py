@@ -81,10 +81,8 @@ def convert_text(
     """Convert the bytes of text files to uint8 tokens.
 
     Samples are windows of `length` + 1 tokens or, if `length` is None, lines. With `eval_fraction`, whole files are
-    used for
-    evaluation up to that share of the bytes; for a single file, the last windows, or that share of the lines,
-    scattered.
-    Other parameters, returns and raises: see `convert_arrays`.
+    used for evaluation up to that share of the bytes; for a single file, the last windows, or that share of the lines,
+    scattered. Other parameters, returns and raises: see `convert_arrays`.
     """
 
     def chunks(chosen: Sequence[Path]) -> Iterator[Chunk]:

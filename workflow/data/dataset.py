@@ -1,8 +1,7 @@
 """A set of samples: memory-mapped Arrow IPC files that can be read in any order.
 
 Opened by the shard step on every rank, by the checks and by `ortflow data show`. Holds views of the mapped files, never
-a
-copy: the data is in the system's page cache, shared by the ranks of a machine.
+a copy: the data is in the system's page cache, shared by the ranks of a machine.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The order in which an epoch visits the samples, determined by seed and epoch alone.
 
 Called by the batches of every rank. The order does not depend on the machine, numpy's version or the world size,
-because
-the permutation is implemented here: a Feistel network on positions, with cycle walking if the count is not a power of
-two
-(Black & Rogaway 2002, "Ciphers with arbitrary finite domains"). Any part of any epoch can be computed on its own, in
-memory proportional to that part. Must not use numpy.random, whose streams may change.
+because the permutation is implemented here: a Feistel network on positions, with cycle walking if the count is not a
+power of two (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"). Any part of any epoch can be computed on
+its own, in memory proportional to that part. Must not use numpy.random, whose streams may change.
 """
 
 from __future__ import annotations
@@ -66,10 +64,9 @@ class SampleOrder:
     """For each epoch a permutation of [0, count).
 
     Without `costs`: shuffled, or in stored order. With `costs` (one number per sample, such as its length): sorted and,
-    if
-    shuffled, divided into buckets of `bucket` neighbours, shuffled within each bucket, and the buckets shuffled.
-    Samples of
-    the same step then have similar costs. Costs need memory for one number per sample; otherwise none is needed.
+    if shuffled, divided into buckets of `bucket` neighbours, shuffled within each bucket, and the buckets shuffled.
+    Samples of the same step then have similar costs. Costs need memory for one number per sample; otherwise none is
+    needed.
     """
 
     def __init__(

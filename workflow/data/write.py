@@ -32,7 +32,7 @@ from ortflow.workflow.data.schema import (
 from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.files import open_regular
-from ortflow.workflow.owned import exchange, foreign_files, is_folder, remove
+from ortflow.workflow.own_files import exchange, foreign_files, is_folder, remove
 from ortflow.workflow.rundir import sync_directory
 
 SET_FILES = re.compile(r"((train|eval)/)?shard-\d{5,}\.arrow|(train|eval)\.arrow")
@@ -127,8 +127,7 @@ def whole_or_nothing(path: Path, *, replace: bool) -> Iterator[Path]:
     """A temporary path beside `path` for a file or folder; renamed to `path` at the end, removed on failure.
 
     Files at `path` are replaced if `replace` is set and all of them are sets that ortflow has written. They are moved
-    aside
-    until the new ones are in place, and restored on failure.
+    aside until the new ones are in place, and restored on failure.
     """
     if os.path.lexists(path):
         _check_replaceable(path, replace)

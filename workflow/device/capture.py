@@ -2,6 +2,7 @@
 
 Used by the trainer on GPUs. Work that cannot be captured is queued piece by piece, and one log line says why. Work that
 contains sums over the ranks is captured on all ranks or on none, and launched on all or on none: NCCL requires it.
+Work between messages to other ranks is captured where none is awaited: making a graph may wait for the GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 WARM = 3
 """Runs before the capture, in which memory grows, kernels are loaded and algorithms are selected."""
+WARM_DEFERRED = 2
+"""The same for deferred work, whose kernels other work has loaded."""
 COPY, HOST = 1, 3
 """cudaGraphNodeType: a memory copy, a host function call."""
 
@@ -51,7 +54,7 @@ class Repeated:
     """Work that `queue` puts on the device's stream; `name` is its name in the log.
 
     `queue` must not wait for the GPU or depend on anything but the contents of the same memory. With `agreement` every
-    `run` and `skip` is collective.
+    `run`, `skip` and `prepare` is collective. `deferred` work is captured in `prepare` only.
     """
 
     def __init__(
@@ -64,7 +67,9 @@ class Repeated:
         *,
         wanted: bool = True,
         agreement: Agreement | None = None,
+        deferred: bool = False,
     ) -> None:
+        self._deferred = deferred
         self._agreement = agreement if wanted else None
         self._device, self._name, self._queue, self._note = device, name, queue, note
         self._seen: Hashable = None
@@ -99,6 +104,21 @@ class Repeated:
         if self._agreement is not None:
             self._agreement.least(Stage.QUEUE)
 
+    def prepare(self) -> None:
+        """Capture deferred work that has run often enough, on the memory of its last run."""
+        stage = Stage.QUEUE
+        if self._made:
+            stage = Stage.LAUNCH
+        elif self.obstacle is None and self._times >= WARM_DEFERRED:
+            stage = Stage.CAPTURE
+        if self._agreement is not None:
+            stage = self._agreement.least(stage)
+        if stage is Stage.CAPTURE and self._captures():
+            try:
+                self._device.here().upload(self._made, self._device.stream)
+            except CudaError as error:
+                raise self._device.failure(error.message) from error
+
     def _stage(self, memory: Hashable) -> Stage:
         if self._made and memory == self._seen:
             return Stage.LAUNCH
@@ -107,7 +127,7 @@ class Repeated:
         if memory != self._seen:
             self._seen, self._times = memory, 0
         self._times += 1
-        return Stage.CAPTURE if self._times > WARM else Stage.QUEUE
+        return Stage.CAPTURE if self._times > WARM and not self._deferred else Stage.QUEUE
 
     def _captures(self) -> bool:
         """Capture the work, unless it is. Returns whether this rank, and all others with an agreement, have a graph."""

@@ -235,6 +235,10 @@ class Runtime:
         self.call("cudaGraphInstantiate", ctypes.byref(made), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
         return int(made.value or 0)
 
+    def upload(self, made: int, stream: int) -> None:
+        """Queue what the first launch would do besides: the graph's way to the device."""
+        self.call("cudaGraphUpload", ctypes.c_void_p(made), ctypes.c_void_p(stream))
+
     def launch(self, made: int, stream: int) -> None:
         """Queue everything that the graph holds."""
         self.call("cudaGraphLaunch", ctypes.c_void_p(made), ctypes.c_void_p(stream))

@@ -103,7 +103,8 @@ class _Finder:
         graph = model.graph
         self._nodes = list(graph.node)
         self._types = types
-        self._dims = {name: dims_of(value) for name, value in described(graph).items()}
+        self._dims: dict[str, Dims | None] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+        self._dims |= {name: dims_of(value) for name, value in described(graph).items()}
         self._made = {name: place for place, node in enumerate(self._nodes) for name in node.output if name}
         self._readers: dict[str, list[int]] = {}
         for place, node in enumerate(self._nodes):

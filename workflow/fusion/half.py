@@ -1,9 +1,9 @@
 """Converts the training graph to half precision: chooses the values to store as fp16 or bf16. Pure.
 
-Matrix products read and write halves. Elementwise groups compute in fp32; large values that a group passes to another
-group or a product are stored as half. Nodes that only move data keep the type of their input. Everything else is fp32:
-parameters, reductions, statistics, losses, graph outputs, and values that depend on no parameter, such as the angles of
-rotary embeddings. Called by step `configure` for GPU runs.
+Matrix products read and write halves; sums over ranks of what they write add halves. Elementwise groups compute in
+fp32; large values that a group passes to another group or a product are stored as half. Nodes that only move data keep
+the type of their input. Everything else is fp32: parameters, reductions, statistics, losses, graph outputs, and values
+that depend on no parameter, such as the angles of rotary embeddings. Called by step `configure` for GPU runs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 from ortflow.workflow.fusion.groups import Dims, Group, groups_of
 from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.edit import described, dims_of
 from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
@@ -120,6 +121,10 @@ class _Pass:
             given, made = node.input, node.output
             self._inputs(copy, [i for i in takes if i < len(given) and (alone or given[i] in self._stored)])
             self._make(copy, [i for i in gives if i < len(made) and (alone or self._is_large(made[i]))])
+        elif is_collective(node) and node.input[0] in self._native and kind_of(node) == Kind.ALL_REDUCE:
+            # A sum over ranks of what a product has made: as many bytes move as the product writes.
+            self._inputs(copy, [0])
+            self._make(copy, [0])
         elif not node.domain and node.op_type in SIZES:
             self._inputs(copy, [i for i, name in enumerate(node.input) if name in self._stored])
         elif self._is_mover(node) and all(name in self._stored for name in node.input if self._is_fp32(name)):

@@ -15,12 +15,14 @@ from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
 from ortflow.workflow.fusion.again import computed_again
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
+from ortflow.workflow.fusion.joins import put_joins
 from ortflow.workflow.fusion.packed import pack
 from ortflow.workflow.fusion.products import put_products
 from ortflow.workflow.fusion.residual import add_residuals
 from ortflow.workflow.graph.attention.find import attend
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.ir import shared_entropy
 from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import Editor, replace, scalar
 from ortflow.workflow.graph.optimize import rewrites
@@ -75,6 +77,7 @@ def scaled(model: onnx.ModelProto, parameters: Collection[str], precision: str) 
     log lines.
     """
     forward, notes = attend(model, parameters)
+    shared_entropy.shared(forward)
     if precision == "fp16":
         _scale(forward.graph)
     else:
@@ -87,9 +90,10 @@ def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) ->
     """A differentiated graph in half precision, with ortflow's operators, before elementwise nodes are fused."""
     kind = HALVES[precision]
     drop_copies(train.graph)
-    train = computed_again(add_residuals(completed(train)))
+    shared_entropy.spread(train)
+    train = computed_again(add_residuals(completed(train, halves=True)))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
-    return put_products(on_cuda(train), kind)
+    return put_joins(put_products(on_cuda(train), kind))
 
 
 def _scale(graph: onnx.GraphProto) -> None:

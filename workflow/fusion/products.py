@@ -55,10 +55,11 @@ def _put(rewriter: Rewriter, node: onnx.NodeProto, kind: int) -> None:
         return
     out, dropped = node.output[0], [node]
     turn = rewriter.only_reader(out)
-    if a.rank == 2 and turn is not None and _turns(turn):
-        # (a b)' = b' a'
+    while a.rank == 2 and turn is not None and _turns(turn):
+        # (a b)' = b' a'; the gradient of a weight that is stored transposed may be turned twice.
         a, b, out = b.flipped, a.flipped, turn.output[0]
         dropped.append(turn)
+        turn = rewriter.only_reader(out)
     cast = rewriter.only_reader(out)
     inputs = [a.value, b.value]
     if cast is not None and _casts(cast, TensorProto.FLOAT) and cast.output[0] in rewriter.outputs:

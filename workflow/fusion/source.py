@@ -146,6 +146,7 @@ FLOATS = {
     "Mul": "{0} * {1}",
     "Neg": "-{0}",
     "Reciprocal": "1.0f / {0}",
+    "Relu": "{0} < 0.0f ? 0.0f : {0}",
     "Sigmoid": "{0} > 0.0f ? 1.0f / (1.0f + expf(-fabsf({0}))) : 1.0f - 1.0f / (1.0f + expf(-fabsf({0})))",
     "Sqrt": "sqrtf({0})",
     "Sub": "{0} - {1}",

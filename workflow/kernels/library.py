@@ -1,10 +1,9 @@
 """The kernels' shared library: shipped in the wheel, found in a cache, or compiled for this processor.
 
 Uses any C compiler: $CC, cc, gcc, clang, or the one that `pip install ortflow[kernels]` installs. Without a compiler,
-and
-on processors without the required instructions, ONNX Runtime's own kernels are used. Called by steps `configure` and
-`runtime`. As a program, `library.py FOLDER` compiles for every supported processor of a machine type; wheels and images
-are built that way and need no compiler.
+and on processors without the required instructions, ONNX Runtime's own kernels are used. Called by steps `configure`
+and `runtime`. As a program, `library.py FOLDER` compiles for every supported processor of a machine type; wheels and
+images are built that way and need no compiler.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Adam and AdamW, by ONNX Runtime's fused kernel.
 
-Adam (Kingma & Ba 2015, algorithm 1): m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2;
-w = w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon). Its weight decay is L2 regularisation, g = g + decay w,
-as
-in torch.optim.Adam. AdamW (Loshchilov & Hutter 2019, algorithm 2) decays the weight itself, w = w - lr decay w, as
-torch.optim.AdamW does. The kernel uses this order of operations with `weight_decay_mode` 0.
+Adam (Kingma & Ba 2015, algorithm 1): m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w = w - lr (m / (1 - b1^t)) /
+(sqrt(v / (1 - b2^t)) + epsilon). Its weight decay is L2 regularisation, g = g + decay w, as in torch.optim.Adam. AdamW
+(Loshchilov & Hutter 2019, algorithm 2) decays the weight itself, w = w - lr decay w, as torch.optim.AdamW does. The
+kernel uses this order of operations with `weight_decay_mode` 0.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ def own_steps(build: Builder, count: int) -> None:
     """Append copies `step.i` of the step, one for each of `count` kernels.
 
     The kernel increments its step in place, in the memory of the graph's input. With a shared input, the second kernel
-    would
-    use the bias correction of the next step.
+    would use the bias correction of the next step.
     """
     copies = build("Tile", "step", build.constant([count], "int64"))
     build.write("Split", [copies], [f"step.{i}" for i in range(count)], axis=0, num_outputs=count)

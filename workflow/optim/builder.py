@@ -50,8 +50,7 @@ class Builder(Writer):
         """Sum of squares, double [1], of a vector whose length is a multiple of `ROW`.
 
         ReduceL2 adds in fp32 and is off by 1% to 4% at 100 M elements. Rows of 64 summed in fp32, and their sums in
-        double, have
-        an error of 3e-7 and use both threads.
+        double, have an error of 3e-7 and use both threads.
         """
         rows = self("Reshape", values, self.constant([-1, ROW], "int64"))
         squares = self("ReduceSumSquare", rows, self.constant([1], "int64"), keepdims=0)

@@ -2,8 +2,7 @@
 
 Built by `configure`, run by the trainer once per step on the whole flat gradient buffer, after the ranks' sums were
 added. There are two forms: one for a host that then decides on the update, and one for a step that is queued on a GPU
-as
-a whole.
+as a whole.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ def gradient_graph(*, shared: bool = False) -> onnx.ModelProto:
     """Graph that scales gradients to the mean loss and clips them to a norm.
 
     Inputs are `gradients` fp32 [n] (n a multiple of 64), `inverse_weight` fp32 [1] (1 / sum of loss weights) and
-    `max_norm`
-    fp32 [1] (inf: no clipping). Outputs are `norm` fp32 [1] = ||gradients|| * inverse_weight, and `gradients.out` =
-    gradients * inverse_weight * min(1, max_norm / (norm + 1e-6)), to be bound to the memory of `gradients`. If the
-    gradients
-    contain NaN or infinity, or their norm is beyond 1.8e19, `norm` is not finite and `gradients.out` is meaningless.
+    `max_norm` fp32 [1] (inf: no clipping). Outputs are `norm` fp32 [1] = ||gradients|| * inverse_weight, and
+    `gradients.out` = gradients * inverse_weight * min(1, max_norm / (norm + 1e-6)), to be bound to the memory of
+    `gradients`. If the gradients contain NaN or infinity, or their norm is beyond 1.8e19, `norm` is not finite and
+    `gradients.out` is meaningless.
 
     Parameters
     ----------
@@ -95,8 +93,7 @@ def queued_gradient_graph(*, fused: bool = False, shared: bool = False) -> onnx.
     Unusable gradients become NaN throughout, so that `guarded` updates are skipped.
 
     Inputs are `gradients` fp32 [n] (n a multiple of 64), `loss` and `weight` fp32 [1] (sums of the loss and of its
-    weights),
-    `loss_scale` fp32 [1] (factor of the gradients) and `max_norm` fp32 [1]. Outputs are `norm` fp32 [1] =
+    weights), `loss_scale` fp32 [1] (factor of the gradients) and `max_norm` fp32 [1]. Outputs are `norm` fp32 [1] =
     ||gradients|| / (weight loss_scale), `gradients.out`, to be bound to the memory of `gradients`, and `useful` fp32
     [1]: 1 if
     loss and norm are finite and the weight is not 0, else 0. With a loss scale of 1 the results equal those of

@@ -22,8 +22,7 @@ def optimizer_graph(optimizer: Optimizer, segments: Sequence[Segment], *, kernel
     """Graph of one step of an optimizer over segments.
 
     Inputs are `learning_rate` fp32 [1], `step` int64 [1] (1 for the first step; only if the rule has bias correction),
-    and
-    for segment i `parameters.i`, `gradients.i` and `<moment>.i`, fp32 [count]. Outputs are `parameters.i.out` and
+    and for segment i `parameters.i`, `gradients.i` and `<moment>.i`, fp32 [count]. Outputs are `parameters.i.out` and
     `<moment>.i.out`, to be bound to the memory of the inputs. The contents of the gradients are undefined afterwards.
 
     Parameters

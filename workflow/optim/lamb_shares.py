@@ -20,10 +20,8 @@ def change_graph(optimizer: Lamb, pieces: Sequence[Piece]) -> onnx.ModelProto:
     """Graph for the new moments, and the change of each piece at a learning rate of 1.
 
     Inputs are `step` int64 [1], and for piece i `parameters.i`, `gradients.i` and `<moment>.i`, fp32 [count]. Outputs
-    are
-    `<moment>.i.out`, to be bound to the memory of the inputs, `change.i`, to be bound to that of `gradients.i`, and
-    `weights`
-    and `changes`, fp64 [pieces]: the sums of squares of parameters and changes.
+    are `<moment>.i.out`, to be bound to the memory of the inputs, `change.i`, to be bound to that of `gradients.i`, and
+    `weights` and `changes`, fp64 [pieces]: the sums of squares of parameters and changes.
     """
     build = Builder("lamb_change")
     build.input("step", 1, TensorProto.INT64)

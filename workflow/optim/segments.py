@@ -46,8 +46,7 @@ def segments(optimizer: Optimizer, index: FlatIndex) -> list[Segment]:
     """The trained part of the flat buffer, cut where `optimizer` treats it differently.
 
     A rule that uses norms of whole tensors (LAMB) has one segment per parameter, any other rule one per group. Frozen
-    tensors
-    and state are in no segment.
+    tensors and state are in no segment.
     """
     decays = {"decay": optimizer.weight_decay, "no_decay": 0.0}
     if OPTIMIZERS[optimizer.name].whole_tensors:

@@ -97,7 +97,7 @@ class Division:
         return self.holders(number, name)[0] == number
 
     def runs(self, number: int, start: int, stop: int, *, trained: bool, counted: bool) -> Runs:
-        """Where elements of a holding lie in the canonical flat buffer and in its own.
+        """Positions of elements of a holding in the canonical flat buffer and in its own.
 
         Parameters
         ----------

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ortflow.workflow.device import HALF_PRECISIONS
 from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import ITEM
@@ -92,7 +93,9 @@ class Clock:
         link, many = self.link(ranks), len(ranks)
         if zero == 3:
             # Fetched for the forward and again for the backward pass of each micro-batch.
-            return count * (2 * link.shift(index.size * ITEM, many) + link.shift(size, many))
+            half = self._spec.on_gpus and self._spec.train.precision in HALF_PRECISIONS
+            fetched = index.trained * (2 if half else ITEM)
+            return count * (2 * link.shift(fetched, many) + link.shift(size, many))
         if zero == 2 and count > 1:
             return (count + 1) * link.shift(size, many)
         return link.all_reduce(size, many)

@@ -96,24 +96,24 @@ def survey(spec: RunSpec, measure: Measure) -> Survey:
         If its model or data is unusable.
     """
     with built(one_rank(spec)) as found:
-        look = _Look(spec, found)
+        models = _DividedModels(spec, found)
         candidates, refused = [], []
         for layout in layouts(spec.world_size, chunks_of(spec)):
             chosen = under(spec, layout)
-            reason = refusal(chosen) or look.missing(chosen)
+            reason = refusal(chosen) or models.missing(chosen)
             if reason is not None:
                 refused.append((layout, reason))
                 continue
             try:
-                look.check_samples(chosen)
-                candidates.append((layout, chosen, look.at(chosen, layout)))
+                models.check_samples(chosen)
+                candidates.append((layout, chosen, models.at(chosen, layout)))
             except UserError as error:
                 refused.append((layout, f"{error.where or 'parallel'} {error.what}"))
-        whole, twice = look.whole(), one_rank(spec, micro_batches=2)
-        rates = measure(found, twice, whole.work.operations, look.memory(twice, whole).total)
+        whole, twice = models.whole(), one_rank(spec, micro_batches=2)
+        rates = measure(found, twice, whole.work.operations, models.memory(twice, whole).total)
         made = [
             Candidate(
-                layout, section(layout, spec), look.memory(chosen, shape),
+                layout, section(layout, spec), models.memory(chosen, shape),
                 step_time(chosen, rates, found.graphs.index, shape.stages or shape.work, shape.division),
                 chosen.accumulation,
             )
@@ -151,7 +151,7 @@ class Shape:
 
 
 @dataclass
-class _Look:
+class _DividedModels:
     """What was found of the model, divided in one way after the other."""
 
     spec: RunSpec
@@ -203,7 +203,7 @@ class _Look:
             graphs = self.found.graphs
             shards = shards_of(graphs, spec)
             peak, work = self._passes(graphs, spec, shards)
-            self._undivided[sharded] = Shape(work, peak, fetched=sum(messages_of(shards, graphs.index)))
+            self._undivided[sharded] = Shape(work, peak, fetched=sum(messages_of(shards, graphs.index, spec)))
         return self._undivided[sharded]
 
     def memory(self, spec: RunSpec, shape: Shape) -> RankMemory:

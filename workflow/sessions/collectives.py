@@ -6,9 +6,10 @@ MPI was initialised on. What Python raises ends the run, and `Binding.run` raise
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,19 @@ def connect(library: Path, channels: Mapping[int, Communicator]) -> None:
     ctypes.CDLL(str(library)).ortflow_collective_setup(ctypes.cast(_callback, ctypes.c_void_p))
 
 
-def disconnect() -> None:
-    """Forget all communicators: collectives fail from now on."""
-    connected.clear()
-
-
 def keep_error(error: BaseException) -> None:
     """Have it raised where this thread's run ends."""
     _raised.error = error
+
+
+@contextlib.contextmanager
+def errors_kept() -> Iterator[None]:
+    """Within a node: what is raised here ends the run with this error, not as a batch that the node refuses."""
+    try:
+        yield
+    except BaseException as error:
+        keep_error(error)
+        raise
 
 
 def take_error() -> BaseException | None:

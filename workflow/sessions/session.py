@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,8 +178,8 @@ def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
     """Free each value after its last reader; results do not change.
 
     By default, ONNX Runtime keeps the memory of a dead value for a later one of its shape, reserves a block for a whole
-    run
-    beside the memory it has already, runs the nodes of weight gradients last, and gives each session memory of its own.
+    run beside the memory it has already, runs the nodes of weight gradients last, and gives each session memory of its
+    own.
     """
     options.enable_mem_reuse = False
     options.enable_mem_pattern = False
@@ -301,6 +301,12 @@ class Binding:
         made = self._binding.get_outputs() if outputs else []
         places = {name: place for place, name in enumerate(self._bound)}
         return {name: made[places[name]] for name in outputs}
+
+    def keep(self, made: Mapping[str, onnxruntime.OrtValue]) -> None:
+        """Let later runs write what `run_for` has made to the same memory, until `forget`."""
+        for name, value in made.items():
+            self._kept[name] = value
+            self._binding.bind_ortvalue_output(name, value)
 
     def forget(self, outputs: Iterable[str]) -> None:
         """Give the memory of outputs back that `run_for` has left."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -40,8 +40,7 @@ class Section(BaseModel):
     """A section of the run file. The string under a field is its help text (`help`).
 
     Default sections are created with `model_construct`, which validates nothing: then only one validator is built, for
-    the
-    whole run file, when a file is read.
+    the whole run file, when a file is read.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
@@ -49,10 +48,16 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _nothing_is_not_given(cls, values: Any) -> Any:
-        """Treat a key without a value (`restart:` with its lines commented out) as absent."""
+        """Treat a key without a value (`restart:`, its lines commented out) as absent, except where null is a value."""
         if not isinstance(values, dict):
             return values
-        return {key: value for key, value in values.items() if value is not None or key not in cls.model_fields}
+        return {
+            key: value
+            for key, value in values.items()
+            if value is not None
+            or key not in cls.model_fields
+            or type(None) in get_args(cls.model_fields[key].annotation)
+        }
 
     @classmethod
     def model_rebuild(

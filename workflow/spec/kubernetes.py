@@ -1,7 +1,7 @@
 """The run file's `backends.kubernetes` section: what an MPIJob needs beside `resources`.
 
-Rules between keys, and the syntax of the texts, are checked in `checks.kubernetes`. Values marked native
-are passed on as Kubernetes writes them.
+Rules between keys, and the syntax of the texts, are checked in `checks.kubernetes`. Values in Kubernetes' syntax are
+passed on unchanged.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Gang(Section):
     queue: Text | None = None
     """Its queue."""
     timeout_seconds: Seconds | None = None
-    """How long it waits for all."""
+    """Seconds that it waits for all pods."""
 
 
 class Volume(Section):
@@ -133,7 +133,7 @@ class Volume(Section):
     sub_path: Text | None = None
     """Subfolder of the volume to mount."""
     source: Native
-    """Volume source, native, such as `nfs: {server: files, path: /sets}`."""
+    """Volume source in Kubernetes' syntax, such as `nfs: {server: files, path: /sets}`."""
 
 
 class Overlay(Section):
@@ -225,21 +225,21 @@ class KubernetesBackend(LauncherOptions):
     launcher_node_selector: dict[Text, Text] = Field(default_factory=no_keys)
     """More labels that the nodes of the launcher and of what runs beside it must have."""
     affinity: Native = Field(default_factory=no_keys)
-    """Affinity of the pods, native."""
+    """Affinity of the pods, in Kubernetes' syntax."""
     tolerations: list[Native] = Field(default_factory=no_items)
-    """Tolerations of the pods, native."""
+    """Tolerations of the pods, in Kubernetes' syntax."""
     worker_tolerations: list[Native] = Field(default_factory=no_items)
-    """More tolerations of the workers, native."""
+    """More tolerations of the workers."""
     launcher_tolerations: list[Native] = Field(default_factory=no_items)
-    """More tolerations of the launcher and of what runs beside it, native."""
+    """More tolerations of the launcher and of what runs beside it."""
     spread: Literal["prefer", "require", "none"] = "prefer"
     """Whether each worker gets a separate node."""
     topology_spread: list[Native] = Field(default_factory=no_items)
-    """More constraints on where workers are placed, native."""
+    """More topology spread constraints of the workers, in Kubernetes' syntax."""
     priority_class: Text | None = None
     """Priority class of the pods."""
     env: dict[Text, Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(default_factory=no_keys)
-    """Environment variables of the ranks, unchanged; in an overlay's, Kubernetes replaces $(NAME)."""
+    """Environment variables of the ranks, unchanged; in those of an overlay, Kubernetes replaces $(NAME)."""
     secret_env: dict[Text, Text] = Field(default_factory=no_keys)
     """Environment variables from secrets: VARIABLE: SECRET/KEY."""
     security: Security = Security.model_construct()

@@ -32,8 +32,7 @@ class Properties:
     """The metric as a function of the mean loss over the evaluation set.
 
     None: the evaluation graph has outputs `ortflow.<metric>_sum` and `ortflow.<metric>_weight`, whose totals over
-    batches
-    and ranks are divided.
+    batches and ranks are divided.
     """
 
 

@@ -10,7 +10,7 @@ from ortflow.workflow.spec.base import Fraction, Section, Text, no_items
 from ortflow.workflow.spec.metrics import Metric
 
 
-class OwnGraphs(Section):
+class UserGraphs(Section):
     """Custom graphs that replace those built from `path`."""
 
     train: Text | None = None
@@ -72,7 +72,7 @@ class BinaryCrossEntropy(Section):
     """Name of the label input (the logits' shape and type)."""
 
 
-class OwnLoss(Section):
+class OutputLoss(Section):
     """A scalar output of the graph is the loss: a mean over the samples of the batch."""
 
     kind: Literal["output"]
@@ -81,7 +81,7 @@ class OwnLoss(Section):
     """The scalar output."""
 
 
-Loss = Annotated[CrossEntropy | Regression | BinaryCrossEntropy | OwnLoss, Field(discriminator="kind")]
+Loss = Annotated[CrossEntropy | Regression | BinaryCrossEntropy | OutputLoss, Field(discriminator="kind")]
 
 
 Recomputed = Literal["layers"] | list[Text] | list[list[Text]]
@@ -95,7 +95,7 @@ class ModelSection(Section):
     """ONNX file of the forward graph, relative to the run file."""
     loss: Loss
     """The loss that is minimised."""
-    graphs: OwnGraphs = OwnGraphs.model_construct()
+    graphs: UserGraphs = UserGraphs.model_construct()
     """Custom graphs that replace those built from `path`."""
     parameters: ParameterPatterns = ParameterPatterns.model_construct()
     """Patterns that override which initializers are trained."""

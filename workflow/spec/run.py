@@ -157,9 +157,9 @@ class Restart(Section):
     """How often a run is restarted, and how soon."""
 
     failures: Count = 3
-    """Number of failures after which the run is not restarted."""
+    """Number of failures after which the run is restarted; the next one ends it."""
     preemptions: Count | None = None
-    """Number of preemptions after which the run is not restarted; no limit by default."""
+    """Number of preemptions after which the run is restarted; no limit by default."""
     hung_seconds: PositiveFloat | None = 1800.0
     """Seconds without a heartbeat from rank 0 after which an attempt counts as hung, which is a failure; null disables
     the check."""

@@ -90,7 +90,7 @@ class SlurmBackend(LauncherOptions):
     gres: Text | None = None
     """Generic resources of a node, in Slurm's syntax; with `gpus_as: gres` also its GPUs by type: gpu:a100:4."""
     gpu_bind: Text | None = None
-    """Which GPUs a rank sees, as srun's --gpu-bind; Slurm's own rule if not given (with `gpus-per-task`, its own)."""
+    """Which GPUs a rank sees, as srun's --gpu-bind; by default Slurm decides (with `gpus-per-task`, the rank's own)."""
     memory_per: Literal["node", "cpu"] = "node"
     """Whether `resources.memory` is requested as --mem, or divided by the cores of a node's ranks as --mem-per-cpu."""
     requeue: bool = True

@@ -1,4 +1,4 @@
-"""Step 5: saves the state while training continues, and finds it again at the start.
+"""Step 5: saves the state while training continues. `resume` finds it again at the start.
 
 Called throughout `train`. Each rank writes its own file in a background thread that does not communicate. Control
 values in the step's all-reduce tell the ranks whether all have written, so no step waits for a disk. Rank 0 then
@@ -8,21 +8,19 @@ commits the files as a checkpoint, also in a thread, because that waits for the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ortflow.workflow.checkpoint.commit import SaveFailed, commit, no_room
-from ortflow.workflow.checkpoint.load import Loaded, fill, load, load_newest, window_for
-from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord
+from ortflow.workflow.checkpoint.manifest import FileRecord
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
-from ortflow.workflow.disk_space import LOOK_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
-from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.progress import Progress
+from ortflow.workflow.disk_space import POLL_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
+from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.steps.context import Context
-from ortflow.workflow.steps.environment import check_environment
+from ortflow.workflow.steps.resume import resume
 
 CONTROL_VALUES = 3
 """Control values that a rank adds to the step's all-reduce: still writing, failed, time for a save."""
@@ -54,7 +52,7 @@ class Saver:
         self._time_due = False
         self._last_save = self._clock.monotonic()
         self._saved_step = 0
-        self._distrusted: set[int] = set()
+        self._distrusted: Collection[int] = ()
         self._commit: threading.Thread | None = None
         self._outcome: dict[str, Any] | None = None
         self.lack: OutOfDisk | None = None
@@ -62,56 +60,8 @@ class Saver:
         self._notice = Notice(context.run_dir.heartbeat)
 
     def resume(self) -> None:
-        """Fill the state from the newest complete checkpoint. Rank 0 chooses it, each rank verifies what it reads."""
-        context = self._context
-        targets = {name: window_for(buffer) for name, buffer in self._buffers.items()}
-        loaded: Loaded | None = None
-        if context.leads:
-            self._store.clean()
-            loaded = load_newest(self._store, targets, self._reject, index=context.trainer.index)
-        changed: list[str] = []
-        if loaded is not None:
-            changed = check_environment(context, loaded.manifest, self._store.place(loaded.manifest.step))
-        step = context.world.broadcast_object(loaded.manifest.step if loaded else None)
-        if step is None:
-            context.events.rewind(0)
-            context.monitor.begin()
-            return
-        if loaded is None:
-            loaded = load(self._store, step, targets, index=context.trainer.index)
-        for name, buffer in self._buffers.items():
-            fill(buffer, targets[name])
-        context.trainer.after_load()
-        context.progress = Progress.from_json(dict(loaded.manifest.progress))
-        try:
-            context.trainer.restore(context.progress.trainer)
-        except ValueError as error:
-            raise UserError(
-                f"the checkpoint {error}",
-                where=str(self._store.place(step)),
-                fix="remove it, and resume from an older one",
-            ) from error
-        self._saved_step = step
-        context.events.rewind(step)
-        plan = context.plan
-        context.events.write(
-            "resume", step=step, path=str(self._store.place(step)), world_size=plan.world_size,
-            global_batch=plan.global_batch, micro_batch=plan.micro_batch,
-            gradient_accumulation=plan.gradient_accumulation,
-        )  # fmt: skip
-        context.monitor.begin()
-        if context.leads:
-            print(f"resumed from {self._store.place(step)}", flush=True)
-        if changed:
-            context.monitor.warn(f"the loss curve continues, but not bit-identically: {'; '.join(changed)}")
-
-    def _reject(self, fault: Damaged) -> None:
-        context = self._context
-        context.events.write("checkpoint_rejected", path=str(fault.path), reason=fault.reason)
-        print(f"warning: checkpoint rejected: {fault}", flush=True)
-        for step in self._store.steps():
-            if fault.path.is_relative_to(self._store.place(step)):
-                self._distrusted.add(step)
+        """Fill the state from the newest complete checkpoint, if there is one. Called by all ranks."""
+        self._saved_step, self._distrusted = resume(self._context, self._store)
 
     def control_values(self) -> Sequence[float]:
         """This rank's control values for the all-reduce of the next step."""
@@ -187,7 +137,7 @@ class Saver:
                 self._notice.report(lack)
             while not context.world.broadcast_object(has_room(lack.path, lack.needed) or self._clock.monotonic() > end):
                 context.leave_if_asked(saved=saved)
-                self._clock.sleep(LOOK_PERIOD)
+                self._clock.sleep(POLL_PERIOD)
             if context.world.broadcast_object(self._clock.monotonic() > end):
                 return
         if context.leads:
@@ -195,7 +145,7 @@ class Saver:
 
     def _all_reported(self) -> bool:
         """Whether every event of every rank is on the disk."""
-        reported = self._context.world.gather(self._context.events.catch_up())
+        reported = self._context.world.gather(self._context.events.flush())
         return bool(self._context.world.broadcast_object(reported is not None and all(reported)))
 
     def save_and_wait(self) -> bool:

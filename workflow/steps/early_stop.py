@@ -21,8 +21,7 @@ def judge(rule: EarlyStop, progress: Progress, value: float, what: str = "") -> 
     """Count an evaluation without improvement; returns True after `patience` of them in a row.
 
     An improvement is a change for the better by more than `min_delta`. The count restarts if `what` differs from what
-    was
-    measured before.
+    was measured before.
     """
     if progress.best_of not in (None, what):
         progress.best_metric = None

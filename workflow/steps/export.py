@@ -22,7 +22,7 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.disk_space import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.kept import damage
+from ortflow.workflow.graph_hashes import damage
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress

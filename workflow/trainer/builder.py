@@ -19,7 +19,7 @@ from ortflow.workflow.device import Device
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of, placed_of, with_kernels_of
-from ortflow.workflow.kept import damage, hashes_of
+from ortflow.workflow.graph_hashes import damage, hashes_of
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
@@ -92,7 +92,7 @@ class GraphBuilder(TrainerBuilder):
 
         spec = self._spec
         try:
-            graphs = build_graphs(spec, "cpu", self._context.folder, length)
+            graphs = build_graphs(spec, self._context.folder, length)
         except UserError as error:
             raise about_model(error, spec) from error
         if not graphs.user_optimizer_graph:
@@ -139,7 +139,7 @@ class GraphBuilder(TrainerBuilder):
             fuse=spec.resources.kernels == "auto",
         )
         if training and spec.divides:
-            from ortflow.workflow.trainer.opening import open_divided
+            from ortflow.workflow.trainer.divided_opening import open_divided
 
             return open_divided(graphs, spec, sessions, communicator, self._report)
         if training and spec.synced_ranks:
@@ -183,6 +183,10 @@ def trainer_class(device: Device, spec: RunSpec, *, training: bool = True) -> ty
         return ZeroTrainer
     if device.kind == "cpu":
         return GraphTrainer
+    if training and spec.parallel.zero == 3:
+        from ortflow.workflow.trainer.queued_sharded import OffloadedShardedTrainer, QueuedShardedTrainer
+
+        return OffloadedShardedTrainer if spec.train.offload == "optimizer" else QueuedShardedTrainer
     if training and spec.train.offload == "optimizer":
         from ortflow.workflow.trainer.offloaded import OffloadedTrainer
 
@@ -201,6 +205,7 @@ def write_forms(graphs: GraphSet) -> None:
     import onnx
 
     from ortflow.workflow.fusion.groups import fuse
+    from ortflow.workflow.fusion.joins import put_joins
     from ortflow.workflow.graph.optimize.on_cuda import on_cuda
     from ortflow.workflow.optim.gradient import queued_gradient_graph
     from ortflow.workflow.optim.guard import guarded
@@ -210,7 +215,7 @@ def write_forms(graphs: GraphSet) -> None:
     write_atomically(on_cuda_of(graphs.gradient), queued_gradient_graph().SerializeToString())
     write_atomically(on_cuda_of(graphs.optimizer), guarded(onnx.load(graphs.optimizer)).SerializeToString())
     if placed_of(graphs.train).exists():
-        train = on_cuda(onnx.load(placed_of(graphs.train)))
+        train = put_joins(on_cuda(onnx.load(placed_of(graphs.train))))
     fused, taken = fuse(train)
     if taken:
         write_atomically(fused_of(graphs.train), fused.SerializeToString())

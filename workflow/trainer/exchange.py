@@ -46,7 +46,7 @@ class Exchange:
     communicator
         The ranks.
     index
-        Where tensors lie in the flat buffer.
+        Positions of tensors in the flat buffer.
     parameters, gradients
         This rank's share; gradients are added to it.
     """

@@ -50,7 +50,7 @@ def cut(batch: MicroBatch, rows: int) -> MicroBatch:
 def rows_of(index: FlatIndex, micro_batch: int) -> int:
     """Samples to check the gradient of a whole model with: few, so that the check takes less memory than training does.
 
-    Statistics over a batch of two are no model of those over a micro-batch, so then it is a whole one.
+    Statistics over a batch of two do not represent those over a micro-batch, so then the whole micro-batch is used.
     """
     has_statistics = any(entry.tensor.group == "state" for entry in index)
     return micro_batch if has_statistics else min(2, micro_batch)

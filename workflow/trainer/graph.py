@@ -24,10 +24,10 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.segments import Segment, segments
 from ortflow.workflow.progress import evaluation_seed
 from ortflow.workflow.sessions.session import Binding, Sessions
-from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.optimizers import moments
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
+from ortflow.workflow.trainer.evaluation import evaluated
 from ortflow.workflow.trainer.inference import export_checked
 
 SILENT = Report()
@@ -375,14 +375,7 @@ class GraphTrainer(Trainer):
         sums[len(names) + 1 : len(names) + 1 + len(mine)] = mine
         self._totals.write(sums)
         self._sum_totals()
-        totals = self._totals.read()
-        metrics = ratios(dict(zip(names, totals.tolist(), strict=False)))
-        for name in self._spec.onnx_model.metrics:
-            of_loss = METRICS[name].of_loss
-            if of_loss is not None:
-                metrics[name] = of_loss(metrics["loss"])
-        end = len(names) + 1
-        return EvaluationOutcome(metrics, round(totals[len(names)]), totals[end : end + len(mine)])
+        return evaluated(self._totals.read(), names, self._spec.onnx_model.metrics, len(mine))
 
     def _metrics_of(self, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
         self._feed(self._evaluation, batch, seed)
@@ -449,17 +442,6 @@ class GraphTrainer(Trainer):
         """Write the inference model with the trained parameters, checked; see the protocol."""
         exact = self._sessions.exact()
         return export_checked(self._graphs, self._parameters, exact, path, samples, tolerance, trial=trial)
-
-
-def ratios(sums: Mapping[str, float]) -> dict[str, float]:
-    """`ortflow.NAME_sum` over `ortflow.NAME_weight`, by name; NaN if the weight is 0."""
-    metrics = {}
-    for name in sums:
-        if name.endswith("_sum"):
-            weight = sums[name.removesuffix("_sum") + "_weight"]
-            metric = name.removeprefix("ortflow.").removesuffix("_sum")
-            metrics[metric] = sums[name] / weight if weight else math.nan
-    return metrics
 
 
 def fault_in(loss: float, norm: float) -> str | None:

@@ -48,7 +48,7 @@ class LentTensors(Mapping[str, "npt.NDArray[Any]"]):
         self._world.broadcast_object(name)
         values = np.empty(entry.tensor.count, np.float32)
         for rank in range(self._world.world_size):
-            for start, stop in self._pieces(entry, rank):
+            for start, stop in self.pieces_of(entry, rank):
                 into = values[start - entry.offset : stop - entry.offset]
                 if rank == self._world.rank:
                     self._local.slice(start, stop).read(into)
@@ -65,14 +65,15 @@ class LentTensors(Mapping[str, "npt.NDArray[Any]"]):
     def lend(self) -> None:
         """Send rank 0 what it reads, until it calls `end`. On every other rank."""
         while (name := self._world.broadcast_object(None)) is not None:
-            for start, stop in self._pieces(self._index[name], self._world.rank):
+            for start, stop in self.pieces_of(self._index[name], self._world.rank):
                 self._world.send(self._local.slice(start, stop), 0)
 
     def end(self) -> None:
         """Let the other ranks go on. On rank 0."""
         self._world.broadcast_object(None)
 
-    def _pieces(self, entry: Entry, rank: int) -> Iterator[Range]:
+    def pieces_of(self, entry: Entry, rank: int) -> Iterator[Range]:
+        """Ranges of a tensor that a rank holds, each of at most PIECE elements."""
         for first, last in self._held(rank):
             last = min(last, entry.end)
             for start in range(max(first, entry.offset), last, PIECE):

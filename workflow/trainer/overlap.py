@@ -98,7 +98,7 @@ def _places(all_: Sequence[Bucket], some: Sequence[Bucket]) -> list[int]:
 
 
 def overlapped(
-    sessions: Sessions, communicator: Communicator, graph: Path, index: FlatIndex, least: int = LEAST
+    sessions: Sessions, communicator: Communicator, graph: Path, index: FlatIndex
 ) -> tuple[bytes, list[Bucket]] | None:
     """The training graph with its buckets, as sessions open it; None if its gradients are summed in one piece."""
     form = sessions.form_of(graph)
@@ -106,5 +106,5 @@ def overlapped(
         return None
     if form is None or sessions.operators is None:
         return None
-    model, order = with_buckets(onnx.load(form), buckets_of(index, least))
+    model, order = with_buckets(onnx.load(form), buckets_of(index, LEAST))
     return (model.SerializeToString(), order) if len(order) >= FEWEST else None

@@ -43,6 +43,9 @@ class PartTrainer(ZeroTrainer):
         How the model is divided.
     """
 
+    _queues = False
+    """Whether work is queued on a device, so that messages pass beside it."""
+
     def __init__(
         self,
         graphs: GraphSet,
@@ -53,9 +56,11 @@ class PartTrainer(ZeroTrainer):
         report: Report = SILENT,
     ) -> None:
         self._ranks, self.division, self.graphs = ranks, division, graphs
-        self._tied = TiedWeights(ties(division, ranks.place), ranks.stages, sessions.device)
-        self._common = CommonWeights(common(division, ranks.place), ranks.parts)
+        self._tied = TiedWeights(ties(division, ranks.place), ranks.stages, sessions.device, later=self._queues)
         super().__init__(graphs, spec, sessions, ranks.replicas, report)
+        self._common = CommonWeights(
+            common(division, ranks.place), ranks.parts, self._parameters, sessions.device, self._repeated
+        )
 
     def counts(self, name: str) -> bool:
         """Whether sums over all ranks count this rank's elements of a tensor."""
@@ -91,7 +96,7 @@ class PartTrainer(ZeroTrainer):
             # the replicas' parameters would: only the first one's counts.
             self._square = lambda: self._squares.fill(0)
             return
-        squaring = Binding(self._open(self._square_sum(len(spans))), self._sessions.device)
+        squaring = Binding(self._open(self.squares_graph(len(spans))), self._sessions.device)
         for number, (start, stop) in enumerate(spans):
             squaring.read_from(f"piece.{number}", self._own.slice(start, stop), (stop - start,))
         squaring.write_to("squares", self._squares, (1,))
@@ -137,15 +142,17 @@ class PartTrainer(ZeroTrainer):
         self._ranks.world.all_reduce(self._tail)
 
     def _apply(self) -> None:
+        self._tied.settle()
         super()._apply()
-        self._tied.take_over(self._parameters)
-        self._common.take_over(self._parameters)
         self._sessions.device.free_memory()
+        self._tied.take_over(self._parameters)
+        self._common.take_over()
 
     def evaluate(
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
     ) -> EvaluationOutcome:
         """See the protocol."""
+        self._tied.settle()
         found = super().evaluate(self._together(batches), control_values)
         self._sessions.device.free_memory()
         return found
@@ -203,6 +210,11 @@ class PartTrainer(ZeroTrainer):
 
     def compare_precision(self, exact: npt.NDArray[np.float32], batch: MicroBatch, seed: int) -> None:
         """Warn if the gradient of this rank is far from `exact`, the one in fp32. Collective like `exact`."""
+
+    def end_training(self) -> None:
+        """See the protocol."""
+        self._tied.settle()
+        super().end_training()
 
     def forget_gradient(self) -> None:
         """Leave no gradient for the next step."""

@@ -60,8 +60,8 @@ class QueuedTrainer(GraphTrainer):
         device = self._sessions.device
         assert isinstance(device, CudaDevice)
         self._device = device
-        self._repeats: dict[str, Repeated] = {}
-        """Repeated work by its name in the log."""
+        self._noted: set[str] = set()
+        """Lines that the log has about captured work."""
         self._scale, self._factor = self._numbers([1.0]), self._numbers([math.nan])
         clip = self._spec.train.clip_norm
         self._max_norm = self._numbers([math.inf if clip is None else clip])
@@ -70,7 +70,7 @@ class QueuedTrainer(GraphTrainer):
         self._unit = unit_of(self._graphs.inputs, self._spec.data.micro_batch)
         if self._scales_loss():
             self._set_scale(loss_scale_of(self._spec.train.loss_scale))
-        state = self._parameters.slice(*self._state_span)
+        state = self._here.slice(*self._state_span)
         assert isinstance(state, CudaBuffer)
         self._state = state
         self._given = device.allocate(TAIL, np.float32)
@@ -101,7 +101,7 @@ class QueuedTrainer(GraphTrainer):
         assert isinstance(self._sync, CudaBuffer)
         self._overlap = Overlap(self._comm, self._sync, self.index.trained, buckets)
         operators.on_bucket = self._overlap.ready
-        self._token = self._device.allocate(1, np.float32)
+        self._sum_token = self._device.allocate(1, np.float32)
         if self._comm.rank == 0:
             self._report.note(
                 f"the gradient is summed over the ranks in {len(buckets)} buckets during the backward pass"
@@ -117,7 +117,7 @@ class QueuedTrainer(GraphTrainer):
         binding = super()._bind_training(session, gradients)
         binding.read_from(LOSS_SCALE, self._scale, (1,))
         if TOKEN in binding.outputs:
-            binding.write_to(TOKEN, self._token, (1,))
+            binding.write_to(TOKEN, self._sum_token, (1,))
         return binding
 
     def _bind_scaling(self) -> Binding:
@@ -155,27 +155,34 @@ class QueuedTrainer(GraphTrainer):
         return self._captured(name, run).run
 
     def _captured(
-        self, name: str, run: Callable[[], None], obstacle: str = "", agreement: Agreement | None = None
+        self,
+        name: str,
+        run: Callable[[], None],
+        obstacle: str = "",
+        agreement: Agreement | None = None,
+        *,
+        deferred: bool = False,
     ) -> Repeated:
         """Work that is captured as a CUDA graph, unless the run file forbids it or there is an obstacle.
 
-        Only the first work of a name says so in the log.
+        The log has each line once, whatever the number of works of a name.
         """
-        note = self._report.note if self._comm.rank == 0 and name not in self._repeats else lambda line: None
-        made = Repeated(
-            self._device, name, run, note, obstacle, wanted=self._spec.resources.cuda_graph, agreement=agreement
-        )
-        self._repeats.setdefault(name, made)
-        return made
+
+        def note(line: str) -> None:
+            if self._comm.rank == 0 and line not in self._noted:
+                self._noted.add(line)
+                self._report.note(line)
+
+        return Repeated(
+            self._device, name, run, note, obstacle,
+            wanted=self._spec.resources.cuda_graph, agreement=agreement, deferred=deferred,
+        )  # fmt: skip
 
     def _repeat(self) -> None:
         """The passes over micro-batches and the scaling, as work that is queued repeatedly."""
         asked = self._spec.resources.cuda_graph
         drawn = obstacle_in(self._sessions.form_of(self._graphs.train) or self._graphs.train) if asked else ""
-        if copied := sorted(self._first.read_on_host):
-            drawn = (
-                f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it to the host for each micro-batch"
-            )
+        drawn = copied_by(self._first) or drawn
         agreement = self._agreement()
         self._first_run = self._captured("a micro-batch", self._run_first, drawn, agreement)
         self._further_run = self._captured("another micro-batch", self._run_further, drawn, agreement)
@@ -346,12 +353,19 @@ class QueuedTrainer(GraphTrainer):
         if self._overlap is not None and (operators := self._sessions.operators) is not None:
             operators.on_bucket = None
         self._overlap = None
-        self._repeats.clear()
         del self._scale_gradient, self._loss, self._result
 
     def _drop_passes(self) -> None:
         super()._drop_passes()
         del self._first_run, self._further_run
+
+
+def copied_by(binding: Binding) -> str:
+    """Why runs of a binding must not be captured; empty if they may."""
+    copied = sorted(binding.read_on_host)
+    if not copied:
+        return ""
+    return f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it to the host for each micro-batch"
 
 
 def obstacle_in(graph: Path) -> str:

@@ -1,6 +1,6 @@
 """The trainer of one part of a divided model on a GPU: what `PartTrainer` does, queued as `QueuedTrainer` does it.
 
-Opened by `opening`. `queued_stage` has that of a pipeline's stages.
+Opened by `divided_opening`. `queued_stage` has that of a pipeline's stages.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _SCALES = (65536.0, 1024.0, 16.0, 1.0)
 
 class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
     """See the module."""
+
+    _queues = True
 
     def _loss_of(self, batch: MicroBatch, seed: int) -> float:
         # The passes add to the tail on the device.

@@ -32,7 +32,7 @@ class QueuedZeroTrainer(QueuedTrainer, ZeroTrainer):
             form = fused if taken else form
         return self._sessions.open(form.SerializeToString())
 
-    def _square_sum(self, pieces: int | None = None) -> onnx.ModelProto:
+    def squares_graph(self, pieces: int | None = None) -> onnx.ModelProto:
         fused = self._sessions.operators is not None
         return square_sum_graph(fused=fused) if pieces is None else square_sums_graph(pieces, fused=fused)
 

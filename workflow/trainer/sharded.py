@@ -61,15 +61,19 @@ class ShardedTrainer(ZeroTrainer):
     """See the module."""
 
     together = True
+    _on_gpus = False
 
-    def _allocate_parameters(self) -> None:
-        device, comm, size, trained = self._sessions.device, self._comm, self.index.size, self.index.trained
+    def _check_kernels(self) -> None:
         if self._sessions.library is None:
             raise UserError(
                 "is 3, and this machine has no kernels of ortflow's, which fetch parameters",
                 where="parallel.zero",
                 fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 2",
             )
+
+    def _allocate_parameters(self) -> None:
+        device, comm, size, trained = self._sessions.device, self._comm, self.index.size, self.index.trained
+        self._check_kernels()
         start, stop = share(trained, comm.rank, comm.world_size)
         self._shard = Shard(device.allocate(stop - start, np.float32), start, trained)
         self._rest = device.allocate(size - trained, np.float32)
@@ -88,10 +92,24 @@ class ShardedTrainer(ZeroTrainer):
     def _allocate_for_update(self) -> None:
         super()._allocate_for_update()
         self._token = self._sessions.device.allocate(2, np.float32)
-        self._exchange = Exchange(self._comm, self.index, self._shard, self._own)
-        self._graphs_of_run: Sharded = sharded(self._train_path, self._train_form, self._graphs.eval, self.index)
+        self._begin_exchange()
+        self._graphs_of_run: Sharded = sharded(
+            self._train_path, self._train_form, self._graphs.eval, self.index, on_gpus=self._on_gpus
+        )
         if self._comm.rank == 0:
             self._note()
+
+    def _begin_exchange(self) -> None:
+        self._exchange = Exchange(self._comm, self.index, self._shard, self._own)
+
+    def _end_exchange(self) -> None:
+        for channel in (TRAINING, EVALUATION):
+            forget(channel)
+        del self._exchange
+
+    def _take_part(self, channel: int) -> None:
+        """Exchange what the graph of a channel would, without a batch."""
+        self._exchange.take_part(channel)
 
     @property
     def _train_form(self) -> Path:
@@ -143,7 +161,7 @@ class ShardedTrainer(ZeroTrainer):
             if batch.count:
                 tail += self._forward_and_backward(batch, seed)
             else:
-                self._exchange.take_part(TRAINING)
+                self._take_part(TRAINING)
         return tail
 
     def _apply(self) -> None:
@@ -166,7 +184,7 @@ class ShardedTrainer(ZeroTrainer):
             if not there.read()[0]:
                 return
             if batch is None or not batch.count:
-                self._exchange.take_part(EVALUATION)
+                self._take_part(EVALUATION)
             if batch is not None:
                 yield batch
 
@@ -293,9 +311,8 @@ class ShardedTrainer(ZeroTrainer):
 
     def _drop_update(self) -> None:
         super()._drop_update()
-        for channel in (TRAINING, EVALUATION):
-            forget(channel)
-        del self._exchange, self._evaluation, self._shard, self._saved, self._rest, self._here
+        self._end_exchange()
+        del self._evaluation, self._shard, self._saved, self._rest, self._here
 
 
 def _common(one: Range, other: Range) -> Runs:

@@ -1,47 +1,32 @@
 """Runs the stages that one rank has of a pipeline: the forward and backward passes of a step, in the schedule's order.
 
 Called by the trainer of a divided model. Receives are posted ahead of the passes that need them, sends go on while the
-next pass runs, and gradients are added up in the order of the micro-batches. `stage_wire` carries the values.
+next pass runs, and gradients are added up in the order of the micro-batches. `stage_wire` carries the values. Steps
+whose passes a GPU repeats are those of `stage_slots`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ortflow.workflow.comm import Communicator
-from ortflow.workflow.device import Buffer, Device
+from ortflow.workflow.device import Buffer
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.parallel.messages import Message, traffic
-from ortflow.workflow.parallel.schedule import Action, Kind, schedule
-from ortflow.workflow.parallel.stage import Stage, StageSet, gradient_from_next, gradient_of
+from ortflow.workflow.parallel.schedule import Kind, schedule
+from ortflow.workflow.parallel.stage import Stage, StageSet
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.recycled import Held
-from ortflow.workflow.trainer.stage_memory import GradientSums, Pool, give, handed_out, held
-from ortflow.workflow.trainer.stage_wire import Arrival, Wire
+from ortflow.workflow.trainer.stage_memory import GradientSums, Pool, handed_out
+from ortflow.workflow.trainer.stage_slots import Repeat, Slots
+from ortflow.workflow.trainer.stage_step import Chunk, Feed, Step, Work
+from ortflow.workflow.trainer.stage_wire import Wire, signature
 
 AHEAD = 2
 """Messages whose receives are posted before the passes that need them."""
 
 Bind = Callable[[onnxruntime.InferenceSession, Buffer], Binding]
-Feed = Callable[[Binding, MicroBatch, int], None]
-
-
-@dataclass
-class Chunk:
-    """One stage of this rank, its graphs tied to the trainer's buffers."""
-
-    stage: Stage
-    forward: Pool
-    made: list[str]
-    """What the forward graph makes for later stages and for the backward pass."""
-    backward: list[Binding]
-    """For the first micro-batch of a step, and for the others; empty if nothing up to here is trained."""
-    both: list[Binding]
-    """The two passes as one graph, likewise; of the last stage alone."""
-    sums: GradientSums
 
 
 class StageRunner:
@@ -83,10 +68,14 @@ class StageRunner:
         self._sessions, self._index, self._bind = sessions, index, bind
         self._gradients, self._scratch = gradients, scratch
         self.ahead = 0
-        """Receives posted ahead: none in the first step, in which memory grows and kernels are loaded.
-
-        A GPU may have to be idle for both, and a message in progress keeps it busy.
-        """
+        """Receives posted ahead: none in the first step, in which memory grows."""
+        self._run_before: set[object] = set()
+        """Shapes and numbers of micro-batches with which all kernels have been loaded."""
+        self.repeat: Repeat | None = None
+        """Makes work that a GPU repeats of a pass; None if passes are not repeated on the same memory."""
+        self._slots: Slots | None = None
+        self._shapes: tuple[object, object] = None, None
+        """Shapes of the micro-batches of the last step, if they are all alike, and those that the slots are for."""
         mine = stages.of_rank(self.rank)
         # The last chunk's backward pass is the first of all: what it has a gradient of, other chunks add to.
         first = {name: number for number, stage in enumerate(mine) for name in stage.trained}
@@ -102,23 +91,41 @@ class StageRunner:
         stages, number = self.stages, stage.number
         sums = GradientSums(self._index, stage.trained, fresh, self._gradients, self._scratch)
 
-        def passes(session: onnxruntime.InferenceSession) -> list[Binding]:
-            found = []
-            for first in (True, False) if self._scratch is not None else (True,):
-                found.append(self._bind(session, self._gradients))
-                sums.tie(found[-1], first=first)
-            return found
+        def binder(session: onnxruntime.InferenceSession) -> Callable[[bool], Binding]:
+            def bind(first: bool) -> Binding:
+                made = self._bind(session, self._gradients)
+                sums.tie(made, first=first)
+                return made
 
+            return bind
+
+        ways = (True, False) if self._scratch is not None else (True,)
         session = self._sessions.open_fastest(stages.forward(number))
         made = handed_out((output.name for output in session.get_outputs()), self._index)
-        forward = Pool(lambda: self._bind(session, self._gradients), made)
+
+        def bind_forward() -> Binding:
+            return self._bind(session, self._gradients)
+
+        forward = Pool(bind_forward, made)
+        bind_backward = bind_both = binder(session)
         backward: list[Binding] = []
         if stages.backward(number).exists():
-            backward = passes(self._sessions.open_fastest(stages.backward(number)))
+            bind_backward = binder(self._sessions.open_fastest(stages.backward(number)))
+            backward = [bind_backward(first) for first in ways]
         both: list[Binding] = []
         if number == len(stages.stages) - 1 and self._kind != "gpipe":
-            both = passes(self._sessions.open_fastest(stages.both(number)))
-        return Chunk(stage, forward, made, backward, both, sums)
+            bind_both = binder(self._sessions.open_fastest(stages.both(number)))
+            both = [bind_both(first) for first in ways]
+        return Chunk(stage, forward, made, backward, both, sums, bind_forward, bind_backward, bind_both)
+
+    def graphs(self) -> list[Path]:
+        """The graphs of this rank's passes."""
+        made = [
+            path(chunk.stage.number)
+            for chunk in self.chunks
+            for path in (self.stages.forward, self.stages.backward, self.stages.both)
+        ]
+        return [path for path in made if path.exists()]
 
     def reads(self, name: str) -> bool:
         """Whether a graph of this rank has an input of this name."""
@@ -155,160 +162,40 @@ class StageRunner:
         for unwritten in self._unwritten:
             unwritten.fill(0)
         actions = schedule(self._kind, self.stages.ranks, len(work), self.stages.chunks)
-        Step(self, actions, work, feed, before_forward, after_loss).run()
+        kind = frozenset(signature(batch) for batch, _ in work), len(work)
+        self.wire.pass_through_host(through=kind not in self._run_before)
+        self._run_before.add(kind)
+        given = self, actions, work, feed, before_forward, after_loss
+        slots = self._slots_for(work)
+        if slots is None:
+            Step(*given).run()
+        else:
+            slots.step(*given).run()
         self.ahead = AHEAD
 
+    def _slots_for(self, work: Work) -> Slots | None:
+        """The memory for a step like the one before; None if this is not one, or if passes are not repeated.
 
-class Step:
-    """One step of a runner."""
+        The first step of its kind finds out the shapes of all values.
+        """
+        if self.repeat is None:
+            return None
+        shapes = {signature(batch) for batch, _ in work}
+        last, fitting = self._shapes
+        mine = next(iter(shapes)) if len(shapes) == 1 else None
+        if mine is not None and mine == last != fitting:
+            self.forget_slots()
+            fitting, self._slots = mine, Slots(self.chunks, self.repeat)
+        self._shapes = mine, fitting
+        return self._slots if mine is not None and mine == fitting else None
 
-    def __init__(
-        self,
-        runner: StageRunner,
-        actions: Sequence[Sequence[Action]],
-        work: Sequence[tuple[MicroBatch, int]],
-        feed: Feed,
-        before_forward: Callable[[], None],
-        after_loss: Callable[[], None],
-    ) -> None:
-        self._runner, self._work, self._feed = runner, work, feed
-        self._before_forward, self._after_loss = before_forward, after_loss
-        self._device: Device = runner.device
-        self._wire, self._actions = runner.wire, actions[runner.rank]
-        mine = traffic(actions, len(runner.stages.stages))[runner.rank]
-        self._arriving, self._leaving = mine.arriving, mine.leaving
-        self._to_post = sorted(mine.arriving)
-        self._posted: dict[int, Arrival] = {}
-        self._sent: dict[Message, Arrival] = {}
-        self._kept: dict[tuple[int, int], tuple[Binding, dict[str, Held]]] = {}
-        """Chunk and micro-batch -> what its backward pass reads of what it received and made, and in whose memory."""
+    def prepare(self) -> None:
+        """Capture passes that will be repeated; called where no message is awaited."""
+        if self._slots is not None:
+            self._slots.prepare()
 
-    def run(self) -> None:
-        """All actions of this rank."""
-        place = 0
-        while place < len(self._actions):
-            action = self._actions[place]
-            arrived = self._await(place)
-            if action.direction == "backward":
-                self._backward(place, action, arrived)
-            elif self._is_followed_by_backward(place):
-                self._both(place, action, arrived)
-                place += 1
-            else:
-                self._forward(place, action, arrived)
-            place += 1
-        for sent in self._sent.values():
-            sent.wait()
-
-    def _is_followed_by_backward(self, place: int) -> bool:
-        """Whether the two passes of a micro-batch through the last stage run one behind the other, in one graph."""
-        action, following = self._actions[place], self._actions[place + 1]
-        whole = bool(self._runner.chunks[action.chunk].both)
-        return whole and following == Action("backward", action.micro_batch, action.chunk)
-
-    def _await(self, place: int) -> dict[str, Held]:
-        """What an action needs of another rank; posts the receives of the next ones."""
-        self._post(place)
-        message = self._arriving.get(place)
-        if message is None:
-            return {}
-        arrived = self._posted.pop(place).wait()
-        # The sender has received everything that it needed before: those sends are over, and their memory is free.
-        rank, sent_at = message.sender
-        for sent in [each for each in self._sent if each.receiver[0] == rank and each.receiver[1] <= sent_at]:
-            self._sent.pop(sent).wait()
-        return arrived
-
-    def _post(self, place: int) -> None:
-        """Post the receives of the next actions whose shapes are known, and that of this one in any case."""
-        while self._to_post:
-            next_one = self._to_post[0]
-            message = self._arriving[next_one]
-            batch, forward = self._work[message.micro_batch][0], message.direction == "forward"
-            activations = ("forward", message.stage if forward else message.stage - 1)
-            ahead = sum(posted > place for posted in self._posted)
-            if next_one > place and (ahead >= self._runner.ahead or not self._wire.knows(activations, batch)):
-                return
-            values, source = self._runner.stages.stages[activations[1]].sends, message.sender[0]
-            if forward:
-                self._posted[next_one] = self._wire.receive(message.link, values, batch, source)
-            else:
-                self._posted[next_one] = self._wire.receive_gradients(message.link, activations, values, batch, source)
-            self._to_post.pop(0)
-
-    def _start(self, binding: Binding, action: Action, stage: Stage, arrived: Mapping[str, Held]) -> None:
-        """Prepare a forward pass."""
-        batch, seed = self._work[action.micro_batch]
-        self._before_forward()
-        give(binding, arrived)
-        self._feed(binding, batch, seed)
-        # Dropout's masks come from ONNX Runtime's global generator, which goes on by one with each node.
-        onnxruntime.set_seed(seed + stage.dropouts)
-
-    def _forward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
-        chunk = self._runner.chunks[action.chunk]
-        binding = chunk.forward.take()
-        self._start(binding, action, chunk.stage, arrived)
-        made = binding.run_for(chunk.made)
-        binding.release(arrived)
-        values = {**arrived, **{name: held(value, self._device) for name, value in made.items()}}
-        message = self._leaving.get(place)
-        if message is None:
-            self._after_loss()
-        else:
-            batch, to = self._work[action.micro_batch][0], message.receiver[0]
-            self._sent[message] = self._wire.send(message.link, chunk.stage.sends, values, batch, to)
-        read = chunk.backward[0].inputs if chunk.backward else set[str]()
-        kept = {name: each for name, each in values.items() if name in read}
-        self._kept[action.chunk, action.micro_batch] = binding, kept
-
-    def _both(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
-        chunk = self._runner.chunks[action.chunk]
-        binding = chunk.both[min(action.micro_batch, len(chunk.both) - 1)]
-        self._start(binding, action, chunk.stage, arrived)
-        self._run_back(place + 1, action, binding, {})
-        binding.release(arrived)
-        self._after_loss()
-
-    def _backward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
-        chunk = self._runner.chunks[action.chunk]
-        memory, kept = self._kept.pop((action.chunk, action.micro_batch))
-        if chunk.backward:
-            binding = chunk.backward[min(action.micro_batch, len(chunk.backward) - 1)]
-            gradients = {gradient_from_next(name): each for name, each in arrived.items()}
-            give(binding, {**kept, **gradients})
-            self._feed(binding, *self._work[action.micro_batch])
-            self._run_back(place, action, binding, arrived)
-            binding.release([*kept, *gradients])
-        else:
-            self._send_back(place, chunk.stage, arrived)
-        # Where no gradient comes back, what the stage has sent may not have been received yet.
-        for sent in [each for each in self._sent if each.link == ("forward", chunk.stage.number)]:
-            if sent.micro_batch == action.micro_batch:
-                self._sent.pop(sent).wait()
-        chunk.forward.give_back(memory)
-
-    def _run_back(
-        self,
-        place: int,
-        action: Action,
-        binding: Binding,
-        arrived: Mapping[str, Held],
-    ) -> None:
-        """Run a graph that makes gradients, and send those of what the stage received."""
-        chunk, batch = self._runner.chunks[action.chunk], self._work[action.micro_batch][0]
-        stage, made = chunk.stage, dict[str, Held]()
-        shapes = self._wire.shapes(("forward", stage.number - 1), stage.receives, batch) if stage.number else {}
-        for value in stage.receives:
-            if value.gradient and value.name not in stage.passed:
-                mine = made[value.name] = self._wire.memory.take(shapes[value.name], value.dtype)
-                binding.write_to(gradient_of(value.name), mine.buffer, mine.shape)
-        binding.run()
-        chunk.sums.add(first=not action.micro_batch)
-        self._send_back(place, stage, {**arrived, **made})
-
-    def _send_back(self, place: int, stage: Stage, gradients: Mapping[str, Held]) -> None:
-        message = self._leaving.get(place)
-        if message is not None:
-            values = [value for value in stage.receives if value.gradient]
-            self._sent[message] = self._wire.send_gradients(message.link, values, gradients, message.receiver[0])
+    def forget_slots(self) -> None:
+        """Give back the memory in which passes are repeated; the next step of the same shapes takes other memory."""
+        if self._slots is not None:
+            self._slots.forget()
+        self._slots, self._shapes = None, (self._shapes[0], None)

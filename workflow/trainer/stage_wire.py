@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.comm import Communicator, Request
+from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import Device
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
@@ -36,8 +37,9 @@ class Arrival:
     requests: list[Request] = field(default_factory=list)
 
     def wait(self) -> dict[str, Held]:
-        """Block until the values have arrived."""
-        for request in self.requests:
+        """Block until the values have arrived. Further calls return immediately."""
+        requests, self.requests = self.requests, []
+        for request in requests:
             request.wait()
         return self.values
 
@@ -47,13 +49,23 @@ class Wire:
 
     def __init__(self, pipeline: Communicator, device: Device, stages: int) -> None:
         self._comm, self._stages = pipeline, stages
+        self._linked = pipeline
         self.memory = Recycled(device)
         ranks = pipeline.world_size
         ends = [(number % ranks, (number + 1) % ranks, number) for number in range(stages - 1)]
         forward = [(here, following, self._tag(("forward", number))) for here, following, number in ends]
         backward = [(following, here, self._tag(("backward", number + 1))) for here, following, number in ends]
-        pipeline.connect_links([*forward, *backward])
+        pipeline.connect_links([*forward, *backward], beside=True)
         self._shapes: dict[tuple[Link, object], list[Shape]] = {}
+
+    def pass_through_host(self, *, through: bool) -> None:
+        """Let messages between GPUs pass through the host's memory, on all ranks of the pipeline alike, or directly.
+
+        A message that waits for the other rank on the GPU keeps it busy, and loading a kernel may wait until it is not:
+        two ranks could wait for each other.
+        """
+        below = getattr(self._linked, "below", None)
+        self._comm = StagedCommunicator(below) if through and below is not None else self._linked
 
     def send(
         self, link: Link, values: Sequence[Value], held: Mapping[str, Held], batch: MicroBatch, to: int
@@ -94,21 +106,38 @@ class Wire:
         names = (value.name for value in values)
         return dict(zip(names, self._shapes[activations, signature(batch)], strict=True))
 
-    def receive(self, link: Link, values: Sequence[Value], batch: MicroBatch, source: int) -> Arrival:
-        """Begin to receive activations; waits for their shapes if these are not known."""
+    def receive(
+        self, link: Link, values: Sequence[Value], batch: MicroBatch, source: int, into: dict[str, Held] | None = None
+    ) -> Arrival:
+        """Begin to receive activations; waits for their shapes if these are not known.
+
+        Parameters
+        ----------
+        into
+            Memory to receive in, by value. What is missing is added.
+        """
         key = link, signature(batch)
         if key not in self._shapes:
             header = HostBuffer(np.zeros(len(values) * (_MOST_AXES + 1), np.int64))
             self._comm.receive(header, source, self._tag(link, 1))
             self._shapes[key] = _unpacked(header.read(), len(values))
-        return self._start_receive(link, values, self._shapes[key], source)
+        return self._start_receive(link, values, self._shapes[key], source, into)
 
     def receive_gradients(
-        self, link: Link, activations: Link, sent: Sequence[Value], batch: MicroBatch, source: int
+        self,
+        link: Link,
+        activations: Link,
+        sent: Sequence[Value],
+        batch: MicroBatch,
+        source: int,
+        into: dict[str, Held] | None = None,
     ) -> Arrival:
-        """Begin to receive the gradients of `sent`, which this rank sent over the link `activations`."""
+        """Begin to receive the gradients of `sent`, which this rank sent over the link `activations`.
+
+        `into` is as in `receive`.
+        """
         shapes, values = self.shapes(activations, sent, batch), [value for value in sent if value.gradient]
-        return self._start_receive(link, values, [shapes[value.name] for value in values], source)
+        return self._start_receive(link, values, [shapes[value.name] for value in values], source, into)
 
     def _start_send(
         self, link: Link, values: Sequence[Value], held: Mapping[str, Held], to: int, requests: Sequence[Request]
@@ -117,10 +146,19 @@ class Wire:
         started = [self._comm.start_send(each.buffer, to, self._tag(link)) for each in sent.values()]
         return Arrival(sent, [*requests, *started])
 
-    def _start_receive(self, link: Link, values: Sequence[Value], shapes: Sequence[Shape], source: int) -> Arrival:
-        arrival = Arrival({})
+    def _start_receive(
+        self,
+        link: Link,
+        values: Sequence[Value],
+        shapes: Sequence[Shape],
+        source: int,
+        into: dict[str, Held] | None,
+    ) -> Arrival:
+        arrival = Arrival({} if into is None else into)
         for value, shape in zip(values, shapes, strict=True):
-            arriving = arrival.values[value.name] = self.memory.take(shape, value.dtype)
+            if value.name not in arrival.values:
+                arrival.values[value.name] = self.memory.take(shape, value.dtype)
+            arriving = arrival.values[value.name]
             arrival.requests.append(self._comm.start_receive(arriving.buffer, source, self._tag(link)))
         return arrival
 

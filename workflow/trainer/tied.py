@@ -7,7 +7,7 @@ whole gradient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -30,10 +30,13 @@ class TiedWeights:
         The ranks of its pipeline, ordered by stage.
     device
         Where its buffers are.
+    later
+        Whether `take_over` leaves its messages in progress, beside the next forward pass, until `settle`.
     """
 
-    def __init__(self, ties: Sequence[Tie], stages: Communicator, device: Device) -> None:
-        self._ties, self._stages = ties, stages
+    def __init__(self, ties: Sequence[Tie], stages: Communicator, device: Device, *, later: bool = False) -> None:
+        self._ties, self._stages, self._later = ties, stages, later
+        self._sent: list[Request] = []
         pairs = {(tie.stages[0], stage) for tie in ties for stage in tie.stages[1:]}
         stages.connect_links([(*ends, TAG) for first, other in pairs for ends in ((other, first), (first, other))])
         mine = [tie.stop - tie.start for tie in ties if tie.stages[0] == stages.rank]
@@ -59,14 +62,20 @@ class TiedWeights:
 
     def take_over(self, parameters: Buffer) -> None:
         """Copy the values from the stage that updates a tensor to all that hold it."""
-        here, requests = self._stages.rank, []
+        here = self._stages.rank
         for tie in self._ties:
             mine = parameters.slice(tie.start, tie.stop)
             if tie.stages[0] == here:
-                requests += [self._stages.start_send(mine, stage, TAG) for stage in tie.stages[1:]]
+                self._sent += [self._stages.start_send(mine, stage, TAG) for stage in tie.stages[1:]]
             else:
                 self._stages.receive(mine, tie.stages[0], TAG)
-        for request in requests:
+        if not self._later:
+            self.settle()
+
+    def settle(self) -> None:
+        """Called before the parameters change: wait until what `take_over` has sent is received."""
+        sent, self._sent = self._sent, []
+        for request in sent:
             request.wait()
 
 
@@ -79,21 +88,51 @@ class CommonWeights:
         Their elements of the local flat buffers; see `common`.
     parts
         The ranks that share the layers.
+    parameters
+        This rank's.
+    device
+        Where they are.
+    repeated
+        Makes work that a device repeats.
     """
 
-    def __init__(self, spans: Sequence[tuple[int, int]], parts: Communicator) -> None:
-        self._spans, self._parts = spans, parts
+    def __init__(
+        self,
+        spans: Sequence[tuple[int, int]],
+        parts: Communicator,
+        parameters: Buffer,
+        device: Device,
+        repeated: Callable[[str, Callable[[], None]], Callable[[], None]],
+    ) -> None:
+        self._parts = parts
+        # In one message: each takes longer than these tensors do.
+        self._packed = device.allocate(sum(stop - start for start, stop in spans), np.float32)
+        self._pieces: list[tuple[Buffer, Buffer]] = []
+        place = 0
+        for start, stop in spans:
+            here = self._packed.slice(place, place + stop - start)
+            self._pieces.append((parameters.slice(start, stop), here))
+            place += stop - start
+        self._move = repeated("the copies of what parts have in common", self._copy)
         if spans:
             parts.connect_links([(0, part, TAG) for part in range(1, parts.world_size)])
 
-    def take_over(self, parameters: Buffer) -> None:
-        """Copy the first part's values to all parts."""
-        requests, parts = [], self._parts
-        for start, stop in self._spans:
-            mine = parameters.slice(start, stop)
-            if parts.rank:
-                parts.receive(mine, 0, TAG)
+    def _copy(self) -> None:
+        for mine, packed in self._pieces:
+            if self._parts.rank:
+                mine.copy_from(packed)
             else:
-                requests += [parts.start_send(mine, part, TAG) for part in range(1, parts.world_size)]
+                packed.copy_from(mine)
+
+    def take_over(self) -> None:
+        """Copy the first part's values to all parts."""
+        if not self._pieces:
+            return
+        if self._parts.rank:
+            self._parts.receive(self._packed, 0, TAG)
+            self._move()
+            return
+        self._move()
+        requests = [self._parts.start_send(self._packed, part, TAG) for part in range(1, self._parts.world_size)]
         for request in requests:
             request.wait()

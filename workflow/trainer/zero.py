@@ -82,13 +82,13 @@ class ZeroTrainer(GraphTrainer):
         """Whether graphs of the update may contain our operators for the CPU."""
         return bool(self._sessions.kernels)
 
-    def _square_sum(self, pieces: int | None = None) -> onnx.ModelProto:
+    def squares_graph(self, pieces: int | None = None) -> onnx.ModelProto:
         """The graph that sums the squares of a buffer, or of several."""
         return square_sum_graph() if pieces is None else square_sums_graph(pieces)
 
     def _bind_squaring(self) -> None:
         self._squares = self._sessions.device.allocate(1, np.float64)
-        squaring = Binding(self._open(self._square_sum()), self._sessions.device)
+        squaring = Binding(self._open(self.squares_graph()), self._sessions.device)
         squaring.read_from("gradients", self._scaled, (self._scaled.count,))
         squaring.write_to("squares", self._squares, (1,))
         self._square = self._repeated("the norm of the gradient", squaring.run)

@@ -8,6 +8,7 @@ CLOCKS: a folder; the seconds in its file of a host's name are what that host's 
 HOLD: a phase, and for how many seconds it is held at its beginning, in every attempt.
 LENDER: a rank, and after how many tensors that rank 0 reads for the export it is killed, in the first attempt.
 UNLOCKED: locks hold nobody back, as between the nodes of some file systems.
+RESUMED: ranks bring what they hold after a resume into the form of a checkpoint again, and compare its bits.
 FAULTS is JSON: {"attempt": a, "rank": r, "step": s, "do": what}; attempt null for all.
 """
 
@@ -30,7 +31,7 @@ def inject(what: str) -> None:
 def die_lending(tensors: int) -> None:
     from ortflow.workflow.trainer.lent_tensors import LentTensors
 
-    whole, sent = LentTensors._pieces, [0]
+    whole, sent = LentTensors.pieces_of, [0]
 
     def pieces(self: LentTensors, *arguments: object) -> object:
         sent[0] += 1
@@ -38,7 +39,7 @@ def die_lending(tensors: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(self, *arguments)  # type: ignore[arg-type]
 
-    LentTensors._pieces = pieces  # type: ignore[assignment,method-assign]
+    LentTensors.pieces_of = pieces  # type: ignore[assignment,method-assign]
 
 
 def install() -> None:
@@ -100,8 +101,10 @@ if sys.orig_argv[2:3] == [os.environ.get("SKEW", "").partition(" ")[0]]:
     ahead, now = float(os.environ["SKEW"].partition(" ")[2]), time.time
     time.time = lambda: now() + ahead
 
-if (
-    sys.orig_argv[1:3] == ["-m", "ortflow.workflow.rank"]
-    and {"FAULTS", "SLOW", "HALT", "HOLD", "LENDER"} & os.environ.keys()
-):
-    install()
+if sys.orig_argv[1:3] == ["-m", "ortflow.workflow.rank"]:
+    if {"FAULTS", "SLOW", "HALT", "HOLD", "LENDER"} & os.environ.keys():
+        install()
+    if "RESUMED" in os.environ:
+        from compared_resumes import compare_resumes
+
+        compare_resumes()

@@ -177,14 +177,14 @@ def run(case: Case, model: Path, batches: Sequence[Batch], *changes: str) -> tup
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise UserError(_last_words(done.stdout + done.stderr, done.returncode))
+        raise UserError(_last_output(done.stdout + done.stderr, done.returncode))
     events = [json.loads(line) for line in (folder / "run/events/rank-0000.jsonl").read_text().splitlines()]
     return [
         e["loss"] if e["loss"] is not None else float("nan") for e in events if e["event"] == "step"
     ], folder / "run"
 
 
-def _last_words(text: str, code: int) -> str:
+def _last_output(text: str, code: int) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(error|Error|ortflow):?", line)] or lines[-3:]
     return f"exit code {code}: " + " ".join(errors)[-600:]

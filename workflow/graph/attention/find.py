@@ -7,10 +7,9 @@ Called by `assembly` on the forward graph of a half-precision run, before it is 
 
 q, k, v and o are [batch, tokens, heads, size]; stats is fp32 [batch, heads, tokens, 1]. `heads_first` has one flag each
 for q, k and v: the value, and its gradient, are [batch, heads, tokens, size] instead. k and v may have fewer heads;
-each
-is then shared by a group of consecutive query heads. The mask is optional and broadcast to s. It is either numeric and
-added, or Boolean and true where a query attends to a key. Numbers below MASKED are treated as MASKED. With `causal`, no
-query attends to a later key.
+each is then shared by a group of consecutive query heads. The mask is optional and broadcast to s. It is either numeric
+and added, or Boolean and true where a query attends to a key. Numbers below MASKED are treated as MASKED. With
+`causal`, no query attends to a later key.
 
 With `packed` = (query heads, key and value heads, head size), one value [batch, tokens, width] replaces q, k and v:
 each

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
-from ortflow.workflow.graph.domains import CPU_DOMAIN
+from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN
+from ortflow.workflow.graph.ir import shared_entropy
 from ortflow.workflow.graph.ir.collective import OPERATOR, Kind, channel_of, collective, kind_of
+from ortflow.workflow.graph.ir.edit import attributes_of
 
 _ADJOINT = {
     Kind.COPY: Kind.ALL_REDUCE,
@@ -21,3 +23,12 @@ def collective_gradient(backward: Backward) -> Gradients:
         yield 0, backward.gradient()
     elif kind in _ADJOINT:
         yield 0, collective(backward, _ADJOINT[kind], backward.gradient(), *channel_of(backward.node))
+
+
+@rule(shared_entropy.OPERATOR, domain=CUDA_DOMAIN)
+def shared_cross_entropy(backward: Backward) -> Gradients:
+    """Each part's scores have a gradient of their own, which needs the sum over all parts alone."""
+    (labels, scores), flags = backward.node.input, attributes_of(backward.node)
+    kept = {name: flags[name] for name in shared_entropy.LABELS if name in flags}
+    inputs = [labels, backward.gradient(), scores, backward.saved_output(1)]
+    yield 1, backward(shared_entropy.GRADIENT, *inputs, domain=CUDA_DOMAIN, **kept)

@@ -15,8 +15,7 @@ def adam(w: Replacement) -> None:
     """AdamOptimizer(rate, step, parameters, gradients, moment_1, moment_2) as `optim.adam` creates it.
 
     It has bias correction and `weight_decay_mode` 0. Outputs may share the memory of their inputs, so each node that
-    reads
-    an input comes before, or is, the node that writes the output. Output 0, the incremented step, is omitted.
+    reads an input comes before, or is, the node that writes the output. Output 0, the incremented step, is omitted.
     """
     assert (w.attribute("do_bias_correction", 1), w.attribute("weight_decay_mode", 0)) == (1, 0)
     rate, step, parameters, gradients, first, second = w.node.input

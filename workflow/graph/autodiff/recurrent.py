@@ -2,8 +2,8 @@
 
 The forward node is kept. For each direction the gates of all steps are recomputed in one product, since the states
 before each step are known. A Scan then propagates the gradient of the state backwards from step to step. Its factors
-are
-computed beforehand, so that a step has few nodes, and the gradients of weights and data are products over all steps.
+are computed beforehand, so that a step has few nodes, and the gradients of weights and data are products over all
+steps.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ class Backward(Replacement):
     """Collects the nodes that compute the gradients of one node's inputs.
 
     `node` is the forward node, to which a rule may add outputs (`saved_output`). A rule may read any value of the
-    forward
-    graph: the value is either kept or recomputed, as ONNX Runtime and `recompute` decide.
+    forward graph: the value is either kept or recomputed, as ONNX Runtime and `recompute` decide.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from ortflow.workflow.graph.division.cut import Cut
 from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.shared_entropy import note
 
 if TYPE_CHECKING:
     from ortflow.workflow.graph.division.rewrite import PartWriter
@@ -85,6 +86,12 @@ class Scores:
             write("Identity", losses, output=node.output[0])
         elif reduction == "sum":
             write("ReduceSum", losses, output=node.output[0], keepdims=0)
+            ((start, _),) = cut.region(write.part, write.parts).ranges
+            flags = {} if ignored is None else {"ignore": ignored}
+            note(
+                write.made[-1], scores, labels,
+                start=start, total=cut.length, channel=write.channel, parts=write.parts, **flags,
+            )  # fmt: skip
         elif counted:
             summed = write("ReduceSum", losses, keepdims=0)
             write("Div", summed, write("ReduceSum", write.cast(counted), keepdims=0), output=node.output[0])

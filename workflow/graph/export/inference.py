@@ -29,7 +29,7 @@ from ortflow.workflow.graph.ir.edit import make_outputs, replace, used
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_normalizations
 from ortflow.workflow.graph.objective.modes import evaluation_mode
-from ortflow.workflow.owned import is_folder, remove
+from ortflow.workflow.own_files import is_folder, remove
 from ortflow.workflow.rundir import sync_directory
 
 EXTERNAL_BYTES = 1_500_000_000

@@ -59,7 +59,7 @@ def write_model(path: Path, model: onnx.ModelProto, shapes: Shapes, tensors: Ten
             file.write(_field(_INITIALIZER, sizes[name]))
             file.write(heads[name])
             offsets[name] = file.tell()
-            _write(file, tensors[name])
+            write_array(file, tensors[name])
         _finish(file)
     return offsets
 
@@ -77,7 +77,7 @@ def write_data(folder: Path, stem: str, shapes: Shapes, tensors: Tensors) -> tup
             # Aligned to pages, so that a reader can map each tensor.
             offset = -(-offset // _PAGE) * _PAGE
             file.seek(offset)
-            digest.update(_write(file, tensors[name]))
+            digest.update(write_array(file, tensors[name]))
             offsets[name] = offset
             offset += ITEM * math.prod(shapes[name])
         _finish(file)
@@ -117,7 +117,7 @@ def _varint(value: int) -> bytes:
     return bytes(digits)
 
 
-def _write(file: IO[bytes], array: np.ndarray) -> memoryview:
+def write_array(file: IO[bytes], array: np.ndarray) -> memoryview:
     """Write the elements in little-endian order; returns a view of them."""
     data = np.ascontiguousarray(array, dtype="<f4").reshape(-1).data.cast("B") if array.size else memoryview(b"")
     file.write(data)

@@ -92,7 +92,7 @@ def _claim(tensor: onnx.TensorProto, what: str, folder: Path, where: str) -> tup
     size = file.stat().st_size
     if offset + claimed > size:
         raise UserError(
-            f"{what} lies at bytes {offset} to {offset + claimed} of {file.name!r}, which has {size}",
+            f"{what} is at bytes {offset} to {offset + claimed} of {file.name!r}, which has {size}",
             where=where,
             fix=_AGAIN,
         )

@@ -22,7 +22,7 @@ from ortflow.workflow.graph.normalize.randomness import seed_random_operators
 from ortflow.workflow.graph.roles.decide import Roles, classify
 from ortflow.workflow.graph.roles.export_warnings import find_export_warnings, refusal, renamed_weights
 from ortflow.workflow.graph.roles.guesses import judged_constants, refuse_guesses
-from ortflow.workflow.spec.model import ModelSection, OwnLoss
+from ortflow.workflow.spec.model import ModelSection, OutputLoss
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def read_source(section: ModelSection) -> Source:
                 fix=f"its inputs are {', '.join(names)}" if names else "it has no inputs",
             )
     labels = set(section.labels)
-    if not isinstance(section.loss, OwnLoss) and section.loss.label in names:
+    if not isinstance(section.loss, OutputLoss) and section.loss.label in names:
         labels.add(section.loss.label)
     roles = classify(prepared, section.parameters, sorted(labels))
     export_warnings = find_export_warnings(prepared, roles)

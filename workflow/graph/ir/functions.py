@@ -60,8 +60,7 @@ def instantiate(
     """Instantiate `function` at `node`: same inputs and outputs, inner values renamed.
 
     `defaults` are attributes that the caller may omit (an operator's schema has them); the function's own default
-    values
-    take precedence.
+    values take precedence.
     """
     given = {**(defaults or {}), **{a.name: a for a in function.attribute_proto}, **{a.name: a for a in node.attribute}}
     prefix = node.name or next((name for name in node.output if name), node.op_type)

@@ -94,18 +94,19 @@ class Rewriter(Writer):
 
     def is_fp32(self, value: str) -> bool:
         """Whether the value is known to be fp32."""
-        return self._element(value) == int(onnx.TensorProto.FLOAT)
+        return self.element(value) == int(onnx.TensorProto.FLOAT)
 
     def is_int64(self, value: str) -> bool:
         """Whether the value is known to be int64."""
-        return self._element(value) == int(onnx.TensorProto.INT64)
+        return self.element(value) == int(onnx.TensorProto.INT64)
 
     def fits(self, value: str) -> bool:
         """Whether the value is known to be fp32 with at least one axis, and no more axes than the kernels support."""
         dims = self.dims(value)
         return self.is_fp32(value) and dims is not None and 1 <= len(dims) <= MOST_AXES
 
-    def _element(self, value: str) -> int:
+    def element(self, value: str) -> int:
+        """Element type of a value, UNDEFINED if it is not known."""
         found = self._described.get(value)
         return int(found.type.tensor_type.elem_type if found is not None else onnx.TensorProto.UNDEFINED)
 

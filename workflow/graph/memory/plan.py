@@ -32,6 +32,8 @@ OWN_IN_PLACE: Mapping[str, int] = {
     "CrossEntropyGrad": 2, "GeluGrad": 0, "LayerNormalizationGrad": 0, "RMSNormalizationGrad": 0, "SoftmaxGrad": 0,
 }  # fmt: skip
 """Our CPU operator -> the input that it may write over, as declared in its C file."""
+READY = "ShardsReady"
+"""Our GPU operator whose outputs share the memory of its inputs."""
 EARLY = frozenset(["Shape", "Size"])
 """Operators that run as soon as their input is available."""
 BYTES: Mapping[int, int] = {
@@ -184,6 +186,11 @@ def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[s
         for name in filter(None, node.output):
             home[name] = name
             final[name] = last.get(name, place)
+        if node.op_type == READY:
+            for name, source in zip(node.output, node.input, strict=True):
+                home[name] = home[source]
+                final[home[name]] = max(final[home[name]], final[name])
+            continue
         first = str(node.output[0]) if node.output else ""
         if not first or first in bound:
             continue

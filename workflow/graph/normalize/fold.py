@@ -1,9 +1,8 @@
 """Evaluates the integers that do not depend on the batch: shapes, axes and limits that an exporter left as nodes.
 
 Called by `prepare`. ONNX Runtime builds gradients from the shapes known at that time and assumes that an axis of
-unknown
-length is not broadcast, so everything that can be evaluated must be. Floating-point tensors may be weights; only the
-scales of a Resize are computed from them.
+unknown length is not broadcast, so everything that can be evaluated must be. Floating-point tensors may be weights;
+only the scales of a Resize are computed from them.
 """
 
 from __future__ import annotations

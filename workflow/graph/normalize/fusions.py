@@ -2,8 +2,7 @@
 
 Called by `source` on the prepared model, which fixes training, evaluation and exported graphs, and by `inference`. Most
 of the errors are made by ONNX Runtime's optimiser; they were found by comparing runs with and without optimisations.
-The
-user's own sessions need no special settings.
+The user's own sessions need no special settings.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ def avoid_wrong_forms(model: onnx.ModelProto) -> None:
     """Replace such nodes of a prepared model, in place. Raises UserError if that needs an unknown size.
 
     MatmulTransposeFusion computes the product of a transposed matrix and a vector as if the matrix were not transposed.
-    No
-    kernel supports auto_pad SAME together with dilations.
+    No kernel supports auto_pad SAME together with dilations.
     """
     if not any(node.op_type in ("Conv", "MatMul", "MaxPool", "Pad") for node in model.graph.node):
         return

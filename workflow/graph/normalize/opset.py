@@ -1,8 +1,7 @@
 """Converts a graph to opset 18, the only opset that the following modules support.
 
 Called by `prepare`. Opset 18 has every operator that ONNX Runtime's gradients support, is what PyTorch's exporter
-writes,
-and is the first with a ScatterElements that adds. The few changes between opsets 13 and 18 are made here; newer
+writes, and is the first with a ScatterElements that adds. The few changes between opsets 13 and 18 are made here; newer
 operators are replaced by ONNX's own definition in older ones if there is one.
 """
 
@@ -173,7 +172,7 @@ def _lowered(node: onnx.NodeProto, version: int) -> bool:
         if value in _NEW_VALUES.get(key, []):
             return False
         if attribute.name not in ours.attributes:
-            if not _says_nothing(newer, attribute.name, value):
+            if not _has_no_effect(newer, attribute.name, value):
                 return False
             _pop(node, attribute.name)
         elif key in _RENAMED_VALUES:
@@ -181,7 +180,7 @@ def _lowered(node: onnx.NodeProto, version: int) -> bool:
     return True
 
 
-def _says_nothing(schema: Any, name: str, value: Any) -> bool:
+def _has_no_effect(schema: Any, name: str, value: Any) -> bool:
     """Whether an attribute has its default value (for AveragePool's dilations, ones)."""
     if schema.name == "AveragePool" and name == "dilations":
         return set(value) <= {1}

@@ -30,9 +30,8 @@ def prepare(
     """Return a copy of `model`, or itself, in the normal form, and log lines about the changes.
 
     The form: IR version 10, opset 18 and com.microsoft 1, fp32, functions inlined, each weight a used initializer with
-    its
-    own name that is not an input, aliases resolved, Constant nodes converted to initializers, every node named, shapes
-    inferred. Inputs and outputs keep their names. Raises UserError if a node has no form in opset 18.
+    its own name that is not an input, aliases resolved, Constant nodes converted to initializers, every node named,
+    shapes inferred. Inputs and outputs keep their names. Raises UserError if a node has no form in opset 18.
     """
     copy = model
     if not in_place:

@@ -114,12 +114,9 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
     """Let all nodes read a weight itself rather than an Identity of it, in place; returns log lines.
 
     TorchScript's exporter writes Identity for a tied weight, and in evaluation mode also for a weight that merely has
-    equal
-    values, such as all LayerNorm weights of a fresh model. A tied weight is not a uniform tensor, so an alias of a
-    uniform
-    tensor becomes a parameter of its own, under the alias' name, as in the module. If the alias is the only reader of
-    the
-    weight (a clone in forward), it is the weight itself.
+    equal values, such as all LayerNorm weights of a fresh model. A tied weight is not a uniform tensor, so an alias of
+    a uniform tensor becomes a parameter of its own, under the alias' name, as in the module. If the alias is the only
+    reader of the weight (a clone in forward), it is the weight itself.
     """
     readers = walk.consumers(model.graph)
     by_name = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -153,8 +150,7 @@ def tie_transposed_copies(model: onnx.ModelProto) -> list[str]:
     """Replace a weight that is the transpose of another by a Transpose of that one, in place; returns log lines.
 
     Exporters fold the transposition of a linear layer's weight into a new tensor with a generated name, so that an
-    output
-    layer tied to an embedding would be trained separately.
+    output layer tied to an embedding would be trained separately.
     """
     named: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
     made_up = []

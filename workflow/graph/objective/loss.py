@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.edit import Editor, described, dims_of
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID
-from ortflow.workflow.spec.model import CrossEntropy, Loss, OwnLoss
+from ortflow.workflow.spec.model import CrossEntropy, Loss, OutputLoss
 
 Dims = tuple[int | str | None, ...]
 
@@ -61,14 +61,14 @@ def attach(graph: onnx.GraphProto, loss: Loss, batch: str, padded: bool) -> Targ
     output = graph.output[0]
     dims = dims_of(output)
     if padded:
-        if isinstance(loss, OwnLoss):
+        if isinstance(loss, OutputLoss):
             raise UserError(
                 "a loss that the graph computes cannot exclude the samples that `pad` adds",
                 where="data.last_batch",
                 fix="use `drop` or `keep`",
             )
         graph.input.append(helper.make_tensor_value_info(VALID, TensorProto.INT64, [1]))
-    if isinstance(loss, OwnLoss):
+    if isinstance(loss, OutputLoss):
         return _own(edit, output.name, dims, batch)
     if not dims:
         shape = "no axes" if dims == () else "an unknown number of axes"

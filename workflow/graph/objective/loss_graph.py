@@ -27,8 +27,7 @@ def with_fixed(train: bytes, fixed: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """The training graph with these marked values as constants.
 
     What the marks read is still computed, and before the nodes that read the marks: its random numbers come first in
-    the
-    sequence.
+    the sequence.
     """
     model = onnx.ModelProto.FromString(train)
     graph, edit = model.graph, Editor(model.graph)

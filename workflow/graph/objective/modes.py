@@ -2,8 +2,7 @@
 
 Exporters write most models in evaluation mode; a Dropout that the exporter removed cannot be restored. Called by
 `assembly` on graphs of opset 18, before the loss is attached. Nodes get no `seed`: ONNX Runtime's own seed, set before
-a
-run, determines the masks.
+a run, determines the masks.
 """
 
 from __future__ import annotations

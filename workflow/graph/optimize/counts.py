@@ -2,9 +2,8 @@
 
 ONNX Runtime computes with shapes on the CPU, and copies the result to the GPU where it is combined with data. A graph
 with such a copy, or with a CPU node that reads a GPU result, cannot be captured as a CUDA graph. So the length of an
-axis
-is computed on the GPU as a sum of ones, and arithmetic on lengths in double precision, which is exact for counts below
-2^53. Called by `on_cuda`.
+axis is computed on the GPU as a sum of ones, and arithmetic on lengths in double precision, which is exact for counts
+below 2^53. Called by `on_cuda`.
 """
 
 from __future__ import annotations

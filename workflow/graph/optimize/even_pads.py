@@ -26,8 +26,7 @@ def pad_evenly(w: Replacement) -> None:
     """The same result with equal pads: by `output_padding` if possible, otherwise by cropping a larger result.
 
     Along an axis, the result has (count - 1) * stride + reach + output_padding - begin - end elements, so increasing
-    `end`
-    and `output_padding` by the same number changes nothing.
+    `end` and `output_padding` by the same number changes nothing.
     """
     begins, ends = _halves(w.attribute("pads", []))
     ones = [1] * len(begins)

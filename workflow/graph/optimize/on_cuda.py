@@ -20,6 +20,7 @@ from ortflow.workflow.graph.ir.order import drop_unread_inputs, prune, sort_node
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, context_of
 from ortflow.workflow.graph.normalize import tidy
+from ortflow.workflow.graph.optimize.constants import fold_constants
 from ortflow.workflow.graph.optimize.counts import counts_on_device
 from ortflow.workflow.graph.optimize.even_pads import pad_evenly, pads_unevenly
 from ortflow.workflow.graph.optimize.sizes import sizes_by_shapes
@@ -62,6 +63,7 @@ def on_cuda(model: onnx.ModelProto) -> onnx.ModelProto:
         types = element_types(copy)
     counts_on_device(copy, types)
     sizes_by_shapes(copy.graph)
+    fold_constants(copy)
     return copy
 
 
@@ -83,6 +85,8 @@ def _rewrite_of(
         return pad_evenly
     if _splits_unevenly(node, constants, types):
         return slice_apart
+    if _looks_up_rows(node, context):
+        return gather
     return join_in_parts if not node.domain and node.op_type == "Concat" and len(node.input) > JOINED else None
 
 
@@ -168,6 +172,20 @@ def slice_apart(w: Replacement) -> None:
     w.done(*parts)
 
 
+def _looks_up_rows(node: onnx.NodeProto, context: Context) -> bool:
+    """Whether each index of a GatherND is one number, as in Gather. Its CUDA kernel copies a table from the host."""
+    if node.domain or node.op_type != "GatherND" or attribute(node, "batch_dims", 0):
+        return False
+    places = shapes.shape(context.types, node.input[1])
+    return places is not None and places[-1:] == [1]
+
+
+def gather(w: Replacement) -> None:
+    """GatherND whose indices are single numbers."""
+    data, places = w.node.input
+    w.done(w("Gather", data, w("Squeeze", places, w.ints(-1)), axis=0))
+
+
 REDESCRIBED = (normalize_batch, pad_evenly, join_in_parts)
 """Rewrites after which values are described again, because the element types of their outputs are needed."""
 
@@ -188,8 +206,7 @@ def add_integers(w: Replacement, *, onto_zeros: bool) -> None:
     """ScatterElements with addition, in integers, whose sum does not depend on the order.
 
     Addends are scaled by a power of two, so that the largest has BITS bits. A NaN or infinite addend makes all of them
-    NaN
-    or infinite.
+    NaN or infinite.
     """
     data, places, updates = w.node.input[:3]
     axis = w.attribute("axis", 0)

@@ -19,8 +19,7 @@ def results_first(graph: onnx.GraphProto) -> None:
     """Run nodes that only outputs depend on as early as possible, in place; other nodes keep their order.
 
     The gradient of a weight needs two large values, its layer's input and the gradient of its output, and frees both.
-    Nodes
-    must be sorted. Results do not change.
+    Nodes must be sorted. Results do not change.
     """
     ends = _ends(graph)
     order = topological_order(graph.node, lambda place, nth: (place not in ends, place))

@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph.autodiff.reverse import LOSS_GRADIENT
-from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir import shared_entropy, walk
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described
 from ortflow.workflow.graph.ir.order import needed_by, prune, sort_nodes
@@ -53,8 +53,8 @@ def recompute(
     first = [node for place, node in enumerate(graph.node) if place in forward]
     later = [node for place, node in enumerate(graph.node) if place not in forward]
     parts = _layers(first) if marked else _parts(first, patterns, partial=partial)
-    edit = Editor(graph)
-    repeated = sum(_repeat(edit, part, first, later, roots) for part in parts.values())
+    edit, known = Editor(graph), _of_weights(graph, first)
+    repeated = sum(_repeat(edit, part, first, later, roots, known) for part in parts.values())
     sort_nodes(graph)
     prune(graph)
     what = "layers" if marked else f"parts ({', '.join(patterns)})"
@@ -121,9 +121,11 @@ def _repeat(
     first: Sequence[onnx.NodeProto],
     later: Sequence[onnx.NodeProto],
     roots: Collection[str],
+    of_weights: Collection[str],
 ) -> int:
     """Let the nodes `later` read copies of a part's nodes; returns the number of copies.
 
+    Values `of_weights` do not depend on the batch, so that their readers need not wait for the gradient.
     Values that nodes of the model outside the part read in the forward pass (`first`) are kept. Our own nodes, which
     update statistics or compute the loss, need them only briefly.
     """
@@ -150,11 +152,9 @@ def _repeat(
     gate = _gate(edit, gradient)
     outside = [name for node in copied for name in node.input if name and name not in makers]
     known = described(edit.graph)
-    # Weights have fixed shapes. What is computed from them alone need not wait.
-    given = {value.name for value in edit.graph.input if not _varies(value)}
     for name in dict.fromkeys(outside):
         real = name in known and known[name].type.tensor_type.elem_type == TensorProto.FLOAT
-        if real and name not in given:
+        if real and name not in of_weights:
             renamed[name] = edit("Where", gate, name, name, output=edit.fresh(f"{name}.again"))
     for node in copied:
         inputs = [renamed.get(name, name) for name in node.input]
@@ -177,6 +177,17 @@ def _repeat(
     return len(copied)
 
 
+def _of_weights(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> set[str]:
+    """Weights, which have fixed shapes, and what the nodes compute from weights and constants alone."""
+    found = {value.name for value in graph.input if not _varies(value)}
+    constants = {tensor.name for tensor in graph.initializer}
+    for node in nodes:
+        read = walk.inputs(node)
+        if node.op_type not in _DRAWS and read and read <= found | constants:
+            found.update(name for name in node.output if name)
+    return found
+
+
 def _varies(value: onnx.ValueInfoProto) -> bool:
     """Whether the value is a part of the batch: the length of an axis is not known."""
     return not all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
@@ -191,7 +202,7 @@ def _is_copyable(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> b
         return on and inputs[1] in constants and len(node.output) > 1 and bool(node.output[1])
     if is_collective(node):
         return kind_of(node) == Kind.COPY
-    return node.op_type not in _DRAWS and not list(walk.subgraphs(node))
+    return node.op_type not in (*_DRAWS, shared_entropy.OPERATOR) and not list(walk.subgraphs(node))
 
 
 def _drop_again(edit: Editor, value: str, mask: str, ratio: np.ndarray, output: str) -> None:

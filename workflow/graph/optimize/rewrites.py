@@ -164,8 +164,7 @@ def _weight_gradients(graph: onnx.GraphProto, edit: Editor) -> None:
     """x^T dy as a product of matrices in their stored layout; Gemm would transpose its first factor once per block.
 
     The smaller factor is transposed; if that is dy, so is the result. The Reshape, which changes nothing, keeps ONNX
-    Runtime
-    from fusing Transpose and product again.
+    Runtime from fusing Transpose and product again.
     """
     shapes = {name: dims_of(value) for name, value in described(graph).items()}
 

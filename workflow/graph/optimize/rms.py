@@ -3,8 +3,7 @@
 Called by `rewrites` on the training graph. `fuse` runs before it is differentiated: the gradient of the separate nodes
 reads and keeps several values of the input's size, that of the fused node only the input and one number per row.
 `unfuse` afterwards decomposes the nodes that no kernel of ours computes, because ONNX Runtime 1.19 adds the squares of
-a
-row one by one.
+a row one by one.
 """
 
 from __future__ import annotations

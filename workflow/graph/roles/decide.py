@@ -22,7 +22,7 @@ from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.names import is_made_up
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.roles import role_heuristics
-from ortflow.workflow.graph.roles.settle import ONE, SAID, by_exporter, by_use
+from ortflow.workflow.graph.roles.settle import ONE, RECORDED, by_exporter, by_use
 from ortflow.workflow.spec.model import ParameterPatterns
 
 RoleName = Literal["trained", "frozen", "constant", "state"]
@@ -49,8 +49,7 @@ class Role:
     dtype: str
     confidence: Confidence = "certain"
     """For a constant: `likely` if its name or a pattern in its values supports it, `guess` if only its position and
-    name
-    are unusual for a parameter.
+    name are unusual for a parameter.
     """
 
     @property
@@ -219,7 +218,7 @@ def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
             raise UserError(f"the model's property {prop.key!r} is not a list of names", fix="export the model again")
         for name in names:
             if name in tensors and tensors[name].data_type == TensorProto.FLOAT:
-                found[name] = _role(tensors[name], role, SAID)
+                found[name] = _role(tensors[name], role, RECORDED)
     consumers = walk.consumers(model.graph)
     for name in [n for n in found if any(role_heuristics.is_state(*use) for use in consumers.get(n, ()))]:
         if found[name].role != "frozen":

@@ -112,8 +112,7 @@ def lost_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
     """Parameters that the dynamo exporter lists for modules in use, and that the graph lacks.
 
     A transposed matrix is in the graph under another name, and a tied tensor under another of its names: these are
-    trained
-    and not lost. A module without any parameters left may be one that the outputs do not depend on.
+    trained and not lost. A module without any parameters left may be one that the outputs do not depend on.
     """
     listed = scopes.exported_tensors(model)
     present = {tensor.name for tensor in model.graph.initializer}

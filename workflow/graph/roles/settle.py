@@ -19,7 +19,7 @@ from ortflow.workflow.graph.roles import role_heuristics, scopes
 if TYPE_CHECKING:
     from ortflow.workflow.graph.roles.decide import Role
 
-SAID = "recorded by the export"
+RECORDED = "recorded by the export"
 ONE = "a single number"
 """Reasons of roles that are decided again here."""
 
@@ -35,7 +35,7 @@ def by_exporter(
     parameters, buffers = set(listed["PARAMETER"]), set(listed["BUFFER"])
 
     def corrected(role: Role) -> Role:
-        if role.dtype != "FLOAT" or role.reason == SAID:
+        if role.dtype != "FLOAT" or role.reason == RECORDED:
             return role
         if role.name in parameters and (role.reason == ONE or role.confidence == "guess"):
             return replace(role, role="trained", reason="a parameter of the module", confidence="certain")
@@ -52,8 +52,7 @@ def by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
     """Settle guesses by whether the outputs depend on the tensor differentiably.
 
     If no output does, the tensor is certainly a constant. A tensor with a name from the module, and with only
-    differentiable
-    operators on the way to an output, is a parameter.
+    differentiable operators on the way to an output, is a parameter.
     """
     # PyTorch names only parameters and buffers; other exporters may also name other numbers.
     single = model.producer_name == "pytorch"

@@ -48,7 +48,7 @@ def with_exchange(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sizes_as_constants(copy.graph, shapes)
-    program = _Rewrite(copy.graph, layers, shapes, channel).run()
+    program = Rewrite(copy.graph, layers, shapes, channel).run()
     import_domain(copy, CPU_DOMAIN)
     return copy, program
 
@@ -71,8 +71,8 @@ def sizes_as_constants(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> N
     replace(graph.node, kept)
 
 
-class _Rewrite:
-    """Rewrites one graph, node by node."""
+class Rewrite:
+    """Rewrites one graph, node by node. Extended by `ahead` for GPUs."""
 
     def __init__(
         self, graph: onnx.GraphProto, layers: Sequence[Layer], shapes: Mapping[str, Shape], channel: int
@@ -96,18 +96,19 @@ class _Rewrite:
                 continue
             used = self._visits.get(place, {})
             for visit in dict.fromkeys(used.values()):
-                if visit.first == place and visit.number < 0:
+                if visit.first == place:
                     self._fetch(visit, node)
             fetched = [name for name in walk.inputs(node) if name in parameters or name in self._derived]
             names = {name: self._local(name, used) for name in sorted(fetched)}
             self._nodes.append(_renamed(node, names))
             for send in self._sends.get(place, ()):
-                self._node(send, [f"{name}{GRADIENT}" for name in send.tensors])
+                self._send(send)
+        self._finish()
         replace(graph.node, self._nodes)
         gone = {f"{name}{GRADIENT}" for name in parameters}
         token = helper.make_tensor_value_info(TOKEN, TensorProto.FLOAT, [1])
         replace(graph.input, [*(value for value in graph.input if value.name not in parameters), token])
-        last = [helper.make_tensor_value_info(self._token, TensorProto.FLOAT, [1])] if self._program else []
+        last = [helper.make_tensor_value_info(self._end, TensorProto.FLOAT, [1])] if self._program else []
         replace(graph.output, [*(value for value in graph.output if value.name not in gone), *last])
         prune(graph)
         return tuple(self._program)
@@ -120,12 +121,23 @@ class _Rewrite:
     def _fetch(self, visit: Visit, reader: onnx.NodeProto) -> None:
         visit.number = len(self._program)
         names = tuple(visit.tensors)
-        made = [_fetched(name, visit.number) for name in names]
+        made = [fetched_name(name, visit.number) for name in names]
         self._node(Fetch(names), self._trigger(reader), made)
         for name, value in zip(names, made, strict=True):
             self._graph.value_info.append(
                 helper.make_tensor_value_info(value, TensorProto.FLOAT, list(self._shapes[name]))
             )
+
+    def _send(self, send: Send) -> None:
+        self._node(send, [f"{name}{GRADIENT}" for name in send.tensors])
+
+    def _finish(self) -> None:
+        """Called behind the last node."""
+
+    @property
+    def _end(self) -> str:
+        """The end of the chain."""
+        return self._token
 
     def _trigger(self, reader: onnx.NodeProto) -> list[str]:
         """An additional input of the first reader: of its other inputs, the one computed last. ONNX Runtime runs a node
@@ -156,7 +168,7 @@ class _Rewrite:
         again for each fetch.
         """
         if name not in self._derived:
-            return _fetched(name, used[name].number)
+            return fetched_name(name, used[name].number)
         node, parameters = self._derived[name]
         key = tuple(used[parameter].number for parameter in parameters)
         if (name, key) not in self._copies:
@@ -179,7 +191,8 @@ class _Rewrite:
         return self._copies[name, key]
 
 
-def _fetched(name: str, number: int) -> str:
+def fetched_name(name: str, number: int) -> str:
+    """The value of a parameter that fetch `number` of the program makes."""
     return f"{name}/fetched.{number}"
 
 
@@ -201,17 +214,18 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     if names:
-        _rename(copy, names)
+        rename(copy, names)
     return copy
 
 
-def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+def rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Let a node read values under other names, in place, including in its subgraphs."""
     for place, name in enumerate(node.input):
         node.input[place] = names.get(name, name)
     for graph in walk.subgraphs(node):
         own = {value.name for value in (*graph.input, *graph.initializer)}
         outer = {name: new for name, new in names.items() if name not in own}
         for inner in graph.node:
-            _rename(inner, outer)
+            rename(inner, outer)
         for value in graph.output:
             value.name = outer.get(value.name, value.name)

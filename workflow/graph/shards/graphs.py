@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 
 from ortflow.workflow.graph.ir.order import needed_by
+from ortflow.workflow.graph.shards.ahead import with_gathers
 from ortflow.workflow.graph.shards.exchange import with_exchange
 from ortflow.workflow.graph.shards.layers import Layer, layers_of
 from ortflow.workflow.graph.shards.program import GRADIENT, Program
@@ -27,7 +28,7 @@ class Sharded:
     eval: tuple[onnx.ModelProto, Program]
 
 
-def sharded(train: Path, form: Path, evaluate: Path, index: FlatIndex) -> Sharded:
+def sharded(train: Path, form: Path, evaluate: Path, index: FlatIndex, *, on_gpus: bool = False) -> Sharded:
     """Make the sharded graphs from the training graph in the form that is run, and from the evaluation graph.
 
     Parameters
@@ -40,11 +41,14 @@ def sharded(train: Path, form: Path, evaluate: Path, index: FlatIndex) -> Sharde
         The evaluation graph.
     index
         The tensors.
+    on_gpus
+        Whether the ranks compute on GPUs.
     """
+    rewrite = with_gathers if on_gpus else with_exchange
     shapes = {entry.name: entry.tensor.shape for entry in index if entry.tensor.group in TRAINED}
     layers = layers_in(onnx.load(train).graph, index)
     channels = ((form, 0), (evaluate, 1))
-    made = [with_exchange(onnx.load(path), layers, shapes, channel) for path, channel in channels]
+    made = [rewrite(onnx.load(path), layers, shapes, channel) for path, channel in channels]
     return Sharded(layers, made[0], made[1])
 
 

@@ -16,6 +16,8 @@ class Fetch:
     """Parameters that a node fetches from the ranks that hold them."""
 
     tensors: tuple[str, ...]
+    kinds: tuple[int, ...] = ()
+    """Element type of each tensor as ONNX counts them; empty if all are fp32."""
 
 
 @dataclass(frozen=True)

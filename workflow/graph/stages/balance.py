@@ -20,6 +20,8 @@ from ortflow.workflow.graph.stages.cut import STATISTIC, free_nodes
 
 PER_BYTE = 20
 """Operations that a processor performs while one byte is sent: an estimate for CPU ranks on one machine."""
+PER_BYTE_ON_GPUS = 2_000
+"""The same for GPUs: an estimate for half precision and NVLink, where half of a message passes beside other work."""
 MESSAGE = 10_000
 """Bytes that a message counts as in addition to its content, for its latency."""
 _PLACES = 50

@@ -1,4 +1,4 @@
-"""Joins a model whose stages lie in several files: outputs of one stage are inputs of later ones, by name. Pure.
+"""Joins a model whose stages are in several files: outputs of one stage are inputs of later ones, by name. Pure.
 
 Inputs that no earlier stage computes are inputs of the whole model; outputs that no later stage reads are its outputs.
 Names that mean different things in two files get a prefix with the number of their stage: `stage1.weight`.
@@ -67,7 +67,7 @@ def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[
             made[value.name], outputs[value.name] = number, value
     whole.graph.input.extend(inputs.values())
     whole.graph.output.extend(value for name, value in outputs.items() if name not in last_read)
-    _say_roles(whole, models, renamed)
+    _record_roles(whole, models, renamed)
     cuts = [[name for name, stage in made.items() if stage == number] for number in range(len(models) - 1)]
     return whole, [[name for name in cut if name in last_read] for cut in cuts]
 
@@ -126,7 +126,7 @@ def _check_fit(made: onnx.ValueInfoProto, read: onnx.ValueInfoProto, where: str)
 
 
 def _inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Inputs that are no weights."""
+    """Inputs that are not weights."""
     given = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in given]
 
@@ -178,7 +178,9 @@ def _append(whole: onnx.ModelProto, model: onnx.ModelProto, number: int, names: 
             )
 
 
-def _say_roles(whole: onnx.ModelProto, models: Sequence[onnx.ModelProto], renamed: Sequence[Mapping[str, str]]) -> None:
+def _record_roles(
+    whole: onnx.ModelProto, models: Sequence[onnx.ModelProto], renamed: Sequence[Mapping[str, str]]
+) -> None:
     """Copy the metadata that `export_for_training` wrote about tensors, if all stages have it."""
     said = [{prop.key: prop.value for prop in model.metadata_props if prop.key in ROLES} for model in models]
     if not all(said):

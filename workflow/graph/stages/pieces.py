@@ -132,7 +132,7 @@ def _check_type(types: dict[str, onnx.TypeProto], name: str, number: int) -> Non
     known = name in types and types[name].WhichOneof("value") == "tensor_type"
     if not known or types[name].tensor_type.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
         raise UserError(
-            f"{name!r} crosses the cut and is no tensor of numbers whose type is known",
+            f"{name!r} crosses the cut, and is not a tensor of numbers of a known type",
             where=f"{WHERE}[{number - 1}]",
             fix="cut the model elsewhere",
         )

@@ -38,7 +38,9 @@ def check_native(spec: RunSpec) -> Iterator[Problem]:
     for place, name in enumerate(names):
         if name in names[:place]:
             yield Problem(
-                (*HERE, "volumes", place, "name"), f"is {name}, like another's", "use a different one for each"
+                (*HERE, "volumes", place, "name"),
+                f"is {name}, and so is the name of another volume",
+                "use a different one for each",
             )
     for place, entry in enumerate(k8s.overlay):
         yield from _patch(entry.patch, (*HERE, "overlay", place, "patch"))

@@ -28,15 +28,15 @@ def check_parallel(spec: RunSpec) -> Iterator[Problem]:
     if parallel.pipeline == 1:
         for name, value, default in (("schedule", parallel.schedule, "1f1b"), ("cuts", parallel.cuts, None)):
             if value != default:
-                yield Problem(("parallel", name), "is of a pipeline, and parallel.pipeline is 1", "remove it")
+                yield Problem(("parallel", name), "applies only to a pipeline, and parallel.pipeline is 1", "remove it")
     if parallel.horizontal == 1:
         for name in ("whole", "columns", "rows"):
             if getattr(parallel, name):
-                what = "names weights that the parts of a layer divide, and parallel.horizontal is 1"
+                what = "applies only to divided layers, and parallel.horizontal is 1"
                 fix = "remove it, or set horizontal above 1"
                 yield Problem(("parallel", name), what, fix, others=(("parallel", "horizontal"),))
         if parallel.sequence_parallel:
-            what = "is true, and the tokens are divided among the parts of a layer: parallel.horizontal is 1"
+            what = "is true, which applies only to divided layers, and parallel.horizontal is 1"
             fix = "remove it, or set horizontal above 1"
             yield Problem(("parallel", "sequence_parallel"), what, fix, others=(("parallel", "horizontal"),))
     elif parallel.sequence_parallel and spec.on_gpus:
@@ -54,7 +54,7 @@ def _divided(spec: RunSpec) -> Iterator[Problem]:
     parallel = spec.parallel
     name, degree = ("pipeline", parallel.pipeline) if parallel.pipeline > 1 else ("horizontal", parallel.horizontal)
     path: KeyPath = ("parallel", name)
-    yield from _elsewhere(spec, path, degree, 1, "divide a model", "a model is divided by", on_gpus=True)
+    yield from _other_trainer(spec, path, degree, 1, "a model is divided by")
     if spec.trainer.name == "graph" and spec.model is not None:
         for graph, given in spec.model.graphs.model_dump().items():
             if given:
@@ -63,7 +63,7 @@ def _divided(spec: RunSpec) -> Iterator[Problem]:
     if parallel.horizontal > 1 and spec.resources.kernels == "onnxruntime":
         what = f"is {parallel.horizontal}, and parts are summed by ortflow's kernels: resources.kernels is onnxruntime"
         others: tuple[KeyPath, ...] = (("resources", "kernels"),)
-        yield Problem(("parallel", "horizontal"), what, "set one of them: 1, or auto", others=others)
+        yield Problem(("parallel", "horizontal"), what, "set it to 1, or resources.kernels to auto", others=others)
     if parallel.pipeline > 1 and parallel.zero == 2:
         what = "is 2, and a stage adds up the gradients of several micro-batches at a time: parallel.pipeline is "
         yield Problem(ZERO, f"{what}{parallel.pipeline}", "set it to 1", others=(("parallel", "pipeline"),))
@@ -88,40 +88,24 @@ def _zero(spec: RunSpec) -> Iterator[Problem]:
     stage = spec.parallel.zero
     if stage == 3 and spec.resources.kernels == "onnxruntime":
         what = "is 3, and parameters are fetched by ortflow's kernels: resources.kernels is onnxruntime"
-        yield Problem(ZERO, what, "set one of them: 2, or auto", others=(("resources", "kernels"),))
+        yield Problem(ZERO, what, "set it to 2, or resources.kernels to auto", others=(("resources", "kernels"),))
     for name, degree in (("pipeline", spec.parallel.pipeline), ("horizontal", spec.parallel.horizontal)):
         if stage == 3 and degree > 1:
             what = f"is 3, which shards whole layers, and parallel.{name} is {degree}, which divides the model itself"
             yield Problem(ZERO, what, "set it to 1", others=(("parallel", name),))
-    yield from _elsewhere(spec, ZERO, stage, 0, "fetch parameters", "sharding is defined by", on_gpus=stage < 3)
+    yield from _other_trainer(spec, ZERO, stage, 0, "sharding is defined by")
     graphs = spec.model.graphs if spec.trainer.name == "graph" and spec.model is not None else None
     if graphs is not None and graphs.optimizer:
         what = f"is {stage}, and model.graphs.optimizer updates all parameters together"
         yield Problem(ZERO, what, "remove one of them", others=(("model", "graphs", "optimizer"),))
     elif graphs is not None and graphs.train and stage == 3:
-        # ONNX Runtime checks the gradients that it writes into a buffer, and nobody those that a node sends.
-        what = "is 3, and gradients are sent by graphs that ortflow has made: model.graphs.train is given"
+        # ONNX Runtime checks gradients that it writes into a buffer, and not those that a node sends.
+        what = "is 3, which needs a training graph that ortflow builds, and model.graphs.train is given"
         yield Problem(ZERO, what, "set it to 2, or remove the graph", others=(("model", "graphs", "train"),))
 
 
-def _elsewhere(
-    spec: RunSpec, path: KeyPath, value: int, off: int, cannot: str, by: str, *, on_gpus: bool = False
-) -> Iterator[Problem]:
-    """Where a key is refused because ranks are on GPUs or another trainer runs.
-
-    Parameters
-    ----------
-    value, off
-        The key's value, and the one that turns it off.
-    cannot, by
-        What ranks on GPUs cannot do, and what another trainer does.
-    on_gpus
-        Whether ranks on GPUs can do it all the same.
-    """
-    gpus, fix = spec.resources.gpus_per_rank, f"set it to {off}"
-    if spec.on_gpus and not on_gpus:
-        what = f"is {value}, and ranks on GPUs cannot {cannot} in this version: resources.gpus_per_rank is {gpus}"
-        yield Problem(path, what, fix, others=(("resources", "gpus_per_rank"),))
+def _other_trainer(spec: RunSpec, path: KeyPath, value: int, off: int, by: str) -> Iterator[Problem]:
+    """Refuse a key that only the trainer `graph` implements: its value, the one that turns it off, what others do."""
     if spec.trainer.name != "graph":
         what = f"is {value}, and {by} the trainer {spec.trainer.name}"
-        yield Problem(path, what, fix, others=(("trainer", "name"),))
+        yield Problem(path, what, f"set it to {off}", others=(("trainer", "name"),))

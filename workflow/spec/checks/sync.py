@@ -27,7 +27,7 @@ def check_sync(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(_WHERE, what, off, others=(("resources", "gpus_per_rank"),))
     if spec.resources.kernels == "onnxruntime":
         what = "is true, and statistics are exchanged by ortflow's kernels: resources.kernels is onnxruntime"
-        yield Problem(_WHERE, what, "set one of them: false, or auto", others=(("resources", "kernels"),))
+        yield Problem(_WHERE, what, "set it to false, or resources.kernels to auto", others=(("resources", "kernels"),))
     for name, degree in (("pipeline", spec.parallel.pipeline), ("horizontal", spec.parallel.horizontal)):
         if degree > 1:
             what = f"is true, and statistics run over ranks that hold the whole model: parallel.{name} is {degree}"

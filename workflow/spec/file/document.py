@@ -1,8 +1,8 @@
 """A run file as plain data with the line of every key.
 
 Called only by `load`. A run file is untrusted input: no tags, no aliases (one kilobyte of them can stand for
-gigabytes),
-no duplicate keys (YAML keeps the last one silently), limited in size and depth. Does not depend on the keys.
+gigabytes), no duplicate keys (YAML keeps the last one silently), limited in size and depth. Does not depend on the
+keys.
 """
 
 from __future__ import annotations

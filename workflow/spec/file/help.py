@@ -9,36 +9,45 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.file.keys import sections
 
 
-def fill() -> None:
-    """Set every field's `description` to its text; sections of packages may be added later."""
-    for section in _sections():
+def fill(of: type[Section]) -> list[type[Section]]:
+    """Set `description` of every field of a section and of those below it to its text. Returns these sections.
+
+    Not of every section that is loaded: the source of one that a package brings may be gone.
+    """
+    found = [of]
+    for section in found:
         for key, field in section.model_fields.items():
             field.description = field.description or _text(section, key)
+            found += [below for below in sections(field) if below not in found]
+    return found
 
 
 def describe(schema: dict[str, Any], of: type[Section]) -> None:
     """Add the texts to the JSON schema of a section and of its subsections."""
-    fill()
-    parts = [(of, schema), *((_of_schema(name, part), part) for name, part in schema.get("$defs", {}).items())]
+    below = fill(of)
+    parts = [(of, schema), *((_of_schema(name, part, below), part) for name, part in schema.get("$defs", {}).items())]
     for section, part in parts:
         if section is None:
             continue
         for key, reported in part.get("properties", {}).items():
             if text := section.model_fields[key].description:
-                reported.setdefault("description", text)
+                # Last, also where pydantic has put it in: what is printed must not depend on what ran before.
+                reported["description"] = reported.pop("description", text)
 
 
-def _of_schema(name: str, part: dict[str, Any]) -> type[Section] | None:
+def _of_schema(name: str, part: dict[str, Any], below: Iterable[type[Section]]) -> type[Section] | None:
     """The section that a definition was generated from. Packages may have sections of the same name with other keys."""
     keys = part.get("properties", {}).keys()
-    return next((one for one in _sections() if one.__name__ == name and keys <= one.model_fields.keys()), None)
+    return next((one for one in below if one.__name__ == name and keys <= one.model_fields.keys()), None)
 
 
 def _text(section: type[Section], key: str) -> str | None:
@@ -49,17 +58,12 @@ def _text(section: type[Section], key: str) -> str | None:
     return None
 
 
-def _sections() -> list[type[Section]]:
-    """The classes of all sections."""
-    found: list[type[Section]] = [Section]
-    for section in found:
-        found += section.__subclasses__()
-    return found
-
-
 @cache
 def _texts(module: str) -> dict[tuple[str, str], str]:
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # a package that is installed without its source
+        return {}
     found = {}
     for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         for key, under in pairwise(cls.body):

@@ -2,8 +2,7 @@
 
 A package registers a subclass of `LauncherOptions` as an entry point of the group `ortflow.backends`, under its
 launcher's name. It is loaded if a run file has the section, and for the JSON schema and the documentation's tables.
-Ranks
-omit these sections (`load_run_file(..., others=False)`), so they do not need the package.
+Ranks omit these sections (`load_run_file(..., others=False)`), so they do not need the package.
 """
 
 from __future__ import annotations

@@ -56,8 +56,7 @@ def follow(
     """Translate a pydantic location in `root`, which also names the arm of a union, into a key path of `values`.
 
     Returns the path, the section of its last key, and that key's field. An unknown key has no field; a path into a
-    plain
-    value (an item of a list) has the value's field.
+    plain value (an item of a list) has the value's field.
     """
     path: list[str | int] = []
     section: SectionType | None = root

@@ -1,8 +1,7 @@
 """The paths of a run file: what each is relative to, and whether it exists.
 
 `resolve_paths` and `run_directory` are pure; only `check_files` accesses the disk, and launchers whose files are
-elsewhere
-do not call it.
+elsewhere do not call it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The meaning of an unquoted word of a run file: YAML 1.2's core schema, without hexadecimal and octal numbers.
 
 PyYAML implements YAML 1.1, in which 1e-3 is text, 12:30:00 a number in base 60, `no` false and 010 eight. The reader
-and
-the writer of run files both use this module.
+and the writer of run files both use this module.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ortflow.workflow.spec.run import RunSpec
 
 def problems(error: ValidationError, values: dict[str, Any], root: SectionType = RunSpec) -> list[Problem]:
     """Everything that pydantic found in the values of section `root`, one problem per key path."""
-    fill()
+    fill(root)
     found: dict[KeyPath, Problem] = {}
     for detail in error.errors(include_url=False):
         path, section, field = follow(detail["loc"], values, root)

@@ -41,14 +41,14 @@ class GridEngineRequest:
         """The batch script; `run_file` for one that a person submits."""
         run = self.submission.run.root
         start = batch.supervisor(
-            sys.executable, SUPERVISOR, run, carried=run_file is not None, folder=self.submission.folder
+            sys.executable, SUPERVISOR, run, has_run_file=run_file is not None, folder=self.submission.folder
         )
         ranks = command(self.submission.spec, run, self.rank_python, self.mpi)
         lines = [
             "#!/bin/bash",
             *(f"#$ {words}" for words in self.directives(submission_id, log=run_file is None)),
             "trap '' USR1 USR2",  # before the supervisor handles them
-            *batch.fed([f"exec {shlex.join([*start, *ranks])}"], run_file),
+            *batch.with_input([f"exec {shlex.join([*start, *ranks])}"], run_file),
         ]
         return "\n".join(lines) + "\n"
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ortflow.launchers.attempt import Attempt
+from ortflow.launchers.batch.current_job import CurrentJob, Fate, ignore_signals
 from ortflow.launchers.batch.in_job import supervise
-from ortflow.launchers.batch.own_job import Fate, OwnJob, deafen
 from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.mpi import kind_of
 from ortflow.manifests.local import Mpi, environment, settings
@@ -23,7 +23,7 @@ LEAD = 30.0
 """Seconds ahead of the time limit at which ranks save."""
 
 
-class GridEngineJob(OwnJob):
+class GridEngineJob(CurrentJob):
     """The job of this process."""
 
     launcher, scheduler = GridEngine.launcher, GridEngine.name
@@ -31,9 +31,9 @@ class GridEngineJob(OwnJob):
 
     def __init__(self, id: str, restarts: int, node: str) -> None:
         super().__init__(id, restarts, node)
-        self._cluster, self._began = GridEngine(deafen), SYSTEM_CLOCK.monotonic()
+        self._cluster, self._began = GridEngine(ignore_signals), SYSTEM_CLOCK.monotonic()
 
-    def look(self) -> Job | None:
+    def query(self) -> Job | None:
         return next((job for job in self._cluster.mine() if job.id == self.id), None)
 
     def fate_of(self, job: Job) -> Fate:
@@ -50,7 +50,7 @@ class GridEngineJob(OwnJob):
         self._cluster.cancel(self.id)
 
     def seconds_left(self) -> float | None:
-        job = self.look()
+        job = self.query()
         return None if job is None or job.limit is None else self._began + job.limit - SYSTEM_CLOCK.monotonic()
 
     def follow_up(self, script: Path) -> str:

@@ -14,7 +14,7 @@ from ortflow.workflow.rundir import RunDir
 _Mark = tuple[int, int, int]
 
 
-class Moves:
+class FileChanges:
     """Watches files; its creation counts as a change."""
 
     def __init__(self, paths: Iterable[Path], now: float) -> None:
@@ -35,15 +35,15 @@ class Liveness:
 
     def __init__(self, run: RunDir, number: int, world_size: int, limit: float, now: float) -> None:
         self._limit = limit
-        self._nearest = Moves((run.heartbeat, run.events(0), run.launcher_log(number)), now)
-        self._others = Moves(map(run.events, range(1, world_size)), now)
-        self._looked = self._others_moved = now
+        self._nearest = FileChanges((run.heartbeat, run.events(0), run.launcher_log(number)), now)
+        self._others = FileChanges(map(run.events, range(1, world_size)), now)
+        self._checked = self._others_moved = now
 
     def hung(self, now: float) -> bool:
         """Whether they hang at a time of the same clock; times must not decrease."""
         # Rank 0 waits for all others, so their files are checked rarely: there may be a thousand.
-        if now >= self._looked + self._limit / 20:
-            self._looked, self._others_moved = now, now - self._others.quiet(now)
+        if now >= self._checked + self._limit / 20:
+            self._checked, self._others_moved = now, now - self._others.quiet(now)
         return min(self._nearest.quiet(now), now - self._others_moved) > self._limit
 
 

@@ -1,7 +1,7 @@
-"""Optional abilities of a launcher besides the five methods of `Launcher`: one protocol for each.
+"""Optional capabilities of a launcher besides the five methods of `Launcher`: one protocol for each.
 
-The command line tests for an ability with `isinstance`, and never for a launcher's name. A launcher has an ability if
-it has its methods; it need not derive from the protocol. Docs: docs/launchers.md.
+The command line tests for a capability with `isinstance`, and never for a launcher's name. A launcher has a capability
+if it has its methods; it need not derive from the protocol. Docs: docs/launchers.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 
 @contextmanager
-def hidden(name: str) -> Iterator[None]:
+def without_package(name: str) -> Iterator[None]:
     """Make `import name` fail inside the block, as if it were not installed. An already imported module stays."""
     # In sys.modules, None means that the module does not exist.
     modules = cast("dict[str, Any]", sys.modules)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _VAGUE = re.compile(r"[Nn]ode configuration|More processors requested|gres|GRES")
 
 
-def in_detail(error: OrtflowError, spec: RunSpec, slurm: Slurm) -> OrtflowError:
+def explained(error: OrtflowError, spec: RunSpec, slurm: Slurm) -> OrtflowError:
     """The refusal, with what no node of the partition has; unchanged if the cluster does not report it."""
     from ortflow.launchers.slurm.survey import Survey
 
@@ -29,6 +29,6 @@ def in_detail(error: OrtflowError, spec: RunSpec, slurm: Slurm) -> OrtflowError:
     for partition in partitions:
         for one in misfits(wanted, partition, nodes):
             if one.never:
-                what = f"Slurm does not take the job: partition {partition.name} {one.what}"
+                what = f"Slurm rejects the job: partition {partition.name} {one.what}"
                 return UserError(what, where="resources", fix=one.fix)
     return error

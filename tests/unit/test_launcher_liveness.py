@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from signal_handlers import restored
 
-from ortflow.launchers.budget import FRUITLESS
-from ortflow.launchers.moving import Liveness, Moves
+from ortflow.launchers.budget import MOST_WITHOUT_STEP
+from ortflow.launchers.liveness import FileChanges, Liveness
 from ortflow.launchers.stop import Stop
 from ortflow.launchers.supervised import Job, Running
 from ortflow.launchers.supervisor import Supervisor
@@ -34,7 +34,7 @@ def touch(path: Path, nanoseconds: int) -> None:
 def test_times_that_move_count_whatever_they_are(tmp_path: Path, start: int) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     touch(one, start)
-    moves = Moves([one, other], now=100.0)
+    moves = FileChanges([one, other], now=100.0)
     assert moves.quiet(100.0) == 0
     assert moves.quiet(150.0) == 50
     touch(one, start - 10**9)  # set back
@@ -48,7 +48,7 @@ class Silence:
     """A view that shows nothing."""
 
     def record(self, record: Any) -> None: ...
-    def say(self, text: str) -> None: ...
+    def message(self, text: str) -> None: ...
     def attempt(self, number: int) -> None: ...
     def tick(self) -> None: ...
 
@@ -89,9 +89,9 @@ def test_ranks_are_alive_while_one_of_them_writes(tmp_path: Path) -> None:
 
 def test_lost_attempts_without_a_step_count(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    for number in range(FRUITLESS + 1):
+    for number in range(MOST_WITHOUT_STEP + 1):
         run.record_attempt(event="start", attempt=number)
-        assert starts_again(tmp_path) == (number < FRUITLESS)
+        assert starts_again(tmp_path) == (number < MOST_WITHOUT_STEP)
     last = run.read_attempts()[-1]
     assert (last["outcome"], last["next"]) == ("lost", "stop")
     assert "5 attempts in a row" in last["why"]
@@ -99,6 +99,6 @@ def test_lost_attempts_without_a_step_count(tmp_path: Path) -> None:
 
 def test_a_user_may_start_any_number_of_times(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    for number in range(3 * FRUITLESS):
+    for number in range(3 * MOST_WITHOUT_STEP):
         run.record_attempt(event="start", attempt=number)
         assert starts_again(tmp_path, hands_back=False)

@@ -14,14 +14,14 @@ from ortflow.workflow.errors import OrtflowError
 T = TypeVar("T")
 
 
-class Room:
+class DiskWait:
     """Waits for space in a run directory, at most `job.room_seconds` or until a stop is requested."""
 
     def __init__(self, job: Job, view: View, stop: Stop, clock: Clock) -> None:
         self._job, self._view, self._stop, self._clock = job, view, stop, clock
         self.notice = Notice(job.run.heartbeat)
 
-    def having(self, do: Callable[[], T]) -> T:
+    def retry(self, do: Callable[[], T]) -> T:
         """Call `do`, again if the disk was full and has space now. Raises OutOfDisk."""
         while True:
             try:
@@ -30,7 +30,7 @@ class Room:
                 if not is_full(error):
                     raise
                 lack = out_of_disk(error, default=self._job.run.root)
-                if not self.wait(lack) or self._stop.look():
+                if not self.wait(lack) or self._stop.check():
                     raise lack from error
 
     def wait(self, lack: OutOfDisk) -> bool:
@@ -38,8 +38,8 @@ class Room:
 
         def asked() -> object:
             self._view.tick()
-            return self._stop.look()
+            return self._stop.check()
 
-        self._view.say(f"{lack}: waiting {self._job.room_seconds:g} s for room")
+        self._view.message(f"{lack}: waiting {self._job.room_seconds:g} s for room")
         room = wait_for_room(lack, self.notice, self._job.room_seconds, asked, self._clock)
-        return room or bool(self._stop.look())
+        return room or bool(self._stop.check())

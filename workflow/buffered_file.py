@@ -13,7 +13,7 @@ from ortflow.workflow.disk_space import is_full
 from ortflow.workflow.files import open_regular
 
 
-class WaitingFile:
+class BufferedFile:
     """Takes records in order. If more than `most` are waiting, the oldest are lost, and counted in `lost`."""
 
     def __init__(self, path: Path, most: int) -> None:
@@ -30,9 +30,9 @@ class WaitingFile:
             # Not the first: part of it may be in the file.
             del self._waiting[1]
             self.lost += 1
-        self.catch_up()
+        self.flush()
 
-    def catch_up(self) -> bool:
+    def flush(self) -> bool:
         """Write waiting records as far as there is space; returns whether none is left. Raises OSError as `append`."""
         while self._waiting:
             record = self._waiting[0]

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortflow.launchers.base import Submission
+from ortflow.launchers.batch.current_job import CurrentJob
 from ortflow.launchers.batch.history import by_hand, find_all, in_order, is_settled
 from ortflow.launchers.batch.job_validity import is_on_record
-from ortflow.launchers.batch.own_job import OwnJob
 from ortflow.launchers.batch.scheduler import BatchJob, JobT, NoAnswer, Scheduler
 from ortflow.launchers.batch.submitting import active
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, state
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.launchers.run_directory_lock import opened
-from ortflow.manifests.batch import BETWEEN
+from ortflow.manifests.batch import SEPARATOR
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir
@@ -37,14 +37,14 @@ PATIENCE = 60.0
 PAUSE = 3.0
 
 
-def claim(run: RunDir, job: OwnJob, scheduler: Scheduler[Any], text: str, folder: Path | None, python: str) -> bool:
+def claim(run: RunDir, job: CurrentJob, scheduler: Scheduler[Any], text: str, folder: Path | None, python: str) -> bool:
     """Take the run directory for this job; False if the run has finished.
 
     `text` is the run file that the script carries; `folder` is where its `prepare` runs, with `python` as the ranks'
     interpreter. Raises UserError if another job has the run, or the directory holds something else.
     """
     leave_to_another(run, job, scheduler)
-    mine = text if job.task is None else text.split(f"{BETWEEN}\n")[job.task]
+    mine = text if job.task is None else text.split(f"{SEPARATOR}\n")[job.task]
     # Again under the lock: two may have started at the same moment.
     with opened(Submission(_spec(mine, run), run), lambda: leave_to_another(run, job, scheduler)) as ours:
         if ours.finished:
@@ -57,7 +57,7 @@ def claim(run: RunDir, job: OwnJob, scheduler: Scheduler[Any], text: str, folder
     return True
 
 
-def redirect(run: RunDir, job: OwnJob) -> None:
+def redirect(run: RunDir, job: CurrentJob) -> None:
     """Redirect the job's output to the usual log of a batch job. Raises OSError."""
     log = run.root / "logs" / f"{job.launcher}-{job.id}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def redirect(run: RunDir, job: OwnJob) -> None:
     os.close(descriptor)
 
 
-def leave_to_another(run: RunDir, job: OwnJob, scheduler: Scheduler[Any]) -> None:
+def leave_to_another(run: RunDir, job: CurrentJob, scheduler: Scheduler[Any]) -> None:
     """Raise UserError if another job has the run or starts it before us, or if that is unknown."""
     end = scheduler.clock.monotonic() + PATIENCE
     while True:
@@ -96,7 +96,7 @@ def leave_to_another(run: RunDir, job: OwnJob, scheduler: Scheduler[Any]) -> Non
         )
 
 
-def rival(run: RunDir, job: OwnJob, jobs: Sequence[JobT], records: Sequence[dict[str, Any]]) -> JobT | None:
+def rival(run: RunDir, job: CurrentJob, jobs: Sequence[JobT], records: Sequence[dict[str, Any]]) -> JobT | None:
     """A running job of the same script that has not recorded itself yet and was submitted before this one. Pure.
 
     The directory's lock separates two that start together, but not on a file system with locks per node.
@@ -109,7 +109,7 @@ def rival(run: RunDir, job: OwnJob, jobs: Sequence[JobT], records: Sequence[dict
     return next((one for one in running if one.number < mine and not is_on_record(records, one.id)), None)
 
 
-def is_others(other: BatchJob, job: OwnJob, records: Sequence[dict[str, Any]]) -> bool:
+def is_others(other: BatchJob, job: CurrentJob, records: Sequence[dict[str, Any]]) -> bool:
     """Whether the run is active in another job; a completing job has released it. Pure."""
     return other.id != job.id and (other.waits or not is_settled(records))
 

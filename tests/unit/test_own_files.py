@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from ortflow.cli.data import app
 from ortflow.launchers.locks import hold
 from ortflow.launchers.stop import write_request
-from ortflow.workflow import owned
+from ortflow.workflow import own_files
 from ortflow.workflow.assembly.files import write_files
 from ortflow.workflow.data import write
 from ortflow.workflow.data.dataset import Dataset
@@ -68,20 +68,20 @@ def test_own_files_go_and_all_else_stays(tmp_path: Path) -> None:
     (folder / "void").mkdir()
     (folder / "own" / "link.txt").symlink_to(outside / "a.txt")
     (folder / "down").symlink_to(outside)
-    assert sorted(owned.foreign_files(folder, NAMES)) == ["down", "other/a.txt", "own/b.md", "own/link.txt", "void"]
-    assert not owned.remove(folder, NAMES)
+    assert sorted(own_files.foreign_files(folder, NAMES)) == ["down", "other/a.txt", "own/b.md", "own/link.txt", "void"]
+    assert not own_files.remove(folder, NAMES)
     assert sorted(tree(folder)) == ["down", "other", "other/a.txt", "own", "own/b.md", "own/link.txt", "void"]
     assert (outside / "a.txt").read_text() == "precious"
     (tmp_path / "link").symlink_to(outside)
-    assert not owned.remove(tmp_path / "link", re.compile(".*"))
+    assert not own_files.remove(tmp_path / "link", re.compile(".*"))
     assert (outside / "a.txt").read_text() == "precious"
 
 
 def test_a_folder_of_own_files_goes_whole(tmp_path: Path) -> None:
     (tmp_path / "folder" / "own").mkdir(parents=True)
     (tmp_path / "folder" / "own" / "a.txt").write_text("")
-    assert owned.remove(tmp_path / "folder", NAMES)
-    assert owned.remove(tmp_path / "folder", NAMES), "a missing folder counts as removed"
+    assert own_files.remove(tmp_path / "folder", NAMES)
+    assert own_files.remove(tmp_path / "folder", NAMES), "a missing folder counts as removed"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,9 +106,9 @@ def test_files_that_belong_together_are_exchanged_together(tmp_path: Path, monke
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", fail)
             with pytest.raises(OSError, match="Input/output error"):
-                owned.exchange_all({tmp_path / name: new / name for name in ("m.onnx.data", "m.onnx")}, aside)
+                own_files.exchange_all({tmp_path / name: new / name for name in ("m.onnx.data", "m.onnx")}, aside)
         assert tree(tmp_path) == before
-    owned.exchange_all({tmp_path / name: new / name for name in ("m.onnx.data", "m.onnx")}, aside)
+    own_files.exchange_all({tmp_path / name: new / name for name in ("m.onnx.data", "m.onnx")}, aside)
     assert [path.read_text() for path in tmp_path.glob("m.*")] == ["new", "new"]
     assert [path.read_text() for path in aside.iterdir()] == ["old", "old"]
 

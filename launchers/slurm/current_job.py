@@ -6,11 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ortflow.launchers.batch.own_job import Fate, OwnJob
+from ortflow.launchers.batch.current_job import CurrentJob, Fate
 from ortflow.launchers.slurm.allocation import hostnames, lost, would_start
-from ortflow.launchers.slurm.commands import Slurm, run_in_job
+from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import WAITING, Job
 from ortflow.launchers.slurm.outcome import begin_job, leave_result
+from ortflow.launchers.slurm.runner import run_in_job
 from ortflow.launchers.slurm.sbatch import FOLDER
 from ortflow.launchers.slurm.srun_output import taken_away
 from ortflow.manifests.batch import SCRIPT
@@ -20,7 +21,7 @@ PATIENCE = 20.0
 """Seconds for one command: a controller that is down answers after 9 or 18."""
 
 
-class SlurmJob(OwnJob):
+class SlurmJob(CurrentJob):
     """The job of this batch step: 123, or 123_4 for a task of an array."""
 
     launcher = "slurm"
@@ -48,7 +49,7 @@ class SlurmJob(OwnJob):
         task = self.id.partition("_")[2]
         return int(task) if task else None
 
-    def look(self) -> Job | None:
+    def query(self) -> Job | None:
         return self._slurm.queued(self.id)
 
     def fate_of(self, job: Job) -> Fate:

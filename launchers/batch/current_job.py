@@ -1,7 +1,7 @@
 """A batch job from inside: what the run supervisor asks a scheduler about its own job.
 
-Slurm's is `ortflow.launchers.slurm.own_job.SlurmJob`. A scheduler signals every process of a job that it ends, so the
-commands behind these methods must ignore the signals in `DEAF`. Methods that run a command raise NoAnswer,
+Slurm's is `ortflow.launchers.slurm.current_job.SlurmJob`. A scheduler signals every process of a job that it ends, so
+the commands behind these methods must ignore `IGNORED_SIGNALS`. Methods that run a command raise NoAnswer,
 Refused with the scheduler's message, and other OrtflowErrors.
 """
 
@@ -21,7 +21,7 @@ from ortflow.workflow.rundir import RunDir
 
 PAUSE = 3.0
 """Seconds between two requests while the scheduler does not answer."""
-DEAF = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
 
 class Answer(Enum):
@@ -52,7 +52,7 @@ class Fate(Enum):
     """No answer."""
 
 
-class OwnJob(ABC):
+class CurrentJob(ABC):
     """The job of this process.
 
     Parameters
@@ -85,7 +85,7 @@ class OwnJob(ABC):
         return None
 
     @abstractmethod
-    def look(self) -> BatchJob | None:
+    def query(self) -> BatchJob | None:
         """Return this job as the queue shows it; None if it does not."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class OwnJob(ABC):
     def fate(self) -> Fate:
         """What the scheduler is doing with the job right now. Does not raise."""
         try:
-            job = self.look()
+            job = self.query()
         except OrtflowError:
             return Fate.UNKNOWN
         return Fate.UNKNOWN if job is None else self.fate_of(job)
@@ -142,7 +142,7 @@ class OwnJob(ABC):
         """The same when an attempt has ended."""
 
 
-def requeue(job: OwnJob, seconds: float, clock: Clock) -> tuple[Answer, str]:
+def requeue(job: CurrentJob, seconds: float, clock: Clock) -> tuple[Answer, str]:
     """Request a requeue, for so many seconds while the scheduler does not answer; also returns a refusal's message.
 
     Checks the state before each request: it would restart a cancelled job, and from a node that the scheduler has
@@ -173,7 +173,7 @@ def message_of(error: Exception) -> str:
     return str(getattr(error, "message", error))
 
 
-def deafen() -> None:
+def ignore_signals() -> None:
     """Ignore the signals that a scheduler sends to every process of a job; for a child process before its command."""
-    for number in DEAF:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

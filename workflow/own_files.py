@@ -1,8 +1,7 @@
 """Replaces or removes only files that ortflow can prove to have written, and never through a link.
 
 Called wherever a file or folder of ours is written. The caller supplies the proof: a marker, a schema, or the names
-that
-ortflow gives to its own files. Anything else is left alone.
+that ortflow gives to its own files. Anything else is left alone.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ def sweep_temporaries(folder: Path) -> list[Path]:
     """Remove temporary files that killed attempts and launchers left; returns their paths.
 
     Must only be called by the holder of the run directory, with no rank alive. Requests to stop are written by anybody,
-    and
-    kept. Checkpoints clean their own folder. Raises nothing.
+    and kept. Checkpoints clean their own folder. Raises nothing.
     """
     gone = []
     for root, folders, files in os.walk(folder):
@@ -78,8 +76,7 @@ def clear(folder: Path, ours: re.Pattern[str]) -> None:
     """Remove the files below `folder` that `ours` matches, and folders that become empty.
 
     Names are relative to `folder`; a folder that was already empty is removed if its name with `/` appended matches.
-    Links
-    are neither followed nor removed. Raises OSError.
+    Links are neither followed nor removed. Raises OSError.
     """
     for root, folders, files in os.walk(folder, topdown=False):
         inside = Path(root)

@@ -23,7 +23,7 @@ def stamp(clock: Clock) -> dict[str, Any]:
     return {"host": socket.gethostname(), "boot": _boot(), "uptime": clock.monotonic()}
 
 
-def passed(record: Mapping[str, Any], clock: Clock) -> float | None:
+def seconds_since(record: Mapping[str, Any], clock: Clock) -> float | None:
     """Seconds since a record with a `stamp` was made; infinite if a reboot lies between, None if this cannot be known
     here.
     """

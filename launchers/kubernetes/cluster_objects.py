@@ -1,0 +1,98 @@
+"""The MPIJobs and pods of a whole namespace, fetched together: what `list` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
+from ortflow.launchers.kubernetes.place import Place
+from ortflow.launchers.kubernetes.snapshot import View, newest_first, of_place, why_gone
+from ortflow.launchers.kubernetes.status import VALIDATION, status
+from ortflow.launchers.status import RunStatus, read_status
+from ortflow.workflow.rundir import RunDir
+
+_NOWHERE = Path("/dev/null/none")
+
+
+@dataclass(frozen=True)
+class ClusterObjects:
+    """All MPIJobs of a namespace, or of the cluster, and their pods, fetched together."""
+
+    now: float
+    jobs: Mapping[tuple[str, str], list[Object]]
+    """By namespace and run, newest first."""
+    pods: Sequence[Object]
+    events: Sequence[Object] = ()
+    """The operator's events that reject MPIJobs."""
+    gone: str = ""
+    """Why there can be no MPIJob at all."""
+
+    @classmethod
+    def gather(cls, cluster: Cluster, namespace: str | None, *, everywhere: bool = False) -> ClusterObjects:
+        """The current objects."""
+        try:
+            found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
+        except Refused as error:
+            return cls(cluster.now(), {}, (), gone=why_gone(cluster, error))
+        pods = cluster.find_all("Pod", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
+        jobs: dict[tuple[str, str], list[Object]] = {}
+        for mpijob in newest_first(found):
+            jobs.setdefault(_key(mpijob), []).append(mpijob)
+        events: list[Object] = []
+        if any(not (one.get("status") or {}).get("conditions") for one in found):
+            # The list works without the right to read events.
+            with suppress(Refused):
+                fields = f"reason={VALIDATION}"
+                events = cluster.find_all("Event", fields=fields, namespace=namespace, everywhere=everywhere)
+        return cls(cluster.now(), jobs, pods, events)
+
+    def view(self, place: Place) -> View:
+        """A run, without the details that need further requests."""
+        found = of_place(self.jobs.get((place.namespace, place.name), []), place)
+        return self._of(found[0]) if found else View(None, self.now, gone=self.gone)
+
+    def unknown_runs(self, known: Sequence[Place]) -> list[View]:
+        """The MPIJobs of runs at unknown places: all active ones, and the newest of each volume."""
+        views: list[View] = []
+        for key, found in self.jobs.items():
+            ours = [of_place(found, place) for place in known if (place.namespace, place.name) == key]
+            shown = [kin[0] for kin in ours if kin]
+            taken = shown + [one for kin in ours for one in kin if objects.over(one) or objects.same_owner(one, kin[0])]
+            volumes = {objects.directory(one) for one in shown}
+            for mpijob in found:
+                if mpijob in taken or (objects.over(mpijob) and objects.directory(mpijob) in volumes):
+                    continue
+                volumes.add(objects.directory(mpijob))
+                views.append(self._of(mpijob))
+        return views
+
+    def _of(self, mpijob: Object) -> View:
+        pods = [pod for pod in self.pods if _belongs(pod, mpijob)]
+        events = [event for event in self.events if _same_namespace(event, mpijob)]
+        return View(mpijob, self.now, pods=pods, events=events)
+
+
+def foreign(view: View) -> RunStatus:
+    """The status of a run without a directory here."""
+    assert view.mpijob is not None
+    place = Place(*_key(view.mpijob), view.name)
+    records = [{"event": "submit", "launcher": "kubernetes"}]
+    blank = read_status(RunDir(_NOWHERE), records=records, alive=True)
+    how = status(replace(blank, name=place.name, directory=place.handle), records, view)
+    return replace(how, job=place.handle)
+
+
+def _key(mpijob: Object) -> tuple[str, str]:
+    return str(mpijob["metadata"].get("namespace")), objects.label(mpijob, objects.RUN)
+
+
+def _belongs(pod: Object, mpijob: Object) -> bool:
+    return _same_namespace(pod, mpijob) and objects.label(pod, objects.JOB) == objects.name(mpijob)
+
+
+def _same_namespace(one: Object, other: Object) -> bool:
+    return bool(one["metadata"].get("namespace") == other["metadata"].get("namespace"))

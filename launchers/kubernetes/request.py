@@ -1,0 +1,48 @@
+"""What the launcher for Kubernetes submits and `ortflow render` prints: the documents of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ortflow.launchers.base import Submission
+from ortflow.launchers.kubernetes.payload import Payload
+
+_CLAIM_OUT = """\
+The claim {claim} is not in this file: `kubectl delete -f` would delete it and every checkpoint on it.
+If the namespace lacks it, make it once: ortflow render -b kubernetes --with-claim RUN_FILE | kubectl apply -f -
+To delete it and the checkpoints: kubectl delete pvc {claim}"""
+_CLAIM_IN = """\
+The claim {claim} is in this file: `kubectl delete -f` deletes it and every checkpoint on it."""
+
+
+@dataclass(frozen=True)
+class KubernetesRequest:
+    """The documents of a run."""
+
+    submission: Submission
+    payload: Payload
+    with_claim: bool = False
+    """Print the claim of `volume.create`, too."""
+
+    def documents(self, suffix: str | None, namespace: str | None, *, new_budget: bool) -> list[dict[str, Any]]:
+        """The documents as sent; `suffix` makes the job's name unique."""
+        from ortflow.manifests.kubernetes import Placement, documents
+
+        placement = Placement(
+            suffix=suffix, new_budget=new_budget, fresh=self.submission.fresh, namespace=namespace,
+            contents=self.payload.contents,
+        )  # fmt: skip
+        return documents(self.payload.source, self.payload.spec, placement)
+
+    def __str__(self) -> str:
+        """The documents, without the claim unless requested: deleting the file's objects then keeps the data."""
+        from ortflow.manifests.kubernetes import dump, without_claim
+
+        found = self.documents(None, None, new_budget=self.submission.new_budget)
+        kept, claim = without_claim(found)
+        text = dump(found if self.with_claim else kept).rstrip("\n")
+        if claim is None:
+            return text
+        comment = _CLAIM_IN if self.with_claim else _CLAIM_OUT
+        return "\n".join([*(f"# {line}" for line in comment.format(claim=claim).splitlines()), text])

@@ -1,0 +1,59 @@
+"""Convolutions by cuDNN and both gradients against float64: layouts, element types, windows; the same bits twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_convolutions import CASES, GROUPED, ODD, Array, Case, reference
+from cuda_operators import BF16, FLOAT, FP16, NAMES, check, stored, twice
+from test_cuda_operators import OnGpu
+
+from ortflow.workflow.cuda.attention import available
+from ortflow.workflow.device.cuda import CudaDevice
+
+LAYOUTS = [(FLOAT, False), (FP16, True), (BF16, True), (FP16, False), (BF16, False)]
+
+
+@pytest.fixture(scope="module")
+def compute(device: CudaDevice) -> OnGpu:
+    if (reason := available(device.gpu.capability)) is not None:
+        pytest.skip(reason)
+    return OnGpu(device)
+
+
+def turned(array: Array, last: bool) -> Array:
+    """From channels first."""
+    return np.ascontiguousarray(array.transpose(0, 2, 3, 1)) if last else array
+
+
+def compare(compute: OnGpu, case: Case, kind: int, last: bool) -> None:
+    random = np.random.default_rng(sum(map(ord, str(case))))
+    x, w, dy = (stored(random.normal(0, 1, dims), kind) for dims in case.shapes())
+    y, dx, dw = (turned(each, last) for each in reference(case, x[0], w[0], dy[0]))
+    x, w, dy = ((turned(each, last), kind) for each in (x[0], w[0], dy[0]))
+    settings: dict[str, Any] = {**case.attributes, "channels_last": int(last)}
+    # Sums in fp32: as many addends as a window, or as windows, has elements.
+    of_window = 1e-6 * max(1.0, (w[0].size / case.outputs) ** 0.5)
+    of_windows = 1e-6 * max(1.0, (dy[0].size / case.outputs) ** 0.5)
+    said = f"{case} {NAMES[kind]} {'last' if last else 'first'}"
+    (found,) = twice(compute, "Convolution", settings, [x, w], [kind])
+    check(f"y {said}", found, y, kind, of_window)
+    (found,) = twice(compute, "ConvolutionDataGrad", {**settings, "sizes": case.sizes}, [dy, w], [kind])
+    check(f"dx {said}", found, dx, kind, of_window)
+    (found,) = twice(compute, "ConvolutionWeightGrad", settings, [dy, x], [FLOAT])
+    # cuDNN writes halves.
+    check(f"dw {said}", found, dw, kind, of_windows)
+
+
+@pytest.mark.parametrize(("kind", "last"), LAYOUTS, ids=lambda each: NAMES.get(each, "") if each > 1 else str(each))
+@pytest.mark.parametrize("case", [*CASES, *ODD], ids=str)
+def test_convolutions(compute: OnGpu, case: Case, kind: int, last: bool) -> None:
+    compare(compute, case, kind, last)
+
+
+@pytest.mark.parametrize(("kind", "last"), LAYOUTS, ids=lambda each: NAMES.get(each, "") if each > 1 else str(each))
+@pytest.mark.parametrize("case", GROUPED, ids=str)
+def test_grouped_convolutions(compute: OnGpu, case: Case, kind: int, last: bool) -> None:
+    compare(compute, case, kind, last)

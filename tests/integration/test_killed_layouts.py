@@ -1,0 +1,93 @@
+"""Under every layout: kill -9 of one rank ends the attempt, and the next has the end of an undisturbed run, bit by bit.
+
+pytest tests/integration/test_killed_layouts.py             # a few
+pytest -m chaos tests/integration/test_killed_layouts.py    # the others
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+from kernels import needs_kernels
+from killing import run_and_kill
+from project import Project, command, curve, evaluations, logs
+
+pytestmark = needs_kernels
+SHAPE: dict[str, Any] = {
+    "train__steps": 8, "train__global_batch": 8, "data__micro_batch": 2, "resources__cpus_per_rank": 1,
+    "train__schedule": {"name": "constant"}, "train__evaluation": {"every_steps": 4}, "checkpoint__every_steps": 2,
+    "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}, "train__clip_norm": 1.0,
+}  # fmt: skip
+INTERLEAVED = {"schedule": "interleaved", "chunks": 2}
+RECOMPUTED = {"model__recompute": "layers"}
+LAMB = {"train__optimizer": {"name": "lamb", "lr": 1e-2, "weight_decay": 0.1}}
+
+
+class Layout(NamedTuple):
+    """Ranks, how they divide the model, and what else differs from `SHAPE`."""
+
+    ranks: int
+    parallel: dict[str, Any]
+    changes: Mapping[str, Any] = MappingProxyType({})
+
+
+LAYOUTS = {
+    "data-2": Layout(2, {}),
+    "data-4": Layout(4, {}, {"data__micro_batch": 1}),
+    "without-accumulation": Layout(4, {}),
+    "zero-1": Layout(2, {"zero": 1}),
+    "zero-2": Layout(2, {"zero": 2}),
+    "zero-3": Layout(2, {"zero": 3}),
+    "zero-3-of-4": Layout(4, {"zero": 3}, {"data__micro_batch": 1}),
+    "pipeline-2": Layout(2, {"pipeline": 2}),
+    "gpipe-2": Layout(2, {"pipeline": 2, "schedule": "gpipe"}),
+    "interleaved-2": Layout(2, {"pipeline": 2, **INTERLEAVED}),
+    "pipeline-3": Layout(3, {"pipeline": 3}),
+    "gpipe-3": Layout(3, {"pipeline": 3, "schedule": "gpipe"}),
+    "interleaved-3": Layout(3, {"pipeline": 3, **INTERLEAVED}),
+    "pipeline-4": Layout(4, {"pipeline": 4}),
+    "gpipe-4": Layout(4, {"pipeline": 4, "schedule": "gpipe"}),
+    "interleaved-4": Layout(4, {"pipeline": 4, **INTERLEAVED}),
+    "data-2-pipeline-2": Layout(4, {"data": 2, "pipeline": 2}),
+    "data-2-pipeline-2-zero-1": Layout(4, {"data": 2, "pipeline": 2, "zero": 1}),
+    "horizontal-2": Layout(2, {"horizontal": 2}),
+    "data-2-horizontal-2": Layout(4, {"data": 2, "horizontal": 2}),
+    "data-2-horizontal-2-zero-2": Layout(4, {"data": 2, "horizontal": 2, "zero": 2}),
+    "pipeline-2-horizontal-2": Layout(4, {"pipeline": 2, "horizontal": 2}),
+    "sequence-2": Layout(2, {"horizontal": 2, "sequence_parallel": True}),
+    "pipeline-2-sequence-2": Layout(4, {"pipeline": 2, "horizontal": 2, "sequence_parallel": True}),
+    "recompute": Layout(2, {}, RECOMPUTED),
+    "recompute-zero-3": Layout(2, {"zero": 3}, RECOMPUTED),
+    "recompute-pipeline-2": Layout(2, {"pipeline": 2}, RECOMPUTED),
+    "recompute-sequence-2": Layout(2, {"horizontal": 2, "sequence_parallel": True}, RECOMPUTED),
+    "lamb-zero-2": Layout(2, {"zero": 2}, LAMB),
+    "lamb-horizontal-2": Layout(2, {"horizontal": 2}, LAMB),
+}
+ALWAYS = ("pipeline-2", "interleaved-2", "horizontal-2", "recompute-sequence-2")
+OTHERS = (pytest.mark.chaos, pytest.mark.skipif("ORTFLOW_CHAOS" in os.environ, reason="not in a short round"))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.make(tmp_path_factory.mktemp("killed"), dropout=0.1)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ALWAYS else OTHERS) for name in LAYOUTS])
+def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str, project: Project) -> None:
+    ranks, parallel, changes = LAYOUTS[name]
+    shape = {**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, **changes}
+    file = project.write(f"{name}-undisturbed", **shape)
+    done = command("run", file.name, folder=project.folder, timeout=300)
+    undisturbed = project.run_dir(file.stem)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs(undisturbed)}"
+    killed = run_and_kill(project, project.write(name, **shape), rank=ranks - 1, step=2)
+    for rank in range(ranks):
+        assert curve(killed, rank) == curve(undisturbed, rank)
+    assert evaluations(killed) == evaluations(undisturbed)
+    model = Path("export", "model.onnx")
+    assert (killed / model).read_bytes() == (undisturbed / model).read_bytes()

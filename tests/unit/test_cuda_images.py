@@ -1,0 +1,232 @@
+"""Images channels last in half precision compute the same; here our operators run as ONNX functions."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from cuda_composed import composed
+from graph_build_models import Array, run_graph, save_model, tensors_of, value
+from kernels import off
+from onnx import TensorProto, helper
+from test_cuda_place import differentiated
+
+from ortflow.workflow.cuda.operators import Tensor
+from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed, place
+from ortflow.workflow.cuda.windows import Windows, shape_of
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.fusion.groups import fuse
+from ortflow.workflow.fusion.half import half
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.edit import described
+from ortflow.workflow.graph.types import GraphSet
+
+CHANNELS, CLASSES = 8, 5
+
+
+class Model:
+    """Nodes and weights in the making."""
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(0)
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: dict[str, Array] = {}
+
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{operator.lower()}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [name], name=f"/{name}", **attributes))
+        return name
+
+    def tensor(self, *shape: int, mean: float = 0) -> str:
+        name = f"w{len(self.tensors)}"
+        self.tensors[name] = self.random.normal(mean, 0.3, shape).astype("float32")
+        return name
+
+    def convolution(self, x: str, channels: int, outputs: int, size: int, *, bias: bool = False, **more: Any) -> str:
+        weight = self.tensor(outputs, channels // more.get("group", 1), size, size)
+        return self.add("Conv", x, weight, *([self.tensor(outputs)] if bias else []), **more)
+
+    def norm(self, x: str, channels: int) -> str:
+        scale, bias = self.tensor(channels, mean=1), self.tensor(channels)
+        mean, variance = self.tensor(channels), self.tensor(channels)
+        self.tensors[variance] = np.abs(self.tensors[variance]) + np.float32(1)
+        return self.add("BatchNormalization", x, scale, bias, mean, variance, epsilon=1e-4)
+
+    def save(self, path: Path, image: str, *, size: int = 12) -> Path:
+        """A head behind the mean over the pixels of an image of CHANNELS channels."""
+        self.tensors["axes"] = np.array([2, 3])
+        mean = self.add("ReduceMean", image, "axes", keepdims=1)
+        flat = self.add("Flatten", mean)
+        self.nodes.append(helper.make_node("Gemm", [flat, self.tensor(CHANNELS, CLASSES)], ["y"], name="/head"))
+        return save_model(
+            path, self.nodes, [value("x", ["batch", 3, size, size])], [value("y", ["batch", CLASSES])], self.tensors
+        )
+
+
+def residual(path: Path) -> Path:
+    """As ResNet begins: a pooling, two branches, one of them with a stride."""
+    m = Model()
+    first = m.add("Relu", m.norm(m.convolution("x", 3, CHANNELS, 3, pads=[1, 1, 1, 1]), CHANNELS))
+    pooled = m.add("MaxPool", first, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    left = m.add("Relu", m.norm(m.convolution(pooled, CHANNELS, CHANNELS, 1), CHANNELS))
+    left = m.convolution(left, CHANNELS, CHANNELS, 3, strides=[2, 2], pads=[1, 1, 1, 1], bias=True)
+    right = m.norm(m.convolution(pooled, CHANNELS, CHANNELS, 1, strides=[2, 2]), CHANNELS)
+    return m.save(path, m.add("Relu", m.add("Add", m.norm(left, CHANNELS), right)))
+
+
+def feeds_of(graphs: GraphSet, size: int = 12) -> dict[str, Array]:
+    random = np.random.default_rng(1)
+    images, labels = random.normal(size=(4, 3, size, size)).astype("float32"), random.integers(0, CLASSES, 4)
+    return {**tensors_of(graphs), "x": images, "labels": labels, "ortflow.loss_grad": np.array(1, np.float32)}
+
+
+def check(path: Path) -> tuple[onnx.ModelProto, Counter[str]]:
+    """Check that the placed graph computes the same; it, and the number of our nodes of each operator."""
+    graphs, model = differentiated(path)
+    placed = place(model, halves=True)
+    kinds = {name: given.type.tensor_type.elem_type for name, given in described(placed.graph).items()}
+    for node in placed.graph.node:
+        if node.domain == CUDA_DOMAIN:
+            assert node.op_type in HALF
+            assert [kinds.get(name) for name in node.output] == [TensorProto.FLOAT] * len(node.output), node.op_type
+    feeds = feeds_of(graphs)
+    expected, found = run_graph(compose(model), feeds), run_graph(compose(composed(placed)), feeds)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        # The bias before a normalisation has no gradient but rounding.
+        apart = off(found[name], array) if np.abs(array).max() > 1e-5 else np.abs(found[name]).max()
+        assert apart < 3e-5, (name, apart)
+    return placed, Counter(node.op_type for node in placed.graph.node if node.domain == CUDA_DOMAIN)
+
+
+def plain(model: onnx.ModelProto) -> set[str]:
+    """The operators that are not ours."""
+    return {node.op_type for node in model.graph.node if node.domain != CUDA_DOMAIN}
+
+
+def test_a_residual_network_is_channels_last_from_its_input_on(tmp_path: Path) -> None:
+    placed, counts = check(residual(tmp_path / "m.onnx"))
+    wanted = {
+        "Convolution": 4, "ConvolutionDataGrad": 3, "ConvolutionWeightGrad": 4, "BatchStatistics": 4,
+        "BatchGradients": 4, "MaxPool": 1, "MaxPoolGrad": 1,
+    }  # fmt: skip
+    assert {name: counts[name] for name in wanted} == wanted
+    turned = [node for node in placed.graph.node if node.op_type == "Transpose"]
+    weights = {name for node in turned for name in (node.input[0], node.output[0]) if name.startswith("w")}
+    images = [node for node in turned if weights.isdisjoint((node.input[0], node.output[0]))]
+    # The input, the mean over all pixels, and its gradient; weights of 1 x 1 are not moved.
+    assert len(images) <= 3, [(node.input[0], node.output[0]) for node in images]
+    assert len(turned) - len(images) == 4
+
+
+def test_fp32_graphs_keep_their_convolutions(tmp_path: Path) -> None:
+    _, model = differentiated(residual(tmp_path / "m.onnx"))
+    operators = {node.op_type for node in place(model).graph.node if node.domain == CUDA_DOMAIN}
+    assert operators.isdisjoint({"Convolution", "MaxPool", "BatchStatistics"})
+    assert "Conv" in {node.op_type for node in place(model).graph.node}
+
+
+def test_in_half_precision_images_are_stored_as_halves_and_masks_not_at_all(tmp_path: Path) -> None:
+    graphs, model = differentiated(residual(tmp_path / "m.onnx"))
+    trained = [entry.name for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")]
+    stored = half(completed(model, halves=True), TensorProto.BFLOAT16, trained, HALF, HALF_ALONE)
+    fused, _ = fuse(stored)
+    kinds = {name: given.type.tensor_type.elem_type for name, given in described(fused.graph).items()}
+    for node in fused.graph.node:
+        if node.op_type.startswith(("Convolution", "MaxPool")):
+            assert {kinds[name] for name in node.input} == {TensorProto.BFLOAT16}, node.op_type
+    # The gradient of a Relu reads its result: the forward pass writes no mask.
+    written = [name for node in fused.graph.node if node.op_type == "Fused" for name in node.output]
+    assert any(name.startswith("relu") for name in written)
+    assert not [name for name in written if "Cast" in name or "Greater" in name]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"pads": [1, 0, 0, 1]}, {"auto_pad": "SAME_UPPER"}, {"group": 8}],
+    ids=["uneven pads", "auto_pad", "one channel a group"],
+)
+def test_other_convolutions_stay_between_ours(tmp_path: Path, attributes: dict[str, Any]) -> None:
+    m = Model()
+    x = m.add("Relu", m.convolution("x", 3, CHANNELS, 3, pads=[1, 1, 1, 1]))
+    x = m.add("Relu", m.convolution(x, CHANNELS, CHANNELS, 3, **attributes))
+    placed, counts = check(m.save(tmp_path / "m.onnx", m.convolution(x, CHANNELS, CHANNELS, 3, pads=[1, 1, 1, 1])))
+    assert counts["Convolution"] == 2
+    assert "Conv" in plain(placed)
+
+
+def test_groups_of_several_channels_are_ours(tmp_path: Path) -> None:
+    m = Model()
+    x = m.convolution(m.add("Relu", m.convolution("x", 3, CHANNELS, 3)), CHANNELS, CHANNELS, 3, group=2)
+    placed, counts = check(m.save(tmp_path / "m.onnx", x))
+    assert counts["ConvolutionDataGrad"] == 1
+    assert "Conv" not in plain(placed)
+
+
+def test_gates_and_other_operators_between_convolutions(tmp_path: Path) -> None:
+    """A gate per channel, an average pooling, which stays channels first, and a sum of both."""
+    m = Model()
+    x = m.convolution("x", 3, CHANNELS, 3, pads=[1, 1, 1, 1])
+    gate = m.add("Sigmoid", m.convolution(m.add("GlobalAveragePool", x), CHANNELS, CHANNELS, 1, bias=True))
+    gated = m.add("Mul", x, gate)
+    pooled = m.add("AveragePool", gated, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    half_ = m.add("Mul", m.add("Add", pooled, gated), m.tensor(CHANNELS, 1, 1))
+    placed, counts = check(m.save(tmp_path / "m.onnx", m.convolution(half_, CHANNELS, CHANNELS, 1)))
+    assert counts["Convolution"] == 3
+    assert "AveragePool" in plain(placed)
+
+
+def test_a_pooling_whose_indices_are_read_stays(tmp_path: Path) -> None:
+    m = Model()
+    x = m.convolution("x", 3, CHANNELS, 3, pads=[1, 1, 1, 1])
+    pool = helper.make_node("MaxPool", [x], ["pooled", "indices"], name="/pool", kernel_shape=[2, 2], strides=[2, 2])
+    m.nodes.append(pool)
+    cast = m.add("Cast", "indices", to=TensorProto.FLOAT)
+    m.tensors["small"] = np.array(1e-3, np.float32)
+    placed, counts = check(m.save(tmp_path / "m.onnx", m.add("Add", "pooled", m.add("Mul", cast, "small"))))
+    assert not counts["MaxPool"]
+    assert {"MaxPool", "MaxPoolGrad"} <= plain(placed)
+
+
+def image(*shape: int, kind: int = TensorProto.BFLOAT16) -> Tensor:
+    return Tensor(1, tuple(shape), kind)
+
+
+def test_sizes_follow_from_any_two_of_three_values() -> None:
+    settings: dict[str, Sequence[int] | int] = {
+        "group": 2, "kernel_shape": (3, 2), "strides": (2, 1), "dilations": (1, 2), "pads": (1, 0, 1, 0),
+    }  # fmt: skip
+    for last, kind in itertools.product((0, 1), (TensorProto.FLOAT, TensorProto.FLOAT16)):
+        windows = Windows.of({**settings, "channels_last": last})
+
+        def of(*sizes: int, last: int = last, kind: int = kind) -> Tensor:
+            first, channels, height, width = sizes
+            return image(*((first, height, width, channels) if last else sizes), kind=kind)
+
+        x, w, y = of(5, 8, 9, 11), of(6, 4, 3, 2), of(5, 6, 5, 9)
+        found = shape_of(windows, image=x, weight=w)
+        assert found.stored(found.made) == y.shape
+        assert found == shape_of(windows, weight=w, made=y, sizes=(9, 11)) == shape_of(windows, image=x, made=y)
+        assert found.stored(found.weight) == w.shape
+        dims, strides = found.layout(found.image)
+        assert dims == [5, 8, 9, 11]
+        assert strides == ([792, 1, 88, 8] if last else [792, 99, 11, 1])
+
+
+def test_values_that_do_not_match_are_refused() -> None:
+    windows = Windows.of({"kernel_shape": (3, 3), "channels_last": 1})
+    with pytest.raises(OrtflowError, match=r"convolution of \[2, 8, 9, 9\] is \(4, 8, 2, 3\)"):
+        shape_of(windows, image=image(2, 9, 9, 8), weight=image(4, 2, 3, 8))
+    with pytest.raises(OrtflowError, match="the result of a convolution"):
+        shape_of(windows, weight=image(4, 3, 3, 8), made=image(2, 9, 9, 4), sizes=(9, 9))
+    with pytest.raises(OrtflowError, match="a convolution of"):
+        shape_of(windows, image=image(2, 9, 9, 8), weight=image(4, 3, 3, 8, kind=TensorProto.FLOAT))
+    with pytest.raises(OrtflowError, match="a convolution of"):
+        shape_of(windows, image=image(2, 2, 2, 8), weight=image(4, 3, 3, 8))

@@ -1,0 +1,52 @@
+"""The evaluation and the inference graph of a run. Called by `build`, and by `variants` for parts of a model."""
+
+from __future__ import annotations
+
+import onnx
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.export.inference import infer_graph
+from ortflow.workflow.graph.intake.source import Source
+from ortflow.workflow.graph.intake.user_graphs import user_eval_graph
+from ortflow.workflow.graph.ir.edit import used
+from ortflow.workflow.graph.objective import evaluation
+from ortflow.workflow.graph.types import SEED
+from ortflow.workflow.spec.model import CrossEntropy
+from ortflow.workflow.spec.run import RunSpec
+
+
+def batch_input(graph: onnx.GraphProto, source: Source) -> str:
+    """A data input that the loss depends on: its first axis is the batch."""
+    read = used(graph)
+    names = [str(v.name) for v in graph.input if v.name in read and v.name not in {SEED, *source.tensors}]
+    if not names:
+        raise UserError("the loss depends on no input of the model", where="model.loss", fix="name another output")
+    return min(names, key=lambda name: name in source.labels)
+
+
+def eval_graph(
+    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
+) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """The evaluation graph, and the number of classes if labels are classes and it is known."""
+    section = spec.onnx_model
+    model = onnx.ModelProto()
+    model.CopyFrom(forward)
+    padded = spec.data.last_batch == "pad"
+    target = evaluation.complete(model.graph, section.loss, section.metrics, batch, padded)
+    bounds = {}
+    if isinstance(section.loss, CrossEntropy) and target.classes is not None:
+        bounds[section.loss.label] = target.classes
+    if section.graphs.eval:
+        outputs = [value.name for value in model.graph.output if value.name.startswith("ortflow.")]
+        model = user_eval_graph(section.graphs.eval, source, outputs)
+    return model, bounds
+
+
+def inference_graph(spec: RunSpec, source: Source) -> onnx.ModelProto | None:
+    """The inference graph; None if the model does not permit one and none is requested."""
+    try:
+        return infer_graph(source.skeleton, source.labels)
+    except UserError:
+        if spec.export.enabled:
+            raise
+        return None

@@ -1,0 +1,260 @@
+"""Passes of a pipeline's stages on memory that stays where it is, so that a GPU repeats them as CUDA graphs.
+
+Used by `stage_runner` for steps whose micro-batches have the shapes of those before. Messages are queued between the
+passes. A slot is the memory of one micro-batch in one chunk: the schedule gives it to the same micro-batches in every
+step. Nothing here waits for the GPU once the passes are captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ortflow.workflow.device import Device
+from ortflow.workflow.device.capture import Repeated
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.parallel.messages import Message
+from ortflow.workflow.parallel.schedule import Action
+from ortflow.workflow.parallel.stage import gradient_from_next, gradient_of
+from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.trainer.recycled import Held, Shape
+from ortflow.workflow.trainer.stage_memory import give, held
+from ortflow.workflow.trainer.stage_step import Chunk, Step
+from ortflow.workflow.trainer.stage_wire import Arrival, Wire
+
+Repeat = Callable[[str, Callable[[], None], Binding], Repeated]
+"""Makes repeated work of a pass, given its name in the log and the binding that it runs."""
+REACH = 1
+"""Actions before the one that needs a message, from which on its receive is posted. A waiting receive keeps a part of
+the GPU busy."""
+
+
+class Slot:
+    """The memory of one micro-batch in a chunk, and the passes on it."""
+
+    def __init__(self, chunk: Chunk, repeat: Repeat, memory_taken: Callable[[], None]) -> None:
+        self.chunk, self._repeat, self._memory_taken = chunk, repeat, memory_taken
+        self.received: dict[str, Held] = {}
+        """What arrives for the forward pass; filled by `Wire.receive`."""
+        self.from_next: dict[str, Held] = {}
+        """What arrives for the backward pass."""
+        self.made: dict[str, Held] = {}
+        """What the forward pass makes."""
+        self._back: dict[str, Held] = {}
+        """Gradients that go to the stage before."""
+        self.sent_back: Arrival | None = None
+        """The message with the gradients of the micro-batch before."""
+        self._forward: tuple[Binding, Repeated] | None = None
+        self._backward: dict[tuple[bool, bool], tuple[Binding, Repeated]] = {}
+
+    def settle(self) -> None:
+        """Let later work wait until the gradients that were sent from here have been received."""
+        if self.sent_back is not None:
+            self.sent_back.wait()
+            self.sent_back = None
+
+    def forward(self, start: Callable[[Binding], None], device: Device) -> None:
+        """Run the forward pass; `start` feeds its graph."""
+        if self._forward is not None:
+            binding, repeated = self._forward
+            start(binding)
+            repeated.run(binding.fed)
+            return
+        binding = self.chunk.bind_forward()
+        give(binding, self.received)
+        start(binding)
+        made = binding.run_for(self.chunk.made)
+        self._memory_taken()
+        self.made = {name: held(value, device) for name, value in made.items()}
+        binding.keep(made)
+        self._forward = binding, self._repeat("the forward pass of a stage", binding.run, binding)
+
+    def backward(
+        self, start: Callable[[Binding], None], wire: Wire, shapes: Mapping[str, Shape], *, both: bool, first: bool
+    ) -> dict[str, Held]:
+        """Run a graph that makes gradients.
+
+        Parameters
+        ----------
+        start
+            Feeds the graph.
+        wire
+            Has memory.
+        shapes
+            Of the values that this stage received.
+        both
+            Whether the graph contains the forward pass.
+        first
+            Whether this is the first micro-batch of the step.
+
+        Returns
+        -------
+        dict
+            The gradients that this rank may send back.
+        """
+        key = both, first
+        if key not in self._backward:
+            self._backward[key] = self._bind_backward(wire, shapes, both=both, first=first)
+        binding, repeated = self._backward[key]
+        start(binding)
+        repeated.run(binding.fed)
+        return {**self.from_next, **self._back}
+
+    def _bind_backward(
+        self, wire: Wire, shapes: Mapping[str, Shape], *, both: bool, first: bool
+    ) -> tuple[Binding, Repeated]:
+        chunk = self.chunk
+        binding = (chunk.bind_both if both else chunk.bind_backward)(first)
+        give(binding, {**self.received, **self.made})
+        give(binding, {gradient_from_next(name): each for name, each in self.from_next.items()})
+        for value in chunk.stage.receives:
+            name = value.name
+            if value.gradient and name not in chunk.stage.passed:
+                if name not in self._back:
+                    self._back[name] = wire.memory.take(shapes[name], value.dtype)
+                binding.write_to(gradient_of(name), self._back[name].buffer, self._back[name].shape)
+
+        def run() -> None:
+            binding.run()
+            chunk.sums.add(first=first)
+
+        passes = "both passes of a stage" if both else "the backward pass of a stage"
+        return binding, self._repeat(passes, run, binding)
+
+    @property
+    def passes(self) -> list[Repeated]:
+        """What is repeated here."""
+        found = [self._forward] if self._forward is not None else []
+        return [repeated for _, repeated in (*found, *self._backward.values())]
+
+
+class Slots:
+    """The slots of a rank; those that no micro-batch has at the moment are taken in their order."""
+
+    def __init__(self, chunks: Sequence[Chunk], repeat: Repeat) -> None:
+        self._chunks, self._repeat = chunks, repeat
+        self._all: list[list[Slot]] = [[] for _ in chunks]
+        self._free: list[list[int]] = [[] for _ in chunks]
+        self.reach = 0
+        """As `REACH`; none in the first step, in which memory is allocated."""
+
+    def take(self, chunk: int) -> Slot:
+        """A free slot of a chunk, or a new one."""
+        free, slots = self._free[chunk], self._all[chunk]
+        if free:
+            number = min(free)
+            free.remove(number)
+            return slots[number]
+        slots.append(Slot(self._chunks[chunk], self._repeat, self.forget))
+        return slots[-1]
+
+    def give_back(self, chunk: int, slot: Slot) -> None:
+        """Whatever is queued from now on may overwrite the slot."""
+        self._free[chunk].append(self._all[chunk].index(slot))
+
+    def step(self, *given: Any) -> SlotStep:
+        """A step on these slots."""
+        return SlotStep(self, *given)
+
+    def prepare(self) -> None:
+        """Capture the passes that have run often enough."""
+        if not self.reach:
+            # With receives ahead, the next step takes more slots.
+            self.reach = REACH
+            return
+        for repeated in self._passes:
+            repeated.prepare()
+
+    def forget(self) -> None:
+        """Give the captured passes back.
+
+        They use memory that ONNX Runtime had free when they were captured, and does not keep for them: what a slot
+        holds from now on may lie there.
+        """
+        for repeated in self._passes:
+            repeated.forget()
+
+    @property
+    def _passes(self) -> list[Repeated]:
+        return [repeated for slots in self._all for slot in slots for repeated in slot.passes]
+
+
+class SlotStep(Step):
+    """A step on slots; see the module."""
+
+    def __init__(self, slots: Slots, *given: Any) -> None:
+        super().__init__(*given)
+        self._slots = slots
+        self._taken: dict[tuple[int, int], Slot] = {}
+        """Chunk and micro-batch -> slot."""
+
+    def _slot(self, action: Action) -> Slot:
+        key = action.chunk, action.micro_batch
+        if key not in self._taken:
+            self._taken[key] = self._slots.take(action.chunk)
+        return self._taken[key]
+
+    def _give_back(self, action: Action) -> None:
+        self._slots.give_back(action.chunk, self._taken.pop((action.chunk, action.micro_batch)))
+
+    def _may_post(self, place: int, next_one: int, message: Message) -> bool:
+        return next_one <= place + self._slots.reach
+
+    def _receive(self, place: int, message: Message, into: dict[str, Held] | None = None) -> Arrival:
+        action = self._actions[place]
+        # The action that runs before the receive is needed must not be given the slot of this one.
+        slot = self._slot(action)
+        slot.settle()
+        return super()._receive(place, message, slot.received if action.direction == "forward" else slot.from_next)
+
+    def _begin(self, action: Action, *, forward: bool) -> Callable[[Binding], None]:
+        """Feeds a graph; before a forward pass, also prepares what it draws and updates."""
+        batch, seed = self._work[action.micro_batch]
+        stage = self._runner.chunks[action.chunk].stage
+
+        def start(binding: Binding) -> None:
+            if forward:
+                self._before_forward()
+            self._feed(binding, batch, seed)
+            if forward:
+                onnxruntime.set_seed(seed + stage.dropouts)
+
+        return start
+
+    def _forward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
+        slot = self._slot(action)
+        slot.settle()
+        slot.forward(self._begin(action, forward=True), self._device)
+        message = self._leaving.get(place)
+        if message is None:
+            self._after_loss()
+            return
+        batch, values = self._work[action.micro_batch][0], {**slot.received, **slot.made}
+        self._sent[message] = self._wire.send(message.link, slot.chunk.stage.sends, values, batch, message.receiver[0])
+
+    def _both(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
+        self._backward_in(self._slot(action), place + 1, action, forward=True)
+        self._after_loss()
+        self._give_back(action)
+
+    def _backward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
+        slot = self._slot(action)
+        if slot.chunk.backward:
+            self._backward_in(slot, place, action, forward=False)
+        else:
+            self._send_from(slot, place, slot.from_next)
+        self._await_sent(action)
+        self._give_back(action)
+
+    def _backward_in(self, slot: Slot, place: int, action: Action, *, forward: bool) -> None:
+        slot.settle()
+        stage, batch = slot.chunk.stage, self._work[action.micro_batch][0]
+        shapes = self._wire.shapes(("forward", stage.number - 1), stage.receives, batch) if stage.number else {}
+        start = self._begin(action, forward=forward)
+        gradients = slot.backward(start, self._wire, shapes, both=forward, first=not action.micro_batch)
+        self._send_from(slot, place, gradients)
+
+    def _send_from(self, slot: Slot, place: int, gradients: Mapping[str, Held]) -> None:
+        self._send_back(place, slot.chunk.stage, gradients)
+        if (message := self._leaving.get(place)) is not None:
+            slot.sent_back = self._sent[message]
