@@ -108,8 +108,11 @@ print(held("VmHWM") - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the highest memory of a process from /proc")
 def test_memory_does_not_grow_with_the_state(tmp_path: Path) -> None:
-    """The resident memory of a process: four pieces that are read in parallel, for 48 MB in tensors as for 192 MB."""
-    for count in (6, 24):
+    """The resident memory of a process: four pieces that are read in parallel, and what threads and files need.
+
+    That is up to 27 MB, by how many files are read at the same moment, of states of 96 MB and 384 MB.
+    """
+    for count in (12, 48):
         index = FlatIndex.place(Tensor(f"t{number}", (1_000_000,), "decay") for number in range(count))
         buffers = {name: HostBuffer(np.ones(index.size, np.float32)) for name in ("parameters", "moment_1")}
         save(DirectoryStore(tmp_path / str(count) / "from"), 1, buffers, 4, index=index)
@@ -117,7 +120,7 @@ def test_memory_does_not_grow_with_the_state(tmp_path: Path) -> None:
             [sys.executable, "-c", PROGRAM, str(tmp_path / str(count) / "from"), str(tmp_path / str(count))],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        assert int(done.stdout) < FILES_AT_ONCE * module.CHUNK + (8 << 20), f"{count} tensors"
+        assert int(done.stdout) < FILES_AT_ONCE * module.CHUNK + (24 << 20), f"{count} tensors"
 
 
 def test_a_damaged_source_is_named_and_nothing_is_written(store: DirectoryStore, tmp_path: Path) -> None:
