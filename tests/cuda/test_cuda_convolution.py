@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_convolutions import CASES, GROUPED, ODD, Array, Case, reference
-from cuda_operators import BF16, FLOAT, FP16, NAMES, check, stored, twice
+from operators_on_gpu import BF16, FLOAT, FP16, NAMES, check, stored, twice
 from test_cuda_operators import OnGpu
 
 from ortflow.workflow.cuda.attention import available

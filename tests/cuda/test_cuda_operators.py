@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from cuda_operators import (
+from onnx import TensorProto, helper
+from operators_on_gpu import (
     BF16,
     FLOAT,
     FP16,
@@ -30,7 +31,6 @@ from cuda_operators import (
     stored,
     twice,
 )
-from onnx import TensorProto, helper
 
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
@@ -40,7 +40,7 @@ MIXED = [*((kind,) * 4 for kind in KINDS), (FLOAT, BF16, BF16, FLOAT), (FP16, FL
 
 
 class OnGpu:
-    """See cuda_operators.Compute: a session of one node, with casts around it."""
+    """See operators_on_gpu.Compute: a session of one node, with casts around it."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_operators import (
+from emulated_cuda import EmulatedCall, from_bytes, needs_emulation, to_bytes
+from operators_on_gpu import (
     BF16,
     FLOAT,
     FP16,
@@ -26,7 +27,6 @@ from cuda_operators import (
     check_table_gradient,
     stored,
 )
-from emulated_cuda import EmulatedCall, from_bytes, needs_emulation, to_bytes
 
 from ortflow.workflow.cuda import embedding, norm, nvrtc, product, softmax, source
 from ortflow.workflow.cuda.operators import Tensor
@@ -39,7 +39,7 @@ MIXED = [(kind,) * 4 for kind in KINDS] + [(FLOAT, BF16, BF16, FLOAT), (FP16, FL
 
 
 class Emulated:
-    """See cuda_operators.Compute."""
+    """See operators_on_gpu.Compute."""
 
     def __init__(self, offset: int = 0) -> None:
         self._offset = offset

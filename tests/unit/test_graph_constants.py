@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from cuda_operators import BF16, FLOAT, FP16, JOINED, KINDS, check_join, stored
 from emulated_cuda import needs_emulation
 from graph_build_models import run_graph, value
 from onnx import TensorProto, helper, numpy_helper
+from operators_on_gpu import BF16, FLOAT, FP16, JOINED, KINDS, check_join, stored
 from test_cuda_kernels import Emulated
 
 from ortflow.workflow.fusion.groups import fuse

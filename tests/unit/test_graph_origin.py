@@ -80,4 +80,4 @@ def test_kernel_that_is_missing() -> None:
     ]
     forward = model_of(node("Relu", "a", name="/up"))
     with pytest.raises(UserError, match=rf"node '/up' \(Relu; {PLACE}\) has a gradient, ReduceSum, that"):
-        check_loads(kept_child(), model_of(*nodes).SerializeToString(), "training", "cpu", forward)
+        check_loads(kept_child(), model_of(*nodes).SerializeToString(), "training", forward)

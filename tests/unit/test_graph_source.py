@@ -111,4 +111,4 @@ def test_weights_are_in_memory_once_while_they_are_read(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
     weights = 24 * 4 * 1024 * 1024
-    assert weights < int(done.stdout) < 1.3 * weights
+    assert 0.9 * weights < int(done.stdout) < 1.3 * weights
