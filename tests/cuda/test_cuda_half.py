@@ -99,7 +99,7 @@ def test_parameters_that_the_update_rounds(
         sessions = Sessions(CudaDevice(cuda, cuda.describe(0), precision=precision), 1, "error")
         trainer = queued.QueuedTrainer(files, spec, sessions, SoloCommunicator())
         trainer.load_tensors(load_file(files.initial))
-        assert (trainer._rounded is not None) == kept
+        assert (trainer.rounded is not None) == kept
         random, losses = np.random.default_rng(0), []
         for step in range(8):
             if step == 6:
@@ -110,8 +110,8 @@ def test_parameters_that_the_update_rounds(
             )
             losses.append(outcome.loss)
         if kept:
-            assert trainer._rounded is not None
-            assert trainer._rounded._written, "the update's graph writes them"
+            assert trainer.rounded is not None
+            assert trainer.rounded.written, "the update's graph writes them"
         found.append((losses, {name: buffer.read() for name, buffer in trainer.state().items()}))
         trainer.end_training()
     (losses, state), (others, expected) = found

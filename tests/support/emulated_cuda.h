@@ -1,4 +1,4 @@
-/* CUDA's threads one after the other on a processor, as fibers that take turns at barriers: in place of words.cuh. */
+/* CUDA's threads one after the other on a processor, as fibers that take turns at barriers: in place of types.cuh. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

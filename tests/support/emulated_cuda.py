@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 _COMPILER = shutil.which("g++")
 needs_emulation = pytest.mark.skipif(_COMPILER is None, reason="needs g++ to run CUDA's source on the processor")
 _HEADER = Path(__file__).parent / "emulated_cuda.h"
-_WORDS = Path(__file__).parents[2] / "workflow" / "cuda" / "words.cuh"
+_TYPES = Path(__file__).parents[2] / "workflow" / "cuda" / "types.cuh"
 _KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([\w, /]+\)\s+)?(\w+)\(([^)]*)\)')
 _ARGUMENTS: dict[str, Any] = {"*": ctypes.c_void_p, "i64": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float}
 _GUARD = 64
@@ -46,7 +46,7 @@ def parameters(source: str) -> dict[str, list[str]]:
 
 @functools.cache
 def _library(source: str) -> Any:
-    text = source.replace(_WORDS.read_text(), "", 1)
+    text = source.replace(_TYPES.read_text(), "", 1)
     assert text != source
     wrappers = []
     for name, kinds in parameters(source).items():
@@ -141,12 +141,12 @@ class EmulatedCall:
                 continue
             array, kind = given
             content = to_bytes(array, kind)
-            memory = self._memory(content.size, offset if kind != TensorProto.INT64 else 0)
+            memory = self.memory(content.size, offset if kind != TensorProto.INT64 else 0)
             memory.content[:] = content
             self.inputs.append(Tensor(memory.pointer, array.shape, kind))
         self._scratches = 0
 
-    def _memory(self, size: int, offset: int = 0) -> Memory:
+    def memory(self, size: int, offset: int = 0) -> Memory:
         self.memories.append(Memory(size, offset))
         return self.memories[-1]
 
@@ -157,14 +157,14 @@ class EmulatedCall:
 
     def output(self, place: int, shape: Sequence[int]) -> int:
         assert place not in self.made
-        memory = self._memory(int(np.prod(shape, dtype=np.int64)) * SIZES[self.types[place]], self._offset)
+        memory = self.memory(int(np.prod(shape, dtype=np.int64)) * SIZES[self.types[place]], self._offset)
         self.made[place] = memory, tuple(shape)
         return memory.pointer
 
     def scratch(self, size: int) -> int:
         self._scratches += 1
         assert self._scratches == 1, "a second call gives the same memory"
-        return self._memory(size).pointer
+        return self.memory(size).pointer
 
     def launch(
         self, source: str, function: str, grid: int | Sequence[int], block: int | Sequence[int], *arguments: Any

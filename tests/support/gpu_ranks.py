@@ -79,7 +79,7 @@ def fail(way: str) -> None:
 
     def failing(self: Overlap, number: int, gradients: Sequence[int]) -> None:
         ready(self, number, gradients)
-        if number == 1 and way == "bucket" and self._comm._device.capturing:
+        if number == 1 and way == "bucket" and self._comm.device.capturing:
             raise OrtflowError("planted")
 
     Overlap.ready = failing  # type: ignore[method-assign]

@@ -121,7 +121,7 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         def do() -> None:
             array_at(target, count, to)[:] = array_at(start, count, np.float32)
 
-        runtime._cuda.defer(stream, do)
+        runtime.library.defer(stream, do)
 
     def added(operators: Any, stream: int, target: int, more: int, count: int) -> None:
         def do() -> None:
@@ -133,7 +133,7 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begun(self: QueuedExchange, *, fresh: bool) -> None:
         # The fake runs the nodes of a captured graph when it is launched.
-        self._device.here()._cuda.kernel(lambda: begin(self, fresh=fresh))
+        self._device.here().library.kernel(lambda: begin(self, fresh=fresh))
 
     monkeypatch.setattr(shards, "rounded", rounded)
     monkeypatch.setattr(shards, "added", added)

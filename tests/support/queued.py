@@ -59,7 +59,7 @@ class FakeDevice(CudaDevice):
 
     @property
     def library(self) -> FakeCuda:
-        library = self.here()._cuda
+        library = self.here().library
         assert isinstance(library, FakeCuda)
         return library
 
@@ -83,8 +83,8 @@ class Fake:
                 assert binding.fed == fed, "launched for a batch of another shape, or in other memory"
                 run(binding, **options)
 
-            assert isinstance(binding._device, FakeDevice)
-            binding._device.library.kernel(work)
+            assert isinstance(binding.device, FakeDevice)
+            binding.device.library.kernel(work)
             if self.on_run is not None:
                 self.on_run(binding)
 

@@ -134,8 +134,8 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Choices:
 
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another process."""
-    plans = convolution._Plans()
-    monkeypatch.setattr(convolution, "_plans", lambda: plans)
+    plans = convolution.Plans()
+    monkeypatch.setattr(convolution, "plans", lambda: plans)
 
 
 def forward(kind: int = BF16, *, captured: bool = False, rounds: bool = False) -> Graph:

@@ -33,7 +33,7 @@ class Emulated:
 def test_parameters_are_rounded_to_nearest_even(kind: int, count: int) -> None:
     values = np.random.default_rng(count).normal(size=count).astype(np.float32)
     made: Any = Emulated()
-    given, there = made.call._memory(4 * count), made.call._memory(2 * count)
+    given, there = made.call.memory(4 * count), made.call.memory(2 * count)
     given.content[:] = values.view(np.uint8)
     shards.rounded(made, made, 5, there.pointer, given.pointer, count, kind)
     expected = from_bytes(to_bytes(values, kind), kind, (count,))
@@ -48,7 +48,7 @@ def test_gradients_are_added(count: int) -> None:
     random = np.random.default_rng(count)
     first, second = (random.normal(size=count).astype(np.float32) for _ in range(2))
     made: Any = Emulated()
-    total, more = made.call._memory(4 * count), made.call._memory(4 * count)
+    total, more = made.call.memory(4 * count), made.call.memory(4 * count)
     total.content[:], more.content[:] = first.view(np.uint8), second.view(np.uint8)
     shards.added(made, 5, total.pointer, more.pointer, count)
     np.testing.assert_array_equal(total.content.view(np.float32), first + second)

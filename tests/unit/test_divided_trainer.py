@@ -73,8 +73,8 @@ for folder in sys.argv[1:]:
     else:
         from safetensors.numpy import load_file
         for name, tensor in load_file(graphs.initial).items():
-            assert trainer._lent[name].shape == tensor.shape, name
-            assert np.array_equal(trainer._lent[name], tensor), name
+            assert trainer.lent[name].shape == tensor.shape, name
+            assert np.array_equal(trainer.lent[name], tensor), name
         trainer.after_export()
     # What any other layout may have saved.
     whole = {}

@@ -218,4 +218,4 @@ def test_a_node_of_a_graph_that_nobody_serves_is_an_error(
 
 
 def test_shapes_are_read_from_one_list() -> None:
-    assert list(shards._shapes([2, 3, 4, 0, 1, 7])) == [(3, 4), (), (7,)]
+    assert list(shards.shapes_of([2, 3, 4, 0, 1, 7])) == [(3, 4), (), (7,)]

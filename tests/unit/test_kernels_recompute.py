@@ -48,7 +48,7 @@ def test_the_gradients_keep_their_bits(model: Path) -> None:
         np.testing.assert_array_equal(again[name], array, err_msg=name)
 
 
-def test_only_long_sequences_are_computed_again(model: Path) -> None:
+def test_only_long_sequences_are_recomputed(model: Path) -> None:
     for length, again in ((0, 0), (TOKENS - 1, 0), (TOKENS, 2)):
         graphs = build_graphs(run_file(model), model.parent / str(length), length)
         names = softmaxes(with_kernels_of(graphs.train))

@@ -22,7 +22,7 @@ def test_every_rank_gets_its_share_and_gives_it_to_all(ranks: int, count: int, d
 
     def program(below: Communicator) -> None:
         world = NcclCommunicator(below, fake_device(FakeCuda()), library)
-        buffer, rank = world._device.allocate(count, dtype), world.rank
+        buffer, rank = world.device.allocate(count, dtype), world.rank
         values = [np.random.default_rng(each).integers(0, 1000, count).astype(dtype) for each in range(ranks)]
         buffer.write(values[rank])
         world.reduce_scatter(buffer)

@@ -24,7 +24,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.schedule import Kind
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.recycled import Held
+from ortflow.workflow.trainer.buffer_pool import Held
 from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
 from ortflow.workflow.trainer.stage_wire import Wire
 

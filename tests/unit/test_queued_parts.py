@@ -82,7 +82,7 @@ def train(
         library.here(fake.library)  # type: ignore[arg-type]
         world: Communicator = StagedCommunicator(below) if staged else NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
-        sessions._fused = operators[below.rank]
+        sessions.operators = operators[below.rank]
         trainer = divided_opening.open_divided(GraphSet.load(root), spec, sessions, world, Report(note=fake.log.append))
         steps = steps_of("transformer", count, place.data, grid.data)
         trainer.check(steps[0])

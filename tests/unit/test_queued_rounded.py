@@ -59,9 +59,9 @@ class Run:
         refresh = Rounded.refresh
 
         def spy(this: Rounded) -> None:
-            seen = this._seen
+            seen = this.seen
             refresh(this)
-            self.rounds += ["rounded"] * (seen != this._seen)
+            self.rounds += ["rounded"] * (seen != this.seen)
 
         with monkeypatch.context() as patch:
             if kept:
@@ -94,7 +94,7 @@ def check_alike(one: tuple[Any, dict[str, Any]], other: tuple[Any, dict[str, Any
 def test_parameters_that_the_update_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = Run(monkeypatch, tmp_path / "plain", kept=False, written=None)
     expected = plain.go()
-    assert plain.trainer._rounded is None
+    assert plain.trainer.rounded is None
     assert expected[0][3][2] is not None, "a step is skipped"
     mine = Run(monkeypatch, tmp_path / "mine", kept=True, written=HALF)
     found = mine.go()
@@ -112,7 +112,7 @@ def test_an_update_that_does_not_round(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_parameters_are_rounded_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     expected = Run(monkeypatch, tmp_path / "plain", kept=False, written=None).go()
-    monkeypatch.setattr("ortflow.workflow.trainer.rounded._AT_A_TIME", 50)
+    monkeypatch.setattr("ortflow.workflow.trainer.rounded.AT_A_TIME", 50)
     check_alike(expected, Run(monkeypatch, tmp_path / "mine", kept=True, written=None).go())
 
 

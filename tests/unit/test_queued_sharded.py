@@ -106,12 +106,12 @@ def on_gpus(
         assert isinstance(fake.library, LazyCuda)
         library.here(fake.library)
         # Copies of other threads than the first one would have a stream of their own.
-        fake.device._owner = threading.get_ident()
+        fake.device.owner = threading.get_ident()
         world: Communicator = SoloCommunicator()
         if ranks > 1:
             world = NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
-        sessions._fused = made[below.rank]
+        sessions.operators = made[below.rank]
         kind = OffloadedShardedTrainer if spec.train.offload == "optimizer" else QueuedShardedTrainer
         trainer = kind(graphs, spec, sessions, world, Report(note=fake.log.append))
         trainer.load_tensors(load_file(graphs.initial))
@@ -132,7 +132,7 @@ def on_gpus(
         if below.rank:
             trainer.lend()
         else:
-            found.lent = {name: trainer._lent[name] for name in trainer._lent}
+            found.lent = {name: trainer.lent[name] for name in trainer.lent}
             trainer.after_export()
         trainer.end_training()
         assert not made[below.rank].shards
@@ -340,7 +340,7 @@ def test_ranks_that_share_a_gpu_are_refused_in_one_sentence(
 
     def program(below: Communicator) -> None:
         sessions = Sessions(fakes[below.rank].device, 1, "error", fuse=False)
-        sessions._fused = made[below.rank]
+        sessions.operators = made[below.rank]
         QueuedShardedTrainer(graphs, spec, sessions, StagedCommunicator(below))
 
     with pytest.raises(UserError, match=r"parallel\.zero.*NCCL.*GPU"):

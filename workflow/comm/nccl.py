@@ -103,7 +103,7 @@ class NcclCommunicator(StagedCommunicator):
         super().__init__(below)
         self.one_host = one_host
         """Over the network, NCCL's collectives call functions on the host, which a captured step must not."""
-        self._nccl, self._device = library, device
+        self._nccl, self.device = library, device
         self._limits = limit, period
         self._subsets: list[NcclCommunicator] = []
         self._links: dict[Link, NcclLink] = {}
@@ -139,7 +139,7 @@ class NcclCommunicator(StagedCommunicator):
             super().all_reduce(buffer)
             return
         self._well()
-        self._sum(buffer, self._device.stream)
+        self._sum(buffer, self.device.stream)
         self.watch()
 
     def reduce_scatter(self, buffer: Buffer) -> None:
@@ -175,8 +175,8 @@ class NcclCommunicator(StagedCommunicator):
         given, made = ctypes.c_void_p(source.pointer), ctypes.c_void_p(target.pointer)
         count = ctypes.c_size_t(min(source.count, target.count))
         element = BFLOAT16 if bfloat16 else TYPES[source.dtype.name]
-        self._queued([(name, given, made, count, element, *operation)], self._device.stream)
-        if not self._device.capturing:
+        self._queued([(name, given, made, count, element, *operation)], self.device.stream)
+        if not self.device.capturing:
             self.watch()
 
     def broadcast_parts(self, parts: Sequence[tuple[int, int, int]], stream: int) -> None:
@@ -226,7 +226,7 @@ class NcclCommunicator(StagedCommunicator):
         """Queue calls on a stream, and watch them unless they are captured."""
         if calls:
             self._queued(calls, stream)
-            if not self._device.capturing:
+            if not self.device.capturing:
                 assert self._watch is not None
                 self._watch.began(stream)
 
@@ -239,7 +239,7 @@ class NcclCommunicator(StagedCommunicator):
 
     def _connected(self, below: Communicator, most_blocks: int | None = None) -> NcclCommunicator:
         made = NcclCommunicator(
-            below, self._device, self._nccl, *self._limits, one_host=self.one_host, most_blocks=most_blocks
+            below, self.device, self._nccl, *self._limits, one_host=self.one_host, most_blocks=most_blocks
         )
         self._subsets.append(made)
         return made
@@ -250,7 +250,7 @@ class NcclCommunicator(StagedCommunicator):
             source, to, _ = link
             if self.rank in (source, to):
                 pair = self._connected(self.below.subset([source, to]), BLOCKS_BESIDE if beside else None)
-                self._links[link] = NcclLink(pair, self._device)
+                self._links[link] = NcclLink(pair, self.device)
 
     def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
         """Begin to send: over the link if there is one, else through host memory."""
@@ -283,13 +283,13 @@ class NcclCommunicator(StagedCommunicator):
 
     def _queue(self, calls: Sequence[tuple[Any, ...]]) -> None:
         """Queue collectives on the device's stream, and watch them."""
-        self._queued(calls, self._device.stream)
+        self._queued(calls, self.device.stream)
         self.watch()
 
     def _queued(self, calls: Sequence[tuple[Any, ...]], stream: int) -> None:
         """Make calls of NCCL, given by name and arguments, on a stream; several as one group."""
         self._well()
-        self._device.here()
+        self.device.here()
         steps = [(*call, self._world, ctypes.c_void_p(stream)) for call in calls]
         if len(calls) > 1:
             steps = [("ncclGroupStart",), *steps, ("ncclGroupEnd",)]
@@ -307,20 +307,20 @@ class NcclCommunicator(StagedCommunicator):
         launch.
         """
         self._well()
-        runtime = self._device.here()
+        runtime = self.device.here()
         if self._beside is None:
             self._beside = runtime.urgent_stream(), runtime.event(), runtime.event()
         stream, parted, _ = self._beside
-        runtime.record(parted, self._device.stream)
+        runtime.record(parted, self.device.stream)
         runtime.after(stream, parted)
         self._sum(buffer, stream)
 
     def join(self) -> None:
         """Queue later work after all sums that have begun."""
         if self._beside is not None:
-            runtime, (stream, _, met) = self._device.here(), self._beside
+            runtime, (stream, _, met) = self.device.here(), self._beside
             runtime.record(met, stream)
-            runtime.after(self._device.stream, met)
+            runtime.after(self.device.stream, met)
 
     def watch(self) -> None:
         """Watch the queued sums: from now on they must not take longer than the limit."""
@@ -340,8 +340,8 @@ class NcclCommunicator(StagedCommunicator):
     def close(self) -> None:
         """Disconnect from both."""
         # NCCL waits for every CUDA graph that contains one of its sums.
-        self._device.memory_moves()
-        self._device.synchronize()
+        self.device.memory_moves()
+        self.device.synchronize()
         for each in self._all():
             each._leave()
         super().close()
@@ -353,7 +353,7 @@ class NcclCommunicator(StagedCommunicator):
     def _leave(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        self._device.after_wait.remove(self._well)
+        self.device.after_wait.remove(self._well)
         if self._world:
             self._within_limit("ncclCommFinalize", self._world)
             self._nccl.ncclCommDestroy(self._world)
@@ -384,7 +384,7 @@ class NcclCommunicator(StagedCommunicator):
         codes: list[int] = []
 
         def call() -> None:
-            self._device.here()
+            self.device.here()
             codes.append(int(getattr(self._nccl, name)(*arguments)))
 
         thread = threading.Thread(target=call, name=name, daemon=True)

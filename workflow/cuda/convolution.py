@@ -175,7 +175,7 @@ def weight_gradient(graph: Any, shape: Shape) -> list[Any]:
     return [dy, x, dw]
 
 
-class _Plans:
+class Plans:
     """The plans of this process."""
 
     def __init__(self) -> None:
@@ -196,8 +196,8 @@ class _Plans:
 
 
 @cache
-def _plans() -> _Plans:
-    return _Plans()
+def plans() -> Plans:
+    return Plans()
 
 
 def _run(call: Call, shape: Shape, write: Write, pointers: Pointers, spare: int = 0) -> int:
@@ -221,7 +221,7 @@ def _run(call: Call, shape: Shape, write: Write, pointers: Pointers, spare: int 
         If cuDNN has no algorithm.
     """
     handle = cudnn_library().handle(call.stream)
-    plan = _plans().find(shape, write, handle, rounds=call.rounds)
+    plan = plans().find(shape, write, handle, rounds=call.rounds)
     if not plan.settled and not call.captured:
         plan.settle(call, pointers, spare, handle)
     memory = call.scratch(max(spare + plan.workspace, 1))

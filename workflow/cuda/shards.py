@@ -31,7 +31,7 @@ class ShardsBegin:
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self._channel, self._number = int(attributes["channel"]), int(attributes["number"])
-        self._shapes = list(_shapes(attributes["dims"]))
+        self._shapes = list(shapes_of(attributes["dims"]))
 
     def run(self, call: Call) -> None:
         """Takes memory for the parameters."""
@@ -70,7 +70,7 @@ class ShardsSend:
         call.shards(self._channel).send(self._number, given, self._held)
 
 
-def _shapes(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def shapes_of(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """The shapes in a list of numbers, of each its rank and then its dimensions."""
     place = 0
     while place < len(dims):

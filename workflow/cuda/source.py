@@ -31,7 +31,7 @@ def _text(name: str) -> str:
 @functools.cache
 def source(name: str, types: tuple[tuple[str, int], ...], numbers: tuple[tuple[str, int], ...] = ()) -> str:
     """The file `name`.cu with element types (of onnx.TensorProto) and numbers filled in."""
-    lines = [_text("words.cuh"), _text("common.cuh")]
+    lines = [_text("types.cuh"), _text("common.cuh")]
     for letter, kind in types:
         if kind not in _NAMES:
             raise OrtflowError(f"{TensorProto.DataType.Name(kind)} is not an element type that {name} supports")

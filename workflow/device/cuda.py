@@ -191,7 +191,7 @@ class CudaDevice:
         """Returns the bytes in use by part, for the error message if memory is full; set by step `runtime`."""
         self.here()
         self.stream = runtime.stream() if stream is None else stream
-        self._owner = threading.get_ident()
+        self.owner = threading.get_ident()
         self._settled: int | None = None
         self._drain: tuple[int, int] | None = None
         self._others = threading.Lock()
@@ -300,7 +300,7 @@ class CudaDevice:
 
     def _stream_here(self, runtime: Runtime) -> int:
         """The stream for this thread's copies, after the work that they must see."""
-        if threading.get_ident() == self._owner:
+        if threading.get_ident() == self.owner:
             return self.stream
         with self._others:
             if self._drain is None:

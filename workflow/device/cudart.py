@@ -55,20 +55,20 @@ class Runtime:
     """The required calls. Each raises CudaError if it fails."""
 
     def __init__(self, library: Any) -> None:
-        self._cuda = library
+        self.library = library
         self._kept: list[tuple[str, int]] | None = None
         """What to free, and by which call; None if it is freed immediately."""
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call any function of the library that returns a cudaError_t."""
-        code = int(getattr(self._cuda, name)(*arguments))
+        code = int(getattr(self.library, name)(*arguments))
         if code:
             # CUDA reports an error that can be recovered from again at the next call, unless it is cleared.
-            self._cuda.cudaGetLastError()
+            self.library.cudaGetLastError()
             raise CudaError(code, self._message(code))
 
     def _message(self, code: int) -> str:
-        ask = self._cuda.cudaGetErrorString
+        ask = self.library.cudaGetErrorString
         ask.restype = ctypes.c_char_p
         text: bytes = ask(code) or b"an unknown error"
         return f"{text.decode()} (CUDA error {code})"

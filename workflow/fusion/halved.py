@@ -12,13 +12,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
-from ortflow.workflow.fusion.again import computed_again
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
 from ortflow.workflow.fusion.joins import put_joins
 from ortflow.workflow.fusion.losses import join_losses
 from ortflow.workflow.fusion.packed import pack
 from ortflow.workflow.fusion.products import put_products
+from ortflow.workflow.fusion.recompute import recomputed
 from ortflow.workflow.fusion.residual import add_residuals
 from ortflow.workflow.fusion.summed import sum_in_norms
 from ortflow.workflow.graph.attention.find import attend
@@ -93,7 +93,7 @@ def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) ->
     kind = HALVES[precision]
     drop_copies(train.graph)
     shared_entropy.spread(train)
-    train = computed_again(sum_in_norms(add_residuals(completed(train, halves=True))))
+    train = recomputed(sum_in_norms(add_residuals(completed(train, halves=True))))
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
     return put_joins(put_products(on_cuda(train), kind))
 

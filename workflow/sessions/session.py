@@ -47,13 +47,9 @@ class Sessions:
     ) -> None:
         self.device, self.threads, self._severity = device, threads, SEVERITY[log_level]
         self._kernels, self.settings = kernels, settings
-        self._fused = _operators_of(device) if fuse else None
-        onnxruntime.set_default_logger_severity(self._severity)
-
-    @property
-    def operators(self) -> Operators | None:
+        self.operators: Operators | None = _operators_of(device) if fuse else None
         """Ours on a GPU; None where ONNX Runtime's compute alone."""
-        return self._fused
+        onnxruntime.set_default_logger_severity(self._severity)
 
     def exact(self) -> Sessions:
         """Those for comparisons, whatever the run's precision."""
@@ -71,7 +67,7 @@ class Sessions:
         from ortflow.workflow.device.cpu import CpuDevice
 
         sessions = copy.copy(self)
-        sessions.device, sessions._kernels, sessions._fused = CpuDevice(), None, None
+        sessions.device, sessions._kernels, sessions.operators = CpuDevice(), None, None
         return sessions
 
     def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
@@ -83,7 +79,7 @@ class Sessions:
         if self.device.kind == "cuda":
             if self.device.precision in HALF_PRECISIONS and half_of(graph).exists():
                 return half_of(graph)
-            form = fused_of(graph) if self._fused is not None and fused_of(graph).exists() else on_cuda_of(graph)
+            form = fused_of(graph) if self.operators is not None and fused_of(graph).exists() else on_cuda_of(graph)
         elif self._kernels is not None:
             form = with_kernels_of(graph)
         else:
@@ -113,7 +109,7 @@ class Sessions:
     @property
     def processor(self) -> str:
         """The device, and whether it uses fused kernels."""
-        return self.device.name if self._fused is None else f"{self.device.name}, fused kernels"
+        return self.device.name if self.operators is None else f"{self.device.name}, fused kernels"
 
     def open(self, model: Path | bytes, *, as_written: bool = False) -> onnxruntime.InferenceSession:
         """Open a session of a graph.
@@ -134,9 +130,9 @@ class Sessions:
         if self._kernels is not None:
             options.register_custom_ops_library(str(self._kernels))
         content = model if isinstance(model, bytes) else model.read_bytes()
-        if self._fused is not None and CUDA_DOMAIN.encode() in content:
-            content = self._fused.bind(content)
-            options.register_custom_ops_library(str(self._fused.path))
+        if self.operators is not None and CUDA_DOMAIN.encode() in content:
+            content = self.operators.bind(content)
+            options.register_custom_ops_library(str(self.operators.path))
         wanted = self.device.providers()
         self.device.memory_moves()
         try:
@@ -210,7 +206,7 @@ class Binding:
     """An I/O binding of a session: graph inputs and outputs bound to slices of flat buffers or to arrays."""
 
     def __init__(self, session: onnxruntime.InferenceSession, device: Device) -> None:
-        self._session, self._device = session, device
+        self._session, self.device = session, device
         self._binding = session.io_binding()
         self._options = onnxruntime.RunOptions()
         self._options.log_severity_level = 3
@@ -242,14 +238,14 @@ class Binding:
 
     def _tie(self, name: str, buffer: Buffer, shape: tuple[int, ...], kind: Any) -> None:
         self._kept[name] = buffer  # ONNX Runtime holds only the address
-        self._binding.bind_input(name, self._device.kind, self._device.index, kind, list(shape), buffer.pointer)
+        self._binding.bind_input(name, self.device.kind, self.device.index, kind, list(shape), buffer.pointer)
 
     def write_to(self, name: str, buffer: Buffer, shape: tuple[int, ...], element: int | None = None) -> None:
         """Bind an output to a buffer; `element` as in `read_from`."""
         self._kept[name] = buffer
         self._bound.setdefault(name)
         self._binding.bind_output(
-            name, self._device.kind, self._device.index, buffer.dtype if element is None else element, list(shape),
+            name, self.device.kind, self.device.index, buffer.dtype if element is None else element, list(shape),
             buffer.pointer,
         )  # fmt: skip
 
@@ -266,7 +262,7 @@ class Binding:
 
     def feed(self, name: str, array: npt.NDArray[Any]) -> None:
         """Bind an input to an array's values; the array must live until the run has finished."""
-        buffer = self._device.lend(array, self._kept.get(name))
+        buffer = self.device.lend(array, self._kept.get(name))
         self._fed[name] = (buffer.pointer, array.shape)
         self.read_from(name, buffer, array.shape)
 
@@ -284,20 +280,20 @@ class Binding:
         Raises UserError if a node refuses what it is given: the same batch would be refused again.
         """
         if self._tied_on_host:
-            self._device.synchronize()
+            self.device.synchronize()
             for name, (buffer, shape, kind) in self._tied_on_host.items():
                 self._tie(name, buffer, shape, kind)
         try:
-            options = self._queued if self._device.capturing else self._options
+            options = self._queued if self.device.capturing else self._options
             if give_back:
-                self._device.memory_moves()
-                options = _shrinking(self._device.arenas)
+                self.device.memory_moves()
+                options = _shrinking(self.device.arenas)
             self._session.run_with_iobinding(self._binding, options)
         except SESSION_ERRORS as error:
             raised = take_error()
             if raised is not None:
                 raise raised from None
-            raise self._device.failure(str(error)) if _ran_out(str(error)) else run_failure(str(error)) from error
+            raise self.device.failure(str(error)) if _ran_out(str(error)) else run_failure(str(error)) from error
 
     def run_for(self, outputs: Sequence[str]) -> dict[str, onnxruntime.OrtValue]:
         """Run the graph once; these outputs, none of which may be tied, on the device.
@@ -320,7 +316,7 @@ class Binding:
         """Give the memory of outputs back that `run_for` has left."""
         for name in outputs:
             self._bound.setdefault(name)
-            self._binding.bind_output(name, self._device.kind, self._device.index)
+            self._binding.bind_output(name, self.device.kind, self.device.index)
 
     def release(self, inputs: Iterable[str]) -> None:
         """Let go of the memory of inputs, which must be tied again before the next run."""

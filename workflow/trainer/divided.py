@@ -66,7 +66,7 @@ class DividedTrainer(Trainer):
         self._part, self._report = part, report
         self._canonical: CanonicalState | None = CanonicalState(division, ranks.world, part.state())
         self._shares: Mapping[str, Shard] = self._canonical.shares
-        self._lent: LentTensors | None = None
+        self.lent: LentTensors | None = None
 
     def state(self) -> Mapping[str, Buffer | Shard]:
         """This rank's shares of the whole model's buffers."""
@@ -152,21 +152,21 @@ class DividedTrainer(Trainer):
         assert self._canonical is not None
         self._canonical.gather([PARAMETERS])
         shared, ranks = self._shares[PARAMETERS], self._ranks.world.world_size
-        self._lent = LentTensors(self._ranks.world, self.index, lambda rank: [share(shared.count, rank, ranks)], shared)
+        self.lent = LentTensors(self._ranks.world, self.index, lambda rank: [share(shared.count, rank, ranks)], shared)
 
     def lend(self) -> None:
         """See the protocol."""
-        assert self._lent is not None
-        self._lent.lend()
+        assert self.lent is not None
+        self.lent.lend()
 
     def after_export(self) -> None:
         """See the protocol."""
-        assert self._lent is not None
-        self._lent.end()
+        assert self.lent is not None
+        self.lent.end()
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
     ) -> float | None:
         """See the protocol."""
-        assert self._lent is not None
-        return export_mapped(self._graphs, self._lent, self._sessions, path, samples, tolerance, trial=trial)
+        assert self.lent is not None
+        return export_mapped(self._graphs, self.lent, self._sessions, path, samples, tolerance, trial=trial)

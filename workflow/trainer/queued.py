@@ -53,7 +53,7 @@ class QueuedTrainer(GraphTrainer):
 
     _gradients: CudaBuffer
     _rate: CudaBuffer
-    _rounded: Rounded | None = None
+    rounded: Rounded | None = None
     """Parameters in 16 bits, if the training graph reads them so."""
     _scale: CudaBuffer
     _scratch: CudaBuffer | None
@@ -126,7 +126,7 @@ class QueuedTrainer(GraphTrainer):
             return model
         parameters = self._parameters.slice(0, self.index.trained)
         assert isinstance(parameters, CudaBuffer)
-        self._rounded = Rounded(self._sessions, parameters, kinds.pop(), inputs)
+        self.rounded = Rounded(self._sessions, parameters, kinds.pop(), inputs)
         return reading
 
     def _numbers(self, values: Sequence[float]) -> CudaBuffer:
@@ -139,8 +139,8 @@ class QueuedTrainer(GraphTrainer):
         binding.read_from(LOSS_SCALE, self._scale, (1,))
         if TOKEN in binding.outputs:
             binding.write_to(TOKEN, self._sum_token, (1,))
-        if self._rounded is not None:
-            self._rounded.bind_inputs(binding, self.index)
+        if self.rounded is not None:
+            self.rounded.bind_inputs(binding, self.index)
         return binding
 
     def _bind_scaling(self) -> Binding:
@@ -172,8 +172,8 @@ class QueuedTrainer(GraphTrainer):
     ) -> Binding:
         update = super()._bind_pieces(session, cuts, gradients, moments_)
         update.read_from(FACTOR, self._factor, (1,))
-        if self._rounded is not None:
-            self._rounded.bind_update(update, cuts)
+        if self.rounded is not None:
+            self.rounded.bind_update(update, cuts)
         return update
 
     def _repeated(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
@@ -280,13 +280,13 @@ class QueuedTrainer(GraphTrainer):
 
     def _refresh(self) -> None:
         """Round parameters again that something but the update has written."""
-        if self._rounded is not None:
-            self._rounded.refresh()
+        if self.rounded is not None:
+            self.rounded.refresh()
 
     def _apply(self) -> None:
         super()._apply()
-        if self._rounded is not None:
-            self._rounded.updated()
+        if self.rounded is not None:
+            self.rounded.updated()
 
     def _without_samples(self) -> None:
         super()._without_samples()
@@ -343,8 +343,8 @@ class QueuedTrainer(GraphTrainer):
         self._state.copy_from(self._statistics)
         if self._comm.world_size > 1 and self._state.count:
             self._state.scale(1 / self._comm.world_size)
-        if self._rounded is not None:
-            self._rounded.passed_over(before)
+        if self.rounded is not None:
+            self.rounded.passed_over(before)
 
     def numbers(self) -> Mapping[str, float]:
         """The loss scale's state."""
@@ -392,7 +392,7 @@ class QueuedTrainer(GraphTrainer):
         super().end_training()
         if self._overlap is not None and (operators := self._sessions.operators) is not None:
             operators.on_bucket = None
-        self._overlap = self._rounded = None
+        self._overlap = self.rounded = None
         del self._scale_gradient, self._loss, self._result
 
     def _drop_passes(self) -> None:

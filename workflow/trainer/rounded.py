@@ -17,7 +17,7 @@ from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.sessions.session import Binding, Sessions
 
-_AT_A_TIME = 1 << 28
+AT_A_TIME = 1 << 28
 """Elements that one run of the rounding graph takes: ONNX Runtime's Cast counts in 32 bits."""
 
 
@@ -33,8 +33,8 @@ class Rounded:
         self._halves = device.allocate(parameters.count, np.float16 if of_numpy else np.uint16)
         self._element = None if of_numpy else kind
         self._rounding = Binding(sessions.open(rounding(kind).SerializeToString()), device)
-        self._seen: int | None = None
-        self._written = False
+        self.seen: int | None = None
+        self.written = False
 
     def bind_inputs(self, training: Binding, index: FlatIndex) -> None:
         """Let a training graph read the halves."""
@@ -47,29 +47,29 @@ class Rounded:
     def bind_update(self, update: Binding, cuts: Sequence[Segment]) -> None:
         """Let an update write the halves, if its graph computes all of them, of this type."""
         names = [f"{ROUNDED}{number}" for number in range(len(cuts))]
-        self._written = all(update.element_of(name) == self._kind for name in names)
+        self.written = all(update.element_of(name) == self._kind for name in names)
         for name, cut in zip(names, cuts, strict=True):
-            if self._written:
+            if self.written:
                 update.write_to(name, self._halves.slice(cut.start, cut.stop), (cut.count,), self._element)
 
     def updated(self) -> None:
         """Called behind each update."""
-        if not self._written:
-            self._seen = None
+        if not self.written:
+            self.seen = None
 
     def passed_over(self, writes: int) -> None:
         """Called after writes to the allocation, beside what is rounded, since it counted `writes`."""
-        if self._seen == writes:
-            self._seen = self._parameters.writes
+        if self.seen == writes:
+            self.seen = self._parameters.writes
 
     def refresh(self) -> None:
         """Called before each pass: round what has been written since."""
-        if self._seen == self._parameters.writes:
+        if self.seen == self._parameters.writes:
             return
-        for start in range(0, self._parameters.count, _AT_A_TIME):
-            stop = min(start + _AT_A_TIME, self._parameters.count)
+        for start in range(0, self._parameters.count, AT_A_TIME):
+            stop = min(start + AT_A_TIME, self._parameters.count)
             shape = (stop - start,)
             self._rounding.read_from("parameters", self._parameters.slice(start, stop), shape)
             self._rounding.write_to("rounded", self._halves.slice(start, stop), shape, self._element)
             self._rounding.run()
-        self._seen = self._parameters.writes
+        self.seen = self._parameters.writes

@@ -291,23 +291,23 @@ class ShardedTrainer(ZeroTrainer):
     def before_export(self) -> None:
         """See the protocol."""
         behind = (self.index.trained, self.index.size)
-        self._lent = LentTensors(
+        self.lent = LentTensors(
             self._comm, self.index, lambda rank: [self._held_by(rank), *([] if rank else [behind])], self._here
         )
 
     def lend(self) -> None:
         """See the protocol."""
-        self._lent.lend()
+        self.lent.lend()
 
     def after_export(self) -> None:
         """See the protocol."""
-        self._lent.end()
+        self.lent.end()
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
     ) -> float | None:
         """See the protocol."""
-        return export_mapped(self._graphs, self._lent, self._sessions, path, samples, tolerance, trial=trial)
+        return export_mapped(self._graphs, self.lent, self._sessions, path, samples, tolerance, trial=trial)
 
     def _drop_update(self) -> None:
         super()._drop_update()

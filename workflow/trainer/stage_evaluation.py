@@ -13,7 +13,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.stage import Stage, StageSet
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.recycled import Held
+from ortflow.workflow.trainer.buffer_pool import Held
 from ortflow.workflow.trainer.stage_memory import give, held
 from ortflow.workflow.trainer.stage_wire import Arrival, Wire
 

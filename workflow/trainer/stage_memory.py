@@ -14,7 +14,7 @@ from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.session import Binding
-from ortflow.workflow.trainer.recycled import Held
+from ortflow.workflow.trainer.buffer_pool import Held
 
 _DTYPES = {
     "tensor(bool)": "bool", "tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16",

@@ -16,7 +16,7 @@ from ortflow.workflow.parallel.schedule import Action
 from ortflow.workflow.parallel.stage import Stage, gradient_from_next, gradient_of
 from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.recycled import Held
+from ortflow.workflow.trainer.buffer_pool import Held
 from ortflow.workflow.trainer.stage_memory import GradientSums, Pool, give, held
 from ortflow.workflow.trainer.stage_wire import Arrival
 

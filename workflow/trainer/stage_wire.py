@@ -20,7 +20,7 @@ from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.stage import Value
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.recycled import Held, Recycled, Shape
+from ortflow.workflow.trainer.buffer_pool import BufferPool, Held, Shape
 
 Link = tuple[str, int]
 """forward, backward or eval, and the sending stage."""
@@ -50,7 +50,7 @@ class Wire:
     def __init__(self, pipeline: Communicator, device: Device, stages: int) -> None:
         self._comm, self._stages = pipeline, stages
         self._linked = pipeline
-        self.memory = Recycled(device)
+        self.memory = BufferPool(device)
         ranks = pipeline.world_size
         ends = [(number % ranks, (number + 1) % ranks, number) for number in range(stages - 1)]
         forward = [(here, following, self._tag(("forward", number))) for here, following, number in ends]

@@ -32,7 +32,7 @@ class _Chain(NamedTuple):
     readers: Sequence[onnx.NodeProto]
 
 
-def computed_again(model: onnx.ModelProto) -> onnx.ModelProto:
+def recomputed(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which groups recompute what is cheap to compute from a product, vectors and scalars."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -29,7 +29,7 @@ class Held:
     """Its type as ONNX counts them, if numpy has none: `buffer` then only counts its bytes."""
 
 
-class Recycled:
+class BufferPool:
     """Buffers for values of a few sizes.
 
     A buffer is used again after the last reference to its value. What was queued for the value before must come before

@@ -12,8 +12,8 @@ import pytest
 from graph_build_models import run_graph
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.fusion.again import MOST, computed_again
 from ortflow.workflow.fusion.groups import groups_of
+from ortflow.workflow.fusion.recompute import MOST, recomputed
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.element_types import element_types
 
@@ -49,7 +49,7 @@ def check(model: onnx.ModelProto) -> dict[str, list[str]]:
     }  # fmt: skip
     feeds = {name: random.normal(size=dims).astype("float32") / 8 for name, dims in sizes.items()}
     before = model.SerializeToString()
-    found = computed_again(model)
+    found = recomputed(model)
     assert model.SerializeToString() == before
     expected, results = run_graph(model, feeds), run_graph(found, feeds)
     assert results.keys() == expected.keys()
