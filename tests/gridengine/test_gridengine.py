@@ -129,7 +129,7 @@ def test_a_script_that_is_submitted_by_hand(site: Site) -> None:
     site.until(lambda: not site.ask("qstat"))
     printed = "".join(path.read_text() for path in site.folder.glob("eight.o*"))
     # The second job of the script ends: the run is the first one's.
-    assert re.search(r"has the run in .*eight|this job has nothing to do", printed), printed
+    assert re.search(r"has the run in .*eight|eight is in use by|this job has nothing to do", printed), printed
 
 
 def test_a_scheduler_that_is_away(site: Site) -> None:
