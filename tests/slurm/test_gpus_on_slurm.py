@@ -93,7 +93,7 @@ def test_more_gpus_than_there_are(cluster_of: Cluster, name: str, wishes: dict[s
     assert "Traceback" not in done.stderr
     reported = cluster_of.ortflow("doctor", "--backend", "slurm", file.name)
     assert reported.returncode == 1
-    assert words in reported.stdout
+    assert mentions(reported.stdout, words), reported.stdout
     assert cluster_of.testbed.reported("squeue", "-h") == ""
 
 
