@@ -4,7 +4,7 @@
 
 GPT-2 124M in bf16, as `cuda.py speed --half` trains it. First the median time of a step at each micro-batch, not
 profiled. Then three steps at the micro-batches of `--profile` under CUPTI, through torch.profiler, which sees the
-kernels of the whole process, those inside CUDA graphs too. Kernels of one name are told apart by their grid, because
+kernels of the whole process, those inside CUDA graphs too. Kernels of one name are distinguished by their grid, because
 every fused group has the same name. A profiled step is a little slower; its gaps are those of the profiled run.
 """
 

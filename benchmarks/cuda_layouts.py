@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from candidate import Failed, measured
+
 ALONE = "one GPU"
 AGREEMENT = 1e-2
 """Largest relative difference of the losses of the first steps: bf16 on both sides."""
@@ -202,18 +204,10 @@ def start(name: str, ranks: int, folder: str, words: Sequence[str], limit: float
     """Measure a candidate in processes of its own; what rank 0 prints last, or the error."""
     meeting(folder, name).parent.mkdir(exist_ok=True)
     meeting(folder, name).unlink(missing_ok=True)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = ["mpirun", "-n", str(ranks), sys.executable, __file__, *words, "--measure", name, "--folder", folder]
     try:
-        done = subprocess.run(
-            command, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True, timeout=limit
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"it took longer than {limit:g} s"}
-    if done.returncode:
-        return {"error": f"exit code {done.returncode}"}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        return measured(__file__, [*words, "--measure", name, "--folder", folder], ranks, limit)
+    except Failed as failed:
+        return {"error": str(failed)}
 
 
 def prepare_all(options: argparse.Namespace, folder: str, words: Sequence[str]) -> None:

@@ -23,7 +23,6 @@ import argparse
 import faulthandler
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from candidate import Failed, measured
 from llama import Sizes, Weights, graphs_in, spec_of
 
 AGREEMENT = 1e-2
@@ -177,23 +177,13 @@ def one(options: argparse.Namespace) -> None:
 
 def start(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
     """Measure a candidate on all ranks; what rank 0 printed last, None if it failed."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = [
-        "mpirun", "-n", str(options.ranks), sys.executable, __file__, "measure", options.folder, "--one", name,
-        "--rounds", str(options.rounds), "--limit", str(options.limit),
-    ]  # fmt: skip
+    numbers = ["--rounds", str(options.rounds), "--limit", str(options.limit)]
     begun = time.perf_counter()
     try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PATH": path}, timeout=options.limit
-        )
-    except subprocess.TimeoutExpired:
-        print(f"{name}: not done within {options.limit} s", flush=True)
+        found = measured(__file__, ["measure", options.folder, "--one", name, *numbers], options.ranks, options.limit)
+    except Failed as failed:
+        print(f"{name}: {failed}", flush=True)
         return None
-    if done.returncode:
-        print(f"{name}: ended with exit code {done.returncode}\n{done.stdout[-3000:]}", flush=True)
-        return None
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     rate = options.ranks * options.batch * options.context / found["seconds"]
     print(
         f"{name}: {1e3 * found['seconds']:.1f} ms, {rate:,.0f} tokens a second, {found['peak'] / GIGA:.2f} GB, losses "

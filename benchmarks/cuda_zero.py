@@ -23,7 +23,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from candidate import Failed, measured
 
 AGREEMENT = 1e-2
 """Largest relative difference of the losses of the first steps: bf16 on both sides."""
@@ -50,22 +50,14 @@ STATE = ("parameters", "gradients", "moments")
 
 def start(name: str, options: argparse.Namespace, folder: str) -> dict[str, Any] | None:
     """Measure a candidate on all ranks; what rank 0 printed last, None if it failed."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     numbers = [word for each in NUMBERS for word in (f"--{each}", str(getattr(options, each)))]
     ranks = 1 if name == ON_CPU else options.ranks
-    command = ["mpirun", "-n", str(ranks), sys.executable, __file__, "--measure", name, "--folder", folder, *numbers]
     begun = time.perf_counter()
     try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PATH": path}, timeout=options.limit
-        )
-    except subprocess.TimeoutExpired:
-        print(f"{name}: not done within {options.limit} s", flush=True)
+        found = measured(__file__, ["--measure", name, "--folder", folder, *numbers], ranks, options.limit)
+    except Failed as failed:
+        print(f"{name}: {failed}", flush=True)
         return None
-    if done.returncode:
-        print(f"{name}: ended with exit code {done.returncode}\n{done.stdout[-3000:]}", flush=True)
-        return None
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(f"{name}: {1e3 * found['seconds']:.2f} ms, measured in {time.perf_counter() - begun:.0f} s", flush=True)
     return found
 

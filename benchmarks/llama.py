@@ -241,12 +241,12 @@ def graphs_in(folder: Path, sizes: Sizes, spec: RunSpec) -> GraphSet:
     """The graphs of a run, without weights."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    def nothing(tensors: Any, path: Path) -> None:
+    def nothing(path: Path, tensors: Any) -> None:
         path.write_bytes(b"")
 
     with (
         mock.patch.object(build, "read_source", return_value=source_of(sizes)),
         mock.patch.object(build, "check_constants"),
-        mock.patch.object(files, "save_file", nothing),
+        mock.patch.object(files, "write_tensors", nothing),
     ):
         return graphs_of(spec, folder, on_gpus=spec.on_gpus)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from kernels import needs_kernels
 from killing import run_and_kill
+from layout_table import PARALLEL
 from project import Project, command, curve, evaluations, logs
 
 pytestmark = needs_kernels
@@ -23,7 +24,6 @@ SHAPE: dict[str, Any] = {
     "train__schedule": {"name": "constant"}, "train__evaluation": {"every_steps": 4}, "checkpoint__every_steps": 2,
     "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}, "train__clip_norm": 1.0,
 }  # fmt: skip
-INTERLEAVED = {"schedule": "interleaved", "chunks": 2}
 RECOMPUTED = {"model__recompute": "layers"}
 LAMB = {"train__optimizer": {"name": "lamb", "lr": 1e-2, "weight_decay": 0.1}}
 
@@ -37,36 +37,13 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "data-2": Layout(2, {}),
-    "data-4": Layout(4, {}, {"data__micro_batch": 1}),
-    "without-accumulation": Layout(4, {}),
-    "zero-1": Layout(2, {"zero": 1}),
-    "zero-2": Layout(2, {"zero": 2}),
-    "zero-3": Layout(2, {"zero": 3}),
-    "zero-3-of-4": Layout(4, {"zero": 3}, {"data__micro_batch": 1}),
-    "pipeline-2": Layout(2, {"pipeline": 2}),
-    "gpipe-2": Layout(2, {"pipeline": 2, "schedule": "gpipe"}),
-    "interleaved-2": Layout(2, {"pipeline": 2, **INTERLEAVED}),
-    "pipeline-3": Layout(3, {"pipeline": 3}),
-    "gpipe-3": Layout(3, {"pipeline": 3, "schedule": "gpipe"}),
-    "interleaved-3": Layout(3, {"pipeline": 3, **INTERLEAVED}),
-    "pipeline-4": Layout(4, {"pipeline": 4}),
-    "gpipe-4": Layout(4, {"pipeline": 4, "schedule": "gpipe"}),
-    "interleaved-4": Layout(4, {"pipeline": 4, **INTERLEAVED}),
-    "data-2-pipeline-2": Layout(4, {"data": 2, "pipeline": 2}),
-    "data-2-pipeline-2-zero-1": Layout(4, {"data": 2, "pipeline": 2, "zero": 1}),
-    "horizontal-2": Layout(2, {"horizontal": 2}),
-    "data-2-horizontal-2": Layout(4, {"data": 2, "horizontal": 2}),
-    "data-2-horizontal-2-zero-2": Layout(4, {"data": 2, "horizontal": 2, "zero": 2}),
-    "pipeline-2-horizontal-2": Layout(4, {"pipeline": 2, "horizontal": 2}),
-    "sequence-2": Layout(2, {"horizontal": 2, "sequence_parallel": True}),
-    "pipeline-2-sequence-2": Layout(4, {"pipeline": 2, "horizontal": 2, "sequence_parallel": True}),
-    "recompute": Layout(2, {}, RECOMPUTED),
-    "recompute-zero-3": Layout(2, {"zero": 3}, RECOMPUTED),
-    "recompute-pipeline-2": Layout(2, {"pipeline": 2}, RECOMPUTED),
-    "recompute-sequence-2": Layout(2, {"horizontal": 2, "sequence_parallel": True}, RECOMPUTED),
-    "lamb-zero-2": Layout(2, {"zero": 2}, LAMB),
-    "lamb-horizontal-2": Layout(2, {"horizontal": 2}, LAMB),
+    **{name: Layout(*parallel) for name, parallel in PARALLEL.items()},
+    "data-4": Layout(*PARALLEL["data-4"], {"data__micro_batch": 1}),
+    "without-accumulation": Layout(*PARALLEL["data-4"]),
+    "zero-3-of-4": Layout(*PARALLEL["zero-3-of-4"], {"data__micro_batch": 1}),
+    "recompute": Layout(*PARALLEL["data-2"], RECOMPUTED),
+    **{f"recompute-{name}": Layout(*PARALLEL[name], RECOMPUTED) for name in ("zero-3", "pipeline-2", "sequence-2")},
+    **{f"lamb-{name}": Layout(*PARALLEL[name], LAMB) for name in ("zero-2", "horizontal-2")},
 }
 ALWAYS = ("pipeline-2", "interleaved-2", "horizontal-2", "recompute-sequence-2")
 OTHERS = (pytest.mark.chaos, pytest.mark.skipif("ORTFLOW_CHAOS" in os.environ, reason="not in a short round"))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import onnx
+from graph_build_models import run_graph
+from kernels import off
 from onnx import helper, parser
 
 from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
@@ -301,3 +306,19 @@ _IMAGES = {
     "MaxPool": ("MaxPool", "", (0,), (True,)),
     "MaxPoolGrad": ("MaxPoolGrad", MICROSOFT, (0, 1, -1), (True,)),
 }
+
+
+def check_same(
+    model: onnx.ModelProto,
+    rewrite: Callable[[onnx.ModelProto], onnx.ModelProto],
+    feeds: Mapping[str, Any],
+) -> list[str]:
+    """Check that a rewrite returns a copy that computes the same; the operators of the copy."""
+    before = model.SerializeToString()
+    found = rewrite(model)
+    assert model.SerializeToString() == before
+    expected, results = (run_graph(composed(one), feeds) for one in (model, found))
+    assert results.keys() == expected.keys()
+    for name, array in expected.items():
+        assert off(results[name], array) < 1e-6, name
+    return [one.op_type for one in found.graph.node]

@@ -13,7 +13,6 @@ import json
 import socket
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,9 @@ from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.trainer import MicroBatch, Report, queued
+from ortflow.workflow.trainer import MicroBatch, Report, overlap, queued
 from ortflow.workflow.trainer.builder import write_forms
-from ortflow.workflow.trainer.overlap import Overlap, overlapped
+from ortflow.workflow.trainer.overlap import Overlap
 
 STEPS, ROWS = 12, 8
 CHANGES: dict[str, Any] = {"train__clip_norm": 1.0, "data__last_batch": "drop"}
@@ -101,7 +100,7 @@ def main(folder: Path, way: str) -> None:
         device = CudaDevice(found, found.describe(below.rank))
         comm, means = over_gpus(below, device, socket.gethostname(), 60)
         assert "NCCL" in means, means
-        queued.overlapped = partial(overlapped, least=1)
+        overlap.LEAST = 1
         if way in ("graph", "bucket") and below.rank == 1:
             fail(way)
         trainer = queued.QueuedTrainer(graphs, spec, Sessions(device, 1, "error"), comm, report)

@@ -22,6 +22,7 @@ import onnx
 import yaml
 from data_sets import write_batches
 from kernels import needs_kernels
+from layout_table import PARALLEL
 from onnx import numpy_helper
 from project import command, curve, logs
 
@@ -32,7 +33,6 @@ pytestmark = needs_kernels
 STEPS = 20
 GLOBAL_BATCH = 8
 NAMES = ("gpt2", "bert", "llama", "t5")
-INTERLEAVED = {"schedule": "interleaved", "chunks": 2}
 RECOMPUTED = {"recompute": "layers"}
 
 
@@ -49,36 +49,18 @@ class Layout(NamedTuple):
 
 
 ONE_RANK = Layout(1, {})
+# The number of replicas follows from the ranks.
+DERIVED = {
+    name: {key: degree for key, degree in parallel.items() if key != "data"} for name, (_, parallel) in PARALLEL.items()
+}
 LAYOUTS = {
-    "data-2": Layout(2, {}),
-    "data-4": Layout(4, {}),
-    "data-4-accumulation": Layout(4, {}, micro_batch=1),
-    "zero-1": Layout(2, {"zero": 1}),
-    "zero-2": Layout(2, {"zero": 2}),
-    "zero-3": Layout(2, {"zero": 3}),
-    "zero-3-of-4": Layout(4, {"zero": 3}, micro_batch=1),
-    "pipeline-2": Layout(2, {"pipeline": 2}),
-    "gpipe-2": Layout(2, {"pipeline": 2, "schedule": "gpipe"}),
-    "interleaved-2": Layout(2, {"pipeline": 2, **INTERLEAVED}),
-    "pipeline-3": Layout(3, {"pipeline": 3}),
-    "gpipe-3": Layout(3, {"pipeline": 3, "schedule": "gpipe"}),
-    "interleaved-3": Layout(3, {"pipeline": 3, **INTERLEAVED}),
-    "pipeline-4": Layout(4, {"pipeline": 4}),
-    "gpipe-4": Layout(4, {"pipeline": 4, "schedule": "gpipe"}),
-    "interleaved-4": Layout(4, {"pipeline": 4, **INTERLEAVED}),
-    "data-2-pipeline-2": Layout(4, {"pipeline": 2}),
-    "data-2-pipeline-2-zero-1": Layout(4, {"pipeline": 2, "zero": 1}),
-    "horizontal-2": Layout(2, {"horizontal": 2}),
-    "data-2-horizontal-2": Layout(4, {"horizontal": 2}),
-    "data-2-horizontal-2-zero-2": Layout(4, {"horizontal": 2, "zero": 2}),
-    "pipeline-2-horizontal-2": Layout(4, {"pipeline": 2, "horizontal": 2}),
-    "sequence-2": Layout(2, {"horizontal": 2, "sequence_parallel": True}),
-    "pipeline-2-sequence-2": Layout(4, {"pipeline": 2, "horizontal": 2, "sequence_parallel": True}),
-    "recompute-data-2": Layout(2, {}, RECOMPUTED),
-    "recompute-zero-3": Layout(2, {"zero": 3}, RECOMPUTED),
-    "recompute-pipeline-2": Layout(2, {"pipeline": 2}, RECOMPUTED),
-    "recompute-horizontal-2": Layout(2, {"horizontal": 2}, RECOMPUTED),
-    "recompute-sequence-2": Layout(2, {"horizontal": 2, "sequence_parallel": True}, RECOMPUTED),
+    **{name: Layout(ranks, DERIVED[name]) for name, (ranks, _) in PARALLEL.items()},
+    "data-4-accumulation": Layout(*PARALLEL["data-4"], micro_batch=1),
+    "zero-3-of-4": Layout(*PARALLEL["zero-3-of-4"], micro_batch=1),
+    **{
+        f"recompute-{name}": Layout(*PARALLEL[name], RECOMPUTED)
+        for name in ("data-2", "zero-3", "pipeline-2", "horizontal-2", "sequence-2")
+    },
 }
 ALWAYS = (
     "pipeline-2", "horizontal-2", "pipeline-3", "data-2-pipeline-2-zero-1", "pipeline-2-horizontal-2",

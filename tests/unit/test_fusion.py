@@ -17,9 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from ortflow.workflow.cuda import FUSED
 from ortflow.workflow.cuda import library as library_of_operators
 from ortflow.workflow.cuda.library import operator_library
-from ortflow.workflow.fusion import groups
 from ortflow.workflow.fusion.groups import INPUTS, fuse
 from ortflow.workflow.fusion.source import CONVERSIONS, kernel, literal
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
@@ -429,4 +429,4 @@ def test_the_walk_is_quick_on_a_deep_graph() -> None:
         nodes += [node("Exp", f"a{number}", f"x{number + 1}")]
     fused, taken = fuse(model_of(nodes, {"x0": [4, 4], "w": [4, 4], "b": [4]}, ["x2000"]))
     assert taken == 4000
-    assert groups.OPERATOR in operators(fused)
+    assert FUSED in operators(fused)

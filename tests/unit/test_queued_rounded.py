@@ -140,7 +140,7 @@ def test_which_casts_become_inputs(tmp_path: Path) -> None:
     inputs = {value.name: value.type.tensor_type for value in reading.graph.input}
     assert inputs["w.half"].elem_type == HALF
     assert [dim.dim_value for dim in inputs["w.half"].shape.dim] == [5, 7]
-    assert "w" not in inputs, "what is read rounded alone is no input in fp32"
+    assert "w" not in inputs, "a parameter that is only read rounded is not an input in fp32"
     assert {node.output[0] for node in reading.graph.node} >= {"b.half", "x.half", "u.double"}
 
 

@@ -13,6 +13,7 @@ import onnx
 from ortflow.workflow.checkpoint.tensors import header_of
 from ortflow.workflow.disk_space import OutOfDisk, is_full
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.export.model_file import write_array
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, placed_of, with_kernels_of
 from ortflow.workflow.parallel.division import NAME
@@ -40,7 +41,7 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
         for name, data in files.items():
             (root / name).parent.mkdir(exist_ok=True)
             write_atomically(root / name, data)
-        _write_tensors(result.initial, tensors)
+        write_tensors(result.initial, tensors)
         sync_directory(root)
         result.save()
     except OSError as error:
@@ -53,7 +54,7 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
         raise UserError(f"cannot write {place}: {reason}", where="run_dir") from None
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write fp32 tensors as a safetensors file, one at a time: its own library copies all of them first."""
     places, end = dict[str, Any](), 0
     for name, array in tensors.items():
@@ -62,7 +63,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     with replacing(path) as file:
         file.write(header_of(places))
         for array in tensors.values():
-            file.write(np.ascontiguousarray(array, "<f4").tobytes())
+            write_array(file, array)
 
 
 def _remove_division(root: Path) -> None:

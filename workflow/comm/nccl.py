@@ -175,9 +175,7 @@ class NcclCommunicator(StagedCommunicator):
         given, made = ctypes.c_void_p(source.pointer), ctypes.c_void_p(target.pointer)
         count = ctypes.c_size_t(min(source.count, target.count))
         element = BFLOAT16 if bfloat16 else TYPES[source.dtype.name]
-        self._queued([(name, given, made, count, element, *operation)], self.device.stream)
-        if not self.device.capturing:
-            self.watch()
+        self._on([(name, given, made, count, element, *operation)], self.device.stream)
 
     def broadcast_parts(self, parts: Sequence[tuple[int, int, int]], stream: int) -> None:
         """Queue broadcasts on a stream, together. May be captured; `watch` must be called after each launch.
@@ -205,30 +203,18 @@ class NcclCommunicator(StagedCommunicator):
         stream
             The stream.
         """
-        kind = TYPES["float32"]
-        self._on(
-            [
-                (
-                    "ncclReduce",
-                    ctypes.c_void_p(source),
-                    ctypes.c_void_p(target),
-                    ctypes.c_size_t(count),
-                    kind,
-                    SUM,
-                    root,
-                )
-                for source, target, count, root in parts
-            ],
-            stream,
-        )
+        calls = []
+        for source, target, count, root in parts:
+            given, made = ctypes.c_void_p(source), ctypes.c_void_p(target)
+            calls.append(("ncclReduce", given, made, ctypes.c_size_t(count), TYPES["float32"], SUM, root))
+        self._on(calls, stream)
 
     def _on(self, calls: Sequence[tuple[Any, ...]], stream: int) -> None:
         """Queue calls on a stream, and watch them unless they are captured."""
         if calls:
             self._queued(calls, stream)
             if not self.device.capturing:
-                assert self._watch is not None
-                self._watch.began(stream)
+                self.watch(stream)
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
         """A communicator of NCCL's over some of the ranks; closed with this one."""
@@ -269,8 +255,7 @@ class NcclCommunicator(StagedCommunicator):
     def message(self, name: str, *arguments: Any, stream: int) -> None:
         """Queue a message on a stream, and watch it."""
         self._queued([(name, *arguments)], stream)
-        assert self._watch is not None
-        self._watch.began(stream)
+        self.watch(stream)
 
     def _even(self, buffer: CudaBuffer) -> bool:
         """Whether all shares have the same length, as NCCL's reduce-scatter and all-gather require."""
@@ -322,11 +307,11 @@ class NcclCommunicator(StagedCommunicator):
             runtime.record(met, stream)
             runtime.after(self.device.stream, met)
 
-    def watch(self) -> None:
-        """Watch the queued sums: from now on they must not take longer than the limit."""
+    def watch(self, stream: int | None = None) -> None:
+        """Watch what is queued on a stream, by default the device's: it must not take longer than the limit."""
         self._well()
         assert self._watch is not None
-        self._watch.began()
+        self._watch.began(stream)
 
     def _sum(self, buffer: CudaBuffer, stream: int) -> None:
         self._queued([("ncclAllReduce", *_place(buffer), SUM)], stream)

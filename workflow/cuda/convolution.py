@@ -197,6 +197,7 @@ class Plans:
 
 @cache
 def plans() -> Plans:
+    """The only ones."""
     return Plans()
 
 

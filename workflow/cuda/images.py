@@ -74,7 +74,7 @@ class _Images:
         """The indices that a pooling does not compute any more -> its result and windows."""
         self._inverses: dict[str, str] = {}
         """The mean of a batch -> the inverse of its deviation."""
-        self._rules: Mapping[tuple[str, str], Callable[[onnx.NodeProto], bool]] = {
+        self._rules: Mapping[tuple[str, str], Callable[[onnx.NodeProto], None]] = {
             ("", "Conv"): self._convolution,
             (MICROSOFT, "ConvGrad"): self._convolution_gradient,
             ("", "BatchNormalization"): self._batch_norm,
@@ -126,11 +126,11 @@ class _Images:
                 self._w("Transpose", weight, output=self._last[weight], perm=LAST)
         return self._last[weight]
 
-    def _convolution(self, node: onnx.NodeProto) -> bool:
+    def _convolution(self, node: onnx.NodeProto) -> None:
         image, weight, *bias = node.input
         windows = windows_of(self._w, image, weight, node)
         if windows is None:
-            return False
+            return
         out = node.output[0]
         given, shaped = self.last(image), self._weight(weight)
         self._w.drop(node)
@@ -141,13 +141,12 @@ class _Images:
         if biased:
             self._w("Add", alone, bias[0], output=made)
         self._back(made, out)
-        return True
 
-    def _convolution_gradient(self, node: onnx.NodeProto) -> bool:
+    def _convolution_gradient(self, node: onnx.NodeProto) -> None:
         gradient, image, weight = node.input
         windows = windows_of(self._w, image, weight, node)
         if windows is None:
-            return False
+            return
         of_image, of_weight, of_bias = [*node.output, "", ""][:3]
         sizes = (self._w.dims(image) or ())[AXES:]
         dy, dims = self.last(gradient), self._w.dims(weight) or ()
@@ -168,14 +167,13 @@ class _Images:
             self._w.add("ConvolutionDataGrad", [dy, self._weight(weight)], [made], **windows, sizes=sizes)
             self._w.describe(of_image, TensorProto.FLOAT, self._w.dims(image))
             self._back(made, of_image)
-        return True
 
-    def _batch_norm(self, node: onnx.NodeProto) -> bool:
+    def _batch_norm(self, node: onnx.NodeProto) -> None:
         given, image = attributes_of(node), node.input[0]
         if not given.get("training_mode", 0) or given.get("momentum", 0.9) != 0 or image not in self._made:
-            return False
+            return
         if len(node.output) != 3 or not all(node.output):
-            return False
+            return
         (out, mean, variance), channels = node.output, (self._w.dims(image) or ())[1:2]
         x = self.last(image)
         self._w.drop(node)
@@ -190,7 +188,6 @@ class _Images:
         made = self._new(f"{out}/last", image)
         self._w("Add", self._product(x, slope, f"{out}/scaled", image), offset, output=made)
         self._back(made, out)
-        return True
 
     def _correction(self, x: str, variance: str) -> str:
         """The factor from the variance to the unbiased one, count / max(count - 1, 1), whose node is dropped."""
@@ -205,10 +202,10 @@ class _Images:
                     return str(name)
         return ""
 
-    def _batch_norm_gradient(self, node: onnx.NodeProto) -> bool:
+    def _batch_norm_gradient(self, node: onnx.NodeProto) -> None:
         gradient, image, scale, mean, inverse = node.input
         if image not in self._made or not all(node.output):
-            return False
+            return
         inverse = self._inverses.get(mean, inverse)
         (out, of_scale, of_bias), channels = node.output, (self._w.dims(image) or ())[1:2]
         dy, x = self.last(gradient), self.last(image)
@@ -222,7 +219,6 @@ class _Images:
         both = self._w("Add", *parts, output=self._new(f"{out}/both", image))
         self._w.describe(out, TensorProto.FLOAT, self._w.dims(image))
         self._back(self._w("Add", both, offset, output=self._new(f"{out}/last", image)), out)
-        return True
 
     def _vector(self, name: str, channels: Dims) -> str:
         self._w.describe(name, TensorProto.FLOAT, channels)
@@ -231,16 +227,16 @@ class _Images:
     def _product(self, value: str, vector: str, name: str, like: str) -> str:
         return self._w("Mul", value, vector, output=self._new(name, like))
 
-    def _max_pool(self, node: onnx.NodeProto) -> bool:
+    def _max_pool(self, node: onnx.NodeProto) -> None:
         image, given = node.input[0], attributes_of(node)
         indices = node.output[1] if len(node.output) > 1 else ""
         readers = [each for each in self._w.nodes("MaxPoolGrad", MICROSOFT) if each.input[2] == indices]
         if indices and not self._w.are_read_by(indices, readers):
-            return False
+            return
         fits = given.get("auto_pad", b"NOTSET") == b"NOTSET" and not given.get("ceil_mode", 0)
         dims = self._w.dims(image) or ()
         if image not in self._made or not fits or not all(isinstance(size, int) for size in dims[1:]):
-            return False
+            return
         out = node.output[0]
         x = self.last(image)
         windows: dict[str, object] = {name: list(given[name]) for name in (*_WINDOWS, "kernel_shape") if name in given}
@@ -250,12 +246,11 @@ class _Images:
         self._back(made, out)
         if indices:
             self._pools[indices] = str(out), dict[str, object](windows)
-        return True
 
-    def _max_pool_gradient(self, node: onnx.NodeProto) -> bool:
+    def _max_pool_gradient(self, node: onnx.NodeProto) -> None:
         gradient, image, indices = node.input
         if indices not in self._pools:
-            return False
+            return
         (result, windows), out = self._pools[indices], node.output[0]
         given = [self.last(gradient), self.last(image), self.last(result)]
         self._w.drop(node)
@@ -263,15 +258,14 @@ class _Images:
         self._w.add("MaxPoolGrad", given, [made], **windows)
         self._w.describe(out, TensorProto.FLOAT, self._w.dims(image))
         self._back(made, out)
-        return True
 
-    def _mean(self, node: onnx.NodeProto) -> bool:
+    def _mean(self, node: onnx.NodeProto) -> None:
         """A mean over all pixels."""
         image, given, out = node.input[0], attributes_of(node), node.output[0]
         axes = self._w.integers(node.input[1]) if len(node.input) > 1 else list(given.get("axes", []))
         alone = node.op_type == "GlobalAveragePool"
         if image not in self._made or not (alone or sorted(axis % RANK for axis in axes or ()) == _PIXELS):
-            return False
+            return
         x, pixels = self.last(image), self._w.ints(1, 2)
         self._w.drop(node)
         if alone or given.get("keepdims", 1):
@@ -280,33 +274,30 @@ class _Images:
             self._back(self._w("ReduceMean", x, pixels, output=self._new(f"{out}/last", out), keepdims=1), out)
         else:
             self._w("ReduceMean", x, pixels, output=out, keepdims=0)
-        return True
 
-    def _expand(self, node: onnx.NodeProto) -> bool:
+    def _expand(self, node: onnx.NodeProto) -> None:
         """A gradient that is the same for all pixels: as large as an image with channels last."""
         (value, size), out = node.input, node.output[0]
         maker = self._w.maker(size)
         like = maker.input[0] if maker is not None and maker.op_type == "Shape" and not maker.attribute else ""
         if like not in self._made or len(self._w.dims(value) or ()) != RANK:
-            return False
+            return
         given, shape = self.last(value), self._w("Shape", self.last(like), output=f"{out}/shape")
         self._w.drop(node)
         self._w.describe(out, TensorProto.FLOAT, self._w.dims(like))
         self._back(self._w("Expand", given, shape, output=self._new(f"{out}/last", like)), out)
-        return True
 
-    def _size(self, node: onnx.NodeProto) -> bool:
+    def _size(self, node: onnx.NodeProto) -> None:
         if node.input[0] in self._made:
             self._w.redirect(node, node.input[0], self.last(node.input[0]))
-        return True
 
-    def _elementwise(self, node: onnx.NodeProto) -> bool:
+    def _elementwise(self, node: onnx.NodeProto) -> None:
         out = node.output[0]
         images = [name for name in node.input if name and not self._is_scalar(name)]
         if len(self._w.dims(out) or ()) != RANK or self._made.isdisjoint(images):
-            return False
+            return
         if any(len(self._w.dims(name) or ()) != RANK for name in images):
-            return False
+            return
         given = [self.last(name) if name in images else name for name in node.input]
         if node.op_type == "Greater":
             given[0] = self._apart(node.input[0])
@@ -314,7 +305,6 @@ class _Images:
         made = self._new(f"{out}/last", out, self._w.element(out))
         self._w.write(node.op_type, given, [made], node.domain, **attributes_of(node))
         self._back(made, out)
-        return True
 
     def _apart(self, image: str) -> str:
         """An image for the gradient of its Relu.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda import KERNELS, SUMMING
+from ortflow.workflow.cuda import FUSED, FUSED_SUMS, KERNELS, SUMMING
 from ortflow.workflow.cuda.library import operator_library
 from ortflow.workflow.cuda.nvrtc import Compiler
 from ortflow.workflow.device.cudart import WITHIN, CudaError
@@ -28,7 +28,6 @@ from ortflow.workflow.graph.ir.element_types import element_types
 if TYPE_CHECKING:
     from ortflow.workflow.device.cuda import CudaDevice
 
-FUSED, FUSED_SUMS = "Fused", "FusedSums"
 AXES = 8
 EXACT = ("--fmad=false",)
 """Without fused multiply-add, an elementwise kernel is bit-identical to ONNX Runtime's kernels run one by one."""
@@ -129,10 +128,10 @@ class Call:
             self._owner.on_bucket(bucket, gradients)
 
     def shards(self, channel: int) -> Shards:
-        """Who gathers for the graph of this channel."""
+        """What exchanges parameters and gradients for the graph of this channel."""
         found = self._owner.shards.get(channel)
         if found is None:
-            raise OrtflowError(f"nobody gathers parameters for channel {channel}")
+            raise OrtflowError(f"channel {channel} of a graph is not connected to an exchange of parameters")
         return found
 
     def copy(self, target: int, source: int, size: int) -> None:
@@ -170,7 +169,7 @@ class Operators:
         self.on_collective: Callable[[int, int, int, Tensor, int], None] | None = None
         """See `Call.collect`; None if no ranks are connected."""
         self.shards: dict[int, Shards] = {}
-        """By channel: who gathers the parameters of a graph."""
+        """By channel: what exchanges the parameters and gradients of a graph."""
         try:
             self._compiler = Compiler(device.gpu.capability)
         except OSError as error:

@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256)
             float v[VECTOR];
             load<VECTOR>(v, image + ((i64)h * of.width + w) * of.channels);
 #pragma unroll
-            /* What is no number stays. */
+            /* NaN stays. */
             for (int j = 0; j < VECTOR; j++) most[j] = v[j] > most[j] || v[j] != v[j] ? v[j] : most[j];
         }
     }

@@ -1,11 +1,6 @@
 /* Softmax of x scale + mask over rows of WIDTH elements. X, M, Y: of input, mask and result. Input and mask are spread over
  * the result's leading axes by strides, 0 where they have one element; X_WHOLE, M_WHOLE: they have as many as the last axis,
  * and one each otherwise. MASKED: there is a mask. Rows are kept in registers, as in norm.cu. */
-struct Spread {
-    u32 sizes[8];
-    i64 of_x[8], of_mask[8];
-};
-
 /* VECTOR elements before the exponential. */
 DEVICE void scores(float *v, const X *x, const M *mask, int place, float scale) {
 #if X_WHOLE

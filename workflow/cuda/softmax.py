@@ -24,7 +24,7 @@ _FLOAT = int(TensorProto.FLOAT)
 
 
 class Spread(ctypes.Structure):
-    """As in softmax.cu."""
+    """As in spread.cuh."""
 
     _fields_ = (("sizes", ctypes.c_uint * AXES), ("of_x", c_int64 * AXES), ("of_mask", c_int64 * AXES))
 

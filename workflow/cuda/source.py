@@ -15,11 +15,13 @@ from ortflow.workflow.errors import OrtflowError
 
 _FOLDER = Path(__file__).parent
 _NAMES = {TensorProto.FLOAT: "float", TensorProto.FLOAT16: "f16", TensorProto.BFLOAT16: "bf16"}
-HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 BYTES = {int(TensorProto.FLOAT): 4, int(TensorProto.FLOAT16): 2, int(TensorProto.BFLOAT16): 2}
 """Bytes per element."""
 LARGEST_GRID = 2**31 - 1
-_INCLUDED = dict.fromkeys(("cross_entropy", "cross_entropy_gradient", "cross_entropy_both"), ("softmax_sum.cuh",))
+_INCLUDED = {
+    **dict.fromkeys(("cross_entropy", "cross_entropy_gradient", "cross_entropy_both"), ("softmax_sum.cuh",)),
+    **dict.fromkeys(("softmax", "spread_sum"), ("spread.cuh",)),
+}
 """Source -> files that it shares with others."""
 
 

@@ -1,10 +1,5 @@
 /* y = x + m, where x and m of rows of WIDTH are broadcast to each other by strides, as in softmax.cu. For residuals whose
  * shape differs from a product's: it is rare, so a thread computes one element. */
-struct Spread {
-    u32 sizes[8];
-    i64 of_x[8], of_mask[8];
-};
-
 extern "C" __global__ void __launch_bounds__(256)
     spread_sum(const X *__restrict__ x, const M *__restrict__ m, Y *__restrict__ y, Spread spread, int axes, i64 count) {
     for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < count; i += (i64)gridDim.x * 256) {

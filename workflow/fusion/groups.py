@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from ortflow.workflow.cuda import FUSED, FUSED_SUMS
 from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS, STORED, kernel, lanes_of
 from ortflow.workflow.fusion.summed import sum_in_parts, summed_output, sums_of_rows
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
@@ -20,7 +21,6 @@ from ortflow.workflow.graph.ir.edit import constants_of, described, dims_of, imp
 from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 
-OPERATOR, SUMMING = "Fused", "FusedSums"
 INPUTS, OUTPUTS = 12, 6
 """Largest number of inputs, and of outputs, of a group; limited by operators.c."""
 
@@ -48,7 +48,7 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         source = kernel(members, used, group.outputs, scalars, types, lanes, summed)
         outputs = [*group.outputs, *([] if summed is None else [sum_in_parts(copy.graph, group.outputs[summed], sums)])]
         made = helper.make_node(
-            OPERATOR if summed is None else SUMMING, used, outputs,
+            FUSED if summed is None else FUSED_SUMS, used, outputs,
             f"{members[-1].name or members[-1].output[0]}/fused_{number}", domain=CUDA_DOMAIN, source=source,
             lanes=lanes, **bits, **({} if summed is None else {"summed": summed}),
         )  # fmt: skip
@@ -78,7 +78,7 @@ def groups_of(model: onnx.ModelProto, types: Mapping[str, int]) -> list[Group]:
 
 
 def _is_whole(value: onnx.ValueInfoProto | None, dims: Dims) -> bool:
-    """Whether a value has as many axes as a group, as far as known, and is no scalar: most of what the group moves."""
+    """Whether a value has as many axes as a group, as far as known, and not one element only: most of what it moves."""
     own = dims_of(value) if value is not None else None
     return own is None or (len(own) == len(dims) and any(size != 1 for size in own))
 

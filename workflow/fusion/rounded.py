@@ -12,9 +12,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.graph.ir.edit import attributes_of, described, replace
+from ortflow.workflow.graph.ir.element_types import HALVES
 from ortflow.workflow.graph.ir.order import drop_unread_inputs
 
-HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 ROUNDED = "rounded."
 """Beginning of the names of an update's outputs, which the number of the segment follows."""
 _PARAMETERS = "parameters."

@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
+from onnx import TensorProto
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
     from ortflow.workflow.cuda.operators import Operators, Tensor
 
 
-FLOAT16, BFLOAT16 = 10, 16
-"""As ONNX counts types."""
-_HALVES = {FLOAT16: np.float16, BFLOAT16: np.uint16}
-"""How numpy stores them."""
+_HALVES = {TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: np.uint16}
+"""How numpy stores halves."""
 
 
 def serve(operators: Operators, device: CudaDevice, channels: Mapping[int, Communicator]) -> None:
@@ -45,7 +44,7 @@ def serve(operators: Operators, device: CudaDevice, channels: Mapping[int, Commu
         rows = {Kind.ALL_GATHER: count * parts, Kind.REDUCE_SCATTER: count // parts}.get(Kind(kind), count)
         source, target = device.view(given.pointer, count, dtype), device.view(made, rows, dtype)
         if isinstance(communicator, NcclCommunicator):
-            communicator.collect(kind, source, target, bfloat16=given.type == BFLOAT16)
+            communicator.collect(kind, source, target, bfloat16=given.type == TensorProto.BFLOAT16)
             return
         if device.capturing:
             raise OrtflowError("a collective without NCCL passes through host memory")
@@ -59,15 +58,15 @@ def serve(operators: Operators, device: CudaDevice, channels: Mapping[int, Commu
 
 def _wide(values: Array, kind: int) -> Array:
     """Halves as fp32, which is what sums on the host are computed in; other values as they are."""
-    if kind == BFLOAT16:
+    if kind == TensorProto.BFLOAT16:
         return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32) if kind == FLOAT16 else values
+    return values.astype(np.float32) if kind == TensorProto.FLOAT16 else values
 
 
 def _narrow(values: Array, kind: int) -> Array:
     """The same back, rounded to the nearest."""
-    if kind == BFLOAT16:
+    if kind == TensorProto.BFLOAT16:
         words = values.view(np.uint32)
         rounded = ((words + 0x7FFF + ((words >> 16) & 1)) >> 16).astype(np.uint16)
         return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
-    return values.astype(np.float16) if kind == FLOAT16 else values
+    return values.astype(np.float16) if kind == TensorProto.FLOAT16 else values

@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 UNITS = 16
 """Units in the last place by which every parameter is moved to measure the model's rounding."""
 PIECE = 1 << 20
-"""Elements that are compared, or moved, at once."""
+"""Elements that are compared, or moved, at a time."""
 
 Array = npt.NDArray[Any]
 Outputs = Callable[[MicroBatch], list[Array]]

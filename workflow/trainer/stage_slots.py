@@ -12,7 +12,6 @@ from typing import Any
 
 from ortflow.workflow.device import Device
 from ortflow.workflow.device.capture import Repeated
-from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.messages import Message
 from ortflow.workflow.parallel.schedule import Action
 from ortflow.workflow.parallel.stage import gradient_from_next, gradient_of
@@ -209,17 +208,10 @@ class SlotStep(Step):
 
     def _begin(self, action: Action, *, forward: bool) -> Callable[[Binding], None]:
         """Feeds a graph; before a forward pass, also prepares what it draws and updates."""
-        batch, seed = self._work[action.micro_batch]
-        stage = self._runner.chunks[action.chunk].stage
-
-        def start(binding: Binding) -> None:
-            if forward:
-                self._before_forward()
-            self._feed(binding, batch, seed)
-            if forward:
-                onnxruntime.set_seed(seed + stage.dropouts)
-
-        return start
+        if forward:
+            stage = self._runner.chunks[action.chunk].stage
+            return lambda binding: self._feed_forward(binding, action, stage)
+        return lambda binding: self._feed(binding, *self._work[action.micro_batch])
 
     def _forward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
         slot = self._slot(action)
@@ -249,7 +241,7 @@ class SlotStep(Step):
     def _backward_in(self, slot: Slot, place: int, action: Action, *, forward: bool) -> None:
         slot.settle()
         stage, batch = slot.chunk.stage, self._work[action.micro_batch][0]
-        shapes = self._wire.shapes(("forward", stage.number - 1), stage.receives, batch) if stage.number else {}
+        shapes = self._received_shapes(stage, batch)
         start = self._begin(action, forward=forward)
         gradients = slot.backward(start, self._wire, shapes, both=forward, first=not action.micro_batch)
         self._send_from(slot, place, gradients)

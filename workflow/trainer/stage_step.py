@@ -16,7 +16,7 @@ from ortflow.workflow.parallel.schedule import Action
 from ortflow.workflow.parallel.stage import Stage, gradient_from_next, gradient_of
 from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.buffer_pool import Held
+from ortflow.workflow.trainer.buffer_pool import Held, Shape
 from ortflow.workflow.trainer.stage_memory import GradientSums, Pool, give, held
 from ortflow.workflow.trainer.stage_wire import Arrival
 
@@ -133,9 +133,13 @@ class Step:
 
     def _start(self, binding: Binding, action: Action, stage: Stage, arrived: Mapping[str, Held]) -> None:
         """Prepare a forward pass."""
+        give(binding, arrived)
+        self._feed_forward(binding, action, stage)
+
+    def _feed_forward(self, binding: Binding, action: Action, stage: Stage) -> None:
+        """Feed a graph whose values are bound, and prepare what it draws and updates."""
         batch, seed = self._work[action.micro_batch]
         self._before_forward()
-        give(binding, arrived)
         self._feed(binding, batch, seed)
         # Dropout's masks come from ONNX Runtime's global generator, which goes on by one with each node.
         onnxruntime.set_seed(seed + stage.dropouts)
@@ -199,7 +203,7 @@ class Step:
         """Run a graph that makes gradients, and send those of what the stage received."""
         chunk, batch = self._runner.chunks[action.chunk], self._work[action.micro_batch][0]
         stage, made = chunk.stage, dict[str, Held]()
-        shapes = self._wire.shapes(("forward", stage.number - 1), stage.receives, batch) if stage.number else {}
+        shapes = self._received_shapes(stage, batch)
         for value in stage.receives:
             if value.gradient and value.name not in stage.passed:
                 mine = made[value.name] = self._wire.memory.take(shapes[value.name], value.dtype)
@@ -207,6 +211,10 @@ class Step:
         binding.run()
         chunk.sums.add(first=not action.micro_batch)
         self._send_back(place, stage, {**arrived, **made})
+
+    def _received_shapes(self, stage: Stage, batch: MicroBatch) -> Mapping[str, Shape]:
+        """Shapes of the values that a stage has received for a micro-batch."""
+        return self._wire.shapes(("forward", stage.number - 1), stage.receives, batch) if stage.number else {}
 
     def _send_back(self, place: int, stage: Stage, gradients: Mapping[str, Held]) -> None:
         message = self._leaving.get(place)

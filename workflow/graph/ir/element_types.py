@@ -8,6 +8,8 @@ from onnx import TensorProto
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import described
 
+HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
+"""Element types of 16 bits."""
 KEEPS_TYPE = frozenset(
     {
         *(

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import attributes_of, import_domain, replace
+from ortflow.workflow.graph.ir.element_types import HALVES
 from ortflow.workflow.graph.shards.exchange import TOKEN, Rewrite, fetched_name, rename, sizes_as_constants
 from ortflow.workflow.graph.shards.layers import Layer
 from ortflow.workflow.graph.shards.program import GRADIENT, Fetch, Program, Send, Shape
@@ -28,7 +29,6 @@ from ortflow.workflow.graph.shards.visits import Visit
 BEGIN, READY, SEND = "ShardsBegin", "ShardsReady", "ShardsSend"
 MOST = 30
 """Tensors of a node: operators.c passes 64 values, and ShardsSend reads two sets of gradients."""
-HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 REAL = HALVES | {int(TensorProto.FLOAT)}
 NOTHING = -1
 """Number of a step that there is not."""
