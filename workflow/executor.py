@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import signal
 import traceback
 
+from ortflow.workflow.comm.alarm import PATIENCE, ended_after
 from ortflow.workflow.disk_space import Notice, is_full, out_of_disk
 from ortflow.workflow.engine import Engine, Step
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, CommunicationError, OrtflowError, Preempted
@@ -30,8 +30,6 @@ from ortflow.workflow.steps.runtime import runtime
 from ortflow.workflow.steps.shard import shard
 from ortflow.workflow.steps.train import train
 
-PATIENCE = 10
-"""Seconds that MPI has to shut down a rank."""
 NOTICE = 2.0
 """Seconds that the process manager has to notice the rank that another rank's call failed for, and to end the others.
 
@@ -116,12 +114,9 @@ def finish(context: Context | None, *, together: bool, code: int, notice: float 
         return
     if together:
         context.comm.barrier()
-    else:
-        context.clock.sleep(notice)
-    # MPI_Finalize holds Python's lock, and waits forever if its process manager has died: the kernel ends the process.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(PATIENCE)
-    if not together:
+        context.comm.close()
+        return
+    context.clock.sleep(notice)
+    with ended_after(PATIENCE):
         context.comm.abort(code)
-    context.comm.close()
-    signal.alarm(0)
+        context.comm.close()

@@ -18,6 +18,7 @@ from operators_on_gpu import (
     INT64,
     JOINED,
     KINDS,
+    ROUNDING,
     Array,
     check,
     check_batch_norm,
@@ -239,7 +240,9 @@ def test_products(
         for added in (each for each in given[2:] if each is not None):
             expected = expected + added[0]
         (found,) = twice(compute, "Product", {}, given, [kind])
-        check("Product", found, expected, kind, 1e-2 if residual and residual[:-1] != a[:-1] else 1e-5)
+        # Where rows are not aligned, cuBLASLt adds the bias and the residual to a product that it has rounded.
+        rounded = residual is not None and (residual[:-1] != a[:-1] or columns % 8)
+        check("Product", found, expected, kind, 2 * ROUNDING[kind] if rounded else 1e-5)
 
 
 BATCHES = [

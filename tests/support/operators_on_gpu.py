@@ -20,7 +20,7 @@ FLOAT, FP16, BF16, INT64 = (
 )
 KINDS = (FLOAT, FP16, BF16)
 NAMES = {FLOAT: "fp32", FP16: "fp16", BF16: "bf16"}
-_ROUNDING = {FLOAT: 2.0**-24, FP16: 2.0**-11, BF16: 2.0**-8}
+ROUNDING = {FLOAT: 2.0**-24, FP16: 2.0**-11, BF16: 2.0**-8}
 _SMALLEST = {FLOAT: 1e-38, FP16: 2.0**-25, BF16: 1e-38}
 
 
@@ -37,7 +37,7 @@ def check(name: str, found: Array, reference: Array, kind: int, tolerance: float
     if not reference.size:
         return
     largest = max(float(np.abs(reference).max()), least)
-    bound = 1.05 * _ROUNDING[kind] * np.abs(reference) + tolerance * largest + _SMALLEST[kind]
+    bound = 1.05 * ROUNDING[kind] * np.abs(reference) + tolerance * largest + _SMALLEST[kind]
     off = np.abs(found.astype(np.float64) - reference)
     wrong = ~(off <= bound)
     where = np.unravel_index(int(np.argmax(np.where(np.isnan(off), np.inf, off / bound))), off.shape)
@@ -99,7 +99,7 @@ def check_norms(
     tolerance = 3e-6 * max(1.0, np.prod(dims[:-1]) ** 0.5 / 10)
     # The sums cancel: their addends say how exact they can be. Long rows are summed as they are stored.
     addends = float((np.abs(g * inverse) + (np.abs(past[0]) if past else 0)).sum(axes).max(initial=0))
-    check(f"{name}Grad sums", summed[-1], dx.sum(axes), FLOAT, max(3e-6, _ROUNDING[of_dx]), addends)
+    check(f"{name}Grad sums", summed[-1], dx.sum(axes), FLOAT, max(3e-6, ROUNDING[of_dx]), addends)
     check(f"{name}Grad dscale", found[1], (dy[0] * normal).sum(axes), FLOAT, tolerance)
     if not rms:
         check(f"{name}Grad dbias", found[2], dy[0].astype(np.float64).sum(axes), FLOAT, tolerance)

@@ -26,11 +26,16 @@ class FakeLt:
     def __init__(self, costs: list[float | None]) -> None:
         self.costs, self.queued = costs, 0.0
         self.used: list[int] = []
+        self.preferred: dict[int, int] = {}
         self.cublasLtGetVersion: Any = Version()
 
     def __getattr__(self, name: str) -> Any:
         assert name.startswith("cublasLt"), name
         return lambda *arguments: 0
+
+    def cublasLtMatmulPreferenceSetAttribute(self, owner: Any, name: Any, value: Any, size: Any) -> int:  # noqa: N802
+        self.preferred[name.value] = value._obj.value
+        return 0
 
     def cublasLtMatmulAlgoGetHeuristic(self, *arguments: Any) -> int:  # noqa: N802
         *_, wanted, found, count = arguments
@@ -86,6 +91,13 @@ def test_the_fastest_is_taken_and_measured_once(clock: SimpleNamespace, tmp_path
     assert len(fake.used) > 3
     assert used(fake, library) == 2
     assert fake.used == [2]
+
+
+def test_pieces_of_a_product_are_added_in_fp32_and_in_one_order(clock: SimpleNamespace, tmp_path: Path) -> None:
+    fake = FakeLt([1.0])
+    used(fake, opened(fake, clock, Choices([tmp_path])))
+    reductions, compute_type = 3, 2
+    assert fake.preferred[reductions] == compute_type
 
 
 def test_noise_does_not_change_the_choice() -> None:

@@ -27,7 +27,11 @@ TYPES = {int(TensorProto.FLOAT): 0, int(TensorProto.FLOAT16): 2, int(TensorProto
 _COMPUTE_32F = 68
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _DEFAULT, _BIAS = 1, 4
-_MAX_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)
+_MAX_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
+_IN_FP32 = 2
+"""Of the ways to sum the pieces of a product that is divided along its depth: CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE.
+The others round the pieces to 16 bits, or add them in the order in which they are ready, which differs from run to run.
+"""
 _LARGEST_ALIGNMENT = 256
 PROPOSED = 8
 """Algorithms that are measured, at most: of 24 the fastest was among these on an H200."""
@@ -175,6 +179,7 @@ class Library:
         )
         self._call("MatmulPreferenceCreate", byref(preference))
         self._set("MatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, c_uint64(WORKSPACE))
+        self._set("MatmulPreferenceSetAttribute", preference, _REDUCTIONS, c_uint32(_IN_FP32))
         for name, alignment in zip(_ALIGNMENTS, alignments, strict=True):
             self._set("MatmulPreferenceSetAttribute", preference, name, c_uint32(alignment))
         proposed = (_Heuristic * PROPOSED)()

@@ -190,7 +190,8 @@ class QueuedTrainer(GraphTrainer):
     ) -> Repeated:
         """Work that is captured as a CUDA graph, unless the run file forbids it or there is an obstacle.
 
-        The log has each line once, whatever the number of works of a name.
+        The few passes that a check computes in fp32 are not. The log has each line once, whatever the number of works
+        of a name.
         """
 
         def note(line: str) -> None:
@@ -198,9 +199,9 @@ class QueuedTrainer(GraphTrainer):
                 self._noted.add(line)
                 self._report.note(line)
 
+        wanted = self._spec.resources.cuda_graph and self._sessions.device is self._device
         return Repeated(
-            self._device, name, run, note, obstacle,
-            wanted=self._spec.resources.cuda_graph, agreement=agreement, deferred=deferred,
+            self._device, name, run, note, obstacle, wanted=wanted, agreement=agreement, deferred=deferred
         )  # fmt: skip
 
     def _repeat(self) -> None:
