@@ -49,8 +49,9 @@ def measure(options: argparse.Namespace) -> None:
     """What each rank does for one candidate; rank 0 prints the results as JSON."""
     import torch
 
-    # Where a rank that waits for ever does so.
-    faulthandler.dump_traceback_later(0.8 * options.limit, exit=True)
+    if options.measure not in options.peers:
+        # Where a rank that waits forever does so. It cannot print the frames of PyTorch's compiler.
+        faulthandler.dump_traceback_later(0.8 * options.limit, exit=True)
     from cuda_ranks import connect_torch, world_of
     from step import Config, Sizes
 

@@ -163,8 +163,9 @@ def peer(options: argparse.Namespace, name: str) -> dict[str, Any]:
 
 def one(options: argparse.Namespace) -> None:
     """What each rank does for a candidate; rank 0 prints it."""
-    faulthandler.dump_traceback_later(max(10, options.limit - 15), exit=False)
     name = options.one
+    if name.startswith("zero"):
+        faulthandler.dump_traceback_later(max(10, options.limit - 15), exit=False)
     found = ours(options, name) if name.startswith("zero") else peer(options, name)
     barrier = found.pop("barrier")
     if found.pop("rank") == 0:
