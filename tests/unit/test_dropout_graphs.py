@@ -87,9 +87,7 @@ def test_the_gradient_is_that_of_the_mask(tmp_path: Path, seed: int) -> None:
     """Differences of a loss that numpy computes with its own mask."""
     graphs, given = built(perceptron(tmp_path / "m.onnx")), batch()
     tensors = tensors_of(graphs)
-    found = run_graph(
-        with_kernels_of(graphs.train), {**tensors, **given, SEED: np.array([seed])}, kernels=LIBRARY.path
-    )
+    found = run_graph(with_kernels_of(graphs.train), {**tensors, **given, SEED: np.array([seed])}, kernels=LIBRARY.path)
     mask = kept(seed, 0, int(FLAGS["dropped"]), (5, 9))
     w, u = tensors["w"].astype("d"), tensors["u"].astype("d")
     assert off(found[LOSS_SUM], np.asarray(loss_of(w, u, given, mask))) < 1e-6

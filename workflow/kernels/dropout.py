@@ -27,11 +27,17 @@ WORDS = 1 << 32
 
 def put(rewriter: Rewriter) -> None:
     """Replace every Dropout that `objective.modes` has numbered, its gradients, and what recomputes it."""
+    numbers: dict[int, str] = {}
     for node in rewriter.nodes(OPERATOR):
         drawn = drawn_by(rewriter, node)
         if drawn is None:
             continue
-        seeds, flags = [SEED, rewriter.ints(drawn[0])], attributes(drawn[1])
+        number, flags = drawn[0], attributes(drawn[1])
+        if number not in numbers:
+            # Not shared with shapes and axes, which lie in the host's memory.
+            numbers[number] = f"ortflow.dropout.{number}"
+            rewriter.graph.initializer.append(numpy_helper.from_array(np.array([number], np.int64), numbers[number]))
+        seeds = [SEED, numbers[number]]
         x, y, mask = node.input[0], node.output[0], [*node.output, ""][1]
         again = [each for reader in rewriter.readers(mask) for each in _again(rewriter, reader, mask, flags["scale"])]
         for gone, _, _ in again:
