@@ -28,16 +28,16 @@ INPUTS, OUTPUTS = 12, 6
 Dims = tuple[int | str | None, ...]
 
 
-def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+def fuse(model: onnx.ModelProto, *, dropouts_only: bool = False) -> tuple[onnx.ModelProto, int]:
     """Return a copy in which each group of at least two nodes is one node, and the number of fused nodes.
 
-    A dropout is one node in any case: it has no other kernel.
+    A dropout is one node in any case: it has no other kernel. With `dropouts_only` all others stay as they are.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
     constants, types = _scalars(copy.graph), element_types(copy)
-    found = groups_of(copy, types)
+    found = [] if dropouts_only else groups_of(copy, types)
     nodes, taken, known = list(copy.graph.node), 0, described(copy.graph)
     drawing = {place for place, node in enumerate(nodes) if is_dropout(node)}
     groups = [
