@@ -12,11 +12,13 @@ import pytest
 from cuda_composed import composed
 from graph_build_models import Array, built, numeric_gradient, run_graph, save_model, tensors_of, value
 from kernels import LIBRARY, needs_kernels, off
+from messages import says
 from onnx import TensorProto, helper
 from philox import kept
 
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN
+from ortflow.workflow.graph.intake.inspect import findings
 from ortflow.workflow.graph.types import LOSS_SUM, SEED, GraphSet, half_of, placed_of, with_kernels_of
 from ortflow.workflow.kernels.dropout import attributes
 
@@ -98,7 +100,7 @@ def test_the_gradient_is_that_of_the_mask(tmp_path: Path, seed: int) -> None:
 
 @needs_kernels
 def test_a_mask_that_a_model_reads_is_drawn_for_it(tmp_path: Path) -> None:
-    """It adds three times what is kept: a form that looks almost like a gradient."""
+    """It adds three times what is kept."""
     more = [
         helper.make_node("Cast", ["mask"], ["number"], name="/cast", to=TensorProto.FLOAT),
         helper.make_node("Mul", ["r", "three"], ["thrice"], name="/thrice"),
@@ -170,3 +172,18 @@ def test_dropouts_without_effect_have_no_number_that_others_would_shift_by(tmp_p
         graphs = built(path)
         numbers.append(sorted({node.input[1] for node in dropouts(with_kernels_of(graphs.train), CPU_DOMAIN)}))
     assert numbers[1] == numbers[0][1:]
+
+
+def test_inspect_says_who_draws_the_masks(tmp_path: Path) -> None:
+    path = perceptron(tmp_path / "m.onnx")
+    (line,) = [line for line in findings(path).notes if "Dropout" in line]
+    assert says(line, "1 Dropout node: … from seed, node and element")
+    assert line in built(path).notes
+    assert line not in built(path, resources__kernels="onnxruntime").notes
+    model = onnx.load(path)
+    (drop,) = [node for node in model.graph.node if node.op_type == "Dropout"]
+    model.graph.node.insert(0, helper.make_node("ReduceMax", ["x"], ["most"], name="/most", keepdims=0))
+    drop.input[1] = "most"
+    onnx.save(model, path)
+    (line,) = [line for line in findings(path).notes if "/drop" in line]
+    assert says(line, "the masks of node '/drop' … ONNX Runtime … varies … not captured")

@@ -22,6 +22,7 @@ from ortflow.workflow.graph.intake.user_graphs import user_train_graph
 from ortflow.workflow.graph.ir.collective import drop_copies, finish, has_collectives
 from ortflow.workflow.graph.ir.edit import Editor, make_outputs, scalar
 from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.normalize.dropouts import dropout_notes
 from ortflow.workflow.graph.objective.loss import attach
 from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.objective.synced import Replicas
@@ -86,6 +87,7 @@ def training_of(forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: 
     notes += mark_layers(prepared, section.recomputed_layers, source.roles.trained, LOSS_SUM)
     plain, faster, placed, trained, more = gradient_graphs(prepared, spec, source, length)
     halves, lines = _in_half(prepared, spec, trained)
+    notes += dropout_notes(prepared.graph) if spec.resources.kernels == "auto" else []
     return Training(plain, trained, [*notes, *more, *lines], prepared, faster, placed, halves)
 
 
