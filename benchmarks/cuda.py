@@ -34,13 +34,12 @@ def losses(run_dir: Path) -> list[float]:
 
 def curves(steps: int, folder: Path) -> None:
     """Each example on both devices; SystemExit where a run fails."""
+    subprocess.run([sys.executable, str(EXAMPLES / "digits" / "prepare.py")], check=True, capture_output=True)
     for name in ("digits", "gpt"):
         found = {}
         for device, gpus in (("GPU", 1), ("CPU", 0)):
             run_dir = folder / f"{name}-{device}"
             words = [*ALIKE, f"train.steps={steps}", f"resources.gpus_per_rank={gpus}", f"run_dir={run_dir}"]
-            if name == "digits":  # the GPU draws other masks
-                words.append(f"model.path={without_dropout(folder)}")
             start = time.perf_counter()
             command = [sys.executable, "-m", "ortflow", "run", str(EXAMPLES / name / "run.yaml"), *words, "--fresh"]
             done = subprocess.run(command, capture_output=True, text=True)
@@ -55,19 +54,6 @@ def curves(steps: int, folder: Path) -> None:
             f"last {apart[-1]:.2e}",
             flush=True,
         )
-
-
-def without_dropout(folder: Path) -> Path:
-    """The model of the digits with nothing dropped."""
-    import onnx
-
-    subprocess.run([sys.executable, str(EXAMPLES / "digits" / "prepare.py")], check=True, capture_output=True)
-    model = onnx.load(EXAMPLES / "digits" / "build" / "model.onnx")
-    (ratio,) = (tensor for tensor in model.graph.initializer if tensor.name == "ratio")
-    ratio.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(ratio) * 0, "ratio"))
-    folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(model, folder / "digits.onnx")
-    return folder / "digits.onnx"
 
 
 def speed(options: argparse.Namespace) -> None:

@@ -3,13 +3,15 @@
     python benchmarks/cuda_models.py [--only resnet50 bert llama --rounds 12 --without max-autotune --folder FOLDER]
 
 ResNet-50 at 224 x 224, BERT-base at 512 tokens (masked language modelling), a Llama of 1.1 billion parameters at 2,048
-tokens, and, if asked for, the example's GPT in the size of GPT-2 at micro-batches of 8, 16 and 32. The first three are
-exported by `ortflow.export_for_training`. All are trained from the same weights on the same batches, AdamW (fused in
-PyTorch), clipping, the host waiting for each loss; PyTorch by autocast to bf16 with its fused attention, ResNet-50 in
-its channels-last layout. Each candidate has a process of its own, so that one that fails or takes longer than `--limit`
-loses none of the others. Those of `--together` models are made ready at the same time and measured one after the other,
-while the others wait; the losses of the first steps must agree. `prepare` makes the graphs in FOLDER, on any machine;
-`measure` uses them.
+tokens, and, if asked for, the example's GPT in the size of GPT-2 at micro-batches of 8, 16 and 32. `bert-drop` and
+`gpt2-drop-8` have the dropout of 0.1 with which they are fine-tuned: of embeddings, attention's weights, and what is
+added to the residual. BERT, Llama and ResNet are exported by `ortflow.export_for_training`. All are trained from the
+same weights on the same batches, AdamW (fused in PyTorch), clipping, the host waiting for each loss; PyTorch by
+autocast to bf16 with its fused attention, ResNet-50 in its channels-last layout. Each candidate has a process of its
+own, so that one that fails or takes longer than `--limit` loses none of the others. Those of `--together` models are
+made ready at the same time and measured one after the other, while the others wait; the losses of the first steps must
+agree. With dropout they do because the models have not learned anything yet: the masks differ from PyTorch's. `prepare`
+makes the graphs in FOLDER, on any machine; `measure` uses them.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class Case:
     feeds: Callable[[np.random.Generator], Arrays]
     batch: int
     channels_last: bool = False
+    dropout: float = 0.0
 
 
 class Logits(nn.Module):
@@ -87,10 +90,10 @@ def resnet50() -> nn.Module:
     return models.resnet50()
 
 
-def bert() -> nn.Module:
+def bert(dropout: float = 0.0) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
-    settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "attn_implementation": "sdpa"}
+    settings = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "attn_implementation": "sdpa"}
     return Encoder(BertForMaskedLM(BertConfig(**settings)))
 
 
@@ -119,15 +122,16 @@ def _images(batch: int) -> Callable[[np.random.Generator], Arrays]:
     return feeds
 
 
+DROPOUT = 0.1
 GPT2 = {"layers": 12, "width": 768, "heads": 12, "context": 1024, "vocabulary": 50_304}
 
 
-def _gpt2(batch: int) -> Case:
+def _gpt2(batch: int, dropout: float = 0.0) -> Case:
     def feeds(random: np.random.Generator) -> Arrays:
         windows = random.integers(0, GPT2["vocabulary"], (batch, GPT2["context"] + 1))
         return {"tokens": windows[:, :-1].copy(), "labels": windows[:, 1:].copy()}
 
-    return Case(lambda: nn.Module(), feeds, batch)
+    return Case(lambda: nn.Module(), feeds, batch, dropout=dropout)
 
 
 CASES = {
@@ -135,8 +139,11 @@ CASES = {
     "bert": Case(bert, _tokens(30_522, 32, 512), 32),
     "llama": Case(llama, _tokens(32_000, 4, 2048), 4),
     **{f"gpt2-{batch}": _gpt2(batch) for batch in (8, 16, 32)},
+    "bert-drop": Case(lambda: bert(DROPOUT), _tokens(30_522, 32, 512), 32, dropout=DROPOUT),
+    **{f"gpt2-drop-{batch}": _gpt2(batch, DROPOUT) for batch in (8, 16, 32)},
 }
-EXPORTED = "resnet50", "bert", "llama"
+DEFAULT = "resnet50", "bert", "llama"
+EXPORTED = *DEFAULT, "bert-drop"
 
 
 def module_of(name: str) -> nn.Module:
@@ -150,7 +157,7 @@ def prepare(name: str, folder: Path) -> None:
     case, path = CASES[name], folder / "model.onnx"
     folder.mkdir(parents=True, exist_ok=True)
     if name not in EXPORTED:
-        make_graphs(Config(**GPT2), case.batch, folder, on_gpus=True, precision="bf16")
+        make_graphs(Config(**GPT2, dropout=case.dropout), case.batch, folder, on_gpus=True, precision="bf16")
         return
     feeds = case.feeds(np.random.default_rng(0))
     with warnings.catch_warnings():
@@ -200,6 +207,7 @@ def torch_step(name: str, folder: Path, *, compiled: bool, mode: str | None = No
     if name not in EXPORTED:
         weights = load_file(GraphSet.load(folder / "graphs").initial)
         settings: dict[str, Any] = {"rate": RATE, "weight_decay": DECAY, "clip": CLIP, "device": "cuda"}
+        settings["dropout"] = case.dropout
         peer = TorchStep(Sizes(**GPT2), weights, compiled=compiled, mode=mode, precision="bf16", **settings)
         return lambda arrays: peer(arrays["tokens"], arrays["labels"])
     module = module_of(name).cuda().train()
@@ -359,7 +367,7 @@ def main() -> None:
     """Prepare, measure, or both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["prepare", "measure", "child"], help="only this")
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(EXPORTED))
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(DEFAULT))
     parser.add_argument("--without", nargs="*", choices=CANDIDATES, default=[], help="leave these out")
     parser.add_argument("--candidate", choices=CANDIDATES, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=12)

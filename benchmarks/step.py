@@ -84,7 +84,8 @@ class OrtflowStep:
         """The same of a model's inputs by name; the first axis of each is the batch."""
         self._update += 1
         batch = MicroBatch(arrays, len(arrays["labels"]))
-        return self._trainer.step([batch], learning_rate=rate, update=self._update, seeds=[0], control_values=()).loss
+        number = self._update
+        return self._trainer.step([batch], learning_rate=rate, update=number, seeds=[number], control_values=()).loss
 
 
 def make_graphs(

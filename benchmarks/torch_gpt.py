@@ -23,13 +23,18 @@ class Sizes:
     vocabulary: int
 
 
+def dropped(x: Tensor, share: float) -> Tensor:
+    """Dropout, if there is any."""
+    return F.dropout(x, share) if share else x
+
+
 class Block(nn.Module):
     """Attention and feed-forward, each on a normalised copy and added back."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, dropout: float) -> None:
         super().__init__()
         width = sizes.width
-        self.heads = sizes.heads
+        self.heads, self.dropout = sizes.heads, dropout
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn = nn.ModuleDict({"c_attn": nn.Linear(width, 3 * width), "c_proj": nn.Linear(width, width)})
         self.mlp = nn.ModuleDict({"c_fc": nn.Linear(width, 4 * width), "c_proj": nn.Linear(4 * width, width)})
@@ -38,22 +43,24 @@ class Block(nn.Module):
         batch, length, width = x.shape
         merged = self.attn["c_attn"](self.ln_1(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = merged.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attn["c_proj"](mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x))))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
+        mixed = self.attn["c_proj"](mixed.transpose(1, 2).reshape(batch, length, width))
+        x = x + dropped(mixed, self.dropout)
+        return x + dropped(self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)))), self.dropout)
 
 
 class Gpt(nn.Module):
-    """Tokens and labels to the mean cross-entropy."""
+    """Tokens and labels to the mean cross-entropy, in training: with dropout, if any."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.wte, self.wpe = nn.Embedding(sizes.vocabulary, sizes.width), nn.Embedding(sizes.context, sizes.width)
-        self.h = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.h = nn.ModuleList(Block(sizes, dropout) for _ in range(sizes.layers))
         self.ln_f = nn.LayerNorm(sizes.width)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        x = dropped(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]], self.dropout)
         for block in self.h:
             x = block(x)
         logits = F.linear(self.ln_f(x), self.wte.weight)
@@ -87,8 +94,9 @@ class TorchStep:
         precision: str = "fp32",
         mode: str | None = None,
         distributed: bool = False,
+        dropout: float = 0.0,
     ) -> None:
-        self._model, self._clip, self._device = Gpt(sizes), clip, device
+        self._model, self._clip, self._device = Gpt(sizes, dropout), clip, device
         load(self._model, weights)
         self._model.to(device)
         parameters = list(self._model.parameters())

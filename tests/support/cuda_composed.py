@@ -1,4 +1,7 @@
-"""The operators of `ortflow.cuda` as functions of ONNX, so that graphs with them run on the CPU."""
+"""The operators of `ortflow.cuda` as functions of ONNX, so that graphs with them run on the CPU.
+
+Dropouts become those of ortflow's CPU library.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from graph_build_models import run_graph
 from kernels import off
 from onnx import helper, parser
 
-from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
-from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN, MICROSOFT
+from ortflow.workflow.graph.ir.edit import import_domain, replace
 
 _NORM_GRADIENT = """
     minus_one = Constant <value_ints = [-1]> ()
@@ -201,6 +204,10 @@ def composed(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(model)
     for rewrite in (_apart, _of_images):
         replace(copy.graph.node, [one for node in copy.graph.node for one in rewrite(node)])
+    for node in copy.graph.node:
+        if node.domain == CUDA_DOMAIN and node.op_type == "Dropout":
+            node.domain = CPU_DOMAIN
+            import_domain(copy, CPU_DOMAIN)
     for text in _FUNCTIONS:
         function = parser.parse_function(f'<domain: "{CUDA_DOMAIN}", opset_import: ["": 18]>\n{text}')
         if any(node.op_type == function.name and node.domain == CUDA_DOMAIN for node in copy.graph.node):

@@ -103,17 +103,19 @@ class Fake:
         *,
         train: onnx.ModelProto | None = None,
         single: onnx.ModelProto | None = None,
+        kernels: Path | None = None,
     ) -> QueuedTrainer:
         """The trainer for graphs that `build_graphs` has written.
 
-        `train` replaces the training graph, and `single` the one that comparisons of precisions use.
+        `train` replaces the training graph, and `single` the one that comparisons of precisions use. `kernels` is a
+        library of operators that they may have.
         """
         update = compose(optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index)))
         graphs.optimizer.write_bytes(guarded(update).SerializeToString())
         graphs.gradient.write_bytes(queued_gradient_graph().SerializeToString())
         if train is not None:
             graphs.train.write_bytes(train.SerializeToString())
-        self.sessions = Sessions(self.device, 1, "error", fuse=False)
+        self.sessions = Sessions(self.device, 1, "error", kernels, fuse=False)
         report = Report(note=self.log.append, warn=self.warnings.append)
         trainer = QueuedTrainer(graphs, spec, self.sessions, communicator or SoloCommunicator(), report)
         if single is not None:

@@ -25,6 +25,7 @@ from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.objective.loss import output_of
 from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
+from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.parallel.stage import gradient_from_next, gradient_of
 from ortflow.workflow.spec.run import RunSpec
 
@@ -49,12 +50,15 @@ class Model:
         tensors = self.source.tensors
         return build_stages(self.prepared, self.evaluate, tensors, self.source.roles.trained, division, root)
 
-    def undivided(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Loss, statistics and gradients of the one training graph."""
+    def undivided(self, batch: Mapping[str, Array], *, kernels: bool = False) -> dict[str, Array]:
+        """Loss, statistics and gradients of the one training graph, with ortflow's kernels or without."""
         model, _ = make_differentiable(self.prepared, self.source.roles.trained, LOSS_SUM)
         rewrites.before(model.graph)
         model, _ = differentiate(model, self.source.roles.trained, LOSS_SUM)
-        return run_graph(compose(model), {**self.source.tensors, **batch})
+        feeds = {**self.source.tensors, **batch}
+        if kernels:
+            return run_graph(compose(with_kernels(model)), feeds, kernels=LIBRARY.path)
+        return run_graph(compose(model), feeds)
 
 
 def opened(path: Path, loss: Mapping[str, Any] | None = None, **changes: Any) -> Model:

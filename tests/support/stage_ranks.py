@@ -139,14 +139,17 @@ def batches_for(name: str, sizes: Sequence[int]) -> list[MicroBatch]:
     return [MicroBatch(batch_of(name, seed, rows or 1), rows) for seed, rows in enumerate(sizes)]
 
 
-def expected(model: Model, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> dict[str, Array]:
+def expected(
+    model: Model, batches: Sequence[MicroBatch], seeds: Sequence[int], *, kernels: bool = False
+) -> dict[str, Array]:
     """What one rank with the undivided graph gets."""
     tensors, losses, total = dict(model.source.tensors), [], dict[str, Array]()
     for batch, seed in zip(batches, seeds, strict=True):
         if not batch.count:
             continue
         onnxruntime.set_seed(seed)
-        found = model.undivided({**tensors, **batch.arrays, VALID: np.array([batch.count]), SEED: np.array([seed])})
+        fed = {**tensors, **batch.arrays, VALID: np.array([batch.count]), SEED: np.array([seed])}
+        found = model.undivided(fed, kernels=kernels)
         losses.append(np.array([found.pop(LOSS_SUM), found.pop(LOSS_WEIGHT)]))
         for name, array in found.items():
             if name.endswith("_new"):
@@ -200,11 +203,17 @@ def run_threads(
 
 
 def run_mpi(
-    root: Path, kind: Kind, batches: Sequence[MicroBatch], seeds: Sequence[int], state: Sequence[str] = ()
+    root: Path,
+    kind: Kind,
+    batches: Sequence[MicroBatch],
+    seeds: Sequence[int],
+    state: Sequence[str] = (),
+    *,
+    kernels: bool = True,
 ) -> list[dict[str, Array]]:
     """One step, with real ranks."""
     count = StageSet.load(root).ranks
-    (root / "job.pickle").write_bytes(pickle.dumps((kind, list(batches), list(seeds), list(state))))
+    (root / "job.pickle").write_bytes(pickle.dumps((kind, list(batches), list(seeds), list(state), kernels)))
     on_ranks(count, __file__, str(root), OMP_NUM_THREADS="1")
     return [dict(np.load(root / f"rank{rank}.npz")) for rank in range(count)]
 
@@ -214,9 +223,9 @@ def main() -> None:
     from ortflow.workflow.comm.mpi import MpiCommunicator
 
     root = Path(sys.argv[1])
-    kind, batches, seeds, state = pickle.loads((root / "job.pickle").read_bytes())
+    kind, batches, seeds, state, kernels = pickle.loads((root / "job.pickle").read_bytes())
     world = MpiCommunicator()
-    rank = Rank.open(root, kind, world, kernels=True, state=state)
+    rank = Rank.open(root, kind, world, kernels=kernels, state=state)
     np.savez(root / f"rank{world.rank}.npz", **rank.step(batches, seeds))
     world.close()
 

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import Editor, make_outputs, scalar
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
+from ortflow.workflow.graph.objective.modes import train_mode
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED
 
 Array = npt.NDArray[Any]
 
@@ -65,6 +66,13 @@ class Model:
     def given(self) -> dict[str, Array]:
         """All inputs."""
         return {**self.tensors, **self.batch}
+
+
+def drawing_by_seed(model: Model) -> Model:
+    """The same with dropouts that ortflow's kernels compute, from a seed in the batch."""
+    proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
+    train_mode(proto.graph)
+    return Model(proto, model.tensors, {**model.batch, SEED: np.array([17])})
 
 
 class _Builder:

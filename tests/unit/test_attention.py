@@ -14,7 +14,9 @@ from onnx import numpy_helper, parser
 from ortflow.workflow.graph.attention.find import GRADIENT, OPERATOR, attend
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.edit import attributes_of, constants_of
+from ortflow.workflow.graph.objective.modes import train_mode
+from ortflow.workflow.graph.types import SEED
 
 BATCH, TIME, CONTEXT = 2, 12, 16
 SCALE = 0.25
@@ -232,10 +234,47 @@ def test_the_gradient_is_one_node_and_described() -> None:
     assert len(node.input) == 7
 
 
+DROPPED = "mixed = MatMul (kept, v) after = Identity (mixed)"
+
+
+def numbered(made: onnx.ModelProto) -> onnx.ModelProto:
+    """With dropouts that are switched on for training."""
+    train_mode(made.graph)
+    return made
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_dropout_of_weights_is_the_node_s(masked: bool) -> None:
+    mask = "masked = Add (scaled, added)" if masked else MASKED
+    forward = numbered(model(mask, after=f"kept = Dropout (weights, ratio, yes) {DROPPED}"))
+    fused, notes = attend(forward, ["wq", "wk", "wv"])
+    assert not notes
+    assert [value.name for value in fused.graph.input][-1] == SEED
+    assert not [node for node in fused.graph.node if node.op_type == "Dropout"]
+    (node,) = [node for node in fused.graph.node if node.op_type == OPERATOR]
+    assert attributes_of(node)["dropout"] == 0.5
+    *_, added, seed, offset = node.input
+    assert added == ("added" if masked else "")
+    assert constants_of(fused.graph)[offset].tolist() == [0]
+    (made,) = [each for each in fused.graph.node if seed in each.output]
+    assert (made.op_type, made.input[0]) == ("Add", SEED)
+    assert constants_of(fused.graph)[made.input[1]].tolist() != [0]
+    train, _ = differentiate(fused, ["wq", "wk", "wv"], "loss")
+    (gradient,) = [node for node in train.graph.node if node.op_type == GRADIENT]
+    assert list(gradient.input[-3:]) == list(node.input[-3:])
+    assert attributes_of(gradient)["dropout"] == 0.5
+
+
 REFUSED = {
     "learned-bias": (model("masked = Add (scaled, bias)"), "has a gradient"),
-    "dropout": (model(after="kept = Dropout (weights, ratio, yes) mixed = MatMul (kept, v) after = Identity (mixed)"),
-                "dropout"),
+    "dropout-of-onnx-runtime": (model(after=f"kept = Dropout (weights, ratio, yes) {DROPPED}"), "dropout that ONNX"),
+    "mask-of-dropout": (
+        numbered(model(after=f"kept, mask = Dropout (weights, ratio, yes) {DROPPED} unused = Not (mask)")), "is read"
+    ),
+    "two-dropouts": (
+        numbered(model(after=f"once = Dropout (weights, ratio, yes) kept = Dropout (once, ratio, yes) {DROPPED}")),
+        "several dropouts",
+    ),
     "weights-changed": (model(after="half = Tanh (weights) mixed = MatMul (half, v) after = Identity (mixed)"),
                         "go through"),
     "scaled-behind-mask": (model("sum = Add (scaled, added) masked = Mul (sum, ratio)"), "after the mask"),

@@ -14,6 +14,7 @@ from messages import mentions
 from onnx import TensorProto
 
 from ortflow.workflow.cuda import attention
+from ortflow.workflow.cuda.attention import Given
 from ortflow.workflow.cuda.attention_shape import packed_shape_of, shape_of
 from ortflow.workflow.cuda.nvrtc import compiled, headers
 from ortflow.workflow.cuda.operators import Tensor
@@ -99,40 +100,47 @@ def test_what_does_not_fit_packed_is_refused(
         packed_shape_of(packed, heads, mask, 1.0, False)
 
 
+@pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_values_of_packed_nodes_come_in_the_order_of_the_plan(monkeypatch: pytest.MonkeyPatch, masked: bool) -> None:
-    queued: list[tuple[str, list[int], Tensor | None]] = []
+def test_values_of_packed_nodes_come_in_the_order_of_the_plan(
+    monkeypatch: pytest.MonkeyPatch, masked: bool, drops: bool
+) -> None:
+    queued: list[tuple[str, list[int], Tensor | None, list[int], float]] = []
 
     class Library:
-        def run(self, call: Any, write: Any, shape: Any, pointers: list[int], mask: Tensor | None) -> None:
-            queued.append((write.__name__, pointers, mask))
+        def run(self, call: Any, write: Any, pointers: list[int], given: Given) -> None:
+            drawn = [each.pointer for each in given.drawn]
+            queued.append((write.__name__, pointers, given.mask, drawn, given.shape.dropout))
 
     class Call:
-        def __init__(self, *inputs: Tensor) -> None:
+        def __init__(self, *inputs: Tensor | None) -> None:
             self.inputs, self.made = inputs, list[tuple[int, ...]]()
 
         def given(self, place: int) -> Tensor:
-            return self.inputs[place]
+            found = self.inputs[place]
+            assert found is not None
+            return found
 
         def output(self, place: int, shape: tuple[int, ...]) -> int:
             self.made.append(tuple(shape))
             return 70000 + 10000 * place
 
-    monkeypatch.setattr(attention, "check_available", lambda: None)
+    monkeypatch.setattr(attention, "check_available", lambda *, drops: None)
     monkeypatch.setattr(attention, "cudnn_library", Library)
     rows, width = (2, 5, 4, 8), 64
     do, packed, o = (Tensor(at, dims, HALF) for at, dims in ((10000, rows), (20000, (2, 5, width)), (30000, rows)))
     stats, mask = Tensor(40000, (2, 4, 5, 1), TensorProto.FLOAT), Tensor(50000, (2, 1, 1, 5), TensorProto.BOOL)
-    last = [mask] if masked else []
+    key = [Tensor(place, (1,), TensorProto.INT64) for place in (60000, 61000)]
+    last = [mask if masked else None, *key] if drops else [mask] if masked else []
     forward, backward = Call(packed, *last), Call(do, packed, o, stats, *last)
     for operator, call in ((attention.Attention, forward), (attention.AttentionGrad, backward)):
-        operator({"packed": [4, 2, 8]}).run(cast(Any, call))
+        operator({"packed": [4, 2, 8], "dropout": 0.1 if drops else 0.0}).run(cast(Any, call))
     parts = [20000, 20000 + 4 * 8 * 2, 20000 + 6 * 8 * 2]
     gradients = [each + 50000 for each in parts]
-    read = mask if masked else None
+    read = mask if masked else None, [60000, 61000] if drops else [], 0.1 if drops else 0.0
     assert queued == [
-        ("forward", [*parts, 70000, 80000], read),
-        ("backward", [10000, *parts, 30000, 40000, *gradients], read),
+        ("forward", [*parts, 70000, 80000], *read),
+        ("backward", [10000, *parts, 30000, 40000, *gradients], *read),
     ]
     assert (forward.made, backward.made) == ([rows, (2, 4, 5, 1)], [(2, 5, width)])
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels import needs_kernels
 from onnx import helper
-from transformers_by_hand import Model, Sizes, transformer
+from transformers_by_hand import Model, Sizes, drawing_by_seed, transformer
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.division.divide import Divided, divide
@@ -234,11 +234,15 @@ def test_evaluation_puts_tensors_together_that_it_cannot_read_in_part() -> None:
 
 
 @pytest.mark.parametrize("form", ["packed", "gated"])
-def test_real_ranks_drop_what_one_rank_drops(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ours", [False, True])
+def test_real_ranks_drop_what_one_rank_drops(ours: bool, form: str, tmp_path: Path) -> None:
     model = transformer(replace(FORMS[form], dropout=0.3, vocabulary=67))
+    if ours:
+        model = drawing_by_seed(model)
     names = list(model.tensors)
     divided = divide_all(model.proto, model.shapes, names, 2)
     graphs = [training(each.model, names, kernels=True) for each in divided]
+    assert {node.domain for node in graphs[1].graph.node if node.op_type == "Dropout"} == {"ortflow" if ours else ""}
     expected = run(training(model.proto, names, kernels=True), model.given)
     differences = off(run_ranks(graphs, divided, model.given, tmp_path), expected)
     assert max(differences.values()) < 1e-5, differences

@@ -12,7 +12,7 @@ import pytest
 from divided import CHANNEL, divide_all, divide_tokens, in_double, off, run, run_parts, run_ranks, training
 from kernels import LIBRARY, needs_kernels
 from parts import Parts
-from transformers_by_hand import Model, Sizes, transformer
+from transformers_by_hand import Model, Sizes, drawing_by_seed, transformer
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.division.divide import Divided
@@ -143,11 +143,15 @@ def test_less_is_kept_for_the_backward_pass() -> None:
 
 @pytest.mark.parametrize("form", ["packed", "gated", "Gemm"])
 @pytest.mark.parametrize("tokens", [4, 5])
-def test_real_ranks_drop_what_one_rank_drops(form: str, tokens: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ours", [False, True])
+def test_real_ranks_drop_what_one_rank_drops(ours: bool, form: str, tokens: int, tmp_path: Path) -> None:
     model = transformer(replace(FORMS[form], dropout=0.3, tokens=tokens))
+    if ours:
+        model = drawing_by_seed(model)
     names = list(model.tensors)
     divided = divide_tokens(model.proto, model.shapes, names, 2)
     graphs = [training(each.model, names, kernels=True) for each in divided]
+    assert {node.domain for node in graphs[1].graph.node if node.op_type == "Dropout"} == {"ortflow" if ours else ""}
     expected = run(training(model.proto, names, kernels=True), model.given)
     differences = off(run_ranks(graphs, divided, model.given, tmp_path), expected)
     assert max(differences.values()) < 1e-5, differences

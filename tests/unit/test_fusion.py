@@ -21,7 +21,8 @@ from ortflow.workflow.cuda import FUSED
 from ortflow.workflow.cuda import library as library_of_operators
 from ortflow.workflow.cuda.library import operator_library
 from ortflow.workflow.fusion.groups import INPUTS, fuse
-from ortflow.workflow.fusion.source import CONVERSIONS, kernel, literal
+from ortflow.workflow.fusion.literals import literal
+from ortflow.workflow.fusion.source import CONVERSIONS, kernel
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import attributes_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,9 +19,10 @@ from onnx import helper
 
 from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.ir.edit import constants_of
 from ortflow.workflow.graph.ir.origin import SCOPES
 from ortflow.workflow.graph.optimize.recompute import scopes_of
-from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.graph.types import SEED, GraphSet, with_kernels_of
 from ortflow.workflow.onnx_runtime import onnxruntime
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -82,7 +84,7 @@ def test_dropped_values_come_from_their_masks(wanted: Any, kernels: bool, tmp_pa
         graphs = build_graphs(spec.model_copy(update={"model": section}), tmp_path / name)
         train, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, None)
         onnxruntime.set_seed(3)
-        found.append(run_graph(train, feeds(graphs), kernels=library))
+        found.append(run_graph(train, {**feeds(graphs), SEED: np.array([3])}, kernels=library))
     kept, again = found
     assert kept.keys() == again.keys()
     for name, array in kept.items():
@@ -94,6 +96,13 @@ def test_dropped_values_come_from_their_masks(wanted: Any, kernels: bool, tmp_pa
     assert sum(node.op_type == "And" and node.input[0] in masks for node in nodes) == 2 * 2, (
         "what products and norms read"
     )
+    graph = onnx.load(tmp_path / "again" / "train.kernels.onnx").graph
+    ours, constants = graph.node, constants_of(graph)
+    drawn = [constants[node.input[1]] for node in ours if node.op_type == "Dropout" and node.domain == "ortflow"]
+    assert Counter(int(number[0]) for number in drawn) == {
+        number: 2 + (number > 0 and number % 3 != 0) for number in range(7)
+    }, "twice, and once more what the backward pass reads"
+    assert not [node for node in ours if node.op_type == "Dropout" and not node.domain]
 
 
 MEASURE = """

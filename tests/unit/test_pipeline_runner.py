@@ -49,8 +49,10 @@ def check(
     found: list[dict[str, np.ndarray]],
     batches: Sequence[MicroBatch],
     seeds: Sequence[int],
+    *,
+    kernels: bool = False,
 ) -> None:
-    assert_same(merged(made.stages, found), expected(model, batches, seeds))
+    assert_same(merged(made.stages, found), expected(model, batches, seeds, kernels=kernels))
 
 
 @pytest.mark.parametrize("name", ["transformer", "convolutions", "skipping"])
@@ -174,18 +176,19 @@ def test_evaluation_on_ranks(tmp_path: Path) -> None:
         assert "ortflow.loss_sum" in found
 
 
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
 @pytest.mark.parametrize(
     ("name", "kind", "ranks", "chunks"),
     [("transformer", "gpipe", 3, 1), ("convolutions", "1f1b", 3, 1), ("transformer", "interleaved", 2, 2)],
 )
-def test_real_ranks(name: str, kind: Kind, ranks: int, chunks: int, tmp_path: Path) -> None:
-    """Dropout included, whose masks are those of the undivided graph; threads would share their generator."""
+def test_real_ranks(name: str, kind: Kind, ranks: int, chunks: int, kernels: bool, tmp_path: Path) -> None:
+    """Dropout included, whose masks are those of the undivided graph; threads would share ONNX Runtime's generator."""
     sizes = {"dropout": 0.2} if name == "transformer" else {}
     model, made = divided(name, tmp_path, ranks, chunks, **sizes)
     assert bool(made.stages.stages[1].dropouts) == bool(sizes)
     batches, seeds = batches_for(name, [4, 4, 3, 4]), [11, 22, 33, 44]
-    found = run_mpi(tmp_path, kind, batches, seeds, model.source.roles.state)
-    check(model, made, found, batches, seeds)
+    found = run_mpi(tmp_path, kind, batches, seeds, model.source.roles.state, kernels=kernels)
+    check(model, made, found, batches, seeds, kernels=kernels)
 
 
 def test_a_shape_that_depends_on_the_numbers_is_refused(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import numpy as np
 import onnx
 import pytest
 from graph_build_models import Array, built, run_file
+from kernels import LIBRARY, needs_kernels
 from messages import alike, says
 from queued import Fake, halved, network, outcomes_of, state_of, steps_of, train
-from trainers import trainer_on
+from trainers import opened, trainer_on, write_update
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
-from ortflow.workflow.graph.types import LOSS_SUM, GraphSet
+from ortflow.workflow.graph.types import LOSS_SUM, GraphSet, with_kernels_of
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import StepOutcome
@@ -209,6 +210,46 @@ def test_dropout_of_onnx_runtime_is_not_captured(tmp_path: Path, monkeypatch: py
     why = "Dropout … the same numbers"
     captured = ["the scaling of the gradient is captured …", "the update is captured …"]
     assert alike(fake.log, [f"a micro-batch … not captured … {why}", *captured])
+
+
+@needs_kernels
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_dropout_of_ortflow_is_captured_and_draws_from_each_seed(
+    tmp_path: Path, accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bits of a CPU, whose kernel has the masks of a GPU's."""
+    model, seeds = network(tmp_path / "model.onnx", "Dropout"), iter(range(100, 1000))
+    graphs, steps = built(model), steps_of([[8] * accumulation] * 8)
+    drawn = [[next(seeds) for _ in batches] for batches in steps]
+    changes: dict[str, Any] = {"train__gradient_accumulation": accumulation}
+    ours = onnx.load(with_kernels_of(graphs.train))
+    assert "Dropout" in {node.op_type for node in ours.graph.node if node.domain == "ortflow"}
+
+    def on_cpu() -> GraphTrainer:
+        spec = run_file(model, **changes)
+        write_update(graphs, spec)
+        # Only the training graph has ortflow's kernels, so that everything else has the same bits.
+        for graph in (graphs.optimizer, graphs.gradient):
+            with_kernels_of(graph).unlink()
+        return opened(graphs, spec, SoloCommunicator())
+
+    def outcomes(trainer: GraphTrainer, given: list[list[int]]) -> list[float]:
+        return [
+            trainer.step(batches, learning_rate=1e-3, update=number + 1, seeds=each, control_values=[]).loss
+            for number, (batches, each) in enumerate(zip(steps, given, strict=True))
+        ]
+
+    alone = on_cpu()
+    expected, state = outcomes(alone, drawn), state_of(alone)
+    assert outcomes(on_cpu(), [[7] * accumulation] * 8) != expected
+    fake = Fake(monkeypatch)
+    trainer = fake.trainer(graphs, run_file(model, **changes), train=ours, kernels=LIBRARY.path)
+    assert outcomes(trainer, drawn) == expected
+    for name, flat in state_of(trainer).items():
+        np.testing.assert_array_equal(flat, state[name], err_msg=name)
+    launched = [call for call in fake.library.calls if call[0] == "cudaGraphLaunch"]
+    assert "a micro-batch is captured as a CUDA graph" in fake.log
+    assert len(launched) > 8
 
 
 class Twins(SoloCommunicator):

@@ -15,7 +15,16 @@ from ortflow.workflow.disk_space import OutOfDisk, is_full
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.export.model_file import write_array
 from ortflow.workflow.graph.ir.edit import replace
-from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, placed_of, with_kernels_of
+from ortflow.workflow.graph.types import (
+    LOSS_SCALE,
+    SEED,
+    GraphSet,
+    fused_of,
+    half_of,
+    on_cuda_of,
+    placed_of,
+    with_kernels_of,
+)
 from ortflow.workflow.parallel.division import NAME
 from ortflow.workflow.rundir import replacing, sync_directory, write_atomically
 
@@ -74,6 +83,10 @@ def _remove_division(root: Path) -> None:
 
 
 def serialized(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> bytes:
-    """The model with exactly these inputs, in this order, including inputs that it does not read."""
-    replace(model.graph.input, inputs)
+    """The model with exactly these inputs, in this order, including inputs that it does not read; then those that only
+    this form of it has: the seed of its dropouts, and the loss scale.
+    """
+    known = {value.name for value in inputs}
+    more = [value for value in model.graph.input if value.name in (SEED, LOSS_SCALE) and value.name not in known]
+    replace(model.graph.input, [*inputs, *more])
     return bytes(model.SerializeToString(deterministic=True))

@@ -20,8 +20,9 @@ from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.intake.source import Source
 from ortflow.workflow.graph.intake.user_graphs import user_train_graph
 from ortflow.workflow.graph.ir.collective import drop_copies, finish, has_collectives
-from ortflow.workflow.graph.ir.edit import Editor, make_outputs, replace, scalar
+from ortflow.workflow.graph.ir.edit import Editor, make_outputs, scalar
 from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.normalize.dropouts import dropout_notes
 from ortflow.workflow.graph.objective.loss import attach
 from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.objective.synced import Replicas
@@ -30,7 +31,6 @@ from ortflow.workflow.graph.optimize.layers import mark_layers
 from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.types import (
-    LOSS_SCALE,
     LOSS_SUM,
     LOSS_WEIGHT,
     fused_of,
@@ -71,8 +71,7 @@ class Training:
         if self.placed is not None:
             files[placed_of(TRAIN).name] = serialized(self.placed, inputs)
         if self.halves is not None:
-            scale = [value for value in self.halves.graph.input if value.name == LOSS_SCALE]
-            files[half_of(TRAIN).name] = serialized(self.halves, [*inputs, *scale])
+            files[half_of(TRAIN).name] = serialized(self.halves, inputs)
         return files
 
 
@@ -88,6 +87,7 @@ def training_of(forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: 
     notes += mark_layers(prepared, section.recomputed_layers, source.roles.trained, LOSS_SUM)
     plain, faster, placed, trained, more = gradient_graphs(prepared, spec, source, length)
     halves, lines = _in_half(prepared, spec, trained)
+    notes += dropout_notes(prepared.graph) if spec.resources.kernels == "auto" else []
     return Training(plain, trained, [*notes, *more, *lines], prepared, faster, placed, halves)
 
 
@@ -179,9 +179,8 @@ def synced_files(
     path = synced_of(TRAIN)
     files = {}
     for name, model in ((path.name, plain), (with_kernels_of(path).name, faster)):
-        replace(model.graph.input, inputs)
         finish(model)
-        files[name] = bytes(model.SerializeToString(deterministic=True))
+        files[name] = serialized(model, inputs)
     return files
 
 

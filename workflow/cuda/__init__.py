@@ -6,6 +6,8 @@ Python. Each family of operators has a module; `table` lists them all. Used only
 
 FUSED, FUSED_SUMS = "Fused", "FusedSums"
 """Operators of a group of elementwise nodes; the second also sums a result over its rows."""
+DROPOUT = "Dropout"
+"""Operator that only a group computes: see `ortflow.workflow.kernels.dropout`."""
 KERNELS = ("fused", "fused_wide", "fused_flat")
 """Kernels of each fused source: for any operands; for operands whose neighbours are in lanes; and for fewer than 2^32
 elements with operands that are whole tensors, scalars or runs, whose positions are cheap to compute.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,8 @@ from ortflow.workflow.graph.attention.find import MASKED
 OLDEST = 90500
 """The first version of cuDNN that has everything used here, including the deterministic gradient."""
 CAPABILITY = (8, 0)
+BLACKWELL = 10
+"""Major compute capability for which cuDNN has no deterministic gradient with dropout."""
 _CAPABILITY_CODES = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 _ALIGNED = 256
@@ -66,8 +69,8 @@ def available(capability: tuple[int, int] | None = None, what: str = "attention"
     return None
 
 
-def check_available() -> None:
-    """Raises UserError if the process's GPU cannot compute attention by cuDNN."""
+def check_available(*, drops: bool = False) -> None:
+    """Raises UserError if the process's GPU cannot compute attention by cuDNN; `drops`: with dropout."""
     driver, device, parts = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
     driver.cuCtxGetDevice(ctypes.byref(device))
     for part, code in zip(parts, _CAPABILITY_CODES, strict=True):
@@ -75,6 +78,12 @@ def check_available() -> None:
     reason = available((parts[0].value, parts[1].value))
     if reason is not None:
         raise UserError(reason, where="train.precision", fix="use fp32 here, or `pip install 'ortflow[cuda]'`")
+    if drops and parts[0].value == BLACKWELL:
+        raise UserError(
+            "attention with dropout in half precision has no gradient in a fixed order on this GPU",
+            where="train.precision",
+            fix="use fp32 or tf32 here, or export the model without dropout of attention's weights",
+        )
 
 
 def cudnn() -> Any:
@@ -131,7 +140,16 @@ def _options(graph: Any, shape: Shape) -> dict[str, Any]:
         strides = [shape.mask[1] * plane, plane, shape.keys, 1]
         dims = [*shape.mask, shape.tokens, shape.keys]
         options["bias"] = graph.tensor(name="bias", dim=dims, stride=strides, data_type=_type(shape))
+    if shape.dropout:
+        one, kind = [1, 1, 1, 1], cudnn().data_type.INT64
+        drawn = [graph.tensor(name=name, dim=one, stride=one, data_type=kind) for name in ("seed", "offset")]
+        options["dropout"] = (shape.dropout, *drawn)
     return options
+
+
+def _behind(options: Mapping[str, Any]) -> list[Any]:
+    """The values that both passes read after the others: the mask, and the seed and offset of a dropout."""
+    return [*([options["bias"]] if "bias" in options else []), *options.get("dropout", ())[1:]]
 
 
 def _made(value: Any, shape: Shape, layout: Layout) -> Any:
@@ -145,18 +163,18 @@ def _statistics(shape: Shape) -> tuple[list[int], list[int]]:
 
 
 def forward(graph: Any, shape: Shape) -> list[Any]:
-    """Build q, k, v, o, stats, and the mask if there is one."""
+    """Build q, k, v, o, stats, the mask if there is one, and what a dropout draws from."""
     q, k, v = _operands(graph, shape)
     options = _options(graph, shape)
     o, stats = graph.sdpa(name="attention", q=q, k=k, v=v, generate_stats=True, **options)
     _made(o, shape, shape.layout())
     dims, strides = _statistics(shape)
     stats.set_output(True).set_dim(dims).set_stride(strides).set_data_type(cudnn().data_type.FLOAT)
-    return [q, k, v, o, stats, *([options["bias"]] if shape.bias else [])]
+    return [q, k, v, o, stats, *_behind(options)]
 
 
 def backward(graph: Any, shape: Shape) -> list[Any]:
-    """Build do, q, k, v, o, stats, dq, dk, dv, and the mask if there is one."""
+    """Build do, q, k, v, o, stats, dq, dk, dv, the mask if there is one, and what a dropout draws from."""
     do, o = (_value(graph, name, shape, shape.layout()) for name in ("do", "o"))
     q, k, v = _operands(graph, shape)
     dims, strides = _statistics(shape)
@@ -166,7 +184,21 @@ def backward(graph: Any, shape: Shape) -> list[Any]:
         name="attention_grad", q=q, k=k, v=v, o=o, dO=do, stats=stats, use_deterministic_algorithm=True, **options
     )
     made = [_made(value, shape, layout) for value, layout in zip(found, shape.layouts(), strict=True)]
-    return [do, q, k, v, o, stats, *made, *([options["bias"]] if shape.bias else [])]
+    return [do, q, k, v, o, stats, *made, *_behind(options)]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a node of either pass reads, apart from the gradient."""
+
+    operands: Sequence[Tensor]
+    """q, k and v, or the packed value."""
+    others: Sequence[Tensor]
+    """What follows them."""
+    mask: Tensor | None
+    drawn: Sequence[Tensor]
+    """Seed and offset, if there is a dropout."""
+    shape: Shape
 
 
 class _Library:
@@ -184,9 +216,11 @@ class _Library:
             self._stream = stream
         return self._handle
 
-    def run(self, call: Call, write: Callable[[Any, Shape], Sequence[Any]], shape: Shape, pointers: Sequence[int],
-            mask: Tensor | None) -> None:  # fmt: skip
-        """Queue a pass on the call's stream."""
+    def run(
+        self, call: Call, write: Callable[[Any, Shape], Sequence[Any]], pointers: Sequence[int], given: Given
+    ) -> None:
+        """Queue a pass on the call's stream; the pointers are those of what `write` returns before the mask."""
+        shape, mask = given.shape, given.mask
         handle = self.handle(call.stream)
         key = write.__name__, shape
         if key not in self._plans:
@@ -196,7 +230,8 @@ class _Library:
         memory = call.scratch(max(added + plan.workspace, 1))
         if mask is not None:
             _write_bias(call, shape, mask, memory)
-        plan.run([*pointers, *([memory] if mask is not None else [])], memory + added, handle)
+        behind = [*([memory] if mask is not None else []), *(each.pointer for each in given.drawn)]
+        plan.run([*pointers, *behind], memory + added, handle)
 
 
 def _write_bias(call: Call, shape: Shape, mask: Tensor, pointer: int) -> None:
@@ -220,48 +255,52 @@ def cudnn_library() -> _Library:
 
 class _Node:
     def __init__(self, attributes: Mapping[str, Any]) -> None:
-        check_available()
+        self._dropout = float(attributes.get("dropout", 0.0))
+        check_available(drops=self._dropout > 0)
         self._scale, self._causal = float(attributes.get("scale", 1.0)), bool(attributes.get("causal", 0))
         q, k, v = (bool(flag) for flag in attributes.get("heads_first", (0, 0, 0)))
         self._heads_first = q, k, v
         self._packed: Sequence[int] = attributes.get("packed", ())
 
-    def read(self, call: Call, place: int, more: int = 0) -> tuple[list[Tensor], list[Tensor], Tensor | None, Shape]:
-        """The operands from position `place` on, with `more` inputs after them; the mask; and the shape."""
+    def read(self, call: Call, place: int, more: int = 0) -> Given:
+        """The operands from position `place` on, with `more` inputs after them, and what follows these."""
         behind = place + (1 if self._packed else 3)
         operands = [call.given(each) for each in range(place, behind)]
         others = [call.given(each) for each in range(behind, behind + more)]
-        mask = call.inputs[behind + more] if len(call.inputs) > behind + more else None
+        last = behind + more
+        mask = call.inputs[last] if len(call.inputs) > last else None
+        drawn = [call.given(last + 1), call.given(last + 2)] if self._dropout else []
         if self._packed:
             shape = packed_shape_of(operands[0], self._packed, mask, self._scale, self._causal)
         else:
             q, k, v = operands
             shape = shape_of(q, k, v, mask, self._scale, self._causal, self._heads_first)
-        return operands, others, mask, shape
+        return Given(operands, others, mask, drawn, replace(shape, dropout=self._dropout))
 
 
 class Attention(_Node):
-    """o and stats from q, k, v and a mask, or from a packed value and a mask."""
+    """o and stats from q, k, v, a mask and what a dropout draws from; a packed value may stand for the first three."""
 
     def run(self, call: Call) -> None:
         """See Operator."""
-        operands, _, mask, shape = self.read(call, 0)
+        given = self.read(call, 0)
+        shape = given.shape
         outputs = call.output(0, shape.rows), call.output(1, shape.statistics)
-        pointers = [*shape.parts([each.pointer for each in operands]), *outputs]
-        cudnn_library().run(call, forward, shape, pointers, mask)
+        pointers = [*shape.parts([each.pointer for each in given.operands]), *outputs]
+        cudnn_library().run(call, forward, pointers, given)
 
 
 class AttentionGrad(_Node):
-    """dq, dk and dv from do, q, k, v, o, stats and a mask, or the packed value's gradient instead of the three."""
+    """dq, dk and dv from do, q, k, v, o, stats and what else Attention reads; or the packed value's gradient."""
 
     def run(self, call: Call) -> None:
         """See Operator."""
-        operands, (o, stats), mask, shape = self.read(call, 1, 2)
-        do = call.given(0)
+        given, do = self.read(call, 1, 2), call.given(0)
+        shape, (o, stats) = given.shape, given.others
         if (do.shape, o.shape, stats.shape, stats.type) != (
             shape.rows, shape.rows, shape.statistics, TensorProto.FLOAT
         ):  # fmt: skip
             raise OrtflowError(f"a gradient of attention of shape {do.shape} for a result of shape {shape.rows}")
-        outputs = [call.output(place, each.shape) for place, each in enumerate(operands)]
-        read = [do.pointer, *shape.parts([each.pointer for each in operands]), o.pointer, stats.pointer]
-        cudnn_library().run(call, backward, shape, [*read, *shape.parts(outputs)], mask)
+        outputs = [call.output(place, each.shape) for place, each in enumerate(given.operands)]
+        read = [do.pointer, *shape.parts([each.pointer for each in given.operands]), o.pointer, stats.pointer]
+        cudnn_library().run(call, backward, [*read, *shape.parts(outputs)], given)

@@ -39,6 +39,8 @@ class Shape:
     """For each of queries, keys and values: whether it is [batch, heads, tokens, size]."""
     packed: bool = False
     """Whether they are one value, [batch, tokens, width]: each token has its queries, its keys, then its values."""
+    dropout: float = 0.0
+    """Probability with which a weight is dropped."""
 
     @property
     def width(self) -> int:

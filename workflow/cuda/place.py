@@ -18,7 +18,7 @@ from ortflow.workflow.graph.ir.edit import import_domain
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.rewriter import Rewriter
 from ortflow.workflow.graph.optimize import rewrites
-from ortflow.workflow.kernels import cross_entropy, norm, softmax, table
+from ortflow.workflow.kernels import cross_entropy, dropout, norm, softmax, table
 
 HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "LayerNormalization": (frozenset({0}), frozenset({0})),
@@ -75,6 +75,8 @@ def place(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto:
     rewriter = Rewriter(copy.graph, CUDA_DOMAIN)
     for node in rewriter.nodes("Identity"):
         rewriter.pass_by(node)
+    # Before images are turned: the mask follows the order of the elements, and is the same in every form.
+    dropout.put(rewriter)
     if halves:
         images.put(rewriter)
     _norms(rewriter)

@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.cuda import FUSED, FUSED_SUMS
+from ortflow.workflow.fusion.dropout import drawn_with, is_dropout
 from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS, STORED, kernel, lanes_of
 from ortflow.workflow.fusion.summed import sum_in_parts, summed_output, sums_of_rows
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
@@ -27,25 +28,39 @@ INPUTS, OUTPUTS = 12, 6
 Dims = tuple[int | str | None, ...]
 
 
-def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """Return a copy in which each group of at least two nodes is one node, and the number of fused nodes."""
+def fuse(model: onnx.ModelProto, *, dropouts_only: bool = False) -> tuple[onnx.ModelProto, int]:
+    """Return a copy in which each group of at least two nodes is one node, and the number of fused nodes.
+
+    A dropout is one node in any case: it has no other kernel. With `dropouts_only` all others stay as they are.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
     constants, types = _scalars(copy.graph), element_types(copy)
-    found = groups_of(copy, types)
-    groups = [group for group in found if len(group.members) > 1 and not constants.keys() >= {*group.inputs}]
+    found = [] if dropouts_only else groups_of(copy, types)
     nodes, taken, known = list(copy.graph.node), 0, described(copy.graph)
+    drawing = {place for place, node in enumerate(nodes) if is_dropout(node)}
+    groups = [
+        group for group in found
+        if drawing & group.members or (len(group.members) > 1 and not constants.keys() >= {*group.inputs})
+    ]  # fmt: skip
+    for name in drawn_with(nodes):
+        known.setdefault(name, helper.make_tensor_value_info(name, TensorProto.INT64, [1]))
+    # What has no known shape is in no group.
+    left = sorted(drawing.difference(*(group.members for group in groups)))
+    groups += [Group((), {place}, list(nodes[place].input), list(nodes[place].output)) for place in left]
     sums = sums_of_rows(nodes, known)
     for number, group in enumerate(groups):
         members = [nodes[place] for place in sorted(group.members)]
         taken += len(members)
         used = [name for name in group.inputs if name not in constants]
         scalars = {name: constants[name] for name in group.inputs if name in constants}
-        lanes = lanes_of([name for name in (*used, *group.outputs) if _is_whole(known.get(name), group.dims)], types)
+        shared = drawn_with(members)
+        moved = [name for name in (*used, *group.outputs) if name not in shared]
+        lanes = lanes_of([name for name in moved if _is_whole(known.get(name), group.dims)], types)
         bits = _dependences(members, used, group.outputs)
         summed = summed_output(group.dims, used, group.outputs, bits, known, sums)
-        source = kernel(members, used, group.outputs, scalars, types, lanes, summed)
+        source = kernel(members, used, group.outputs, scalars, types, lanes, summed, group.places)
         outputs = [*group.outputs, *([] if summed is None else [sum_in_parts(copy.graph, group.outputs[summed], sums)])]
         made = helper.make_node(
             FUSED if summed is None else FUSED_SUMS, used, outputs,
@@ -85,7 +100,8 @@ def _is_whole(value: onnx.ValueInfoProto | None, dims: Dims) -> bool:
 
 def _dependences(members: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, int]:
     """For each output a bit mask of the inputs it depends on, as attributes; 0 for absent outputs."""
-    bits = {name: 1 << place for place, name in enumerate(inputs)}
+    shared = drawn_with(members)
+    bits = {name: 0 if name in shared else 1 << place for place, name in enumerate(inputs)}
     for node in members:
         bits[node.output[0]] = 0
         for name in node.input:
@@ -102,6 +118,8 @@ class Group:
     members: set[int] = field(default_factory=set)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
+    places: dict[str, str] = field(default_factory=dict)
+    """See `source.kernel`."""
 
     @property
     def last(self) -> int:
@@ -169,7 +187,7 @@ class _Finder:
         """The shape of a node's result; None if the node cannot be in a group."""
         if not _is_elementwise(node) or len(node.output) != 1:
             return None
-        if not (self._is_cast(node) if node.op_type == "Cast" else self._is_single(node)):
+        if not (self._is_cast(node) if node.op_type == "Cast" else is_dropout(node) or self._is_single(node)):
             return None
         dims = self._dims.get(node.output[0])
         read = [self._dims.get(value) for value in node.input if value not in self._scalars]
@@ -216,7 +234,22 @@ class _Finder:
 
     def _fits(self, members: Collection[int]) -> bool:
         inputs, outputs = self._ends(members)
-        return sum(name not in self._scalars for name in inputs) <= INPUTS and len(outputs) <= OUTPUTS
+        few = sum(name not in self._scalars for name in inputs) <= INPUTS and len(outputs) <= OUTPUTS
+        return few and self._places(members) is not None
+
+    def _places(self, members: Collection[int]) -> dict[str, str] | None:
+        """For each dropout an input or output of its shape; none where all values have one; None if one is missing.
+
+        The place of an element determines its random word. Sizes that were only likened may be 1 in a run, and then the
+        group has more elements than the dropout.
+        """
+        dropouts = [self._nodes[place].output[0] for place in members if is_dropout(self._nodes[place])]
+        if not dropouts or len({self._dims[self._nodes[place].output[0]] for place in members}) == 1:
+            return {}
+        inputs, outputs = self._ends(members)
+        ends = {self._dims.get(name): name for name in (*inputs, *outputs) if name not in self._scalars}
+        found = {name: ends[self._dims[name]] for name in dropouts if self._dims[name] in ends}
+        return found if len(found) == len(dropouts) else None
 
     def _ends(self, members: Collection[int]) -> tuple[list[str], list[str]]:
         """Values that the nodes read from outside, and values of theirs that are read outside."""
@@ -256,15 +289,18 @@ class _Finder:
     def _is_closed(self, group: Group) -> bool:
         """Whether no condition enters or leaves the group, only numbers."""
         inputs, outputs = self._ends(group.members)
-        return all(self._type(name) in STORED for name in (*inputs, *outputs))
+        shared = drawn_with([self._nodes[place] for place in group.members])
+        return all(self._type(name) in STORED for name in (*inputs, *outputs) if name not in shared)
 
     def _described(self, group: Group) -> Group:
         group.inputs, group.outputs = self._ends(group.members)
+        group.places = self._places(group.members) or {}
         return group
 
 
 def _is_elementwise(node: onnx.NodeProto) -> bool:
-    return not node.domain and (node.op_type in FLOATS or node.op_type in BOOLS or node.op_type == "Cast")
+    known = node.op_type in FLOATS or node.op_type in BOOLS or node.op_type == "Cast"
+    return is_dropout(node) or (not node.domain and known)
 
 
 def _scalars(graph: onnx.GraphProto) -> Mapping[str, float]:

@@ -5,7 +5,6 @@ Values are stored as fp32, fp16 or bf16 and computed with in fp32.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 
 import onnx
@@ -13,6 +12,8 @@ from onnx import TensorProto
 
 from ortflow.workflow.cuda import KERNELS, SUMMING, SUMMING_WARPS
 from ortflow.workflow.fusion.chain import Chain
+from ortflow.workflow.fusion.dropout import Draws, is_dropout
+from ortflow.workflow.fusion.literals import literal
 from ortflow.workflow.graph.ir.edit import attributes_of
 
 HEAD = """\
@@ -194,11 +195,15 @@ def kernel(
     types: Mapping[str, int] | None = None,
     lanes: int | None = None,
     summed: int | None = None,
+    places: Mapping[str, str] | None = None,
 ) -> str:
     """The source of the kernels in KERNELS: operands `inputs`, then `outputs`, then how many elements.
 
     With `summed`, the number of an output, that of the kernels in SUMMING: then follow how many elements a row has, and
     where the sums of the output go, fp32 [blocks in y times SUMMING_WARPS, row].
+
+    Seeds and numbers of dropouts, int64 [1], are inputs too; `places` names for the results of some an input or output
+    that has their shape in every run, where the group's may be larger.
 
     `constants` are the scalars that `nodes` read beside the inputs; `types` tells which values are not fp32. Values are
     numbered, so that groups that compute the same have the same source. Of all but `fused` a thread computes `lanes`
@@ -211,10 +216,15 @@ def kernel(
     halves = all(kind != "float" for kind in stored[len(inputs) :])
     forms = FLOATS | BOOLS | (QUICK if halves else {})
     lines, rounded = [], dict[str, str]()
+    draws = Draws(inputs, outputs, places or {})
     chain = Chain(nodes, constants, outputs)
     powers: dict[str, str] = {}
     """Argument of an Erf -> the variable of exp(-x x)."""
     for number, node in enumerate(nodes):
+        if is_dropout(node):
+            lines.append(draws.line(node, number, names))
+            names[node.output[0]] = f"v{number}"
+            continue
         kind = "float" if node.op_type in FLOATS or node.op_type == "Cast" else "bool"
         form = _cast(node, types) if node.op_type == "Cast" else forms[node.op_type]
         if halves and node.op_type == "Erf":
@@ -229,16 +239,21 @@ def kernel(
             rounded[node.output[0]] = names[node.input[0]]
     # What is stored is rounded then: once is enough.
     lines += [f"y{place}[k] = {rounded.get(name, names[name])};" for place, name in enumerate(outputs)]
-    several = lanes or lanes_of((*inputs, *outputs), types)
+    several = lanes or lanes_of([name for name in (*inputs, *outputs) if name not in draws.read], types)
     operands = [f"a{place}" for place in range(len(inputs))] + [f"o{place}" for place in range(len(outputs))]
     references = ", ".join([*(f"const Operand &{name}" for name in operands), "unsigned long long n"])
     parameters = ", ".join([*(f"const __grid_constant__ Operand {name}" for name in operands), "unsigned long long n"])
     arguments = ", ".join([*operands, "n"])
-    loads = [f"float x{i}[N]; load<{stored[i]}, N, FLAT>(x{i}, a{i}, i, wide);" for i in range(len(inputs))]
+    loads = [
+        f"float x{place}[N]; load<{stored[place]}, N, FLAT>(x{place}, a{place}, i, wide);"
+        for place, name in enumerate(inputs)
+        if name not in draws.read
+    ]
     results = [f"float y{i}[N];" for i in range(len(outputs))]
     stores = [f"store<{stored[len(inputs) + i]}, N, FLAT>(y{i}, o{i}, i, wide);" for i in range(len(outputs))]
     body = [
         *loads,
+        *draws.before,
         *results,
         "#pragma unroll",
         "for (int k = 0; k < N; k++) {",
@@ -247,27 +262,30 @@ def kernel(
         *stores,
     ]
     if summed is not None:
-        return _summing(references, parameters, arguments, body, several, summed)
+        return _summing(references, parameters, arguments, body, several, summed, draws.source)
     loop = (
         "    const unsigned long long first = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
         "    for (unsigned long long i = N * first; i < n; i += (unsigned long long)gridDim.x * blockDim.x * N) {\n"
     )
-    return _group(references, loop, body) + "".join(
+    return _group(references, loop, body, draws.source) + "".join(
         f'extern "C" __global__ void {name}({parameters}) {{ group<{count}, {flat}>({arguments}); }}\n'
         for name, count, flat in zip(KERNELS, (1, several, several), ("false", "false", "true"), strict=True)
     )
 
 
-def _group(references: str, loop: str, body: Sequence[str], end: str = "") -> str:
+def _group(references: str, loop: str, body: Sequence[str], functions: str, end: str = "") -> str:
     return (
-        f"{CONVERSIONS}{HEAD}template <int N, bool FLAT> __device__ __forceinline__ void group({references}) {{\n"
+        f"{CONVERSIONS}{HEAD}{functions}"
+        f"template <int N, bool FLAT> __device__ __forceinline__ void group({references}) {{\n"
         f"    const bool wide = n > 0xffffffffull;\n{loop}"
         + "".join(f"        {line}\n" for line in body)
         + f"    }}\n{end}}}\n\n"
     )
 
 
-def _summing(references: str, parameters: str, arguments: str, body: Sequence[str], lanes: int, summed: int) -> str:
+def _summing(
+    references: str, parameters: str, arguments: str, body: Sequence[str], lanes: int, summed: int, functions: str
+) -> str:
     """A warp takes N columns a thread, of every so many rows, and adds in fp32, in the order of the rows."""
     more, names = ", unsigned long long width, float *part", "width, part"
     loop = (
@@ -281,7 +299,7 @@ def _summing(references: str, parameters: str, arguments: str, body: Sequence[st
     )
     end = "    for (int k = 0; k < N; k++) part[warp * width + column + k] = total[k];\n"
     adding = [*body, f"for (int k = 0; k < N; k++) total[k] += y{summed}[k];"]
-    return _group(f"{references}{more}", loop, adding, end) + "".join(
+    return _group(f"{references}{more}", loop, adding, functions, end) + "".join(
         f'extern "C" __global__ void {name}({parameters}{more}) {{ group<{count}, {flat}>({arguments}, {names}); }}\n'
         for name, count, flat in zip(SUMMING, (1, lanes), ("false", "true"), strict=True)
     )
@@ -300,9 +318,3 @@ def _cast(node: onnx.NodeProto, types: Mapping[str, int]) -> str:
     if types.get(node.input[0]) == TensorProto.BOOL:
         return "{0} ? 1.0f : 0.0f"
     return _CASTS[attributes_of(node)["to"]]
-
-
-def literal(value: float) -> str:
-    """A number of fp32 to the bit."""
-    (bits,) = struct.unpack("<I", struct.pack("<f", value))
-    return f"__int_as_float(0x{bits:08x})"

@@ -11,6 +11,7 @@ from ortflow.workflow.kernels import (
     batch_norm,
     convolution,
     cross_entropy,
+    dropout,
     gelu,
     group_norm,
     norm,
@@ -23,7 +24,8 @@ from ortflow.workflow.kernels import (
 )
 
 _MODULES = (
-    convolution, pooling, batch_norm, group_norm, gelu, norm, product, softmax, table, cross_entropy, adam, scaling,
+    dropout, convolution, pooling, batch_norm, group_norm, gelu, norm, product, softmax, table, cross_entropy, adam,
+    scaling,
 )  # fmt: skip
 
 

@@ -38,7 +38,8 @@ extern Node product_node, norm_node, norm_gradient_node, gelu_node, gelu_gradien
     cross_entropy_node, cross_entropy_gradient_node, convolution_node, convolution_data_gradient_node,
     convolution_weight_gradient_node, max_pool_gradient_node, batch_norm_node, batch_norm_gradient_node,
     scaling_node, lamb_node, sgd_node, sgd_momentum_node, rms_node, rms_gradient_node,
-    group_norm_node, group_norm_gradient_node, collective_node, collective_double_node, collective_int64_node, shards_node;
+    group_norm_node, group_norm_gradient_node, collective_node, collective_double_node, collective_int64_node, shards_node,
+    dropout_node;
 
 #define TRY(expression)                            \
     do {                                           \

@@ -20,6 +20,7 @@ from ortflow.workflow.layout import Entry
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer.differences import SMALLEST_SCALE, Differences, Disagreement, Tensor, Vector, norm
+from ortflow.workflow.trainer.same_masks import standard_graph
 
 VERSION = 3
 """Version of the check: changing it repeats the check in every run."""
@@ -69,7 +70,7 @@ class GradientCheck:
     ) -> None:
         self._graphs, self._sessions, self._bind, self._feed = graphs, sessions, bind, feed
         self._parameters, self._gradients, self._sums, self._seed = parameters, gradients, sums, seed
-        self._standard = sessions.standard_form_of(graphs.train)
+        self._standard = standard_graph(sessions, graphs.train)
         self._trained = [entry for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")]
 
     def run(self, training: Binding) -> str | None:
@@ -182,8 +183,8 @@ class GradientCheck:
     def _first_difference(self) -> str | None:
         from ortflow.workflow.graph.objective.loss_graph import common_values, maker, with_outputs
 
-        standard = self._standard.read_bytes()
-        faster = (self._sessions.form_of(self._graphs.train) or self._standard).read_bytes()
+        standard, form = self._standard, self._sessions.form_of(self._graphs.train)
+        faster = form.read_bytes() if form is not None else standard
         names = common_values(standard, faster)
         for start in range(0, len(names), AT_A_TIME):
             some = names[start : start + AT_A_TIME]
@@ -231,7 +232,7 @@ class GradientCheck:
         """
         from ortflow.workflow.graph.objective.loss_graph import loss_graph, stopped_values, with_fixed, with_outputs
 
-        train = self._standard.read_bytes()
+        train = self._standard
         stopped = stopped_values(train)
         if stopped:
             inside = self._bind(self._sessions.open(with_outputs(train, stopped)))
@@ -262,7 +263,7 @@ class GradientCheck:
         return UserError(
             f"the gradient of {some} disagrees with finite differences of the loss: along it the loss changes "
             f"by {found.measured:.4g}, and the gradient predicts {found.claimed:.4g}; the first node that reads "
-            f"{names[0]!r} is {reader(self._standard.read_bytes(), names[0])}",
+            f"{names[0]!r} is {reader(self._standard, names[0])}",
             where="model.path",
             fix="report the model to ortflow; train.check_gradient: false trains it anyway",
         )

@@ -7,7 +7,7 @@ same memory is captured as CUDA graphs. Opened by `builder` in place of `GraphTr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import TOKEN
 from ortflow.workflow.fusion.rounded import reading_rounded
+from ortflow.workflow.graph.attention.find import drops_weights
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import FACTOR
@@ -45,7 +48,10 @@ SEEDED = frozenset(
         "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
     }
 )  # fmt: skip
-"""Operators whose ONNX Runtime kernels count on the host: a captured one would draw the same numbers again."""
+"""Operators whose ONNX Runtime kernels count on the host: a captured one would draw the same numbers again.
+
+Dropouts are ortflow's, which read a seed from the GPU's memory, unless their ratio varies or its kernels are not used.
+"""
 
 
 class QueuedTrainer(GraphTrainer):
@@ -357,8 +363,11 @@ class QueuedTrainer(GraphTrainer):
             self._set_scale(self._scaler.restored(numbers))
 
     def _compare_precision(self, exact: Binding, batch: MicroBatch, seed: int) -> None:
-        """See GraphTrainer. With random numbers the graphs draw different ones, and are not compared."""
-        if obstacle_in(self._graphs.train):
+        """See GraphTrainer. Graphs that draw different random numbers are not compared."""
+        sessions = self._sessions
+        if not draw_alike(
+            each.form_of(self._graphs.train) or self._graphs.train for each in (sessions, sessions.exact())
+        ):
             return
         self._feed(exact, batch, seed)
         exact.run()
@@ -416,10 +425,14 @@ def copied_by(binding: Binding) -> str:
 
 def obstacle_in(graph: Path) -> str:
     """Why runs of a graph must not be captured; empty if they may."""
-    import onnx
-
-    from ortflow.workflow.graph.ir import walk
-
-    drawing = {node.op_type for node in walk.all_nodes(onnx.load(graph)) if node.domain in ("", "com.microsoft")}
-    found = sorted(drawing & SEEDED)
+    found = sorted({node.op_type for node in _nodes_of(graph) if node.domain in ("", MICROSOFT)} & SEEDED)
     return f"ONNX Runtime's {', '.join(found)} would draw the same numbers every time" if found else ""
+
+
+def draw_alike(graphs: Iterable[Path]) -> bool:
+    """Whether forms of one graph draw the same random numbers from a seed: ONNX Runtime and cuDNN draw others."""
+    return not any(obstacle_in(graph) or any(map(drops_weights, _nodes_of(graph))) for graph in graphs)
+
+
+def _nodes_of(graph: Path) -> Iterable[onnx.NodeProto]:
+    return walk.all_nodes(onnx.load(graph))

@@ -18,7 +18,7 @@ from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.overlap import OverRanks
 from ortflow.workflow.trainer.part import PartTrainer
 from ortflow.workflow.trainer.precision_check import apart
-from ortflow.workflow.trainer.queued import obstacle_in
+from ortflow.workflow.trainer.queued import draw_alike
 from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
 
 _SCALES = (65536.0, 1024.0, 16.0, 1.0)
@@ -48,9 +48,9 @@ class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
             self._repeat()
 
     def compare_precision(self, exact: npt.NDArray[np.float32], batch: MicroBatch, seed: int) -> None:
-        """See PartTrainer. With random numbers the graphs draw different ones, and are not compared."""
+        """See PartTrainer. Graphs that draw different random numbers are not compared."""
         precise = self._sessions.exact() is self._sessions
-        if precise or self._spec.train.precision == "tf32" or any(map(obstacle_in, self._graphs_run())):
+        if precise or self._spec.train.precision == "tf32" or not draw_alike(self._graphs_compared()):
             return
         before = self._scale.read()
         for scale in _SCALES if self._scaler is not None else _SCALES[-1:]:
@@ -80,6 +80,7 @@ class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
             self._ranks.parts.watch()
         return tail
 
-    def _graphs_run(self) -> Iterable[Path]:
-        """The graphs whose random numbers differ between precisions."""
-        return [self._graphs.train]
+    def _graphs_compared(self) -> Iterable[Path]:
+        """The graphs of the forward pass of all ranks of the model, in the run's precision and in fp32."""
+        both = self._sessions, self._sessions.exact()
+        return [sessions.form_of(self._graphs.train) or self._graphs.train for sessions in both]

@@ -49,9 +49,11 @@ class QueuedStageTrainer(QueuedPartTrainer, StageTrainer):
     def _add_loss(self, tail: npt.NDArray[np.float32]) -> None:
         self._tail.slice(0, 2).add(self._sums)
 
-    def _graphs_run(self) -> Iterable[Path]:
-        stages = StageSet.load(self.graphs.root)
-        return [stages.forward(stage.number) for stage in stages.stages]
+    def _graphs_compared(self) -> Iterable[Path]:
+        both = (self._sessions, self._runner.stages), (self._sessions.exact(), StageSet.load(self.graphs.root))
+        for sessions, stages in both:
+            graphs = [stages.forward(stage.number) for stage in stages.stages]
+            yield from (sessions.form_of(graph) or graph for graph in graphs)
 
     def _apply(self) -> None:
         super()._apply()

@@ -11,6 +11,10 @@ each is then shared by a group of consecutive query heads. The mask is optional 
 and added, or Boolean and true where a query attends to a key. Numbers below MASKED are treated as MASKED. With
 `causal`, no query attends to a later key.
 
+With `dropout` > 0, the weights softmax(s) are dropped with that probability, and the others multiplied by
+1 / (1 - dropout). Behind the mask, whose place is kept if there is none, follow a seed and an offset, int64 [1]: cuDNN
+draws a mask from them, in both passes the same. Stats are those before the dropout.
+
 With `packed` = (query heads, key and value heads, head size), one value [batch, tokens, width] replaces q, k and v:
 each
 token holds its queries, then its keys, then its values. It has one gradient. `fusion.packed` creates such nodes.
@@ -21,8 +25,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.graph.attention.masks import Mask, Masks
 from ortflow.workflow.graph.attention.operands import Operand, Size, Unfused, View, operand
@@ -35,11 +40,14 @@ from ortflow.workflow.graph.ir.edit import Editor, replace
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.replacement import attribute
+from ortflow.workflow.graph.types import SEED
 
 OPERATOR = "Attention"
 GRADIENT = "AttentionGrad"
 MASKED = -3e4
 """Added to the score of a masked key. It is representable in fp16, and its exponential is 0."""
+_APART = 0x9E3779B97F4A7C15
+"""Between the seeds of two dropouts: the golden ratio of 2^64, so that no multiples of it are close."""
 LARGEST_HEAD = 128
 """Largest head size for which cuDNN has the gradient on every GPU."""
 
@@ -80,6 +88,11 @@ def attend(model: onnx.ModelProto, trained: Collection[str] | None = None) -> tu
     return copy, notes
 
 
+def drops_weights(node: onnx.NodeProto) -> bool:
+    """Whether a node is an attention with dropout, whose masks only cuDNN draws."""
+    return node.domain == CUDA_DOMAIN and node.op_type == OPERATOR and attribute(node, "dropout", 0.0) > 0
+
+
 def _parameters(graph: onnx.GraphProto) -> list[str]:
     described = {value.name: value.type for value in graph.input}
     known = {name: shapes.shape(described, name) for name in described}
@@ -109,7 +122,7 @@ class _Writer:
         weights = weights_of(view, softmax.output[0])
         if weights is None:
             return
-        product, guards = weights
+        product, guards = weights.product, weights.guards
         if len(dims) != 4:
             raise Unfused(f"its scores have {len(dims)} axes")
         if dims[2] == dims[3] == 1:
@@ -131,12 +144,13 @@ class _Writer:
             each.value if first else self._by_tokens(each) for each, first in zip((q, k, v), heads_first, strict=True)
         ]
         fed = self._mask(mask)
+        more, flags = self._drawn(weights.dropout)
         o, stats = self._edit.fresh("attention"), self._edit.fresh("attention_stats")
         scale = scores.scale * q.scale * k.scale
         node = helper.make_node(
-            OPERATOR, [*names, *([fed] if fed else [])], [o, stats], f"{softmax.name or o}/{OPERATOR}",
+            OPERATOR, [*names, *([fed] if fed or more else []), *more], [o, stats], f"{softmax.name or o}/{OPERATOR}",
             domain=CUDA_DOMAIN, scale=float(scale), causal=int(mask.causal),
-            heads_first=[int(first) for first in heads_first],
+            heads_first=[int(first) for first in heads_first], **flags,
         )  # fmt: skip
         self._graph.node.append(node)
         batch, tokens = self._view.dims(q.value)[q.axes.index("b")], dims[2]
@@ -149,6 +163,20 @@ class _Writer:
             o = self._edit("Transpose", o, perm=BY_TOKENS)
         self._stand_in(o, result.value, before)
         inherit(self._graph.node[before:], softmax)
+
+    def _drawn(self, dropout: tuple[int, float] | None) -> tuple[list[str], dict[str, float]]:
+        """Seed and offset of a dropout of this number and ratio, and its attribute; nothing if there is none."""
+        if dropout is None or dropout[1] == 0:
+            return [], {}
+        number, ratio = dropout
+        if all(value.name != SEED for value in self._graph.input):
+            self._graph.input.append(helper.make_tensor_value_info(SEED, TensorProto.INT64, [1]))
+        apart = (number + 1) * _APART % 2**64
+        key = self._edit.constant([apart - 2**64 if apart >= 2**63 else apart], "int64")
+        # Not shared with shapes and axes, which lie in the host's memory.
+        offset = self._edit.fresh("offset")
+        self._graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), offset))
+        return [self._edit("Add", SEED, key), offset], {"dropout": ratio}
 
     def _check(self, q: Operand, k: Operand, v: Operand) -> tuple[int, int]:
         """Return the head size and the number of query heads. Raises Unfused if cuDNN does not support them."""

@@ -13,6 +13,7 @@ import onnx
 from ortflow.workflow.graph.attention.masks import LOW, Condition
 from ortflow.workflow.graph.attention.operands import Unfused, View
 from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.origin import DROPOUT
 from ortflow.workflow.graph.ir.replacement import attribute
 
 BY_TOKENS = [0, 2, 1, 3]
@@ -93,9 +94,20 @@ def scores_of(view: View, value: str) -> Scores | None:
     return None
 
 
-def weights_of(view: View, value: str) -> tuple[onnx.NodeProto, list[Guard]] | None:
+@dataclass
+class Weights:
+    """What happens to the result of a softmax."""
+
+    product: onnx.NodeProto
+    guards: list[Guard]
+    dropout: tuple[int, float] | None = None
+    """Number and ratio of a dropout."""
+
+
+def weights_of(view: View, value: str) -> Weights | None:
     """Find the product that reads the weights `value`, and the nodes between; None if there is no product nearby."""
     guards: list[Guard] = []
+    dropout: tuple[int, float] | None = None
     while True:
         readers = list({id(node): node for node, _ in view.readers.get(value, [])}.values())
         if value in view.outputs or not readers:
@@ -106,16 +118,29 @@ def weights_of(view: View, value: str) -> tuple[onnx.NodeProto, list[Guard]] | N
             return None
         (node,) = others
         if node.op_type == "MatMul" and not checks:
-            return (node, guards) if node.input[0] == value and node.input[1] != value else None
+            return Weights(node, guards, dropout) if node.input[0] == value and node.input[1] != value else None
         if node.op_type == "Where" and value in node.input[1:]:
             guards.append(_guard(view, node, value, [check.output[0] for check in checks]))
         elif node.op_type == "Dropout" and not view.alias(node):
-            raise Unfused("its weights have dropout")
+            if dropout is not None or checks:
+                raise Unfused("its weights have several dropouts, or checks before one")
+            dropout = _dropout(view, node)
         elif checks or not view.alias(node):
             if any(each.op_type == "MatMul" for each, _ in view.readers.get(node.output[0], [])):
                 raise Unfused(f"its weights go through {walk.called(node)}")
             return None
         value = node.output[0]
+
+
+def _dropout(view: View, node: onnx.NodeProto) -> tuple[int, float]:
+    """Number and ratio of a Dropout that draws from a seed."""
+    number = next((int(prop.value) for prop in node.metadata_props if prop.key == DROPOUT), None)
+    ratio = view.proof.number(node.input[1])
+    if number is None or ratio is None or not 0 <= ratio < 1:
+        raise Unfused("its weights have a dropout that ONNX Runtime draws")
+    if len(node.output) > 1 and (view.readers.get(node.output[1]) or node.output[1] in view.outputs):
+        raise Unfused("the mask of its weights' dropout is read")
+    return number, ratio
 
 
 def _guard(view: View, node: onnx.NodeProto, value: str, checks: Sequence[str]) -> Guard:

@@ -17,6 +17,7 @@ from ortflow.workflow.graph.autodiff.expand import undifferentiable
 from ortflow.workflow.graph.file.read import read_model
 from ortflow.workflow.graph.file.tensors import type_name
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.normalize.dropouts import dropout_notes
 from ortflow.workflow.graph.normalize.opset import opset_of
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.roles.decide import Role, Roles, classify
@@ -112,7 +113,7 @@ def findings(
         constants=[role for role in roles if role.role == "constant"],
         state=[role for role in roles if role.role == "state"],
         tied=_tied(model, roles),
-        notes=notes,
+        notes=[*notes, *dropout_notes(model.graph)],
         export_warnings=find_export_warnings(model, roles),
         warnings=[*renamed_weights(model, roles), *judged_constants(roles)],
         undifferentiable=undifferentiable(model, roles.trained, losses),

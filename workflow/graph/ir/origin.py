@@ -20,6 +20,8 @@ STACK = "pkg.torch.onnx.stack_trace"
 """Metadata key: the Python lines that led to a node, innermost last, in the format of a traceback."""
 LAYER = "ortflow.layer"
 """Metadata key: number of the layer that a node of a training graph belongs to (`optimize.layers`)."""
+DROPOUT = "ortflow.dropout"
+"""Metadata key: number of a Dropout among those of the undivided training graph (`objective.modes`)."""
 
 _FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d{1,9})')
 _LIBRARY = re.compile(r"[/\\]torch[/\\](nn|fx|utils|autograd|export|onnx|_\w+|functional\.py|overrides\.py)\b")

@@ -1,8 +1,9 @@
 """Sets Dropout and BatchNormalization to training or evaluation mode, whatever the file has.
 
 Exporters write most models in evaluation mode; a Dropout that the exporter removed cannot be restored. Called by
-`assembly` on graphs of opset 18, before the loss is attached. Nodes get no `seed`: ONNX Runtime's own seed, set before
-a run, determines the masks.
+`assembly` on graphs of opset 18, before the loss is attached. Dropouts are numbered: the number and the seed of a run
+determine the mask that ortflow's kernels compute, on whatever device and in whatever part of a divided model. ONNX
+Runtime's kernel draws from the process's generator, which is seeded before a run; nodes get no `seed`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from onnx import helper
 
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, replace
 from ortflow.workflow.graph.ir.order import sort_nodes
+from ortflow.workflow.graph.ir.origin import DROPOUT
 from ortflow.workflow.graph.objective.synced import Replicas, mark, over_replicas
 
 _MEAN, _VARIANCE = 3, 4
@@ -67,9 +69,8 @@ def _dropout_on(edit: Editor) -> tuple[int, set[float]]:
     """Number of nodes that were switched on, and their ratios."""
     constants = constants_of(edit.graph)
     switched, ratios = 0, set()
-    for node in edit.graph.node:
-        if node.op_type != "Dropout" or node.domain != "":
-            continue
+    dropouts = [node for node in edit.graph.node if node.op_type == "Dropout" and node.domain == ""]
+    for number, node in enumerate(dropouts):
         ratio_name, mode_name = [*node.input, "", ""][1:3]
         ratio = constants.get(ratio_name) if ratio_name else np.float32(0.5)
         if ratio is not None and float(ratio) == 0.0:
@@ -83,6 +84,7 @@ def _dropout_on(edit: Editor) -> tuple[int, set[float]]:
         del node.attribute[:]
         if len(node.output) < 2:
             node.output.append(edit.fresh("mask"))
+        node.metadata_props.add(key=DROPOUT, value=str(number))
     return switched, ratios
 
 
