@@ -151,9 +151,14 @@ def batch_of(name: str, seed: int = 0, rows: int = 4) -> dict[str, Array]:
     return {"x": random.normal(size=shape).astype("float32"), "labels": random.integers(0, CLASSES, rows)}
 
 
-def chain(made: StageGraphs, feeds: Mapping[str, Array], *, kernels: bool = False) -> dict[str, Array]:
-    """Loss, statistics and gradients of one micro-batch: all forward passes, then all backward passes."""
-    form, library = (with_kernels_of, LIBRARY.path) if kernels else (_same, None)
+def chain(
+    made: StageGraphs, feeds: Mapping[str, Array], *, kernels: bool = False, library: Path | None = None
+) -> dict[str, Array]:
+    """Loss, statistics and gradients of one micro-batch: all forward passes, then all backward passes.
+
+    `kernels`: of the graphs with ortflow's operators for CPUs. `library`: those that other graphs need.
+    """
+    form, library = (with_kernels_of, LIBRARY.path) if kernels else (_same, library)
     known: list[dict[str, Array]] = []
     arriving: dict[str, Array] = {}
     results: dict[str, Array] = {}

@@ -13,22 +13,25 @@ import pytest
 import stage_models
 from composed_attention import compose_attention
 from cuda_composed import composed
+from kernels import LIBRARY, needs_kernels
 from onnx import TensorProto
 from stage_models import Array, Model, assert_same, batch_of, chain, opened
 
 from ortflow.workflow.assembly import stage_forms
 from ortflow.workflow.assembly.stages import Division, StageGraphs
 from ortflow.workflow.fusion import halved
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.element_types import element_types
-from ortflow.workflow.graph.types import LOSS_SCALE, fused_of, on_cuda_of
+from ortflow.workflow.graph.types import LOSS_SCALE, SEED, fused_of, on_cuda_of
 from ortflow.workflow.parallel.stage import HALF, StageSet
 
 SCALE = 8.0
 
 
-def divided(model: Model, root: Path, precision: str, chunks: int = 1) -> StageGraphs:
-    return model.divided(Division(2, chunks, rows=4, length=16, precision=precision), root)
+def divided(model: Model, root: Path, precision: str, chunks: int = 1, cut: str = "") -> StageGraphs:
+    cuts = [[cut]] if cut else None
+    return model.divided(Division(2, chunks, cuts, rows=4, length=16, precision=precision), root)
 
 
 def without_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +52,7 @@ def chained(made: StageGraphs, feeds: dict[str, Array], form: Callable[[Path], P
         for path in (made.stages.forward(stage.number), made.stages.backward(stage.number)):
             if form(path) in files:
                 files[path] = on_cpu(onnx.load_from_string(files[form(path)])).SerializeToString()
-    return chain(dataclasses.replace(made, files=files), feeds)
+    return chain(dataclasses.replace(made, files=files), feeds, library=LIBRARY.path)
 
 
 @pytest.mark.parametrize("form", [on_cuda_of, fused_of])
@@ -78,6 +81,29 @@ def test_without_rounding_stages_in_half_precision_compute_the_same(
     found = chained(half, feeds, lambda path: path)
     scaled = {name: array / factor if name.endswith("_grad") else array for name, array in found.items()}
     assert_same(scaled, model.undivided(batch))
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_both_passes_of_a_stage_draw_the_masks_of_the_undivided_graph(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both graphs read the seed. In half precision without attention, whose masks are cuDNN's."""
+    without_fusion(monkeypatch)
+    monkeypatch.setattr(halved, "attend", lambda model, parameters: (model, []))
+    model = opened(stage_models.transformer(tmp_path / "m.onnx", dropout=0.3))
+    made = divided(model, tmp_path, precision, cut="h.1.output")
+    batch = {**batch_of("transformer"), SEED: np.array([77])}
+    feeds, form = {**model.source.tensors, **batch}, fused_of
+    if precision == "bf16":
+        made.write()
+        made, form = dataclasses.replace(made, stages=StageSet.load(tmp_path, HALF)), lambda path: path
+    for graph in (made.stages.forward, made.stages.backward):
+        for number in range(2):
+            found = onnx.load_from_string(made.files[form(graph(number))]).graph
+            assert SEED in {value.name for value in found.input}
+            assert "Dropout" in {node.op_type for node in found.node if node.domain == CUDA_DOMAIN}
+    assert_same(chained(made, feeds, form), model.undivided(batch, kernels=True))
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("fp16", TensorProto.FLOAT16), ("bf16", TensorProto.BFLOAT16)])

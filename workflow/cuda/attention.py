@@ -134,7 +134,7 @@ def _type(shape: Shape) -> Any:
 
 def _options(graph: Any, shape: Shape) -> dict[str, Any]:
     """The options that forward and backward pass have in common."""
-    options = {"attn_scale": shape.scale, "use_causal_mask": shape.causal}
+    options: dict[str, Any] = {"attn_scale": shape.scale, "use_causal_mask": shape.causal}
     if shape.bias:
         plane = shape.tokens * shape.keys
         strides = [shape.mask[1] * plane, plane, shape.keys, 1]

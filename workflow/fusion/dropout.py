@@ -56,7 +56,7 @@ __device__ __forceinline__ void draw(unsigned *out, const Operand &x, Long i, bo
 
 def is_dropout(node: onnx.NodeProto) -> bool:
     """Whether a node is ortflow's Dropout, of a seed, a number, and what it drops from."""
-    return node.op_type == DROPOUT and node.domain == CUDA_DOMAIN
+    return bool(node.op_type == DROPOUT and node.domain == CUDA_DOMAIN)
 
 
 def drawn_with(nodes: Sequence[onnx.NodeProto]) -> set[str]:

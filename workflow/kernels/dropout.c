@@ -1,13 +1,13 @@
 /* Dropout with the masks that dropout.py defines: the gradient, and what the backward pass recomputes, draw them again.
  *
- * W counters are drawn at a time, and each makes the words of four neighbouring elements. */
+ * So many counters are drawn at a time that compilers make vectors of them; each has the words of four neighbours. */
 #include "rows.h"
-#include "vector.h"
 
 #include <string.h>
 
 #define ROUNDS 10
-#define AT_A_TIME (4 * W)
+#define COUNTERS 128
+#define AT_A_TIME (4 * COUNTERS)
 
 typedef struct {
     int64_t count;
@@ -19,13 +19,13 @@ typedef struct {
 
 /* Words 4 l to 4 l + 3 are those of the l-th counter from `first` on. */
 static void draw(const Dropout *d, uint64_t first, uint32_t *words) {
-    uint32_t a[W], b[W], c[W], e[W], key = d->key[0], other = d->key[1];
-    for (int l = 0; l < W; l++) {
+    uint32_t a[COUNTERS], b[COUNTERS], c[COUNTERS], e[COUNTERS], key = d->key[0], other = d->key[1];
+    for (int l = 0; l < COUNTERS; l++) {
         a[l] = (uint32_t)(first + (uint64_t)l), b[l] = (uint32_t)((first + (uint64_t)l) >> 32);
         c[l] = d->number, e[l] = 0;
     }
     for (int round = 0; round < ROUNDS; round++) {
-        for (int l = 0; l < W; l++) {
+        for (int l = 0; l < COUNTERS; l++) {
             uint64_t one = (uint64_t)0xD2511F53u * a[l], two = (uint64_t)0xCD9E8D57u * c[l];
             uint32_t high = (uint32_t)(one >> 32), above = (uint32_t)(two >> 32);
             a[l] = above ^ b[l] ^ key, c[l] = high ^ e[l] ^ other;
@@ -33,7 +33,7 @@ static void draw(const Dropout *d, uint64_t first, uint32_t *words) {
         }
         key += 0x9E3779B9u, other += 0xBB67AE85u;
     }
-    for (int l = 0; l < W; l++)
+    for (int l = 0; l < COUNTERS; l++)
         words[4 * l] = a[l], words[4 * l + 1] = b[l], words[4 * l + 2] = c[l], words[4 * l + 3] = e[l];
 }
 

@@ -90,7 +90,7 @@ def attend(model: onnx.ModelProto, trained: Collection[str] | None = None) -> tu
 
 def drops_weights(node: onnx.NodeProto) -> bool:
     """Whether a node is an attention with dropout, whose masks only cuDNN draws."""
-    return node.domain == CUDA_DOMAIN and node.op_type == OPERATOR and attribute(node, "dropout", 0.0) > 0
+    return bool(node.domain == CUDA_DOMAIN and node.op_type == OPERATOR and attribute(node, "dropout", 0.0) > 0)
 
 
 def _parameters(graph: onnx.GraphProto) -> list[str]:
