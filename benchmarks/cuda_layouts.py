@@ -1,7 +1,8 @@
 """A GPT divided over two NVIDIA GPUs: ortflow's layouts against one GPU, PyTorch's pipelining and tensor parallelism.
 
     python benchmarks/cuda_layouts.py [--layers 12 --width 768 --heads 12 --context 1024 --vocabulary 50304 --batch 8
-        --micro 1 2 4 8 16 --rounds 6 --layouts 1f1b gpipe interleaved horizontal --peers "torch 1f1b" "torch tensor"]
+        --micro 1 2 4 8 16 --rounds 6 --layouts 1f1b gpipe interleaved horizontal sequence
+        --peers "torch 1f1b" "torch tensor"]
 
 Every candidate trains the same weights on the same batches in bf16 (PyTorch by autocast): AdamW, clipping, the host
 waiting for each loss. A step has `--micro` micro-batches of `--batch` samples. Prints tokens a second, the part of
@@ -38,6 +39,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "gpipe": {"pipeline": 2, "schedule": "gpipe"},
     "interleaved": {"pipeline": 2, "schedule": "interleaved", "chunks": 2},
     "horizontal": {"horizontal": 2},
+    "sequence": {"horizontal": 2, "sequence_parallel": True},
 }
 PIPELINES = ["torch 1f1b", "torch gpipe", "torch 1f1b compiled", "torch gpipe compiled"]
 PEERS = [*PIPELINES, "torch tensor", "torch tensor compiled"]
@@ -139,7 +141,8 @@ def prepare(options: argparse.Namespace) -> None:
     folder.mkdir(parents=True)
     sizes = {name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))}
     onnx.save(build(Config(**sizes)), folder / "model.onnx")
-    graphs_of(spec_of(options, options.prepare), folder, on_gpus=True)
+    spec, lengths = spec_of(options, options.prepare), dict.fromkeys(("tokens", "labels"), options.context)
+    graphs_of(spec, folder, on_gpus=True, lengths=lengths if spec.parallel.sequence_parallel else None)
 
 
 class Ortflow:

@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +115,11 @@ def run_file(batch: int, folder: Path, *, on_gpus: bool = False, precision: str 
     )
 
 
-def graphs_of(spec: RunSpec, folder: Path, *, on_gpus: bool = False) -> GraphSet:
-    """All graphs of a run in a folder, as step configure makes them."""
-    graphs = build_graphs(spec, folder / "graphs")
+def graphs_of(
+    spec: RunSpec, folder: Path, *, on_gpus: bool = False, lengths: Mapping[str, int] | None = None
+) -> GraphSet:
+    """All graphs of a run in a folder, as step configure makes them; `lengths` are those of the samples, by input."""
+    graphs = build_graphs(spec, folder / "graphs", lengths=lengths)
     rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
     own = with_kernels(optimizer_graph(rule, cuts, kernels=True))
     for path, each in ((graphs.optimizer, optimizer_graph(rule, cuts)), (with_kernels_of(graphs.optimizer), own)):

@@ -18,6 +18,7 @@ DIVIDED: dict[str, dict[str, Any]] = {
     "gpipe": {"parallel__pipeline": 2, "parallel__schedule": "gpipe"},
     "interleaved": {"parallel__pipeline": 2, "parallel__schedule": "interleaved", "parallel__chunks": 2},
     "horizontal": {"parallel__horizontal": 2},
+    "sequence": {"parallel__horizontal": 2, "parallel__sequence_parallel": True},
 }
 
 
@@ -32,7 +33,7 @@ def project(cuda: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Project:
 def test_the_curve_is_that_of_one_gpu_and_of_the_cpu(project: Project, layout: str) -> None:
     divided = project.run(layout, **MICRO, **TWO, **DIVIDED[layout])
     assert "sums over the ranks' GPUs: NCCL" in logs(divided)
-    passes = "a micro-batch" if layout == "horizontal" else "the backward pass of a stage"
+    passes = "a micro-batch" if layout in ("horizontal", "sequence") else "the backward pass of a stage"
     assert f"{passes} is captured as a CUDA graph" in logs(divided)
     assert "is not captured" not in logs(divided)
     for other, settings in ((f"{layout}-one", GPU), (f"{layout}-cpu", {"resources__ranks_per_node": 1})):
@@ -66,7 +67,7 @@ def test_half_precision_and_its_loss_scale(project: Project, layout: str, precis
     assert "differs from the one in fp32" not in logs(divided)
 
 
-@pytest.mark.parametrize("layout", ["1f1b", "interleaved", "horizontal"])
+@pytest.mark.parametrize("layout", ["1f1b", "interleaved", "horizontal", "sequence"])
 def test_ranks_that_are_killed_resume_bit_for_bit(project: Project, layout: str) -> None:
     settings: dict[str, Any] = {"train__steps": 200, **MICRO, **TWO, **DIVIDED[layout]}
     whole = project.run(f"{layout}-whole", **settings)
@@ -80,15 +81,34 @@ def test_ranks_that_are_killed_resume_bit_for_bit(project: Project, layout: str)
 
 def test_a_run_continues_on_one_gpu_and_on_the_cpu(project: Project) -> None:
     common: dict[str, Any] = {**CONSTANT, "train__global_batch": 16}
-    undivided = {"parallel__pipeline": 1, "parallel__horizontal": 1}
+    undivided = {"parallel__pipeline": 1, "parallel__horizontal": 1, "parallel__sequence_parallel": False}
     turns = (
         {**TWO, **DIVIDED["1f1b"]},
         {**GPU, **undivided},
         {**ON_CPUS, "resources__gpus_per_rank": 0, "parallel__pipeline": 2},
         {**TWO, **undivided, **DIVIDED["horizontal"]},
         {**TWO, **undivided, **DIVIDED["interleaved"]},
+        {**TWO, **undivided, **DIVIDED["sequence"]},
     )
-    for steps, layout in zip((15, 30, 45, 60, 75), turns, strict=True):
+    for steps, layout in zip((15, 30, 45, 60, 75, 90), turns, strict=True):
         run_dir = project.run("turns", train__steps=steps, **common, **layout)
-    assert [record["step"] for record in of_kind(run_dir, "resume")] == [15, 30, 45, 60]
-    near(run_dir, project.run("turns-cpu", train__steps=75, **common, resources__ranks_per_node=1), 1e-4)
+    assert [record["step"] for record in of_kind(run_dir, "resume")] == [15, 30, 45, 60, 75]
+    near(run_dir, project.run("turns-cpu", train__steps=90, **common, resources__ranks_per_node=1), 1e-4)
+
+
+def test_numbers_of_tokens_that_do_not_divide(project: Project) -> None:
+    columns = {"tokens": "tokens[:-2]", "labels": "tokens[1:-1]"}
+    odd = {"data__train__columns": columns, "data__eval__columns": columns}
+    divided = project.run("odd", **MICRO, **TWO, **DIVIDED["sequence"], **odd)
+    near(divided, project.run("odd-one", **MICRO, **GPU, **odd), 1e-5)
+
+
+@pytest.mark.parametrize("layout", ["horizontal", "sequence"])
+def test_masks_of_dropout_are_those_of_one_gpu(
+    cuda: Runtime, layout: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if cuda.count() < 2:
+        pytest.skip("needs two GPUs")
+    project = Project.make(tmp_path_factory.mktemp("cuda-dropout"), dropout=0.1)
+    divided = project.run(layout, **MICRO, **TWO, **DIVIDED[layout])
+    near(divided, project.run("one", **MICRO, **GPU), 1e-5)

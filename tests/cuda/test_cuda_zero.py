@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from project import Project, curve, logs, of_kind
+from project import Project, command, curve, logs, of_kind
 from test_cuda_ranks import ON_CPUS, TWO
 from test_cuda_runs import CONSTANT, killed, near, state
 
@@ -68,6 +69,20 @@ def test_half_precision_and_its_loss_scale(project: Project, precision: dict[str
     near(sharded, whole, 3e-3)
     skipped = [[record["step"] for record in of_kind(each, "skipped_step")] for each in (sharded, whole)]
     assert skipped[0] == skipped[1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_gradient_is_checked_with_shares(project: Project, precision: str, tmp_path: Path) -> None:
+    """In an empty cache, so that no earlier check is remembered."""
+    name = f"checked-{precision}"
+    file = project.write(name, train__precision=precision, train__steps=5, parallel__zero=3, **TWO)
+    done = command("run", file.name, folder=project.folder, ORTFLOW_CACHE=str(tmp_path))
+    run_dir = project.run_dir(name)
+    assert done.returncode == 0, logs(run_dir)
+    (checked,) = of_kind(run_dir, "gradient_check")
+    assert "ONNX Runtime's operators and differences of the loss" in checked["compared"]
+    assert "differs from the one in fp32" not in logs(run_dir)
+    near(run_dir, project.run(f"un{name}", train__precision=precision, train__steps=5, parallel__zero=3, **TWO), 1e-6)
 
 
 @pytest.mark.parametrize(("stage", "offload"), [(2, "none"), (2, "optimizer"), (3, "none")])

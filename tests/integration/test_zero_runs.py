@@ -103,7 +103,7 @@ def test_a_reshaped_checkpoint_is_what_those_ranks_would_have_saved(project: Pro
     assert exported(reshaped) == exported(direct)
 
 
-def test_the_gradient_is_checked_on_rank_0_with_all_parameters(project: Project, tmp_path: Path) -> None:
+def test_the_gradient_is_checked_with_shares(project: Project, tmp_path: Path) -> None:
     """In an empty cache, so that no earlier check is remembered."""
     file = project.write("checked", **{**SHAPE, "parallel": {"zero": 3}, "train__steps": 2})
     done = command("run", file.name, folder=project.folder, XDG_CACHE_HOME=str(tmp_path))

@@ -85,11 +85,13 @@ def kept_child() -> Child:
     return child
 
 
-def built(model: Path, loss: Mapping[str, Any] | None = None, **changes: Any) -> GraphSet:
-    """The graphs of a run file, in `graphs` beside the model."""
+def built(
+    model: Path, loss: Mapping[str, Any] | None = None, *, lengths: Mapping[str, int] | None = None, **changes: Any
+) -> GraphSet:
+    """The graphs of a run file, in `graphs` beside the model. `lengths` of the inputs' samples, if they are known."""
     with mock.patch.object(build, "Child") as child:
         child.return_value.__enter__.return_value = kept_child()
-        return build.build_graphs(run_file(model, loss, **changes), model.parent / "graphs")
+        return build.build_graphs(run_file(model, loss, **changes), model.parent / "graphs", lengths=lengths)
 
 
 def run_graph(

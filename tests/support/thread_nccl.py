@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from thread_wire import Meeting, sum_of
 
 KINDS = {6: np.float16, 7: np.float32, 8: np.float64, 4: np.int64, 9: np.uint16}
 """bf16 is stored as the upper half of fp32."""
+BFLOAT16 = 9
 COLLECTIVES = ("ncclAllReduce", "ncclReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast")
 
 
@@ -100,14 +102,11 @@ class ThreadNccl:
             array_at(target.value, sent, KINDS[kind])[:] = arrays[root]
         elif name == "ncclReduceScatter":
             mine = slice(rank * count.value, (rank + 1) * count.value)
-            array_at(target.value, count.value, KINDS[kind])[:] = sum_of(arrays)[mine]
+            array_at(target.value, count.value, KINDS[kind])[:] = _total(arrays, kind)[mine]
         elif name == "ncclAllReduce" and rest[0] == 2:
             array_at(target.value, sent, KINDS[kind])[:] = np.max(arrays, axis=0)
-        elif kind == 9:
-            total = sum_of([(array.astype(np.uint32) << 16).view(np.float32) for array in arrays])
-            array_at(target.value, sent, np.uint16)[:] = total.view(np.uint32) >> 16
         elif root in (None, rank):
-            array_at(target.value, sent, KINDS[kind])[:] = sum_of(arrays)
+            array_at(target.value, sent, KINDS[kind])[:] = _total(arrays, kind)
         # Nobody goes on before all have read.
         meeting.exchange(rank, None)
 
@@ -125,6 +124,14 @@ class Init:
         assert config._obj.size == ctypes.sizeof(config._obj)
         self._library.blocks.append(config._obj.most_blocks)
         return 0
+
+
+def _total(arrays: Sequence[Any], kind: int) -> Any:
+    """The sum over the ranks; bf16 is stored as its 16 bits."""
+    if kind != BFLOAT16:
+        return sum_of(arrays)
+    total = sum_of([(array.astype(np.uint32) << 16).view(np.float32) for array in arrays])
+    return (total.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def array_at(address: int, count: int, kind: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,9 +42,13 @@ pytestmark = needs_compilers
 HEADS = 2
 
 
-def settings_of(parts: int, stages: int, replicas: int, **more: Any) -> dict[str, Any]:
+LENGTHS = {"tokens": stage_models.TOKENS, "labels": stage_models.TOKENS}
+
+
+def settings_of(parts: int, stages: int, replicas: int, *, sequence: bool = False, **more: Any) -> dict[str, Any]:
+    parallel = {"horizontal": parts, "pipeline": stages, "sequence_parallel": sequence}
     return {
-        "parallel": {"horizontal": parts, "pipeline": stages}, "resources__gpus_per_rank": 1,
+        "parallel": parallel, "resources__gpus_per_rank": 1,
         "resources__ranks_per_node": parts * stages * replicas, "train__gradient_accumulation": 4,
         "train__clip_norm": 0.5, "data__micro_batch": 8 // replicas,
         "train__optimizer": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1}, **more,
@@ -121,6 +126,70 @@ def test_the_curve_is_that_of_one_rank(
         assert any(f"{passes} is captured as a CUDA graph" in line for line in found[0].log)
 
 
+# Without the samples' length, shares are filled with zeros wherever it might not be divisible.
+@pytest.mark.parametrize(
+    ("stages", "replicas", "staged", "lengths"),
+    [(1, 1, False, LENGTHS), (1, 1, False, {}), (1, 1, True, LENGTHS), (1, 2, False, LENGTHS), (2, 1, False, LENGTHS)],
+)
+def test_shares_of_the_tokens_give_the_curve_of_one_rank(
+    stages: int,
+    replicas: int,
+    staged: bool,
+    lengths: dict[str, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = stage_models.transformer(tmp_path / "model.onnx")
+    settings = settings_of(2, stages, replicas, sequence=True)
+    expected = alone(model, tmp_path, settings, "transformer", 6)
+    graphs = built(model, lengths=lengths, **settings)
+    plain_forms(graphs.root)
+    found, library = train(graphs.root, run_file(model, **settings), 6, monkeypatch, tmp_path, staged=staged)
+    check(found, expected)
+    if not staged:
+        for name in ("ncclReduceScatter", "ncclAllGather"):
+            assert library.calls.count(name) > 6 * 4 * 4
+        passes = "a micro-batch" if stages == 1 else "the backward pass of a stage"
+        assert any(f"{passes} is captured as a CUDA graph" in line for line in found[0].log)
+
+
+@pytest.mark.parametrize("form", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_shares_of_the_tokens_are_fused_like_whole_values(form: str, stages: int, tmp_path: Path) -> None:
+    model = stage_models.transformer(tmp_path / "model.onnx", width=128, vocabulary=130)
+    operators, exchanged = [], Counter[tuple[Kind, int]]()
+    for sequence in (False, True):
+        settings = settings_of(2, stages, 1, sequence=sequence, train__precision=form)
+        folder = built(model, lengths=LENGTHS, **settings).root / "part-0"
+        found = Counter[str]()
+        for path in folder.glob("*.onnx"):
+            in_half = "half" in path.name
+            if (in_half if form != "fp32" else ".fused." in path.name) and (stages == 1 or "ward" in path.name):
+                graph = onnx.load(path)
+                found.update(node.op_type for node in graph.graph.node)
+                types = element_types(graph)
+                if sequence:
+                    nodes = filter(is_collective, graph.graph.node)
+                    exchanged.update((kind_of(node), types[node.input[0]]) for node in nodes)
+        operators.append(found)
+    whole, shares = operators
+    ours = ["LayerNormalization", "LayerNormalizationGrad", "Fused", "FusedSums", "ColumnSums", "Product", "Attention"]
+    assert {name: shares[name] for name in ours} == {name: whole[name] for name in ours}
+    assert shares["LayerNormalization"] == shares["LayerNormalizationGrad"] == 9
+    # No size is computed by the host, and no row is added or taken off.
+    for name in ("NonZero", "Shape", "Pad"):
+        assert shares[name] <= whole[name] + 2, name
+    half = {"fp32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16, "fp16": TensorProto.FLOAT16}[form]
+    kinds = {kind: {each: n for (k, each), n in exchanged.items() if k == kind} for kind in Kind}
+    # Each of the 8 divided layers and the head: forward, backward, and again for the gradient of the weight.
+    gathered, scattered = kinds[Kind.ALL_GATHER], kinds[Kind.REDUCE_SCATTER]
+    assert sum(gathered.values()) == 9 + 9 + 9
+    assert sum(scattered.values()) == 9 + 9
+    # Sums of what no product has made, such as rows that were looked up, are in fp32.
+    assert scattered[half] >= 9 + 8
+    assert gathered[half] >= 9 + 9 + 8
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_parts_run_the_same_collectives_in_every_form(precision: str, tmp_path: Path) -> None:
     model = stage_models.transformer(tmp_path / "model.onnx", width=128, vocabulary=130)
@@ -174,7 +243,7 @@ def test_a_maximum_and_rows_are_exchanged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("through", ["nccl", "host"])
 @pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.FLOAT])
-def test_halves_are_summed(kind: int, through: str) -> None:
+def test_halves_are_summed_and_gathered(kind: int, through: str) -> None:
     library = LinkedNccl()
     given = np.array([[1.5, -2.0, 0.25, 100.0], [2.0, 0.5, -0.25, 3.0]], np.float32)
 
@@ -187,8 +256,15 @@ def test_halves_are_summed(kind: int, through: str) -> None:
         content = to_bytes(given[world.rank], kind)
         source, target = (device.allocate(content.size, np.uint8) for _ in range(2))
         source.write(content)
-        operators.on_collective(Kind.ALL_REDUCE, 0, 2, Tensor(source.pointer, (2, 2), kind), target.pointer)
+        tensor = Tensor(source.pointer, (2, 2), kind)
+        operators.on_collective(Kind.ALL_REDUCE, 0, 2, tensor, target.pointer)
         np.testing.assert_array_equal(from_bytes(target.read(), kind, (4,)), given.sum(axis=0))
+        mine, rows = (device.allocate(size, np.uint8) for size in (content.size // 2, content.size * 2))
+        operators.on_collective(Kind.REDUCE_SCATTER, 0, 2, tensor, mine.pointer)
+        half = slice(2 * world.rank, 2 * world.rank + 2)
+        np.testing.assert_array_equal(from_bytes(mine.read(), kind, (2,)), given.sum(axis=0)[half])
+        operators.on_collective(Kind.ALL_GATHER, 0, 2, tensor, rows.pointer)
+        np.testing.assert_array_equal(from_bytes(rows.read(), kind, (8,)), given.reshape(-1))
         world.barrier()
         if nccl:
             world.close()

@@ -13,7 +13,7 @@ from graph_build_models import Array, built, run_file
 from lazy_cuda import FIRST, LazyCuda, LazyNccl, on_the_host
 from onnx import TensorProto, helper
 from operators_on_cpu import needs_compilers, operators_here
-from queued import Fake, outcomes_of, state_of
+from queued import Fake, FakeDevice, outcomes_of, state_of
 from safetensors.numpy import load_file
 from sharing_ranks import tower
 from test_queued_zero import divided, samples, settings
@@ -24,6 +24,7 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator, NcclError
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
+from ortflow.workflow.device.cudart import Runtime
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.shards import layers
@@ -31,7 +32,8 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import share
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import Report
+from ortflow.workflow.trainer import Report, first_gradient
+from ortflow.workflow.trainer.queued_exchange import QueuedExchange
 from ortflow.workflow.trainer.queued_sharded import OffloadedShardedTrainer, QueuedShardedTrainer
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
@@ -58,7 +60,7 @@ class Rank:
     """What a rank has after its steps."""
 
     def __init__(self, trainer: QueuedShardedTrainer, curve: list[tuple[float, float]], fake: Fake) -> None:
-        self.curve, self.log, self.library = curve, fake.log, fake.library
+        self.curve, self.log, self.warnings, self.library = curve, fake.log, fake.warnings, fake.library
         self.memory, self.held = dict(trainer.memory()), fake.device.held
         trainer.before_save()
         self.state: dict[str, Array] = {}
@@ -83,8 +85,13 @@ def on_gpus(
     start: dict[str, Array] | None = None,
     library: LazyNccl | None = None,
     cut: int = 0,
+    checked: bool = False,
+    single: onnx.ModelProto | None = None,
 ) -> list[Rank]:
-    """Train; `start` is a whole state to begin with, `cut` the samples that no rank evaluates."""
+    """Train; `start` is a whole state to begin with, `cut` the samples that no rank evaluates.
+
+    `checked`: check the gradient first; `single` is then the graph in fp32.
+    """
     library, opens = library or LazyNccl(), threading.Lock()
     on_the_host(monkeypatch)
     fakes = [Fake(monkeypatch, LazyCuda(eager=eager)) for _ in range(ranks)]
@@ -113,8 +120,29 @@ def on_gpus(
         sessions = Sessions(fake.device, 1, "error", fuse=False)
         sessions.operators = made[below.rank]
         kind = OffloadedShardedTrainer if spec.train.offload == "optimizer" else QueuedShardedTrainer
-        trainer = kind(graphs, spec, sessions, world, Report(note=fake.log.append))
+        report = Report(note=fake.log.append, warn=fake.warnings.append)
+        trainer = kind(graphs, spec, sessions, world, report)
         trainer.load_tensors(load_file(graphs.initial))
+        if single is not None:
+            device = fake.device
+            device.comparisons = FakeDevice(
+                Runtime(fake.library), device.gpu, stream=device.stream, captured=device.captured
+            )
+            world.barrier()
+            graphs.train.write_bytes(single.SerializeToString())
+            world.barrier()
+        if checked:
+            allocate, sizes = fake.device.allocate, [0]
+
+            def noting(count: int, dtype: Any) -> Any:
+                sizes.append(count)
+                return allocate(count, dtype)
+
+            fake.device.allocate = noting  # type: ignore[method-assign]
+            trainer.check([divided(steps, 0, 1, 1)[0][0]])
+            fake.device.allocate = allocate  # type: ignore[method-assign]
+            # What graphs compute with is ONNX Runtime's memory, and a layer's at most.
+            assert max(sizes) < graphs.index.trained / ranks / 2, "parameters or gradients were gathered"
         if start:
             for name, values in start.items():
                 buffer = trainer.state()[name]
@@ -306,6 +334,76 @@ def test_weights_that_are_read_rounded_are_gathered_rounded(
     curve, state = reference(model, graphs, "adamw", steps)
     np.testing.assert_allclose(found[0].curve, curve, 1e-5)
     np.testing.assert_allclose(whole(found, "parameters"), state["parameters"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No check has passed, and none is remembered."""
+    monkeypatch.setattr(first_gradient, "has_passed", lambda key: False)
+    monkeypatch.setattr(first_gradient, "remember", lambda key: None)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["late", "early"])
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 1), (2, 1), (3, 2)])
+def test_all_ranks_check_the_gradient_with_shares(
+    ranks: int,
+    micro: int,
+    eager: bool,
+    model: Path,
+    graphs: GraphSet,
+    unknown: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    steps = samples(6)
+    spec = run_file(model, **of_stage_3("adamw", ranks, micro))
+    found = on_gpus(
+        graphs, spec, steps, monkeypatch, tmp_path, ranks=ranks, micro=micro, eager=eager, checked=True
+    )  # fmt: skip
+    monkeypatch.undo()
+    lines = [[line for line in rank.log if "gradient checked" in line] for rank in found]
+    assert [len(each) for each in lines] == [1, *[0] * (ranks - 1)]
+    assert "differences of the loss" in lines[0][0]
+    # Parameters and gradients are as before.
+    curve, _ = reference(model, graphs, "adamw", steps)
+    np.testing.assert_allclose(found[0].curve, curve, 1e-5)
+
+
+def test_a_gradient_that_is_lost_on_its_way_is_found(
+    model: Path, graphs: GraphSet, unknown: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reduce = QueuedExchange.reduce
+
+    def losing(exchange: QueuedExchange, channel: int, number: int, given: list[int]) -> None:
+        mine = exchange._mine(exchange._steps[channel][number])
+        reduce(exchange, channel, number, given)
+        for piece in mine[:1]:
+            exchange._device.view(exchange._pointer(exchange._gradients, piece), piece.count, np.float32).fill(0)
+
+    monkeypatch.setattr(QueuedExchange, "reduce", losing)
+    spec = run_file(model, **of_stage_3("adamw", 2, 1))
+    with pytest.raises(UserError, match="disagrees with finite differences"):
+        on_gpus(graphs, spec, samples(1), monkeypatch, tmp_path, eager=True, checked=True)
+
+
+@pytest.mark.parametrize(("factor", "warned"), [(8.0, False), (-1.0, True)])
+def test_a_gradient_of_training_that_points_elsewhere_is_reported_once(
+    factor: float, warned: bool, model: Path, unknown: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(model.read_bytes())
+    graphs = built(tmp_path / "model.onnx")
+    plain, other = onnx.load(graphs.train), onnx.load(graphs.train)
+    name = "out.w_grad"
+    for node in other.graph.node:
+        node.output[:] = ["made" if each == name else each for each in node.output]
+    other.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(factor), "factor"))
+    other.graph.node.append(helper.make_node("Mul", ["made", "factor"], [name]))
+    graphs.train.write_bytes(other.SerializeToString())
+    spec = run_file(model, **of_stage_3("adamw", 2, 1))
+    found = on_gpus(graphs, spec, samples(1), monkeypatch, tmp_path, checked=True, single=plain)
+    warnings = [line for rank in found for line in rank.warnings]
+    assert len(warnings) == warned, warnings
+    assert all(repr(name.removesuffix("_grad")) in line and "100%" in line for line in warnings)
 
 
 class Failing(LazyNccl):

@@ -49,7 +49,8 @@ def test_a_run_that_agrees_with_itself() -> None:
         train = {**TRAIN, "offload": "optimizer"}
         assert check(spec_of(parallel={"zero": stage}, train=train, resources={"gpus_per_rank": 1})) == []
         assert check(spec_of(parallel={"zero": stage}, resources={"ranks_per_node": 3, "gpus_per_rank": 1})) == []
-    for layout in ({"pipeline": 2}, {"horizontal": 2}, {"pipeline": 2, "zero": 1}):
+    shares = {"horizontal": 2, "sequence_parallel": True}
+    for layout in ({"pipeline": 2}, {"horizontal": 2}, {"pipeline": 2, "zero": 1}, shares, {**shares, "pipeline": 2}):
         assert check(spec_of(parallel=layout, resources={"ranks_per_node": 4, "gpus_per_rank": 1})) == []
     assert check(spec_of(train={**TRAIN, "precision": "tf32"}, resources={"gpus_per_rank": 1})) == []
 
@@ -229,13 +230,6 @@ def test_a_run_that_agrees_with_itself() -> None:
         (
             {"parallel": {"sequence_parallel": True}},
             ["parallel.sequence_parallel: … true … parallel.horizontal is 1 … horizontal above 1"],
-        ),
-        (
-            {
-                "parallel": {"horizontal": 2, "sequence_parallel": True},
-                "resources": {"ranks_per_node": 2, "gpus_per_rank": 1},
-            },
-            ["parallel.sequence_parallel: … true … resources.gpus_per_rank is 1 … remove"],
         ),
         (
             {"parallel": {"pipeline": 2, "chunks": 2}, "resources": {"ranks_per_node": 2}},

@@ -6,7 +6,7 @@ give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,11 +33,12 @@ from ortflow.workflow.layout import FlatIndex, Group, Tensor
 from ortflow.workflow.spec.run import RunSpec
 
 
-def build_graphs(spec: RunSpec, out: Path, length: int = 0) -> GraphSet:
+def build_graphs(spec: RunSpec, out: Path, length: int = 0, lengths: Mapping[str, int] | None = None) -> GraphSet:
     """Make the training, evaluation and inference graph and the initial tensors of a run, and write them into `out`.
 
-    `spec` has absolute paths. `length` is the samples' if the model's second axis is dynamic and it is known. Raises
-    UserError if the model and the run file do not fit together.
+    `spec` has absolute paths. `length` is the samples' if the model's second axis is dynamic and it is known, and
+    `lengths` has it for each input that must have it in all samples. Raises UserError if the model and the run file do
+    not fit together.
     """
     section = spec.onnx_model
     # Sessions are tested in a separate process, which starts while the model is read.
@@ -87,7 +88,9 @@ def build_graphs(spec: RunSpec, out: Path, length: int = 0) -> GraphSet:
         def train_graph(forward: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
             return training_forms(forward, spec, source, length, training.trained)
 
-        divided = divide(spec, out, index, training.prepared, evaluate, training.trained, length, train_graph)
+        divided = divide(
+            spec, out, index, training.prepared, evaluate, training.trained, length, train_graph, lengths=lengths
+        )
         notes += divided.notes
         files |= divided.files
     integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]

@@ -63,6 +63,7 @@ def divide(
     train_graph: TrainGraph,
     *,
     parts: Collection[int] | None = None,
+    lengths: Mapping[str, int] | None = None,
 ) -> Divided:
     """Divide a model as the run file requests.
 
@@ -86,6 +87,8 @@ def divide(
         Differentiates a forward graph that is not cut into stages.
     parts
         The parts whose graphs are made, at least part 0; all if None. What each holds is determined in any case.
+    lengths
+        Input of the model -> size of its second axis in all samples, where it is dynamic and known.
 
     Raises
     ------
@@ -101,7 +104,7 @@ def divide(
         lines: list[str] = []
         forward, evaluated, regions = prepared, evaluate, dict[str, Region]()
         if section.horizontal > 1:
-            forward, evaluated, regions, lines = _part_of(spec, whole, prepared, evaluate, trained, part)
+            forward, evaluated, regions, lines = _part_of(spec, whole, prepared, evaluate, trained, part, lengths)
         if parts is not None and part not in parts:
             # The parts of a stage have the same tensors.
             first = [held[0][stage].tensors for stage in range(section.pipeline)]
@@ -143,6 +146,7 @@ def _part_of(
     evaluate: onnx.ModelProto,
     trained: Sequence[str],
     part: int,
+    lengths: Mapping[str, int] | None,
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, dict[str, Region], list[str]]:
     """The forward and the evaluation graph of one part, its regions of the divided tensors, and log lines."""
     shapes = {entry.name: entry.tensor.shape for entry in whole}
@@ -155,7 +159,7 @@ def _part_of(
     notes = list(forward.notes)
     if section.sequence_parallel:
         held = {name: forward.regions[name].shape(shape) for name, shape in shapes.items()}
-        notes += share_tokens(forward.model, held, trained, LOSS_SUM, forward.sums, part, parts, CHANNEL)
+        notes += share_tokens(forward.model, held, trained, LOSS_SUM, forward.sums, part, parts, CHANNEL, lengths)
     return forward.model, evaluated.model, regions, notes
 
 

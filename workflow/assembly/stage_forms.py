@@ -57,6 +57,7 @@ def forms_of(model: onnx.ModelProto, length: int, *, on_gpus: bool) -> Iterator[
 
         placed = put_joins(on_cuda(completed(model)))
         sort_nodes(placed.graph)
+        gather_again(placed.graph)
     plain = _composed(model)
     yield Form(plain, _same, _same_graph)
     if faster is not None:
@@ -74,6 +75,7 @@ def half_form(model: onnx.ModelProto, trained: list[str], precision: str) -> For
 
     both = in_half(model, trained, precision)
     sort_nodes(both.graph)
+    gather_again(both.graph)
     return Form(both, _same, fused)
 
 

@@ -150,6 +150,7 @@ def training_forms(
     forms = {TRAIN.name: plain, with_kernels_of(TRAIN).name: own}
     if placed is not None:
         forms[fused_of(TRAIN).name] = fused(on_cuda(placed))
+        results_first(forms[fused_of(TRAIN).name].graph)
     halves, _ = _in_half(forward, spec, trained)
     return forms if halves is None else {**forms, half_of(TRAIN).name: halves}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -27,8 +28,8 @@ class Variants:
         The run, with absolute paths.
     graphs
         Its undivided graphs.
-    length
-        Length of the samples if the model's second axis is dynamic; 0 if unknown.
+    length, lengths
+        As in `build_graphs`.
 
     Raises
     ------
@@ -36,8 +37,8 @@ class Variants:
         If the model and the run file do not fit together.
     """
 
-    def __init__(self, spec: RunSpec, graphs: GraphSet, length: int) -> None:
-        self._index, self._length = graphs.index, length
+    def __init__(self, spec: RunSpec, graphs: GraphSet, length: int, lengths: Mapping[str, int]) -> None:
+        self._index, self._length, self._lengths = graphs.index, length, lengths
         self._source = read_source(spec.onnx_model)
         forward = self._source.forward(output_of(self._source.skeleton.graph, spec.onnx_model.loss))
         batch = batch_input(forward.graph, self._source)
@@ -60,7 +61,16 @@ class Variants:
             return training_forms(forward, spec, self._source, self._length, trained)
 
         divided = divide(
-            spec, root, self._index, self._prepared, self._evaluate, trained, self._length, train_graph, parts=(0,)
+            spec,
+            root,
+            self._index,
+            self._prepared,
+            self._evaluate,
+            trained,
+            self._length,
+            train_graph,
+            parts=(0,),
+            lengths=self._lengths,
         )
         for name, content in divided.files.items():
             path = root / name

@@ -65,6 +65,9 @@ class Buffer(Protocol):
     def add(self, other: Self) -> None:
         """Add another buffer of the same type and length, element by element."""
 
+    def scale(self, factor: float) -> None:
+        """Multiply every element of an fp32 buffer."""
+
 
 class Device(Protocol):
     """A device that allocates buffers and runs sessions."""

@@ -65,6 +65,11 @@ class HostBuffer:
         with np.errstate(invalid="ignore", over="ignore"):
             np.add(self.array, other.array, out=self.array)
 
+    def scale(self, factor: float) -> None:
+        """Multiply every element."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.multiply(self.array, np.float32(factor), out=self.array)
+
 
 class CpuDevice:
     """Host memory and ONNX Runtime's CPU provider."""

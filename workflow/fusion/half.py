@@ -1,6 +1,7 @@
 """Converts the training graph to half precision: chooses the values to store as fp16 or bf16. Pure.
 
-Matrix products read and write halves; sums over ranks of what they write add halves. Elementwise groups compute in
+Matrix products read and write halves; sums over ranks of what they write add halves, and gathers move what is
+stored as halves. Elementwise groups compute in
 fp32; large values that a group passes to another group or a product are stored as half. Nodes that only move data keep
 the type of their input. Everything else is fp32: parameters, reductions, statistics, losses, graph outputs, and values
 that depend on no parameter, such as the angles of rotary embeddings. Called by step `configure` for GPU runs.
@@ -34,6 +35,7 @@ MOVERS = {
 """Operators that move numbers without computing."""
 SIZES = {"Shape", "Size"}
 """Operators that do not read the numbers."""
+_SUMS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER)
 LARGE = 1 << 14
 """Values with at least this many elements are stored as half."""
 
@@ -123,8 +125,8 @@ class _Pass:
             # What the graph gives back is fp32: no rounding and no Cast behind it.
             halves = [i for i in gives if i < len(made) and self._is_large(made[i]) and made[i] not in self._outputs]
             self._make(copy, [i for i in gives if i < len(made)] if alone else halves)
-        elif is_collective(node) and node.input[0] in self._native and kind_of(node) == Kind.ALL_REDUCE:
-            # A sum over ranks of what a product has made: as many bytes move as the product writes.
+        elif is_collective(node) and node.input[0] in self._exchanged(node):
+            # As many bytes move as the node before has written.
             self._inputs(copy, [0])
             self._make(copy, [0])
         elif not node.domain and node.op_type in SIZES:
@@ -142,6 +144,11 @@ class _Pass:
         for i, name in enumerate(copy.input):
             if name in self._native:
                 copy.input[i] = self._plain(name)
+
+    def _exchanged(self, node: onnx.NodeProto) -> set[str]:
+        """Values that a collective reads as halves: for sums only what a product has made, as Megatron-LM does."""
+        kind = kind_of(node)
+        return self._stored if kind == Kind.ALL_GATHER else self._native if kind in _SUMS else set()
 
     def _inputs(self, copy: onnx.NodeProto, places: Collection[int]) -> None:
         for i in places:
@@ -217,7 +224,8 @@ class _Pass:
         found = set()
         for place, node in enumerate(self._nodes):
             reader = self._group_of.get(place)
-            movable = self._is_product(node) or self._is_mover(node) or reader is not None
+            gathers = is_collective(node) and kind_of(node) == Kind.ALL_GATHER
+            movable = self._is_product(node) or self._is_mover(node) or gathers or reader is not None
             takes = self._capable.get(node.op_type, ((), ()))[0] if node.domain == CUDA_DOMAIN else ()
             for i, name in enumerate(node.input):
                 maker = self._group.get(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ class Built:
     """The first of rank 0."""
     length: int
     """Length of the longest column with a single axis; 0 if there is none."""
+    lengths: Mapping[str, int]
+    """Input -> length of its samples, if all have the same."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -55,7 +57,7 @@ def built(spec: RunSpec) -> Iterator[Built]:
     from ortflow.workflow.steps.configure import prepare
     from ortflow.workflow.steps.shard import Stream
     from ortflow.workflow.trainer import Report
-    from ortflow.workflow.trainer.builder import longest_sequence
+    from ortflow.workflow.trainer.builder import lengths_of, longest_sequence
     from ortflow.workflow.trainers import builder_of
 
     if spec.trainer.name != "graph":
@@ -75,5 +77,6 @@ def built(spec: RunSpec) -> Iterator[Built]:
             batch = stream.next().micro_batches[0]
         finally:
             stream.close()
-        length = longest_sequence(Dataset.open(Path(spec.data.train.path)))
-        yield Built(run_dir, builder, GraphSet.load(run_dir.graphs), batch, length, tuple(warnings))
+        dataset = Dataset.open(Path(spec.data.train.path))
+        length, lengths = longest_sequence(dataset), lengths_of(dataset, spec.data.train.columns)
+        yield Built(run_dir, builder, GraphSet.load(run_dir.graphs), batch, length, lengths, tuple(warnings))

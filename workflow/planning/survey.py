@@ -222,7 +222,7 @@ class _DividedModels:
     def _division(self, spec: RunSpec, layout: Layout) -> tuple[Division, Path]:
         if layout.cut not in self._divided:
             if self._variants is None:
-                self._variants = Variants(self.spec, self.found.graphs, self.found.length)
+                self._variants = Variants(self.spec, self.found.graphs, self.found.length, self.found.lengths)
             root = self.found.graphs.root / "-".join(map(str, layout.cut))
             try:
                 self._divided[layout.cut] = self._variants.write(spec, root), root

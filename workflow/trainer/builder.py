@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from ortflow.workflow.graph_hashes import damage, hashes_of
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
 from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import Prepared, Trainer, TrainerBuilder, TrainerContext
@@ -68,13 +69,14 @@ class GraphBuilder(TrainerBuilder):
         spec, folder = self._spec, self._context.folder
         if self._context.export_path is not None:
             _check_export(self._context.export_path, spec)
-        fingerprint = fingerprint_of(spec)
+        lengths = lengths_of(dataset, spec.data.train.columns) if spec.parallel.sequence_parallel else {}
+        fingerprint = fingerprint_of(spec, lengths)
         if before is not None and before.fingerprint == fingerprint:
             fault = damage(folder, before.files)
             if fault is None:
                 return before
             self._report.warn(f"{fault}: the graphs are rebuilt")
-        graphs = self._build(longest_sequence(dataset))
+        graphs = self._build(longest_sequence(dataset), lengths)
         for line in graphs.notes:
             self._report.note(line)
         for message in graphs.warnings:
@@ -82,7 +84,7 @@ class GraphBuilder(TrainerBuilder):
         trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
         return Prepared(trained, fingerprint, hashes_of(folder))
 
-    def _build(self, length: int) -> GraphSet:
+    def _build(self, length: int, lengths: Mapping[str, int]) -> GraphSet:
         from ortflow.workflow.assembly.build import build_graphs
         from ortflow.workflow.graph.autodiff.compose import compose
         from ortflow.workflow.kernels.graph import with_kernels
@@ -92,7 +94,7 @@ class GraphBuilder(TrainerBuilder):
 
         spec = self._spec
         try:
-            graphs = build_graphs(spec, self._context.folder, length)
+            graphs = build_graphs(spec, self._context.folder, length, lengths)
         except UserError as error:
             raise about_model(error, spec) from error
         if not graphs.user_optimizer_graph:
@@ -252,6 +254,18 @@ def longest_sequence(dataset: Dataset) -> int:
     return max((column.shape[0] for column in dataset.columns.values() if len(column.shape) == 1), default=0)
 
 
+def lengths_of(dataset: Dataset, columns: Mapping[str, str]) -> dict[str, int]:
+    """Input -> length of its samples, where all have one axis of that length; `columns` as in the run file."""
+    references = {name: ColumnReference(name) for name in dataset.columns}
+    references |= {name: parse_reference(text, f"data.train.columns.{name}") for name, text in columns.items()}
+    found = {}
+    for name, reference in references.items():
+        column = dataset.columns.get(reference.column)
+        if column is not None and len(column.shape) == 1 and not column.variable:
+            found[name] = len(range(column.shape[0])[reference.slice])
+    return found
+
+
 def _check_export(path: Path, spec: RunSpec) -> None:
     """Raise UserError if the export would replace the model to train, or a file that ortflow has not written."""
     model = Path(spec.onnx_model.path)
@@ -260,10 +274,10 @@ def _check_export(path: Path, spec: RunSpec) -> None:
     check_export(path)
 
 
-def fingerprint_of(spec: RunSpec) -> str:
+def fingerprint_of(spec: RunSpec, lengths: Mapping[str, int] | None = None) -> str:
     """A hash of everything the graphs are made from: model file, its section, optimizer, precision, ortflow's version.
 
-    The learning rate is an input of the optimizer's graph.
+    The learning rate is an input of the optimizer's graph. `lengths` are those that the graphs depend on.
     """
     model = spec.onnx_model
     made_from = {
@@ -273,6 +287,7 @@ def fingerprint_of(spec: RunSpec) -> str:
         "last_batch": spec.data.last_batch,
         "parallel": spec.parallel.model_dump(exclude={"data", "zero", "schedule"}) if spec.divides else None,
         "synced": spec.synced_ranks,
+        "lengths": dict(lengths or {}),
         "device": "cuda" if spec.on_gpus else "cpu",
         "precision": spec.train.precision,
         "files": [

@@ -86,10 +86,18 @@ class Disagreement:
 
 
 class Differences:
-    """`loss(moved)` returns the loss with these values for the named tensors, and all others unchanged."""
+    """`loss(moved)` returns the loss with these values for the named tensors, and all others unchanged.
 
-    def __init__(self, loss: Callable[[Iterable[tuple[str, Vector]]], float], seed: int) -> None:
-        self._loss, self._seed = loss, seed
+    With several ranks, each has a part of each tensor, and `total` is the sum of a number over them.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Iterable[tuple[str, Vector]]], float],
+        seed: int,
+        total: Callable[[float], float] = lambda number: number,
+    ) -> None:
+        self._loss, self._seed, self._total = loss, seed, total
         self.evaluations = 0
 
     def _evaluate(self, tensors: Sequence[Tensor], direction: Direction, length: float) -> float:
@@ -117,7 +125,7 @@ class Differences:
         found: Disagreement | None = None
         while agreed < DIRECTIONS and disagreed < DIRECTIONS:
             direction = self._direction(agreed + disagreed, 1 / math.sqrt(len(tensors)))
-            claimed = sum(t.derivative(direction(place, t)) for place, t in enumerate(tensors))
+            claimed = self._total(sum(t.derivative(direction(place, t)) for place, t in enumerate(tensors)))
             measured = self._contradicts(claimed, tensors, direction, rounding)
             if measured is None:
                 agreed += 1

@@ -78,6 +78,10 @@ class Exchange:
         if sent > self._message.size:
             self._message = np.empty(sent, np.float32)
 
+    def drop(self, channel: int) -> None:
+        """Forget the program of a graph."""
+        self._steps.pop(channel, None)
+
     @property
     def buffered(self) -> int:
         """Number of elements in the message buffers."""

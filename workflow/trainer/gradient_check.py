@@ -8,17 +8,19 @@ by the graph trainer with its buffers: parameters are moved in place and restore
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, with_kernels_of
-from ortflow.workflow.layout import Entry
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.trainer.checked_part import CheckedPart, CheckedTensor
 from ortflow.workflow.trainer.differences import SMALLEST_SCALE, Differences, Disagreement, Tensor, Vector, norm
 from ortflow.workflow.trainer.same_masks import standard_graph
 
@@ -54,24 +56,23 @@ def key_of(graphs: GraphSet, kernels: str) -> str:
 
 
 class GradientCheck:
-    """One check. `bind` binds a training graph to the trainer's buffers, `feed` gives it the micro-batch."""
+    """One check. `bind` opens a training graph over the trainer's buffers, `feed` gives it the micro-batch."""
 
     def __init__(
         self,
         graphs: GraphSet,
         sessions: Sessions,
-        bind: Callable[[onnxruntime.InferenceSession], Binding],
+        bind: Callable[[Path | bytes], Binding],
         feed: Callable[[Binding], None],
         *,
-        parameters: Buffer,
-        gradients: Buffer,
+        part: CheckedPart,
         sums: Buffer,
         seed: int,
     ) -> None:
         self._graphs, self._sessions, self._bind, self._feed = graphs, sessions, bind, feed
-        self._parameters, self._gradients, self._sums, self._seed = parameters, gradients, sums, seed
+        self._part, self._sums, self._seed = part, sums, seed
+        self._parameters, self._gradients, self._trained = part.parameters, part.gradients, part.tensors
         self._standard = standard_graph(sessions, graphs.train)
-        self._trained = [entry for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")]
 
     def run(self, training: Binding) -> str | None:
         """Check `training`; what was compared, None if the micro-batch has no finite loss and gradient.
@@ -82,7 +83,7 @@ class GradientCheck:
         loss = self._loss(training)
         step_seconds = time.perf_counter() - start
         gradients = self._gradients.read()
-        if not np.isfinite(loss) or not np.isfinite(gradients).all():
+        if not np.isfinite(loss) or not self._finite(gradients):
             return None
         compared = ""
         if self._sessions.form_of(self._graphs.train) is not None:
@@ -93,13 +94,35 @@ class GradientCheck:
         return f"{len(self._trained)} tensors against {compared}differences of the loss{grouped}"
 
     def _loss(self, binding: Binding) -> float:
-        self._feed(binding)
-        onnxruntime.set_seed(self._seed)
-        binding.run()
-        return float(self._sums.read()[0])
+        with self._part.passing():
+            self._feed(binding)
+            onnxruntime.set_seed(self._seed)
+            binding.run()
+        return self._total(float(self._sums.read()[0])) / self._part.ranks
+
+    def _total(self, number: float) -> float:
+        return float(self._part.totals(np.array([number]))[0])
+
+    def _finite(self, gradients: Vector) -> bool:
+        return self._total(float(not np.isfinite(gradients).all())) == 0
+
+    def _norms(self, vectors: Iterable[Vector]) -> list[float]:
+        """The norm of each vector, of which each rank has a part."""
+        squares = self._part.totals(np.array([float(np.vdot(vector, vector)) for vector in vectors]))
+        return [math.sqrt(square) for square in squares]
+
+    def _values_in(self, model: bytes, names: Sequence[str]) -> list[np.ndarray]:
+        """Values inside a training graph."""
+        from ortflow.workflow.graph.objective.loss_graph import with_outputs
+
+        binding = self._bind(with_outputs(model, names))
+        with self._part.passing():
+            self._feed(binding)
+            onnxruntime.set_seed(self._seed)
+            return binding.fetch(names)
 
     def _compare_kernels(self, training: Binding, loss: float, gradients: Vector) -> None:
-        standard = self._bind(self._sessions.open(self._standard))
+        standard = self._bind(self._standard)
         other = self._loss(standard)
         wrong = self._wrong(training, gradients)
         far = abs(other - loss)
@@ -130,25 +153,26 @@ class GradientCheck:
             self._loss(training)
             gradients = self._gradients.read()
             self._loss(standard)
-            if not np.isfinite(self._gradients.read()).all():
-                return {entry.name for entry in self._trained}
+            if not self._finite(self._gradients.read()):
+                return {tensor.name for tensor in self._trained}
             return self._wrong(training, gradients)
         finally:
             self._parameters.write(values)
 
     def _errors(self, gradients: Vector) -> dict[str, float]:
         """Difference of each tensor's gradient in the buffer from the given one."""
-        return {entry.name: norm(self._gradient(entry) - _part(gradients, entry)) for entry in self._trained}
+        found = self._norms(self._gradient(tensor) - _part(gradients, tensor) for tensor in self._trained)
+        return {tensor.name: error for tensor, error in zip(self._trained, found, strict=True)}
 
-    def _gradient(self, entry: Entry) -> Vector:
-        return self._gradients.slice(entry.offset, entry.end).read()
+    def _gradient(self, tensor: CheckedTensor) -> Vector:
+        return self._gradients.slice(tensor.start, tensor.stop).read()
 
     def _scales(self, gradients: Vector) -> dict[str, float]:
         """The norm of each tensor's gradient, or, where that is rounding, of its share of the whole."""
-        whole = norm(gradients)
+        whole, *norms = self._norms([gradients, *(_part(gradients, tensor) for tensor in self._trained)])
         return {
-            entry.name: max(norm(_part(gradients, entry)), FLOOR * whole * (entry.tensor.count / gradients.size) ** 0.5)
-            for entry in self._trained
+            tensor.name: max(found, FLOOR * whole * (tensor.count / self._part.size) ** 0.5)
+            for tensor, found in zip(self._trained, norms, strict=True)
         }
 
     def _shaken(self, training: Binding) -> float:
@@ -165,8 +189,8 @@ class GradientCheck:
         """A copy of the parameters, the trained ones moved by this fraction of their tensor's root mean square."""
         moved: Vector = values.copy()
         random = np.random.default_rng(self._seed)
-        for entry in self._trained:
-            part = _part(moved, entry)
+        for tensor in self._trained:
+            part = _part(moved, tensor)
             step = np.float32(share * max(norm(part) / max(1, part.size) ** 0.5, SMALLEST_SCALE))
             part += random.choice(np.array([-step, step]), part.size)
         return moved
@@ -181,36 +205,32 @@ class GradientCheck:
         )
 
     def _first_difference(self) -> str | None:
-        from ortflow.workflow.graph.objective.loss_graph import common_values, maker, with_outputs
+        from ortflow.workflow.graph.objective.loss_graph import common_values, maker
 
         standard, form = self._standard, self._sessions.form_of(self._graphs.train)
         faster = form.read_bytes() if form is not None else standard
         names = common_values(standard, faster)
         for start in range(0, len(names), AT_A_TIME):
             some = names[start : start + AT_A_TIME]
-            values = []
-            for data in (standard, faster):
-                binding = self._bind(self._sessions.open(with_outputs(data, some)))
-                self._feed(binding)
-                onnxruntime.set_seed(self._seed)
-                values.append(binding.fetch(some))
+            values = [self._values_in(data, some) for data in (standard, faster)]
             for name, a, b in zip(some, *values, strict=True):
-                if a.shape != b.shape or not np.allclose(a, b, rtol=1e-3, atol=1e-4 * float(np.abs(a).max(initial=0))):
+                alike = a.shape == b.shape and np.allclose(a, b, rtol=1e-3, atol=1e-4 * float(np.abs(a).max(initial=0)))
+                if self._part.agreed(int(not alike)):
                     return maker(standard, name)
         return None
 
     def _compare_differences(self, training: Binding, loss: float, gradients: Vector, seconds: float) -> int:
         forward = self._forward(training, loss)
         tensors = [
-            Tensor(entry.name, self._slice(entry).read(), _part(gradients, entry))
-            for entry in self._trained
-            if entry.tensor.count
+            Tensor(tensor.name, self._parameters.slice(tensor.start, tensor.stop).read(), _part(gradients, tensor))
+            for tensor in self._trained
+            if tensor.count
         ]
-        differences = Differences(lambda moved: self._loss_at(forward, moved, tensors), self._seed)
+        differences = Differences(lambda moved: self._loss_at(forward, moved, tensors), self._seed, self._total)
         start = time.perf_counter()
         rounding = differences.rounding(tensors)
         each = (time.perf_counter() - start) / differences.evaluations
-        groups = _groups(tensors, max(1, int(seconds / each) // EVALUATIONS))
+        groups = _groups(tensors, self._part.agreed(max(1, int(seconds / each) // EVALUATIONS)))
         moved: dict[str, float] = {}
         for group in groups:
             found = differences.check(group, rounding)
@@ -220,7 +240,9 @@ class GradientCheck:
                     moved = self._errors(gradients)
                 alone = [t for t in group if len(group) > 1 and differences.check([t], rounding) is not None]
                 # A gradient that is more than rounding stays nearly the same where the parameters are shaken.
-                exact = [t.name for t in alone or group if moved[t.name] <= NOISY * norm(t.gradient)]
+                some = alone or group
+                norms = self._norms(tensor.gradient for tensor in some)
+                exact = [t.name for t, size in zip(some, norms, strict=True) if moved[t.name] <= NOISY * size]
                 if exact:
                     raise self._contradiction(exact, found)
         return len(groups)
@@ -230,31 +252,26 @@ class GradientCheck:
 
         A value that passes no gradient keeps what it is now: to the gradient it is a constant.
         """
-        from ortflow.workflow.graph.objective.loss_graph import loss_graph, stopped_values, with_fixed, with_outputs
+        from ortflow.workflow.graph.objective.loss_graph import loss_graph, stopped_values, with_fixed
 
         train = self._standard
         stopped = stopped_values(train)
         if stopped:
-            inside = self._bind(self._sessions.open(with_outputs(train, stopped)))
-            self._feed(inside)
-            onnxruntime.set_seed(self._seed)
-            train = with_fixed(train, dict(zip(stopped, inside.fetch(stopped), strict=True)))
-        forward = self._bind(self._sessions.open(loss_graph(train)))
+            train = with_fixed(train, dict(zip(stopped, self._values_in(train, stopped), strict=True)))
+        forward = self._bind(loss_graph(train))
         if abs(self._loss(forward) - loss) <= LOSS_TOLERANCE * max(1.0, abs(loss)):
             return forward
-        return self._bind(self._sessions.open(train)) if stopped else training
+        return self._bind(train) if stopped else training
 
     def _loss_at(self, forward: Binding, moved: Iterable[tuple[str, Vector]], tensors: Sequence[Tensor]) -> float:
+        places = {tensor.name: self._parameters.slice(tensor.start, tensor.stop) for tensor in self._trained}
         try:
             for name, values in moved:
-                self._slice(self._graphs.index[name]).write(values)
+                places[name].write(values)
             return self._loss(forward)
         finally:
             for tensor in tensors:
-                self._slice(self._graphs.index[tensor.name]).write(tensor.values)
-
-    def _slice(self, entry: Entry) -> Buffer:
-        return self._parameters.slice(entry.offset, entry.end)
+                places[tensor.name].write(tensor.values)
 
     def _contradiction(self, names: Sequence[str], found: Disagreement) -> UserError:
         from ortflow.workflow.graph.objective.loss_graph import reader
@@ -275,5 +292,5 @@ def _groups(tensors: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
     return [tensors[start : start + size] for start in range(0, len(tensors), size)]
 
 
-def _part(gradients: Vector, entry: Entry) -> Vector:
-    return gradients[entry.offset : entry.end]
+def _part(gradients: Vector, tensor: CheckedTensor) -> Vector:
+    return gradients[tensor.start : tensor.stop]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,9 @@ from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
 from ortflow.workflow.trainer.evaluation import evaluated
 from ortflow.workflow.trainer.inference import export_checked
+
+if TYPE_CHECKING:
+    from ortflow.workflow.trainer.checked_part import CheckedPart
 
 SILENT = Report()
 TAIL = 64
@@ -323,10 +327,10 @@ class GraphTrainer(Trainer):
         return key_of(self._graphs, self._sessions.kernels)
 
     def check_gradient(self, batch: MicroBatch, seed: int) -> str | None:
-        """Check on a real micro-batch, on this rank alone, that the gradient is the loss's; what was compared.
+        """Check on a real micro-batch that the gradient is the loss's; what was compared.
 
-        None if the micro-batch has no finite loss. Parameters are as before afterwards. Raises UserError if the
-        gradient is wrong, naming tensors and node.
+        On this rank alone, if it holds all parameters. None if the micro-batch has no finite loss. Parameters are as
+        before afterwards. Raises UserError if the gradient is wrong, naming tensors and node.
         """
         from ortflow.workflow.trainer.gradient_check import GradientCheck
 
@@ -335,26 +339,36 @@ class GraphTrainer(Trainer):
         training = self._first
         # Other ranks take no part in the check, so it is that of the graph with this rank's statistics.
         if exact is not self._sessions or self._spec.synced_ranks:
-            training = self._bind_training(exact.open_fastest(self._graphs.train), self._gradients)
+            training = self._bind_checked(exact, exact.form_of(self._graphs.train) or self._graphs.train)
+        part = self._checked_part()
         check = GradientCheck(
             self._graphs,
             exact,
-            lambda session: self._bind_training(session, self._gradients),
+            lambda model: self._bind_checked(exact, model),
             lambda binding: self._feed(binding, batch, seed),
-            parameters=self._parameters,
-            gradients=self._gradients,
+            part=part,
             sums=self._sums,
             seed=seed,
         )
         try:
             compared = check.run(training)
             if compared is not None and training is not self._first:
-                self._compare_precision(training, batch, seed)
+                self._compare_precision(part, training, batch, seed)
             return compared
         finally:
-            self._gradients.fill(0)
+            part.gradients.fill(0)
 
-    def _compare_precision(self, exact: Binding, batch: MicroBatch, seed: int) -> None:
+    def _checked_part(self) -> CheckedPart:
+        """What the check of the gradient compares on this rank."""
+        from ortflow.workflow.trainer.checked_part import CheckedPart
+
+        return CheckedPart(self.index, self._parameters, self._gradients)
+
+    def _bind_checked(self, sessions: Sessions, model: Path | bytes) -> Binding:
+        """A training graph for the check of the gradient."""
+        return self._bind_training(sessions.open(model), self._gradients)
+
+    def _compare_precision(self, part: CheckedPart, exact: Binding, batch: MicroBatch, seed: int) -> None:
         """Warn if the gradient of training is far from that of `exact`, the training graph in fp32."""
 
     def evaluate(

@@ -1,13 +1,11 @@
-"""Compares a gradient in lower precision with the one in fp32, before the first step. Pure."""
+"""Compares a gradient in lower precision with the one in fp32, before the first step."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ortflow.workflow.layout import Entry
+from ortflow.workflow.trainer.checked_part import CheckedPart
 
 APART = 0.5
 """Relative difference of two gradients that exceeds what rounding to 8 bits explains."""
@@ -17,23 +15,29 @@ SHARE = 0.05
 Vector = npt.NDArray[np.float32]
 
 
-def apart(exact: Vector, other: Vector, entries: Sequence[Entry]) -> tuple[float, str] | None:
+def apart(exact: Vector, other: Vector, part: CheckedPart) -> tuple[float, str] | None:
     """The largest relative difference of a tensor's gradients above APART, and the tensor; None if there is none.
 
-    `exact` and `other` are flat fp32 gradients [n]. `other` may be scaled, so directions are compared: the difference
-    is the sine of the angle between them, and 1 if the angle is above 90 degrees.
+    `exact` and `other` are flat fp32 gradients of the part. `other` may be scaled, so directions are compared: the
+    difference is the sine of the angle between them, and 1 if the angle is above 90 degrees.
     """
-    whole = np.linalg.norm(exact)
-    found = []
-    for entry in entries:
-        a, b = (flat[entry.offset : entry.end].astype(np.float64) for flat in (exact, other))
-        if np.linalg.norm(a) > SHARE * whole:
-            found.append((_between(a, b), entry.name))
+    products = []
+    for tensor in part.tensors:
+        a, b = (flat[tensor.start : tensor.stop].astype(np.float64) for flat in (exact, other))
+        products += [a @ a, b @ b, a @ b]
+    sums = part.totals(np.array(products)).reshape(-1, 3)
+    whole = sums[:, 0].sum()
+    found = [
+        (_between(*row), tensor.name)
+        for tensor, row in zip(part.tensors, sums.tolist(), strict=True)
+        if row[0] > SHARE**2 * whole
+    ]
     largest = max(found, default=(0.0, ""))
     return largest if largest[0] > APART else None
 
 
-def _between(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    cosine = float(a @ b) / norms if norms else 0.0
-    return float(np.sqrt(max(0.0, 1 - cosine**2))) if cosine > 0 else 1.0
+def _between(first: float, second: float, both: float) -> float:
+    """From the squares of two vectors and their product."""
+    norms = (first * second) ** 0.5
+    cosine = both / norms if norms else 0.0
+    return float(max(0.0, 1 - cosine**2) ** 0.5) if cosine > 0 else 1.0

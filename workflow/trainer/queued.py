@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,9 @@ from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_o
 from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped
 from ortflow.workflow.trainer.precision_check import apart
 from ortflow.workflow.trainer.rounded import Rounded
+
+if TYPE_CHECKING:
+    from ortflow.workflow.trainer.checked_part import CheckedPart
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
 """Elements of the tail that are filled after the all-reduce: see `queued_gradient_graph`."""
@@ -362,29 +365,32 @@ class QueuedTrainer(GraphTrainer):
         if self._scaler is not None:
             self._set_scale(self._scaler.restored(numbers))
 
-    def _compare_precision(self, exact: Binding, batch: MicroBatch, seed: int) -> None:
+    def _compare_precision(self, part: CheckedPart, exact: Binding, batch: MicroBatch, seed: int) -> None:
         """See GraphTrainer. Graphs that draw different random numbers are not compared."""
         sessions = self._sessions
         if not draw_alike(
             each.form_of(self._graphs.train) or self._graphs.train for each in (sessions, sessions.exact())
         ):
             return
-        self._feed(exact, batch, seed)
-        exact.run()
-        expected = self._gradients.read()
-        self._feed(self._first, batch, seed)
+
+        def gradient(binding: Binding) -> npt.NDArray[np.float32]:
+            with part.passing():
+                self._feed(binding, batch, seed)
+                binding.run()
+            return part.gradients.read()
+
+        expected = gradient(exact)
         self._refresh()
         # Only the direction of the fp16 gradient counts: any scale without overflow will do.
         before = self._scale.read()
         for scale in (65536.0, 1024.0, 16.0, 1.0) if LOSS_SCALE in self._first.inputs else (1.0,):
             self._scale.send(np.array([scale * self._unit], np.float32))
-            self._first.run()
-            found = self._gradients.read()
-            if np.isfinite(found).all():
+            found = gradient(self._first)
+            if part.totals(np.array([float(not np.isfinite(found).all())]))[0] == 0:
                 break
         self._scale.send(before)
-        worst = apart(expected, found, [entry for entry in self.index if entry.end <= self.index.trained])
-        if worst is not None:
+        worst = apart(expected, found, part)
+        if worst is not None and (part.ranks == 1 or self._comm.rank == 0):
             difference, name = worst
             self._report.warn(
                 f"the gradient of {name!r} in {self._spec.train.precision} differs from the one in fp32 by "

@@ -117,10 +117,10 @@ class QueuedExchange:
         if accumulated and arriving and self._nccl is not None:
             self._landing = self._device.allocate(arriving, np.float32)
 
-    def forget(self) -> None:
-        """Serve no graph any more."""
-        for channel in self._steps:
-            self._operators.shards.pop(channel, None)
+    def drop(self, channel: int) -> None:
+        """Serve the graph of a channel no more."""
+        self._steps.pop(channel, None)
+        self._operators.shards.pop(channel, None)
 
     @property
     def buffered(self) -> int:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.device.capture import Agreement
 from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.checked_part import CheckedPart
 from ortflow.workflow.trainer.overlap import OverRanks
 from ortflow.workflow.trainer.part import PartTrainer
 from ortflow.workflow.trainer.precision_check import apart
@@ -62,7 +63,7 @@ class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
             if useful.read()[0] == 0:
                 break
         self._scale.send(before)
-        worst = apart(exact, found, [entry for entry in self.index if entry.end <= self.index.trained])
+        worst = apart(exact, found, CheckedPart(self.index, self._parameters, self._gradients))
         if worst is not None:
             difference, name = worst
             self._report.warn(

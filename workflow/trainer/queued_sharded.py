@@ -7,7 +7,8 @@ graph with all that it exchanges. Opened by `builder`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +47,20 @@ class QueuedShardedTrainer(QueuedZeroTrainer, ShardedTrainer):
         self._queue = QueuedExchange(self._comm, self._device, operators, self.index, self._shard, self._own)
 
     def _end_exchange(self) -> None:
-        self._queue.forget()
+        for channel in [*self._channels]:
+            self._forget(channel)
         del self._queue
+
+    def _forget(self, channel: int) -> None:
+        self._channels.discard(channel)
+        self._queue.drop(channel)
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        self._queue.begin_pass(fresh=True)
+        yield
+        self._queue.end_pass()
+        self._queue.watch()
 
     def _take_part(self, channel: int) -> None:
         self._queue.take_part(channel)
@@ -56,6 +69,7 @@ class QueuedShardedTrainer(QueuedZeroTrainer, ShardedTrainer):
 
     def _open_exchanging(self, model: onnx.ModelProto, program: Program, channel: int) -> onnxruntime.InferenceSession:
         self._queue.add(channel, program, accumulated=channel == TRAINING and self._spec.accumulation > 1)
+        self._channels.add(channel)
         return self._sessions.open(model.SerializeToString())
 
     def _agreement(self) -> Agreement | None:
@@ -85,7 +99,7 @@ class QueuedShardedTrainer(QueuedZeroTrainer, ShardedTrainer):
         return np.zeros(TAIL, np.float32)
 
     def check(self, samples: Iterable[MicroBatch]) -> None:
-        """See ShardedTrainer. The other ranks wait for it here: NCCL would take a long check for a rank that hangs."""
+        """See ShardedTrainer. Ranks wait for each other here: NCCL would take a long check for a rank that hangs."""
         super().check(samples)
         self._comm.barrier()
 

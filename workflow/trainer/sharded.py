@@ -2,15 +2,17 @@
 
 Like moments and gradients, the trained parameters are stored only as each rank's `layout.share`. Graphs fetch the
 parameters of a layer when they need them (`graph/shards`), and ONNX Runtime frees them after their last reader. Frozen
-parameters and running statistics are whole on every rank. The check of the gradient runs on rank 0 with all parameters,
-which are gathered for that purpose and released afterwards. For the export, rank 0 reads them one at a time.
+parameters and running statistics are whole on every rank. The check of the gradient runs on all ranks, with shares. For
+the export, rank 0 reads parameters one at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +28,9 @@ from ortflow.workflow.layout import share
 from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.runs import NOTHING, Runs
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.sessions.shards import forget, listen
-from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
 from ortflow.workflow.trainer.canonical import swap
 from ortflow.workflow.trainer.exchange import Exchange
 from ortflow.workflow.trainer.graph import TAIL
@@ -36,8 +38,11 @@ from ortflow.workflow.trainer.lent_tensors import LentTensors
 from ortflow.workflow.trainer.mapped_export import export_mapped
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
+if TYPE_CHECKING:
+    from ortflow.workflow.trainer.checked_part import CheckedPart
+
 TRAINING, EVALUATION = 0, 1
-"""Channels."""
+"""Channels. Those above are of graphs that the check of the gradient opens."""
 Range = tuple[int, int]
 
 
@@ -92,6 +97,7 @@ class ShardedTrainer(ZeroTrainer):
     def _allocate_for_update(self) -> None:
         super()._allocate_for_update()
         self._token = self._sessions.device.allocate(2, np.float32)
+        self._channels: set[int] = set()
         self._begin_exchange()
         self._graphs_of_run: Sharded = sharded(
             self._train_path, self._train_form, self._graphs.eval, self.index, on_gpus=self._on_gpus
@@ -103,9 +109,15 @@ class ShardedTrainer(ZeroTrainer):
         self._exchange = Exchange(self._comm, self.index, self._shard, self._own)
 
     def _end_exchange(self) -> None:
-        for channel in (TRAINING, EVALUATION):
-            forget(channel)
+        for channel in [*self._channels]:
+            self._forget(channel)
         del self._exchange
+
+    def _forget(self, channel: int) -> None:
+        """Serve the graph of a channel no more."""
+        self._channels.discard(channel)
+        self._exchange.drop(channel)
+        forget(channel)
 
     def _take_part(self, channel: int) -> None:
         """Exchange what the graph of a channel would, without a batch."""
@@ -137,6 +149,7 @@ class ShardedTrainer(ZeroTrainer):
         exchange, library = self._exchange, self._sessions.library
         assert library is not None
         exchange.add(channel, program)
+        self._channels.add(channel)
         listen(library, channel, lambda number, given, made: exchange.run(channel, number, given, made))
         return self._sessions.open(model.SerializeToString())
 
@@ -245,44 +258,49 @@ class ShardedTrainer(ZeroTrainer):
             write,
         )
 
-    def _gather(self) -> None:
-        """All parameters, on rank 0, in `_parameters`."""
-        nobody, size = (0, 0), self.index.size
-        whole = self._sessions.device.allocate(size if self._comm.rank == 0 else 0, np.float32)
-        trained = (0, self.index.trained)
-        self._swap(self._held_by, lambda rank: nobody if rank else trained, self._here, Shard(whole, 0, whole.count))
-        if self._comm.rank == 0:
-            whole.slice(self.index.trained, size).copy_from(self._rest)
-            self._parameters = whole
-
-    def _forget_whole(self) -> None:
-        self.__dict__.pop("_parameters", None)
-
     def check(self, samples: Iterable[MicroBatch]) -> None:
-        """Rank 0 checks the gradient with all parameters; see the protocol."""
-        from ortflow.workflow.trainer.first_gradient import has_passed
+        """All ranks check the gradient with shares, on the same micro-batch; see the protocol."""
+        from ortflow.workflow.trainer.first_gradient import check_now, has_passed, rows_of
 
         if not self._spec.train.check_gradient:
             return
-        leads = self._comm.rank == 0
-        if self._comm.broadcast_object(leads and has_passed(self.gradient_key())):
+        leads, key = self._comm.rank == 0, self.gradient_key()
+        if self._comm.broadcast_object(leads and has_passed(key)):
             return
-        self._gather()
-        if leads:
-            try:
-                super().check(samples)
-            finally:
-                self._forget_whole()
-
-    def check_gradient(self, batch: MicroBatch, seed: int) -> str | None:
-        """See the class above; uses the graphs without fetches."""
-        mine = self._here, self._gradients, self._first
-        self._here, self._gradients = self._parameters, self._sessions.device.allocate(self.index.trained, np.float32)
+        rows, report = rows_of(self.index, self._spec.data.micro_batch), self._report if leads else Report()
         try:
-            self._first = self._bind_training(self._sessions.open_fastest(self._graphs.train), self._gradients)
-            return super().check_gradient(batch, seed)
+            check_now(key, samples, rows, lambda batch: self.check_gradient(batch, self._spec.seed), report)
         finally:
-            self._here, self._gradients, self._first = mine
+            self._forget_checked()
+
+    def gradient_key(self) -> str:
+        """See GraphTrainer. A check without shares does not cover their exchange."""
+        return f"{super().gradient_key()}-shares"
+
+    def _checked_part(self) -> CheckedPart:
+        from ortflow.workflow.trainer.checked_part import CheckedShard
+
+        return CheckedShard(self.index, self._comm, self._shard, self._own, self._exchanging)
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        """Around a run of a graph that exchanges shares."""
+        yield
+
+    def _bind_checked(self, sessions: Sessions, model: Path | bytes) -> Binding:
+        """See GraphTrainer: the graph with exchanges on a channel of its own."""
+        channel = max(self._channels) + 1
+        loaded = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
+        exchanging, program = self._graphs_of_run.another(loaded, channel)
+        mine, self._sessions = self._sessions, sessions
+        try:
+            return self._bind_training(self._open_exchanging(exchanging, program, channel), self._gradients)
+        finally:
+            self._sessions = mine
+
+    def _forget_checked(self) -> None:
+        for channel in [each for each in self._channels if each not in (TRAINING, EVALUATION)]:
+            self._forget(channel)
 
     @property
     def _messages(self) -> int:

@@ -18,6 +18,7 @@ from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.autodiff.sizes import unified
 from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.named_sizes import named_sizes
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.replacement import MISFITS, context_of, no_gradient
@@ -113,8 +114,14 @@ def vector_jacobian_product(
     for name in reached:
         graph.output.append(helper.make_value_info(f"{name}_grad", context.types[name]))
     prune(graph)
-    new = {name for node in made for name in node.output} - {value.name for value in graph.output}
+    outputs = {value.name for value in graph.output}
+    new = {name for node in made for name in node.output} - outputs
     described = {renamed.get(name, name): found for name, found in described.items()}
+    named = {
+        name for node in graph.node if named_sizes(node) for name in node.output if name in context.types
+    } - outputs
+    new |= named
+    described |= {name: context.types[name] for name in named}
     shapes.infer(copy, [helper.make_value_info(name, described[name]) for name in described if name in new])
     return copy, reached
 

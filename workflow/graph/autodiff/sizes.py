@@ -13,6 +13,7 @@ import onnx
 from onnx import numpy_helper
 
 from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.named_sizes import named_sizes
 from ortflow.workflow.graph.ir.replacement import attribute
 
 Size = int | str | None
@@ -32,6 +33,10 @@ def unified(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) -> dict
         if node.domain == "":
             numbers.enter(node)
             _compare(node, names, numbers)
+        for dims in map(names.dims, filter(None, node.output)):
+            for size, name in zip(dims or (), named_sizes(node), strict=False):
+                names.join(size, name)
+                names.join(name, size)
     return {name: names.renamed(found) for name, found in types.items()}
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -14,13 +13,17 @@ from ortflow.workflow.graph.division import sequence_rules  # noqa: F401 - enter
 from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.rewrite import PartWriter
 from ortflow.workflow.graph.division.sequence import Found, Search
+from ortflow.workflow.graph.division.token_sizes import Behind, Sizes, Tokens, TokenSizes
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.edit import attributes_of, dims_of, replace
+from ortflow.workflow.graph.ir.named_sizes import name_sizes
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
 
 _LAST = 2**31
+_UNKNOWN = "unk__"
+"""Begin of the names that onnx gives to sizes that it does not find."""
 _CARRIED = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.DOUBLE)
 """Types that collectives exchange."""
 
@@ -34,6 +37,7 @@ def share_tokens(
     part: int,
     parts: int,
     channel: int,
+    lengths: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Compute on a share of the tokens what lies between divided layers, in place; returns log lines.
 
@@ -49,12 +53,15 @@ def share_tokens(
         Values that are all-reduced behind divided layers and look-ups.
     part, parts, channel
         As in `divide`.
+    lengths
+        Input of the model -> size of its second axis in all samples, where it is dynamic and known.
 
     Raises
     ------
     UserError
         If there is nothing to compute on a share.
     """
+    _fix(model.graph, lengths or {})
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
     copies = set()
@@ -80,18 +87,14 @@ def share_tokens(
     return [f"{sums}: {len(found.nodes)} nodes between divided layers computed on 1/{parts} of them each"]
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """The tokens of some values, and how they are divided; names of int64 vectors in the graph."""
-
-    lead: str
-    """Sizes of the axes of tokens."""
-    count: str
-    """Number of tokens."""
-    share: str
-    """Number of tokens of a share. The last shares are filled with zeros."""
-    even: bool
-    """Whether the number of tokens is certainly a multiple of the parts."""
+def _fix(graph: onnx.GraphProto, lengths: Mapping[str, int]) -> None:
+    """Give inputs the length that all samples have, in place."""
+    for value in graph.input:
+        dims = dims_of(value) or ()
+        if value.name in lengths and len(dims) > 1 and not isinstance(dims[1], int):
+            value.type.tensor_type.shape.dim[1].dim_value = lengths[value.name]
+            # Other values have the name of the axis, which stands for this number.
+            del graph.value_info[:]
 
 
 class _Writing:
@@ -102,8 +105,10 @@ class _Writing:
         self._model, self._facts, self._found, self._copies = model, facts, found, copies
         self._nodes = list(model.graph.node)
         self._write = PartWriter(model.graph, part, parts, channel)
-        self._tokens: dict[str, _Tokens] = {}
-        self._leads: dict[tuple[str, int], _Tokens] = {}
+        self._sizes = TokenSizes(model.graph, self._write, facts, found)
+        self._tokens: dict[str, Tokens] = {}
+        self._made: dict[str, Sizes] = {}
+        """Share, or whole of a share, that a node makes -> its sizes."""
         self._copied: dict[str, str] = {}
         self._sliced: dict[tuple[str, str, int], str] = {}
         self._types = shapes.value_types(model)
@@ -119,6 +124,14 @@ class _Writing:
                 if name in self._found.gathered:
                     self._gather(name, output=name, copied=False)
             inherit([each for each in write.made[before:] if each is not node], old)
+        for value, tokens in self._tokens.items():
+            axes = self._found.axes[value]
+            self._made[self._name(value)] = tokens.of_share(axes, self._sizes.behind(value, axes))
+        for node in write.made:
+            sizes = next(filter(None, map(self._made.get, node.output)), None)
+            if sizes is not None:
+                # Shape inference does not find them.
+                name_sizes(node, sizes)
         replace(graph.node, write.made)
         stale = self._found.axes.keys() | {name for node in write.made for name in node.output}
         replace(graph.value_info, [value for value in graph.value_info if value.name not in stale])
@@ -142,8 +155,8 @@ class _Writing:
         """The sum of the parts' values, of which each gets its share."""
         write, value, output = self._write, node.input[0], node.output[0]
         axes = self._found.axes[output]
-        tokens = self._tokens_of(output, axes, lambda: write("Shape", value, start=0, end=axes))
-        flat = self._flat(value, axes)
+        tokens = self._sizes.of(output, axes, lambda: write("Shape", value, start=0, end=axes))
+        flat = self._flat(value, self._sizes.behind(output, axes), axes)
         name = self._name(output)
         if axes == 1:
             write.reduce(self._padded(flat, tokens), Kind.REDUCE_SCATTER, name)
@@ -167,17 +180,23 @@ class _Writing:
         else:
             zeros = write.ints(*[0] * (rank - axes))
             before = write("Mul", tokens.share, write.ints(write.part))
-            behind = write("Mul", tokens.share, write.ints(write.parts - 1 - write.part))
-            whole = write.reduce(write("Pad", share, write("Concat", before, zeros, behind, zeros, axis=0)))
+            after = write("Mul", tokens.share, write.ints(write.parts - 1 - write.part))
+            whole = write.reduce(write("Pad", share, write("Concat", before, zeros, after, zeros, axis=0)))
         if not tokens.even:
             whole = write("Slice", whole, write.ints(0), tokens.count, write.ints(0))
         if kind not in _CARRIED:
             whole = write.cast(whole, kind)
+        behind = self._sizes.behind(value, axes)
+        known = [size for size in behind if size is not None]
+        names = shapes.named_shape(self._types, value) or []
+        self._made[output] = [None if str(name).startswith(_UNKNOWN) else name for name in names]
         if axes == 1:
             write("Identity", whole, output=output)
+        elif tokens.fixed is not None and len(known) == len(behind):
+            write("Reshape", whole, write.ints(*tokens.fixed, *known), output=output)
         else:
-            rest = write("Shape", whole, start=1)
-            write("Reshape", whole, write("Concat", tokens.lead, rest, axis=0), output=output)
+            sizes = write("Concat", tokens.lead, write("Shape", whole, start=1), axis=0)
+            write("Reshape", whole, sizes, output=output)
 
     def _on_share(self, place: int, node: onnx.NodeProto) -> None:
         found, write, facts = self._found, self._write, self._facts
@@ -203,20 +222,21 @@ class _Writing:
             made = found.axes[outputs[0]]
             sizes_left = [facts.size(outputs[0], axis) or 0 for axis in range(made, len(facts.shape(outputs[0]) or ()))]
             if made != axes or (made == 2 and facts.pair(outputs[0]) != facts.pair(first)):
-                tokens = self._tokens_of(outputs[0], made, lambda: self._listed(facts.nodes[place], tokens))
+                tokens = self._sizes.of(outputs[0], made, lambda: self._sizes.reshaped(facts.nodes[place], tokens))
             node.input[1] = write.ints(*[1] * (made - 1), -1, *sizes_left)
             del node.attribute[:]
             write.keep(node)
         elif node.op_type == "Dropout":
-            self._dropout(node, axes, tokens)
+            self._dropout(node, outputs[0], axes, tokens)
         else:
             write.keep(node)
         self._tokens.update((name, tokens) for name in outputs if name in found.axes)
 
-    def _dropout(self, node: onnx.NodeProto, axes: int, tokens: _Tokens) -> None:
-        """The part's share of the mask that the undivided graph draws."""
+    def _dropout(self, node: onnx.NodeProto, named: str, axes: int, tokens: Tokens) -> None:
+        """The part's share of the mask that the undivided graph draws for the value `named`."""
         write = self._write
         value, output, mask = node.input[0], node.output[0], node.output[1] if len(node.output) > 1 else ""
+        behind = self._sizes.behind(named, axes)
         sizes = write("Concat", tokens.lead, write("Shape", value, start=axes), axis=0)
         node.input[0] = write("ConstantOfShape", sizes, value=numpy_helper.from_array(np.ones(1, np.float32)))
         node.output[0] = write.fresh("kept")
@@ -224,8 +244,8 @@ class _Writing:
             node.output[1] = write.fresh("mask")
         write.keep(node)
         if mask:
-            self._part_of(node.output[1], axes, tokens, mask)
-        write("Mul", value, self._part_of(node.output[0], axes, tokens), output=output)
+            self._part_of(node.output[1], behind, axes, tokens, mask)
+        write("Mul", value, self._part_of(node.output[0], behind, axes, tokens), output=output)
 
     def _copy(self, name: str) -> str:
         """A whole value, with its gradient summed over the parts."""
@@ -235,7 +255,7 @@ class _Writing:
             self._copied[name] = self._write.reduce(name, Kind.COPY)
         return self._copied[name]
 
-    def _slice(self, name: str, output: str, axes: int, tokens: _Tokens) -> str:
+    def _slice(self, name: str, output: str, axes: int, tokens: Tokens) -> str:
         """The share of a whole value that a node reads which broadcasts to the shape of `output`."""
         facts, write = self._facts, self._write
         rank = len(facts.shape(output) or ())
@@ -246,27 +266,40 @@ class _Writing:
             if not complete:
                 ones = [write.ints(*[1] * (rank - axes))] if rank > axes else []
                 whole = write("Expand", whole, write("Concat", tokens.lead, *ones, axis=0))
-            self._sliced[key] = self._part_of(whole, axes, tokens)
+            own = self._sizes.behind(name, len(facts.shape(name) or ()) - (rank - axes))
+            behind = [*[1] * (rank - axes - len(own)), *own]
+            self._sliced[key] = self._part_of(whole, behind, axes, tokens)
+            self._made[self._sliced[key]] = tokens.of_share(axes, behind)
         return self._sliced[key]
 
-    def _part_of(self, whole: str, axes: int, tokens: _Tokens, output: str | None = None) -> str:
-        """This part's share of a value with all tokens."""
+    def _part_of(self, whole: str, behind: Behind, axes: int, tokens: Tokens, output: str | None = None) -> str:
+        """This part's share of a value with all tokens; `behind` are the sizes of its other axes."""
         write = self._write
-        rows = self._padded(self._flat(whole, axes), tokens)
+        if tokens.even and (axes == 2 or None not in behind):
+            # By constants alone: a CUDA graph cannot contain what copies computed sizes.
+            sizes = [0 if axes == 2 else size or 0 for size in behind]
+            shares = write("Reshape", whole, write.ints(write.parts, -1, *sizes))
+            ends = write.ints(write.part), write.ints(write.part + 1), write.ints(0)
+            if axes == 2:
+                return write("Slice", shares, *ends, output=output)
+            return write("Squeeze", write("Slice", shares, *ends), write.ints(0), output=output)
+        rows = self._padded(self._flat(whole, behind, axes), tokens)
         start = write("Mul", tokens.share, write.ints(write.part))
         ends = start, write("Add", start, tokens.share), write.ints(0)
         if axes == 1:
             return write("Slice", rows, *ends, output=output)
         return write("Unsqueeze", write("Slice", rows, *ends), write.ints(0), output=output)
 
-    def _flat(self, value: str, axes: int) -> str:
-        """A value with one axis of tokens."""
+    def _flat(self, value: str, behind: Behind, axes: int) -> str:
+        """A value with one axis of tokens; `behind` are the sizes of its other axes."""
         if axes == 1:
             return value
-        write = self._write
+        write, known = self._write, [size for size in behind if size is not None]
+        if len(known) == len(behind):
+            return write("Reshape", value, write.ints(-1, *known))
         return write("Reshape", value, write("Concat", write.ints(-1), write("Shape", value, start=axes), axis=0))
 
-    def _padded(self, rows: str, tokens: _Tokens) -> str:
+    def _padded(self, rows: str, tokens: Tokens) -> str:
         """As many rows as all shares together."""
         if tokens.even:
             return rows
@@ -274,63 +307,6 @@ class _Writing:
         missing = write("Sub", write("Mul", tokens.share, write.ints(write.parts)), tokens.count)
         pads = write("Concat", write.ints(0), missing, axis=0)
         return write("Pad", rows, pads, "", write.ints(0))
-
-    def _tokens_of(self, value: str, axes: int, listed: Callable[[], str]) -> _Tokens:
-        """The tokens of a value. Their sizes come from an input of the model if possible, else from `listed`.
-
-        Each stage of a pipeline can compute sizes of inputs for itself.
-        """
-        write = self._write
-        source = self._source(value, axes)
-        if source is None:
-            lead = listed()
-            return self._divided(lead, axes, even=False)
-        name, taken = source
-        key = name, axes
-        if key not in self._leads:
-            sizes = write("Shape", name, start=0, end=taken)
-            lead = sizes if axes == taken else write("ReduceProd", sizes, keepdims=1)
-            known = [self._facts.size(name, axis) or 1 for axis in range(taken)]
-            self._leads[key] = self._divided(lead, axes, even=int(np.prod(known)) % write.parts == 0)
-        return self._leads[key]
-
-    def _divided(self, lead: str, axes: int, *, even: bool) -> _Tokens:
-        write = self._write
-        count = lead if axes == 1 else write("ReduceProd", lead, keepdims=1)
-        whole = count if even else write("Add", count, write.ints(write.parts - 1))
-        return _Tokens(lead, count, write("Div", whole, write.ints(write.parts)), even)
-
-    def _source(self, value: str, axes: int) -> tuple[str, int] | None:
-        """An input whose first axes are certainly the tokens of a value, and their number; None if none is."""
-        facts, shape = self._facts, self._facts.pair(value)
-        candidates: dict[tuple[int | str | None, ...], tuple[str, int]] = {}
-        for each in self._model.graph.input:
-            name = each.name
-            sizes, dims = facts.pair(name), dims_of(each)
-            if name not in facts.inputs or shape is None or sizes is None or dims is None or len(dims) < 2:
-                continue
-            same = [trial[:2] for trial in sizes] == [trial[:2] for trial in shape]
-            product = [trial[0] * trial[1] for trial in sizes] == [trial[0] for trial in shape]
-            if (axes == 2 and same) or (axes == 1 and product):
-                candidates.setdefault(dims[:2], (name, 2))
-        return next(iter(candidates.values())) if len(candidates) == 1 else None
-
-    def _listed(self, node: onnx.NodeProto, tokens: _Tokens) -> str:
-        """The sizes of the axes of tokens after a Reshape: from its list, or their product."""
-        write, output = self._write, node.output[0]
-        axes = self._found.axes[output]
-        if axes == 1:
-            return tokens.count
-        values = self._facts.value(node.input[1])
-        assert values is not None
-        sizes = [write("Slice", node.input[1], write.ints(axis), write.ints(axis + 1)) for axis in range(axes)]
-        for axis in range(axes):
-            if int(values[axis]) == 0:
-                sizes[axis] = write("Slice", tokens.lead, write.ints(axis), write.ints(axis + 1))
-        for axis in range(axes):
-            if int(values[axis]) == -1:
-                sizes[axis] = write("Div", tokens.count, sizes[1 - axis])
-        return write("Concat", *sizes, axis=0)
 
 
 def _leads(shape: tuple[tuple[int, ...], tuple[int, ...]], axes: int) -> list[tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,8 @@ class Sharded:
     layers: Sequence[Layer]
     train: tuple[onnx.ModelProto, Program]
     eval: tuple[onnx.ModelProto, Program]
+    another: Callable[[onnx.ModelProto, int], tuple[onnx.ModelProto, Program]]
+    """Makes the same of another graph of the model, for a channel."""
 
 
 def sharded(train: Path, form: Path, evaluate: Path, index: FlatIndex, *, on_gpus: bool = False) -> Sharded:
@@ -47,9 +49,11 @@ def sharded(train: Path, form: Path, evaluate: Path, index: FlatIndex, *, on_gpu
     rewrite = with_gathers if on_gpus else with_exchange
     shapes = {entry.name: entry.tensor.shape for entry in index if entry.tensor.group in TRAINED}
     layers = layers_in(onnx.load(train).graph, index)
-    channels = ((form, 0), (evaluate, 1))
-    made = [rewrite(onnx.load(path), layers, shapes, channel) for path, channel in channels]
-    return Sharded(layers, made[0], made[1])
+
+    def another(model: onnx.ModelProto, channel: int) -> tuple[onnx.ModelProto, Program]:
+        return rewrite(model, layers, shapes, channel)
+
+    return Sharded(layers, another(onnx.load(form), 0), another(onnx.load(evaluate), 1), another)
 
 
 def layers_in(train: onnx.GraphProto, index: FlatIndex) -> list[Layer]:

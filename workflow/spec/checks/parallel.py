@@ -39,11 +39,6 @@ def check_parallel(spec: RunSpec) -> Iterator[Problem]:
             what = "is true, which applies only to divided layers, and parallel.horizontal is 1"
             fix = "remove it, or set horizontal above 1"
             yield Problem(("parallel", "sequence_parallel"), what, fix, others=(("parallel", "horizontal"),))
-    elif parallel.sequence_parallel and spec.on_gpus:
-        what = "is true, and ranks on GPUs cannot divide the tokens of a layer in this version: "
-        what += f"resources.gpus_per_rank is {spec.resources.gpus_per_rank}"
-        gpus: tuple[KeyPath, ...] = (("resources", "gpus_per_rank"),)
-        yield Problem(("parallel", "sequence_parallel"), what, "remove it", others=gpus)
     yield from _chunks(spec)
     if parallel.zero:
         yield from _zero(spec)
