@@ -209,13 +209,13 @@ def test_attention_drops_weights_and_its_gradient_drops_the_same(device: CudaDev
 
 
 def test_a_run_in_bf16_is_captured_and_resumes_bit_for_bit(project: Project) -> None:
-    settings = {**GPU, "train__steps": 60, "train__precision": "bf16"}
+    settings = {**GPU, "train__steps": 160, "train__precision": "bf16"}
     whole = project.run("bf16-whole", **settings)
     words = logs(whole)
     assert "a micro-batch is captured as a CUDA graph" in words
     assert "is not captured" not in words
     assert "is not fused" not in words
-    run_dir = killed(project, "bf16-killed", (25,), **settings)
+    run_dir = killed(project, "bf16-killed", (60,), **settings)
     assert curve(run_dir) == curve(whole)
     assert state(run_dir) == state(whole)
 

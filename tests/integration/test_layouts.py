@@ -45,7 +45,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project.make(tmp_path_factory.mktemp("layouts"), dropout=0.0)
+    return Project.make(tmp_path_factory.mktemp("layouts"), dropout=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from philox import kept
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN
 from ortflow.workflow.graph.intake.inspect import findings
+from ortflow.workflow.graph.ir.origin import DROPOUT
 from ortflow.workflow.graph.types import LOSS_SUM, SEED, GraphSet, half_of, placed_of, with_kernels_of
 from ortflow.workflow.kernels.dropout import attributes
 
@@ -156,6 +157,16 @@ def test_a_ratio_that_varies_is_left_to_onnx_runtime(tmp_path: Path) -> None:
     assert len(dropouts(with_kernels_of(graphs.train), "")) == 1
     assert not dropouts(with_kernels_of(graphs.train), CPU_DOMAIN)
     assert not seeded(with_kernels_of(graphs.train))
+
+
+@needs_kernels
+def test_numbers_that_a_file_brings_are_not_used(tmp_path: Path) -> None:
+    model = onnx.load(perceptron(tmp_path / "m.onnx"))
+    (drop,) = [node for node in model.graph.node if node.op_type == "Dropout"]
+    drop.metadata_props.add(key=DROPOUT, value="eleven")
+    onnx.save(model, tmp_path / "m.onnx")
+    found = dropouts(with_kernels_of(built(tmp_path / "m.onnx").train), CPU_DOMAIN)
+    assert {node.input[1] for node in found} == {"ortflow.dropout.0"}
 
 
 @needs_kernels

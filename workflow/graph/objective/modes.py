@@ -84,6 +84,7 @@ def _dropout_on(edit: Editor) -> tuple[int, set[float]]:
         del node.attribute[:]
         if len(node.output) < 2:
             node.output.append(edit.fresh("mask"))
+        replace(node.metadata_props, [noted for noted in node.metadata_props if noted.key != DROPOUT])
         node.metadata_props.add(key=DROPOUT, value=str(number))
     return switched, ratios
 
