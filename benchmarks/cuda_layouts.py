@@ -1,7 +1,8 @@
 """A GPT divided over two NVIDIA GPUs: ortflow's layouts against one GPU, PyTorch's pipelining and tensor parallelism.
 
     python benchmarks/cuda_layouts.py [--layers 12 --width 768 --heads 12 --context 1024 --vocabulary 50304 --batch 8
-        --micro 1 2 4 8 16 --rounds 6 --layouts 1f1b gpipe interleaved horizontal sequence --peers "torch 1f1b" "torch tensor"]
+        --micro 1 2 4 8 16 --rounds 6 --layouts 1f1b gpipe interleaved horizontal sequence
+        --peers "torch 1f1b" "torch tensor"]
 
 Every candidate trains the same weights on the same batches in bf16 (PyTorch by autocast): AdamW, clipping, the host
 waiting for each loss. A step has `--micro` micro-batches of `--batch` samples. Prints tokens a second, the part of
