@@ -1,13 +1,15 @@
 """The memory of each rank of a sharded or divided model, phase by phase, against the parameters of the model.
 
-    python benchmarks/rank_memory.py [--ranks 2 --megabytes 200 --width 2048 --most 0.3] [parallel.zero=3 KEY=VALUE ...]
+    python benchmarks/rank_memory.py [--ranks 2 --megabytes 200 --width 2048 --most 0.3 --resumed]
+        [parallel.zero=3 KEY=VALUE ...]
 
 Trains a network of equal layers for two steps on CPU ranks through `ortflow run`, with a checkpoint at the end and an
 export, and looks at the ranks' memory every 10 ms. Counted is what a process and its children hold for themselves
 (RssAnon): pages of files that are mapped are the system's, which it takes back when memory is short. Prints the highest
 of each phase and rank beside the state of the rank (event `memory`: parameters, gradients, moments, messages, its share
 for checkpoints), and what rank 0 holds more than the others, in parameters of the whole model. Exit code 1 if that is
-ever more than --most. Linux only: reads /proc.
+ever more than --most. With --resumed, looks at a second run that resumes from the first one's checkpoint. Linux only:
+reads /proc.
 """
 
 from __future__ import annotations
@@ -100,8 +102,8 @@ def anonymous(process: psutil.Process) -> int:
     return 0
 
 
-def phase(record: Path) -> str:
-    """The last phase that began on rank 0."""
+def phase(record: Path, attempt: int) -> str:
+    """The last phase of an attempt that began on rank 0."""
     found = "start"
     try:
         lines = record.read_text().splitlines()
@@ -109,6 +111,8 @@ def phase(record: Path) -> str:
         return found
     for line in lines:
         event = json.loads(line) if line.endswith("}") else {}
+        if event.get("attempt") != attempt:
+            continue
         if event.get("event") == "phase_start":
             found = str(event["phase"])
         elif event.get("event") == "step" and found == "train":
@@ -116,12 +120,12 @@ def phase(record: Path) -> str:
     return found
 
 
-def watch(launcher: subprocess.Popen[bytes], record: Path) -> dict[str, dict[int, int]]:
+def watch(launcher: subprocess.Popen[bytes], record: Path, attempt: int) -> dict[str, dict[int, int]]:
     """Highest bytes by phase and rank; a rank's own processes count with it."""
     highest: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     root = psutil.Process(launcher.pid)
     while launcher.poll() is None:
-        now = phase(record)
+        now = phase(record, attempt)
         for rank, process in ranks_among(family(root)).items():
             try:
                 held = sum(anonymous(each) for each in family(process))
@@ -139,27 +143,31 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--megabytes", type=int, default=200, help="of parameters")
     parser.add_argument("--width", type=int, default=2048, help="of a layer")
+    parser.add_argument("--resumed", action="store_true", help="look at a resumed run")
     parser.add_argument("--most", type=float, default=0.3, help="excess of rank 0, in parameters, for exit code 0")
     options = parser.parse_args()
     changes = options.changes or ["parallel.zero=3"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_run(folder, options)
-        with (folder / "log").open("wb") as log:
-            launcher = subprocess.Popen(
-                [sys.executable, "-m", "ortflow", "run", "run.yaml", *changes], cwd=folder, stdout=log, stderr=log
-            )
-            highest = watch(launcher, folder / "runs" / "memory" / "events" / "rank-0000.jsonl")
-        text = (folder / "log").read_text(errors="replace")
-        if launcher.returncode:
-            raise SystemExit(text)
+        for attempt in range(1 + options.resumed):
+            steps = f"train.steps={STEPS * (attempt + 1)}"
+            with (folder / "log").open("wb") as log:
+                launcher = subprocess.Popen(
+                    [sys.executable, "-m", "ortflow", "run", "run.yaml", steps, *changes],
+                    cwd=folder, stdout=log, stderr=log,
+                )  # fmt: skip
+                highest = watch(launcher, folder / "runs" / "memory" / "events" / "rank-0000.jsonl", attempt)
+            if launcher.returncode:
+                raise SystemExit((folder / "log").read_text(errors="replace"))
         state = []
         for rank in range(options.ranks):
             lines = (folder / "runs" / "memory" / "events" / f"rank-{rank:04d}.jsonl").read_text().splitlines()
-            (memory,) = (event for event in map(json.loads, lines) if event["event"] == "memory")
+            memory = [event for event in map(json.loads, lines) if event["event"] == "memory"][-1]
             state.append(sum(memory.get(part, 0) for part in PARTS))
         size = (folder / "model.onnx.data").stat().st_size
-    print(f"{size / MB:.0f} MB of parameters, {options.ranks} ranks, {' '.join(changes)}; MB a rank")
+    what = ", ".join([*changes, *["resumed"] * options.resumed])
+    print(f"{size / MB:.0f} MB of parameters, {options.ranks} ranks, {what}; MB a rank")
     print(
         f"{'':12}" + "".join(f"{f'rank {rank}':>9}" for rank in range(options.ranks)) + "  rank 0's excess / parameters"
     )

@@ -115,10 +115,10 @@ def _not_counted(written: RunSpec, fitting: list[Candidate]) -> Iterator[str]:
     unknown = max(len(each.memory.peak.unknown) for each in fitting)
     if unknown:
         yield f"{UNKNOWN} Memory leaves out values whose size is unknown, up to {unknown} of a layout."
-    if written.train.check_gradient and any(each.layout.zero == 3 for each in fitting):
+    if written.train.check_gradient and written.train.precision in ("bf16", "fp16"):
         yield (
-            "Memory leaves out the check of the gradient before the first step, in which rank 0 holds all parameters "
-            "and gradients under zero 3 (train.check_gradient: false avoids it)."
+            "Memory leaves out the check of the gradient before the first step, which computes in fp32 on two samples "
+            "(train.check_gradient: false avoids it)."
         )
 
 

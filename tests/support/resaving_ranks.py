@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ortflow.workflow.checkpoint.commit import commit
-from ortflow.workflow.checkpoint.load import fill, load, window_for
+from ortflow.workflow.checkpoint.load import load, window_for
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.comm.mpi import MpiCommunicator
@@ -38,8 +38,6 @@ def main() -> None:
     buffers = trainer.state()
     windows = {name: window_for(buffer) for name, buffer in buffers.items()}
     loaded = load(DirectoryStore(source), int(step.name), windows, index=trainer.index)
-    for name, buffer in buffers.items():
-        fill(buffer, windows[name])
     trainer.after_load()
     if isinstance(trainer, DividedTrainer):
         # What is saved must come from what the ranks hold of the divided model, not from these copies.

@@ -24,7 +24,7 @@ from real_ranks import on_ranks
 from trainers import opened, write_update
 
 from ortflow.workflow.checkpoint.commit import commit
-from ortflow.workflow.checkpoint.load import fill, load, window_for
+from ortflow.workflow.checkpoint.load import load, window_for
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.comm import Communicator
@@ -213,8 +213,6 @@ def take_up(trainer: GraphTrainer, store: DirectoryStore) -> None:
     """Fill the state from the checkpoint, as a resumed run does."""
     targets = {name: window_for(buffer) for name, buffer in trainer.state().items()}
     load(store, 1, targets, index=trainer.index)
-    for name, buffer in trainer.state().items():
-        fill(buffer, targets[name])
     trainer.after_load()
 
 

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from checkpoints import INDEX, Rejections, newest_whole, progress_of, same, save, state
+from fake_cuda import fake_device
 from safetensors.numpy import load_file
+from thread_links import StreamedCuda
 
-from ortflow.workflow.checkpoint.load import load, load_newest
+from ortflow.workflow.checkpoint import load as load_module
+from ortflow.workflow.checkpoint.load import load, load_newest, newest_matching, window_for
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import PAGE, BufferSpec, file_layout
-from ortflow.workflow.checkpoint.verify import read_manifest, verify
+from ortflow.workflow.checkpoint.verify import CHUNK, read_manifest, verify
 from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex, Tensor, share
 
@@ -131,3 +136,58 @@ def test_training_continues_only_with_the_same_tensors_and_buffers(tmp_path: Pat
     del out["moment_1"]
     with pytest.raises(UserError, match="the checkpoint also has moment_1"):
         load_newest(store, out, index=INDEX)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_what_a_rank_holds_is_read_straight_into_its_buffers(tmp_path: Path, world_size: int) -> None:
+    """Not by way of a second copy, as which a state needs as much memory again."""
+    store, count = DirectoryStore(tmp_path), 16 << 20
+    buffers = {"parameters": HostBuffer(np.random.default_rng(0).standard_normal(count, np.float32))}
+    save(store, 1, buffers, world_size)
+    start, stop = share(count, 0, 2)
+    held = {"parameters": Shard(HostBuffer(np.empty(stop - start, np.float32)), start, count)}
+    tracemalloc.start()
+    try:
+        load(store, 1, {name: window_for(shard) for name, shard in held.items()})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(held["parameters"].part.read(), buffers["parameters"].array[start:stop])
+    assert peak < (world_size + 1) * CHUNK < 4 * (stop - start)
+
+
+def test_a_gpus_buffers_are_filled_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "CHUNK", 1 << 10)
+    store, buffers = DirectoryStore(tmp_path), state(5, 5000)
+    save(store, 1, buffers, 3)
+    device = fake_device(StreamedCuda())
+    held: dict[str, Any] = {}
+    for name, buffer in buffers.items():
+        start, stop = share(buffer.count, 1, 2) if name != "counters" else (0, buffer.count)
+        held[name] = Shard(device.allocate(stop - start, buffer.dtype), start, buffer.count)
+    load(store, 1, {name: window_for(shard) for name, shard in held.items()})
+    for name, shard in held.items():
+        found = shard.part.read()
+        np.testing.assert_array_equal(found, buffers[name].array[shard.start : shard.start + shard.part.count])
+
+
+@pytest.mark.parametrize("saved", [1, 3])
+def test_a_new_run_begins_as_it_would_without_damaged_checkpoints(tmp_path: Path, saved: int) -> None:
+    store = DirectoryStore(tmp_path)
+    for step in range(1, saved + 1):
+        save(store, step, state(step, 1000), 2)
+        damage = store.place(step) / "rank-0001.safetensors"
+        content = bytearray(damage.read_bytes())
+        content[-1] ^= 1
+        damage.write_bytes(content)
+    initial = state(9, 1000)
+    held = {name: HostBuffer(buffer.array.copy()) for name, buffer in initial.items()}
+    windows, rejections = {name: window_for(buffer) for name, buffer in held.items()}, Rejections()
+    assert newest_matching(store, windows, rejections, index=INDEX) is None
+    assert len(rejections.faults) == saved
+    assert same({name: buffer.array for name, buffer in held.items()}, initial)
+    save(store, 9, state(3, 1000), 2)
+    found = newest_matching(store, windows, rejections, index=INDEX)
+    assert found is not None
+    assert found.step == 9
+    assert same({name: buffer.array for name, buffer in held.items()}, initial)

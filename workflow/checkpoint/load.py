@@ -1,14 +1,17 @@
 """Load a checkpoint into memory, in one pass that reads, hashes and copies every byte.
 
 Called by all ranks when a run resumes, and by the export of a checkpoint. Any number of ranks may have written it.
-Rank 0 decides which checkpoint it is (`load_newest`); the others `load` that step and verify what they read.
+Rank 0 decides which checkpoint it is (`newest_matching`); then all ranks `load` that step and verify what they read.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +19,10 @@ import numpy.typing as npt
 from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest
 from ortflow.workflow.checkpoint.store import CheckpointStore
 from ortflow.workflow.checkpoint.tensors import ITEM_SIZES, Span, file_layout
-from ortflow.workflow.checkpoint.verify import CHUNK, OnReject, check_contents, check_sizes, read_manifest
+from ortflow.workflow.checkpoint.verify import CHUNK, OnReject, check_contents, check_sizes, discarded, read_manifest
 from ortflow.workflow.checkpoint.writer import DTYPES
 from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex
@@ -28,27 +32,28 @@ Array = npt.NDArray  # type: ignore[type-arg]
 
 @dataclass(frozen=True)
 class Window:
-    """Destination of elements [start, start + array.size) of a flat buffer of `count` elements."""
+    """Destination of elements [start, start + part.count) of a flat buffer of `count` elements."""
 
-    array: Array
+    part: Buffer
     start: int
     count: int
 
+    @classmethod
+    def over(cls, array: Array) -> Window:
+        """An array for the whole buffer."""
+        return cls(HostBuffer(array), 0, array.size)
+
 
 def window_for(buffer: Buffer | Shard) -> Window:
-    """Host memory for the part of a buffer that this rank holds."""
-    part, start = (buffer.part, buffer.start) if isinstance(buffer, Shard) else (buffer, 0)
-    return Window(np.empty(part.count, part.dtype), start, buffer.count)
-
-
-def fill(buffer: Buffer | Shard, window: Window) -> None:
-    """Write the contents of a window made by `window_for` to its buffer."""
-    (buffer.part if isinstance(buffer, Shard) else buffer).write(window.array)
+    """The part of a buffer that this rank holds: files are read straight into it, or pass through a chunk of memory."""
+    if isinstance(buffer, Shard):
+        return Window(buffer.part, buffer.start, buffer.count)
+    return Window(buffer, 0, buffer.count)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint in memory: whole flat buffers as host arrays by name, or the parts that windows select."""
+    """A checkpoint in memory: flat buffers as host arrays by name, or the parts on the host that windows select."""
 
     manifest: Manifest
     buffers: Mapping[str, Array]
@@ -86,24 +91,34 @@ def load(
     UserError
         If the checkpoint does not match `out` or `index`.
     """
+    given, lock = None if out is None else _windows(out), threading.Lock()
+    manifest = _matching(store, step, given, index, partial=partial)
+    windows = _windows(_allocate(manifest)) if given is None else given
+
+    def views(rank: int, _: FileRecord) -> Iterator[memoryview]:
+        return _views(manifest, rank, windows, lock)
+
+    for fault in check_contents(store, manifest, views):
+        raise fault
+    on_host = {name: window.part for name, window in windows.items()}
+    return Loaded(manifest, {name: part.array for name, part in on_host.items() if isinstance(part, HostBuffer)})
+
+
+def _matching(
+    store: CheckpointStore, step: int, out: Mapping[str, Window] | None, index: FlatIndex | None, *, partial: bool
+) -> Manifest:
+    """The manifest of a checkpoint whose files have the right sizes. Raises as `load` does."""
     manifest = read_manifest(store, step)
     for fault in check_sizes(store, manifest):
         raise fault
-    windows = _windows(_allocate(manifest) if out is None else out)
-    difference = _difference(manifest, windows, index, partial)
+    difference = None if out is None else _difference(manifest, out, index, partial)
     if difference is not None:
         raise UserError(
             difference,
             where=str(store.place(step)),
             fix="resume with the model and the optimizer it was saved with, or start a new run",
         )
-
-    def views(rank: int, _: FileRecord) -> Iterator[memoryview]:
-        return _views(manifest, rank, windows)
-
-    for fault in check_contents(store, manifest, views):
-        raise fault
-    return Loaded(manifest, {name: window.array for name, window in windows.items()})
+    return manifest
 
 
 def load_newest(
@@ -125,6 +140,25 @@ def load_newest(
     return None
 
 
+def newest_matching(
+    store: CheckpointStore, out: Mapping[str, Window], on_reject: OnReject, *, index: FlatIndex
+) -> Manifest | None:
+    """The newest complete checkpoint that `load` can read into `out`, which stays as it is; None if there is none.
+
+    Reads and hashes it, and reports each one that is skipped. Raises UserError if it does not match.
+    """
+    for step in reversed(store.steps()):
+        try:
+            manifest = _matching(store, step, out, index, partial=False)
+            for fault in check_contents(store, manifest, discarded):
+                raise fault
+        except Damaged as fault:
+            on_reject(fault)
+        else:
+            return manifest
+    return None
+
+
 def _load_or_reject(
     store: CheckpointStore,
     step: int,
@@ -141,7 +175,10 @@ def _load_or_reject(
         return None
 
 
-def _views(manifest: Manifest, rank: int, windows: Mapping[str, Window]) -> Iterator[memoryview]:
+def _views(
+    manifest: Manifest, rank: int, windows: Mapping[str, Window], lock: AbstractContextManager[Any]
+) -> Iterator[memoryview]:
+    """Memory for a rank's file; what is filled is written to a device when the next piece is asked for."""
     layout = file_layout(manifest.buffers, rank, manifest.world_size)
     yield memoryview(bytearray(len(layout.header)))
     scratch: memoryview | None = None
@@ -151,16 +188,21 @@ def _views(manifest: Manifest, rank: int, windows: Mapping[str, Window]) -> Iter
         for first, last, wanted in _cuts(span, window):
             for start in range(first, last, CHUNK // size):
                 stop = min(start + CHUNK // size, last)
-                if wanted and window is not None:
-                    yield window.array[start - window.start : stop - window.start].data.cast("B")
-                else:
-                    scratch = scratch or memoryview(bytearray(CHUNK))
-                    yield scratch[: (stop - start) * size]
+                part = window.part.slice(start - window.start, stop - window.start) if wanted and window else None
+                if isinstance(part, HostBuffer):
+                    yield part.array.data.cast("B")
+                    continue
+                scratch = scratch or memoryview(bytearray(CHUNK))
+                piece = scratch[: (stop - start) * size]
+                yield piece
+                if part is not None:
+                    with lock:
+                        part.write(np.frombuffer(piece, part.dtype))
 
 
 def _cuts(span: Span, window: Window | None) -> Iterator[tuple[int, int, bool]]:
     """Elements [first, last) of a span, cut so that each piece is inside a window or outside all; none is empty."""
-    edges = [] if window is None else [window.start, window.start + window.array.size]
+    edges = [] if window is None else [window.start, window.start + window.part.count]
     inner = [min(max(edge, span.start), span.stop) for edge in edges]
     places = [span.start, *inner, span.stop]
     for place, (first, last) in enumerate(pairwise(places)):
@@ -169,7 +211,7 @@ def _cuts(span: Span, window: Window | None) -> Iterator[tuple[int, int, bool]]:
 
 
 def _windows(out: Mapping[str, Array | Window]) -> dict[str, Window]:
-    return {name: to if isinstance(to, Window) else Window(to, 0, to.size) for name, to in out.items()}
+    return {name: to if isinstance(to, Window) else Window.over(to) for name, to in out.items()}
 
 
 def _allocate(manifest: Manifest) -> dict[str, Array]:
@@ -182,7 +224,7 @@ def _difference(manifest: Manifest, out: Mapping[str, Window], index: FlatIndex 
         spec = manifest.buffers.get(name)
         if spec is None:
             return f"the checkpoint has no {name}, only {', '.join(manifest.buffers)}"
-        dtype = window.array.dtype
+        dtype = window.part.dtype
         if np.dtype(DTYPES[spec.dtype]) != dtype or spec.count != window.count:
             return (
                 f"{name} is {spec.count} elements of {np.dtype(DTYPES[spec.dtype])} in the checkpoint "

@@ -89,7 +89,7 @@ def verify(store: CheckpointStore, step: int) -> list[Damaged]:
         manifest = read_manifest(store, step)
     except Damaged as fault:
         return [fault]
-    return check_contents(store, manifest, _discard)
+    return check_contents(store, manifest, discarded)
 
 
 def _check_sense(manifest: Manifest, step: int) -> None:
@@ -133,7 +133,8 @@ def _check_size(path: Path, size: int, record: FileRecord) -> None:
         raise Damaged(path, f"has {size} bytes, the manifest says {record.size}")
 
 
-def _discard(_: int, record: FileRecord) -> Iterator[memoryview]:
+def discarded(_: int, record: FileRecord) -> Iterator[memoryview]:
+    """Views of a file whose contents are not kept."""
     scratch = memoryview(bytearray(min(CHUNK, record.size)))
     for start in range(0, record.size, CHUNK):
         yield scratch[: record.size - start]

@@ -76,6 +76,10 @@ class PinnedBuffer:
         """Copy another buffer."""
         np.copyto(self._here(), other._here())
 
+    def scale(self, factor: float) -> None:
+        """Multiply every element."""
+        self.write(self.read() * np.float32(factor))
+
     def fill(self, value: float) -> None:
         """Set every element."""
         self._here().fill(value)

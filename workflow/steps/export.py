@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from ortflow.workflow.checkpoint.load import Loaded, Window, fill, load, load_newest, window_for
+from ortflow.workflow.checkpoint.load import Loaded, Window, load, load_newest, window_for
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
@@ -157,11 +157,8 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
     spec = moved(load_run_file(run_dir.run_file, others=False), run_dir.root)
     with whole(run_dir, spec) as (builder, plan):
         trainer = builder.open(SoloCommunicator(), CpuDevice(), os.cpu_count() or 1, (), training=False)
-        buffers = trainer.state()
-        targets = {name: window_for(buffer) for name, buffer in buffers.items()}
+        targets = {name: window_for(buffer) for name, buffer in trainer.state().items()}
         loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, targets, trainer.index)
-        for name, buffer in buffers.items():
-            fill(buffer, targets.pop(name))
         path = path or run_dir.root / spec.export.path
         batches: list[MicroBatch] = []
         if Path((spec.data.eval or spec.data.train).path).exists():

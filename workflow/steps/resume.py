@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.checkpoint.load import Loaded, fill, load, load_newest, window_for
-from ortflow.workflow.checkpoint.manifest import Damaged
+from ortflow.workflow.checkpoint.load import load, newest_matching, window_for
+from ortflow.workflow.checkpoint.manifest import Damaged, Manifest
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.progress import Progress
@@ -14,6 +14,8 @@ from ortflow.workflow.steps.environment import check_environment
 def resume(context: Context, store: DirectoryStore) -> tuple[int, set[int]]:
     """Fill the state from the newest complete checkpoint. Rank 0 chooses it, each rank verifies what it reads.
 
+    Files are read straight into the state, so rank 0 verifies them first: nothing of a damaged checkpoint may remain.
+
     Returns
     -------
     int
@@ -21,30 +23,27 @@ def resume(context: Context, store: DirectoryStore) -> tuple[int, set[int]]:
     set of int
         The steps of the checkpoints that were rejected; on rank 0.
     """
-    buffers, rejected = context.trainer.state(), set[int]()
-    targets = {name: window_for(buffer) for name, buffer in buffers.items()}
+    rejected = set[int]()
+    targets = {name: window_for(buffer) for name, buffer in context.trainer.state().items()}
 
     def reject(fault: Damaged) -> None:
         context.events.write("checkpoint_rejected", path=str(fault.path), reason=fault.reason)
         print(f"warning: checkpoint rejected: {fault}", flush=True)
         rejected.update(step for step in store.steps() if fault.path.is_relative_to(store.place(step)))
 
-    loaded: Loaded | None = None
+    found: Manifest | None = None
     if context.leads:
         store.clean()
-        loaded = load_newest(store, targets, reject, index=context.trainer.index)
+        found = newest_matching(store, targets, reject, index=context.trainer.index)
     changed: list[str] = []
-    if loaded is not None:
-        changed = check_environment(context, loaded.manifest, store.place(loaded.manifest.step))
-    step: int | None = context.world.broadcast_object(loaded.manifest.step if loaded else None)
+    if found is not None:
+        changed = check_environment(context, found, store.place(found.step))
+    step: int | None = context.world.broadcast_object(found.step if found else None)
     if step is None:
         context.events.rewind(0)
         context.monitor.begin()
         return 0, rejected
-    if loaded is None:
-        loaded = load(store, step, targets, index=context.trainer.index)
-    for name, buffer in buffers.items():
-        fill(buffer, targets[name])
+    loaded = load(store, step, targets, index=context.trainer.index)
     context.trainer.after_load()
     context.progress = Progress.from_json(dict(loaded.manifest.progress))
     try:

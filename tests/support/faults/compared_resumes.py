@@ -7,7 +7,8 @@ def compare_resumes() -> None:
     """From now on, each resume in this process is compared, and leaves an event `compared`."""
     import numpy as np
 
-    from ortflow.workflow.checkpoint.load import load, window_for
+    from ortflow.workflow.checkpoint.load import Window, load
+    from ortflow.workflow.device.cpu import HostBuffer
     from ortflow.workflow.device.shard import Shard
     from ortflow.workflow.steps.checkpoint import Saver
 
@@ -20,11 +21,14 @@ def compare_resumes() -> None:
         trainer = self._context.trainer
         trainer.before_save()
         buffers = trainer.state()
-        saved = {name: window_for(buffer) for name, buffer in buffers.items()}
-        load(self._store, self._saved_step, saved, index=trainer.index)
+        windows, held = {}, {}
         for name, buffer in buffers.items():
-            held = (buffer.part if isinstance(buffer, Shard) else buffer).read()
-            same = np.array_equal(held.view(np.uint8), saved[name].array.view(np.uint8))
+            part, start = (buffer.part, buffer.start) if isinstance(buffer, Shard) else (buffer, 0)
+            held[name] = part.read()
+            windows[name] = Window(HostBuffer(np.empty(part.count, part.dtype)), start, buffer.count)
+        saved = load(self._store, self._saved_step, windows, index=trainer.index).buffers
+        for name in buffers:
+            same = np.array_equal(held[name].view(np.uint8), saved[name].view(np.uint8))
             assert same, f"{name} is not what the checkpoint contains"
         self._context.events.write("compared", step=self._saved_step, buffers=sorted(buffers))
 
