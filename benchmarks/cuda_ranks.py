@@ -1,16 +1,15 @@
 """On several NVIDIA GPUs of one machine: ortflow against PyTorch's DistributedDataParallel, and NCCL through each.
 
     python benchmarks/cuda_ranks.py speed [--ranks 2 --layers 12 --width 768 --heads 12 --context 1024
-        --vocabulary 50304 --batch 8 --rounds 20 --whole --blocks 8]
+        --vocabulary 50304 --batch 8 --rounds 20 --whole]
     python benchmarks/cuda_ranks.py sums [--ranks 2 --rounds 20]
 
 `speed` trains the GPT of cuda.py in bf16 with one rank and with several, each with micro-batches of `--batch` samples
 of its own, AdamW, clipping, the host waiting for each loss. It prints tokens a second of all ranks and the scaling:
 that of several over that of one times their number. `--whole` also measures ortflow with one sum behind the backward
-pass in place of buckets; `--blocks` sets the thread blocks of a bucket's sum, 0 for NCCL's own number. The losses of
-the first steps must agree. `sums` measures an all-reduce of 1 MiB to 1 GiB of fp32 through ortflow's communicator and
-through torch.distributed, by turns, the medians of rounds: the time of CALLS in a row.
-mpirun of the environment's MPI starts the ranks.
+pass in place of buckets. The losses of the first steps must agree. `sums` measures an all-reduce of 1 MiB to 1 GiB of
+fp32 through ortflow's communicator and through torch.distributed, by turns, the medians of rounds: the time of CALLS in
+a row. mpirun of the environment's MPI starts the ranks.
 """
 
 from __future__ import annotations
@@ -87,11 +86,8 @@ def measure_speed(options: argparse.Namespace) -> None:
     from safetensors.numpy import load_file
     from step import CLIP, DECAY, RATE, Config, OrtflowStep, Sizes, TorchStep, batches, make_graphs
 
-    import ortflow.workflow.comm.nccl as nccl
     import ortflow.workflow.trainer.queued as queued
 
-    if options.blocks is not None:
-        nccl.BLOCKS_BESIDE = options.blocks or None
     comm, device, means = world_of()
     config = Config(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
     sizes = Sizes(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
@@ -157,7 +153,6 @@ def measure_speed(options: argparse.Namespace) -> None:
 def speed(options: argparse.Namespace) -> None:
     """Print the table; SystemExit where losses differ."""
     words = [*(["--whole"] if options.whole else []), *(["--no-peers"] if options.no_peers else [])]
-    words += [] if options.blocks is None else ["--blocks", str(options.blocks)]
     one = start("measure-speed", 1, options, *words)
     many = start("measure-speed", options.ranks, options, *words)
     print(f"{many['gpu']}, torch {many['torch']}, {many['sums']}, {options.batch} x {options.context} tokens a rank")
@@ -244,7 +239,6 @@ def main() -> None:
     for name, value in (("batch", 8), ("rounds", 20), ("ranks", 2), ("limit", 600)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--whole", action="store_true", help="also with one sum behind the backward pass")
-    parser.add_argument("--blocks", type=int, help="thread blocks of a bucket's sum; 0: NCCL's own number")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out")
     parser.add_argument("--folder", help="used by the ranks")
     options = parser.parse_args()

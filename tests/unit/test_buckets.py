@@ -137,11 +137,8 @@ class Sums:
     def __init__(self) -> None:
         self.done: list[Any] = []
 
-    def connect_narrow(self) -> None:
-        assert not self.done
-
-    def begin_all_reduce(self, buffer: Any, *, hidden: bool = False) -> None:
-        self.done.append((buffer.pointer, buffer.count, hidden))
+    def begin_all_reduce(self, buffer: Any) -> None:
+        self.done.append((buffer.pointer, buffer.count))
 
     def join(self) -> None:
         self.done.append("join")
@@ -168,8 +165,7 @@ def test_every_element_is_summed_once_in_the_order_of_ranks_without_samples(orde
     overlap.finish()
     assert mine == sums.done
     assert mine[-1] == "join"
-    assert [hidden for *_, hidden in mine[:-1]] == [True] * (len(mine) - 2) + [False]
-    pieces = sorted(((start - sync.pointer) // 4, count) for start, count, _ in mine[:-1])
+    pieces = sorted(((start - sync.pointer) // 4, count) for start, count in mine[:-1])
     assert [start for start, _ in pieces] == [0, *(start + count for start, count in pieces[:-1])]
     assert sum(pieces[-1]) == sync.count
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda, fake_device
 
-from ortflow.workflow.comm.nccl import BLOCKS_BESIDE, NcclCommunicator, NcclError
+from ortflow.workflow.comm.nccl import NcclCommunicator, NcclError
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cuda import CudaDevice
 
@@ -45,10 +45,6 @@ class FakeNccl:
         self.states = [0]
         self.calls: list[str] = []
         self.streams: list[int] = []
-        self.blocks: list[int] = []
-        """The most that each communicator, from WORLD on, may have."""
-        self.worlds: list[int] = []
-        """The communicator of each sum, counted from WORLD."""
         self.last = b""
         self.ncclCommInitRankConfig = Init(self)
         self.stuck: dict[str, threading.Event] = {}
@@ -65,20 +61,19 @@ class FakeNccl:
 
     def ncclAllReduce(self, *arguments: Any) -> int:  # noqa: N802
         source, _, count, kind, operation, world, stream = arguments
-        assert (kind, operation) == (7, 0)
-        self.worlds.append(world.value - WORLD)
+        assert (kind, operation, world.value) == (7, 0, WORLD)
         self.streams.append(stream.value)
         array = np.ctypeslib.as_array((ctypes.c_float * count.value).from_address(source.value))
         array *= 2
         return self.code("ncclAllReduce")
 
     def ncclCommGetAsyncError(self, world: Any, place: Any) -> int:  # noqa: N802
-        assert WORLD <= world.value < WORLD + len(self.blocks)
+        assert world.value == WORLD
         place._obj.value = self.states[0] if len(self.states) == 1 else self.states.pop(0)
         return 0
 
     def ncclCommAbort(self, world: Any) -> int:  # noqa: N802
-        assert WORLD <= world.value < WORLD + len(self.blocks)
+        assert world.value == WORLD
         return self.code("ncclCommAbort")
 
     def ncclCommFinalize(self, world: Any) -> int:  # noqa: N802
@@ -105,8 +100,7 @@ class Init:
     def __call__(self, place: Any, ranks: int, unique: Any, rank: int, config: Any) -> int:
         assert (ranks, rank, config._obj.blocking, config._obj.magic) == (2, 0, 1, 0xCAFEBEEF)
         assert config._obj.size == ctypes.sizeof(config._obj)
-        place._obj.value = WORLD + len(self._library.blocks)
-        self._library.blocks.append(config._obj.most_blocks)
+        place._obj.value = WORLD
         return self._library.code("ncclCommInitRankConfig")
 
 
@@ -163,24 +157,6 @@ def test_sums_run_beside_what_is_queued_until_they_are_joined(cuda: FakeCuda, de
     assert events == [*pair, *pair, ("cudaEventRecord", met), ("cudaStreamWaitEvent", met)]
     assert (cuda.events[parted], cuda.events[met]) == (device.stream, beside)
     world.close()
-
-
-def test_hidden_sums_take_few_blocks_and_the_same_stream(cuda: FakeCuda, device: CudaDevice) -> None:
-    library = FakeNccl()
-    world = communicator(Below(), device, library, 60)
-    buffer = device.allocate(10, np.float32)
-    world.begin_all_reduce(buffer, hidden=True)
-    world.connect_narrow()
-    world.connect_narrow()
-    world.begin_all_reduce(buffer, hidden=True)
-    world.begin_all_reduce(buffer)
-    world.join()
-    unset = -(2**31)
-    assert library.blocks == [unset, BLOCKS_BESIDE]
-    assert library.worlds == [0, 1, 0]
-    assert len(set(library.streams)) == 1
-    world.close()
-    assert library.calls.count("ncclCommDestroy") == 2
 
 
 def test_the_world_is_left_after_the_graphs_that_sum_in_it(cuda: FakeCuda, device: CudaDevice) -> None:

@@ -41,8 +41,8 @@ IN_PROGRESS = 7
 _UNSET = -(2**31)
 """NCCL_CONFIG_UNDEF_INT."""
 BLOCKS_BESIDE = 4
-"""Thread blocks of the kernel of a message or a sum beside passes: each keeps a multiprocessor busy while it waits for
-the other ranks. A product whose blocks fill all multiprocessors once needs a second round if some are taken."""
+"""Thread blocks of a message's kernel beside passes: each keeps a multiprocessor busy while it waits for the other
+rank."""
 CONNECT = 300.0
 """Seconds in which ranks that MPI has connected must connect through NCCL, and disconnect."""
 
@@ -111,8 +111,6 @@ class NcclCommunicator(StagedCommunicator):
         self._watch: Watch | None = None
         self._beside: tuple[int, int, int] | None = None
         """The stream for sums beside the device's, and the events that fork and join the two."""
-        self._narrow: NcclCommunicator | None = None
-        """Over the same ranks, with kernels of few blocks."""
         unique = UniqueId()
         trouble = None
         if below.rank == 0:
@@ -287,17 +285,11 @@ class NcclCommunicator(StagedCommunicator):
             self._well()
             self._check(name, code)
 
-    def connect_narrow(self) -> None:
-        """Connect the ranks for sums that leave multiprocessors to the work beside them. Collective."""
-        if self._narrow is None:
-            self._narrow = self._connected(self.below, BLOCKS_BESIDE)
-
-    def begin_all_reduce(self, buffer: CudaBuffer, *, hidden: bool = False) -> None:
+    def begin_all_reduce(self, buffer: CudaBuffer) -> None:
         """Sum over the ranks, in place, after the work queued so far and concurrently with later work.
 
         Until `join`, the buffer must not be used. May be captured in a CUDA graph; `watch` must be called after each
-        launch. `hidden`: there is enough work beside it to take longer on few multiprocessors, if `connect_narrow` was
-        called.
+        launch.
         """
         self._well()
         runtime = self.device.here()
@@ -306,7 +298,7 @@ class NcclCommunicator(StagedCommunicator):
         stream, parted, _ = self._beside
         runtime.record(parted, self.device.stream)
         runtime.after(stream, parted)
-        (self._narrow if hidden and self._narrow is not None else self)._sum(buffer, stream)
+        self._sum(buffer, stream)
 
     def join(self) -> None:
         """Queue later work after all sums that have begun."""

@@ -32,7 +32,6 @@ class Overlap:
         self, communicator: NcclCommunicator, sync: CudaBuffer, trained: int, buckets: Sequence[Bucket]
     ) -> None:
         self._comm = communicator
-        communicator.connect_narrow()
         # The last piece of the flat gradient is summed with the tail after it: both are complete last.
         self._early = [bucket for bucket in buckets if bucket.stop < trained]
         start = max((bucket.start for bucket in buckets if bucket.stop == trained), default=trained)
@@ -53,7 +52,7 @@ class Overlap:
         buffer = self._buckets[place]
         if place != self._next or not all(buffer.pointer <= each < buffer.pointer + buffer.size for each in gradients):
             raise OrtflowError(f"bucket {number} of the gradient is not where or when it is summed")
-        self._comm.begin_all_reduce(buffer, hidden=True)
+        self._comm.begin_all_reduce(buffer)
         self._next += 1
 
     def finish(self) -> None:
@@ -62,8 +61,7 @@ class Overlap:
         Without `begin` everything remains: a rank without samples must take part in every sum.
         """
         for buffer in self._buckets[self._next or 0 :]:
-            self._comm.begin_all_reduce(buffer, hidden=True)
-        # Nothing is left to compute beside it.
+            self._comm.begin_all_reduce(buffer)
         self._comm.begin_all_reduce(self._rest)
         self._comm.join()
         self._next = None
