@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import traceback
 
-from ortflow.workflow.comm.alarm import PATIENCE, ended_after
 from ortflow.workflow.disk_space import Notice, is_full, out_of_disk
 from ortflow.workflow.engine import Engine, Step
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, CommunicationError, OrtflowError, Preempted
@@ -30,6 +30,8 @@ from ortflow.workflow.steps.runtime import runtime
 from ortflow.workflow.steps.shard import shard
 from ortflow.workflow.steps.train import train
 
+PATIENCE, PATIENCE_ON_GPUS = 10, 60
+"""Seconds in which a rank leaves MPI, and NCCL before it: that took more than ten on GPUs that other programs used."""
 NOTICE = 2.0
 """Seconds that the process manager has to notice the rank that another rank's call failed for, and to end the others.
 
@@ -114,9 +116,12 @@ def finish(context: Context | None, *, together: bool, code: int, notice: float 
         return
     if together:
         context.comm.barrier()
-        context.comm.close()
-        return
-    context.clock.sleep(notice)
-    with ended_after(PATIENCE):
+    else:
+        context.clock.sleep(notice)
+    # MPI_Finalize holds Python's lock, and waits forever if its process manager has died: the kernel ends the process.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(PATIENCE_ON_GPUS if together and context.spec.on_gpus else PATIENCE)
+    if not together:
         context.comm.abort(code)
-        context.comm.close()
+    context.comm.close()
+    signal.alarm(0)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.comm import TAGS, Communicator, Request
-from ortflow.workflow.comm.alarm import PATIENCE, ended_after
 from ortflow.workflow.comm.fresh_memory import fresh_memory
 from ortflow.workflow.comm.mpi_errors import mpi_errors
 from ortflow.workflow.comm.segments import Start
@@ -195,9 +194,7 @@ class MpiCommunicator(MpiRanks):
 
     def close(self) -> None:
         """Finalize MPI; all ranks must call it."""
-        # It waits forever if its process manager has died.
-        with ended_after(PATIENCE):
-            self._mpi.Finalize()
+        self._mpi.Finalize()
         self._start.close()
 
 

@@ -329,8 +329,6 @@ class NcclCommunicator(StagedCommunicator):
         self.device.synchronize()
         for each in self._all():
             each._leave()
-        # A rank leaves NCCL in seconds, or tens of seconds on a busy GPU; MPI waits less for it.
-        self.barrier()
         super().close()
 
     def _all(self) -> list[NcclCommunicator]:
