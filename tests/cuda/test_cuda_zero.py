@@ -76,7 +76,7 @@ def test_the_gradient_is_checked_with_shares(project: Project, precision: str, t
     """In an empty cache, so that no earlier check is remembered."""
     name = f"checked-{precision}"
     file = project.write(name, train__precision=precision, train__steps=5, parallel__zero=3, **TWO)
-    done = command("run", file.name, folder=project.folder, ORTFLOW_CACHE=str(tmp_path))
+    done = command("run", file.name, folder=project.folder, XDG_CACHE_HOME=str(tmp_path))
     run_dir = project.run_dir(name)
     assert done.returncode == 0, logs(run_dir)
     (checked,) = of_kind(run_dir, "gradient_check")
