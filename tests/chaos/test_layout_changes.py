@@ -18,7 +18,7 @@ import onnx
 import pytest
 from kernels import needs_kernels
 from onnx import numpy_helper
-from project import Project, command, curve, logs, of_kind
+from project import FEW_CORES, Project, command, curve, logs, of_kind
 from real_ranks import on_ranks
 from walking_ranks import Stop, write_walk
 
@@ -133,7 +133,8 @@ def test_ranks_go_through_layouts(walk: list[int], training: dict[str, Any], tmp
         file = project.write(f"step-{step}", **shape, export__enabled=False, data__eval=None, model__metrics=[])
         stops.append(Stop(place, layout.ranks, 1, str(file)))
     program = str(SUPPORT / "walking_ranks.py")
-    printed = on_ranks(4, program, str(run_dir), str(write_walk(project.folder / "walk", stops)), timeout=800)
+    walk_file = write_walk(project.folder / "walk", stops)
+    printed = on_ranks(4, program, str(run_dir), str(walk_file), timeout=800, **FEW_CORES)
     assert printed.count("good") == 4, printed
     worlds = [record["world_size"] for record in of_kind(run_dir, "resume")]
     assert worlds == [LAYOUTS[place].ranks for place in walk[1:]]
@@ -176,7 +177,8 @@ def trained(project: Project, name: str, layout: Layout, **changes: Any) -> Path
         lost = [f"node{number}\n" for number in range(2, layout.nodes + 1)]
         (run_dir / ".lost_nodes").write_text("".join(lost))
     file = project.write(name, **shape_of(layout), **changes)
-    done = command("run", file.name, folder=project.folder, timeout=300, PYTHONPATH=str(FAULTS), RESUMED="1")
+    settings = {"PYTHONPATH": str(FAULTS), "RESUMED": "1", **FEW_CORES}
+    done = command("run", file.name, folder=project.folder, timeout=300, **settings)
     assert done.returncode == 0, f"{layout}\n{done.stdout}\n{done.stderr}\n{logs(run_dir)}"
     return run_dir
 

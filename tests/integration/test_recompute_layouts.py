@@ -11,7 +11,7 @@ import onnx
 import pytest
 from messages import mentions
 from onnx import numpy_helper
-from project import Project, command, curve, evaluations, logs, of_kind
+from project import FEW_CORES, Project, command, curve, evaluations, logs, of_kind
 
 SHAPE: dict[str, Any] = {
     "train__steps": 20, "train__global_batch": 8, "data__micro_batch": 2, "resources__cpus_per_rank": 1,
@@ -36,7 +36,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 def run(project: Project, name: str, ranks: int, parallel: dict[str, Any], **changes: Any) -> Path:
     file = project.write(name, **{**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, **changes})
-    done = command("run", file.name, folder=project.folder, timeout=400)
+    done = command("run", file.name, folder=project.folder, timeout=400, **FEW_CORES)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs(project.run_dir(name))}"
     return project.run_dir(name)
 

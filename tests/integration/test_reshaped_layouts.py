@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels import needs_kernels
-from project import Project, command, logs
+from project import FEW_CORES, Project, command, logs
 from real_ranks import on_ranks
 from safetensors.numpy import load_file
 
@@ -54,7 +54,7 @@ def test_parameters_and_moments_keep_their_bits_through_layouts(tmp_path: Path) 
         saved = project.folder / f"{name}-saved"
         on_ranks(
             ranks, RESAVE, str(files[name]), str(project.folder / name), str(reshaped), str(STEP), str(saved),
-            timeout=300, OMP_NUM_THREADS="1",
+            timeout=300, OMP_NUM_THREADS="1", **FEW_CORES,
         )  # fmt: skip
         same(tensors(project, saved), expected, f"saved under {name}")
 

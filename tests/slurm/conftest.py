@@ -4,6 +4,8 @@ ORTFLOW_SLURM=1     starts one, installing what is missing; an error where that 
 ORTFLOW_SLURM=0     skips
 not set             starts one if run as root with the packages installed, skips otherwise
 ORTFLOW_SLURM_TESTBED   folder of the testbed: one that is up already is used (its nodes must see the tests' folders)
+
+Under pytest-xdist, each worker has a testbed of its own; the worker's name is appended to the folder's.
 """
 
 from __future__ import annotations
@@ -89,8 +91,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     wanted = os.environ.get("ORTFLOW_SLURM", "")
     if wanted == "0":
         pytest.skip("ORTFLOW_SLURM=0")
-    port = 20000 + os.getpid() % 100 * 100
-    folder = Path(os.environ.get("ORTFLOW_SLURM_TESTBED", f"/var/tmp/ortflow-slurm-{port}"))
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    # Workers are children of one process: their ports differ.
+    number = os.getppid() + int(worker.removeprefix("gw")) if worker else os.getpid()
+    port = 20000 + number % 100 * 100
+    given = os.environ.get("ORTFLOW_SLURM_TESTBED", f"/var/tmp/ortflow-slurm-{port}")
+    folder = Path(f"{given}-{worker}" if worker else given)
     if (folder / "env").exists():
         yield Testbed(folder)
         return
