@@ -1,10 +1,10 @@
 """Converts the training graph to half precision: chooses the values to store as fp16 or bf16. Pure.
 
-Matrix products read and write halves; sums over ranks of what they write add halves, and gathers move what is
-stored as halves. Elementwise groups compute in
-fp32; large values that a group passes to another group or a product are stored as half. Nodes that only move data keep
-the type of their input. Everything else is fp32: parameters, reductions, statistics, losses, graph outputs, and values
-that depend on no parameter, such as the angles of rotary embeddings. Called by step `configure` for GPU runs.
+Matrix products read and write halves; sums over ranks of what they write add halves, and gathers move what is stored as
+halves. Elementwise groups compute in fp32; large values that a group passes to another group or a product are stored as
+half. Nodes that only move data keep the type of their input. Everything else is fp32: parameters, reductions,
+statistics, losses, graph outputs, and values that depend on no parameter, such as the angles of rotary embeddings.
+Called by step `configure` for GPU runs.
 """
 
 from __future__ import annotations
