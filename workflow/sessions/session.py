@@ -72,7 +72,11 @@ class Sessions:
 
     def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
         """A session of a graph in its form for the device, with our own operators if there is a library."""
-        return self.open(self.form_of(graph) or graph)
+        return self.open(self.fastest_form_of(graph))
+
+    def fastest_form_of(self, graph: Path) -> Path:
+        """The file that `open_fastest` opens."""
+        return self.form_of(graph) or graph
 
     def form_of(self, graph: Path) -> Path | None:
         """Path of the form that `open_fastest` uses; None if it is the graph itself."""

@@ -19,8 +19,8 @@ from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.parallel.division import TRAINED
 
-TRAINED = ("decay", "no_decay")
 Sums = npt.NDArray[np.float64]
 
 

@@ -339,7 +339,7 @@ class GraphTrainer(Trainer):
         training = self._first
         # Other ranks take no part in the check, so it is that of the graph with this rank's statistics.
         if exact is not self._sessions or self._spec.synced_ranks:
-            training = self._bind_checked(exact, exact.form_of(self._graphs.train) or self._graphs.train)
+            training = self._bind_checked(exact, exact.fastest_form_of(self._graphs.train))
         part = self._checked_part()
         check = GradientCheck(
             self._graphs,

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
 """Elements of the tail that are filled after the all-reduce: see `queued_gradient_graph`."""
+COMPARED_SCALES = (65536.0, 1024.0, 16.0, 1.0)
+"""Loss scales with which gradients in fp16 are compared: the first without an overflow."""
 SEEDED = frozenset(
     {
         "BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "Dropout", "Multinomial", "RandomNormal",
@@ -216,7 +218,7 @@ class QueuedTrainer(GraphTrainer):
     def _repeat(self) -> None:
         """The passes over micro-batches and the scaling, as work that is queued repeatedly."""
         asked = self._spec.resources.cuda_graph
-        drawn = obstacle_in(self._sessions.form_of(self._graphs.train) or self._graphs.train) if asked else ""
+        drawn = obstacle_in(self._sessions.fastest_form_of(self._graphs.train)) if asked else ""
         drawn = copied_by(self._first) or drawn
         agreement = self._agreement()
         self._first_run = self._captured("a micro-batch", self._run_first, drawn, agreement)
@@ -368,9 +370,7 @@ class QueuedTrainer(GraphTrainer):
     def _compare_precision(self, part: CheckedPart, exact: Binding, batch: MicroBatch, seed: int) -> None:
         """See GraphTrainer. Graphs that draw different random numbers are not compared."""
         sessions = self._sessions
-        if not draw_alike(
-            each.form_of(self._graphs.train) or self._graphs.train for each in (sessions, sessions.exact())
-        ):
+        if not draw_alike(each.fastest_form_of(self._graphs.train) for each in (sessions, sessions.exact())):
             return
 
         def gradient(binding: Binding) -> npt.NDArray[np.float32]:
@@ -383,7 +383,7 @@ class QueuedTrainer(GraphTrainer):
         self._refresh()
         # Only the direction of the fp16 gradient counts: any scale without overflow will do.
         before = self._scale.read()
-        for scale in (65536.0, 1024.0, 16.0, 1.0) if LOSS_SCALE in self._first.inputs else (1.0,):
+        for scale in COMPARED_SCALES if LOSS_SCALE in self._first.inputs else (1.0,):
             self._scale.send(np.array([scale * self._unit], np.float32))
             found = gradient(self._first)
             if part.totals(np.array([float(not np.isfinite(found).all())]))[0] == 0:
@@ -431,14 +431,18 @@ def copied_by(binding: Binding) -> str:
 
 def obstacle_in(graph: Path) -> str:
     """Why runs of a graph must not be captured; empty if they may."""
-    found = sorted({node.op_type for node in _nodes_of(graph) if node.domain in ("", MICROSOFT)} & SEEDED)
+    found = _drawn_on_host(_nodes_of(graph))
     return f"ONNX Runtime's {', '.join(found)} would draw the same numbers every time" if found else ""
 
 
 def draw_alike(graphs: Iterable[Path]) -> bool:
     """Whether forms of one graph draw the same random numbers from a seed: ONNX Runtime and cuDNN draw others."""
-    return not any(obstacle_in(graph) or any(map(drops_weights, _nodes_of(graph))) for graph in graphs)
+    return not any(_drawn_on_host(nodes) or any(map(drops_weights, nodes)) for nodes in map(_nodes_of, graphs))
 
 
-def _nodes_of(graph: Path) -> Iterable[onnx.NodeProto]:
-    return walk.all_nodes(onnx.load(graph))
+def _drawn_on_host(nodes: Iterable[onnx.NodeProto]) -> list[str]:
+    return sorted({node.op_type for node in nodes if node.domain in ("", MICROSOFT)} & SEEDED)
+
+
+def _nodes_of(graph: Path) -> list[onnx.NodeProto]:
+    return list(walk.all_nodes(onnx.load(graph)))

@@ -19,11 +19,8 @@ from ortflow.workflow.trainer.checked_part import CheckedPart
 from ortflow.workflow.trainer.overlap import OverRanks
 from ortflow.workflow.trainer.part import PartTrainer
 from ortflow.workflow.trainer.precision_check import apart
-from ortflow.workflow.trainer.queued import draw_alike
+from ortflow.workflow.trainer.queued import COMPARED_SCALES, draw_alike
 from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
-
-_SCALES = (65536.0, 1024.0, 16.0, 1.0)
-"""Loss scales with which gradients in fp16 are compared: the first without an overflow."""
 
 
 class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
@@ -54,7 +51,7 @@ class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
         if precise or self._spec.train.precision == "tf32" or not draw_alike(self._graphs_compared()):
             return
         before = self._scale.read()
-        for scale in _SCALES if self._scaler is not None else _SCALES[-1:]:
+        for scale in COMPARED_SCALES if self._scaler is not None else COMPARED_SCALES[-1:]:
             self._scale.send(np.array([scale * self._unit], np.float32))
             found = self.gradient_of(batch, seed)[1].read()
             useful = self._sessions.device.allocate(1, np.float64)
@@ -84,4 +81,4 @@ class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
     def _graphs_compared(self) -> Iterable[Path]:
         """The graphs of the forward pass of all ranks of the model, in the run's precision and in fp32."""
         both = self._sessions, self._sessions.exact()
-        return [sessions.form_of(self._graphs.train) or self._graphs.train for sessions in both]
+        return [sessions.fastest_form_of(self._graphs.train) for sessions in both]

@@ -29,7 +29,7 @@ class QueuedStageTrainer(QueuedPartTrainer, StageTrainer):
         super()._open_passes()
         if not self._spec.resources.cuda_graph:
             return
-        forms = (self._sessions.form_of(graph) or graph for graph in self._runner.graphs())
+        forms = (self._sessions.fastest_form_of(graph) for graph in self._runner.graphs())
         drawn = next(filter(None, map(obstacle_in, forms)), "")
 
         def repeat(name: str, run: Callable[[], None], binding: Binding) -> Repeated:
@@ -53,7 +53,7 @@ class QueuedStageTrainer(QueuedPartTrainer, StageTrainer):
         both = (self._sessions, self._runner.stages), (self._sessions.exact(), StageSet.load(self.graphs.root))
         for sessions, stages in both:
             graphs = [stages.forward(stage.number) for stage in stages.stages]
-            yield from (sessions.form_of(graph) or graph for graph in graphs)
+            yield from (sessions.fastest_form_of(graph) for graph in graphs)
 
     def _apply(self) -> None:
         super()._apply()

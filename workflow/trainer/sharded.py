@@ -125,7 +125,7 @@ class ShardedTrainer(ZeroTrainer):
 
     @property
     def _train_form(self) -> Path:
-        return self._sessions.form_of(self._train_path) or self._train_path
+        return self._sessions.fastest_form_of(self._train_path)
 
     def _note(self) -> None:
         trained, ranks, plan = self.index.trained, self._comm.world_size, self._graphs_of_run

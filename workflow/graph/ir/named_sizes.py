@@ -21,5 +21,5 @@ def name_sizes(node: onnx.NodeProto, sizes: Sequence[int | str | None]) -> None:
 
 
 def named_sizes(node: onnx.NodeProto) -> list[int | str | None]:
-    """The sizes that are recorded in a node; empty if there are none."""
+    """The sizes recorded in a node, or an empty list."""
     return next((json.loads(each.value) for each in node.metadata_props if each.key == _KEY), [])
