@@ -17,6 +17,7 @@ from ortflow.workflow.assembly.child import Child
 from ortflow.workflow.assembly.evaluating import batch_input, eval_graph, inference_graph
 from ortflow.workflow.assembly.files import serialized, write_files
 from ortflow.workflow.assembly.loading import check_loads, kernels_fault
+from ortflow.workflow.assembly.saving import batch_shapes, saving, without_recomputation
 from ortflow.workflow.assembly.training import TRAIN, synced_files, training_forms, training_of
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.intake.source import Source, read_source
@@ -37,7 +38,7 @@ def build_graphs(spec: RunSpec, out: Path, length: int = 0, lengths: Mapping[str
     """Make the training, evaluation and inference graph and the initial tensors of a run, and write them into `out`.
 
     `spec` has absolute paths. `length` is the samples' if the model's second axis is dynamic and it is known, and
-    `lengths` has it for each input that must have it in all samples. Raises UserError if the model and the run file do
+    `lengths` has it for each input whose samples all have one length. Raises UserError if the model and the run file do
     not fit together.
     """
     section = spec.onnx_model
@@ -81,6 +82,14 @@ def build_graphs(spec: RunSpec, out: Path, length: int = 0, lengths: Mapping[str
                 files[with_kernels_of(TRAIN).name] = content
             else:
                 notes.append(f"trained with ONNX Runtime's own kernels, because it rejects ortflow's ({fault})")
+        if section.recompute:
+            shapes = batch_shapes(inputs, spec.data.micro_batch, length, lengths or {})
+            kept = training_of(forward, without_recomputation(spec), source, batch, length) if shapes else None
+            if shapes and kept:
+                own = with_kernels_of(TRAIN).name in files and library.result() is not None
+                own = spec.resources.kernels == "auto" if spec.on_gpus else own
+                whole = " for the undivided model" if spec.divides else ""
+                notes.append(saving(training, kept, shapes, order, kernels=own, whole=whole))
     index = _index(spec, source, training.trained)
     if spec.divides and training.prepared is not None:
         from ortflow.workflow.assembly.divide import divide
