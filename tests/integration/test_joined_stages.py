@@ -72,7 +72,8 @@ def test_three_files_train_as_the_whole_model(project: Project) -> None:
     assert "stage1.h.0.mlp.c_fc.weight" in joined.stdout, "another layer with the same names"
     keys = yaml.safe_load(joined.stdout)
     file = project.write("stages", **SHAPE, resources__ranks_per_node=3, parallel=keys["parallel"])
-    done = command("run", file.name, f"model.path={keys['model']['path']}", folder=project.folder, **FEW_CORES)
+    path = f"model.path={keys['model']['path']}"
+    done = command("run", file.name, path, folder=project.folder, timeout=400, **FEW_CORES)
     found = project.run_dir("stages")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs(found)}"
     np.testing.assert_allclose(curve(found), curve(whole), rtol=1e-5, atol=1e-6)
