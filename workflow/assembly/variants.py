@@ -14,7 +14,8 @@ from ortflow.workflow.graph.intake.source import read_source
 from ortflow.workflow.graph.objective.loss import output_of
 from ortflow.workflow.graph.optimize.layers import mark_layers
 from ortflow.workflow.graph.types import LOSS_SUM, GraphSet
-from ortflow.workflow.parallel.division import TRAINED, Division
+from ortflow.workflow.layout import TRAINED
+from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.spec.run import RunSpec
 

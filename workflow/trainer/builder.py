@@ -20,6 +20,7 @@ from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of, placed_of, with_kernels_of
 from ortflow.workflow.graph_hashes import damage, hashes_of
+from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
@@ -81,7 +82,7 @@ class GraphBuilder(TrainerBuilder):
             self._report.note(line)
         for message in graphs.warnings:
             self._report.warn(message)
-        trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
+        trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in TRAINED)
         return Prepared(trained, fingerprint, hashes_of(folder))
 
     def _build(self, length: int, lengths: Mapping[str, int]) -> GraphSet:
