@@ -123,6 +123,23 @@ def skipping(path: Path) -> Path:
     return save_model(path, nodes, [value("x", ["batch", 6])], [value("y", ["batch", CLASSES])], tensors)
 
 
+def slow_at_first(path: Path, products: int = 8) -> Path:
+    """Products of equal size. Behind the first lie eight `Asinh`, which count as 3% of its operations each and take
+    several times as long."""
+    random, width = np.random.default_rng(0), 256
+    tensors, nodes, x = {}, [], "x"
+    for number in range(products):
+        tensors[f"{number}.weight"] = (random.normal(size=(width, width)) / 16).astype("float32")
+        nodes.append(helper.make_node("MatMul", [x, f"{number}.weight"], [f"{number}.product"]))
+        x = f"{number}.product"
+        for place in range(0 if number else 8):
+            nodes.append(helper.make_node("Asinh", [x], [f"asinh.{place}"]))
+            x = f"asinh.{place}"
+    tensors["out"] = random.normal(size=(width, CLASSES)).astype("float32")
+    nodes.append(helper.make_node("MatMul", [x, "out"], ["y"]))
+    return save_model(path, nodes, [value("x", ["batch", width])], [value("y", ["batch", CLASSES])], tensors)
+
+
 def reading_statistics(path: Path) -> Path:
     """A layer multiplies by the running mean that BatchNormalization moves, so that its gradient reads it, too."""
     random = np.random.default_rng(0)

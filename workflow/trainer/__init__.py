@@ -56,6 +56,8 @@ class TrainerContext:
     export_path: Path | None
     """Path of the exported model; None if it is not exported."""
     report: Report = Report()
+    starting: bool = False
+    """Whether the ranks of the run are starting: `prepare` may measure on this machine for some seconds."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import onnx
 
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.replacement import attribute
+from ortflow.workflow.graph.memory.concrete import concrete
 
 TRAFFIC = 8
 """Operations that moving one element counts as: an estimate for current processors."""
@@ -72,6 +73,15 @@ class Costs:
         if node.op_type == "Einsum":
             return 2 * max(self.elements(name) for name in (*node.input, *node.output))
         return 0
+
+
+def costs_for(model: onnx.ModelProto, batch: Mapping[str, Sequence[int]]) -> Costs:
+    """Costs of the nodes of a graph that contains ONNX's operators alone, for inputs of these shapes.
+
+    Axes whose size does not follow from them count as 1.
+    """
+    types = {name: onnx.helper.make_tensor_type_proto(*kind) for name, kind in concrete(model, batch).items()}
+    return Costs(model, {}, 1, {**shapes.value_types(model), **types})
 
 
 class KnownCosts(Costs):
