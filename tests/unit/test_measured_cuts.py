@@ -10,11 +10,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import onnx
 import pytest
 from graph_build_models import kept_child, run_file, save_model, value
 from messages import mentions
 from onnx import helper
-from stage_models import CLASSES, opened, slow_at_first, transformer
+from stage_models import CLASSES, WIDE, needing_its_weights, opened, slow_at_first, transformer
 
 from ortflow.workflow.assembly import build
 from ortflow.workflow.assembly.child import Child
@@ -27,25 +28,27 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.parallel.division import folder_of
 from ortflow.workflow.parallel.stage import StageSet
 
-ROWS, WIDTH = 64, 256
+ROWS = 64
 
 
 class Clocked(Child):
-    """A child whose clock shows what a test wants."""
+    """A child whose clock shows what a test wants, by the first output of a node and its place."""
 
-    def __init__(self, seconds: Callable[[int], float]) -> None:
+    def __init__(self, seconds: Callable[[str, int], float]) -> None:
         super().__init__()
         self.seconds, self.asked = seconds, 0
 
     def profile(self, model: bytes, feeds: Any, weights: Any, threads: int) -> dict[str, float]:
         self.asked += 1
+        nodes = onnx.load_from_string(model).graph.node
         measured = super().profile(model, feeds, weights, threads)
-        return {name: self.seconds(number) for number, name in enumerate(measured)}
+        shown = {node.name: self.seconds(node.output[0], place) for place, node in enumerate(nodes)}
+        return {name: shown[name] for name in measured}
 
 
 def samples(inputs: Any = ()) -> dict[str, np.ndarray[Any, Any]]:
     random = np.random.default_rng(0)
-    x = random.normal(size=(ROWS, WIDTH)).astype("float32")
+    x = random.normal(size=(ROWS, WIDE)).astype("float32")
     return {"x": x, "labels": random.integers(0, CLASSES, ROWS)}
 
 
@@ -87,7 +90,7 @@ def test_an_operator_that_takes_longer_than_it_counts_moves_the_cut(tmp_path: Pa
 def test_the_record_counts_when_the_clock_says_otherwise(tmp_path: Path) -> None:
     """Rebuilt graphs are cut where they were, and another layout is cut by the same times."""
     model = slow_at_first(tmp_path / "m.onnx")
-    with Clocked(lambda place: 1.0 if place < 6 else 1e-6) as early, Clocked(lambda place: 1e-6 * place**2) as late:
+    with Clocked(lambda _, at: 1.0 if at < 6 else 1e-6) as early, Clocked(lambda _, at: 1e-6 * at**2) as late:
         first, graphs = cut(model, TIMING, early)
         files = {path.name: path.read_bytes() for path in folder_of(graphs.root, 0).iterdir()}
         assert early.asked == 1
@@ -133,7 +136,7 @@ def test_another_model_or_batch_is_measured_again(change: str, tmp_path: Path) -
 
 def test_named_cuts_are_not_measured(tmp_path: Path) -> None:
     model = slow_at_first(tmp_path / "m.onnx")
-    with Clocked(lambda place: 1.0) as child:
+    with Clocked(lambda *_: 1.0) as child:
         named, graphs = cut(model, TIMING, child, parallel__cuts=[["5.product"]])
         assert named == ["5.product"]
         assert child.asked == 0
@@ -148,26 +151,6 @@ def test_only_pipelines_of_cpu_ranks_without_named_cuts_are_measured() -> None:
     assert not wants_costs(run_file(file, parallel__pipeline=2, resources__gpus_per_rank=1))
 
 
-def needing_its_weights(path: Path) -> Path:
-    """Rows of a table with a single row are looked up by a vector of zeros, which is a frozen weight."""
-    random = np.random.default_rng(0)
-    tensors = {f"{number}.weight": random.normal(size=(WIDTH, WIDTH)).astype("float32") for number in range(4)}
-    tensors |= {"table": np.ones((1, WIDTH), np.float32), "rows": np.zeros(8, np.float32)}
-    tensors["out"] = random.normal(size=(WIDTH, CLASSES)).astype("float32")
-    nodes, x = [], "x"
-    for number in range(4):
-        nodes.append(helper.make_node("MatMul", [x, f"{number}.weight"], [f"{number}.product"]))
-        x = f"{number}.product"
-    nodes += [
-        helper.make_node("Cast", ["rows"], ["indices"], to=7),
-        helper.make_node("Gather", ["table", "indices"], ["found"]),
-        helper.make_node("ReduceMean", ["found"], ["mean"], keepdims=0),
-        helper.make_node("Mul", [x, "mean"], ["scaled"]),
-        helper.make_node("MatMul", ["scaled", "out"], ["y"]),
-    ]
-    return save_model(path, nodes, [value("x", ["batch", WIDTH])], [value("y", ["batch", CLASSES])], tensors)
-
-
 def test_a_graph_that_cannot_run_on_random_weights_is_cut_by_counted_operations(tmp_path: Path) -> None:
     model = needing_its_weights(tmp_path / "m.onnx")
     frozen = {"model__parameters": {"freeze": ["rows", "table"]}}
@@ -177,7 +160,7 @@ def test_a_graph_that_cannot_run_on_random_weights_is_cut_by_counted_operations(
     assert costs(graphs) == [None, None]
     (warning,) = graphs.warnings
     assert mentions(warning, "indices element out of data bounds … counted operations … parallel.cuts")
-    with Clocked(lambda place: 1.0) as child:
+    with Clocked(lambda *_: 1.0) as child:
         cut(model, TIMING, child, **frozen)
         assert child.asked == 0, "the failure is recorded, too"
 
@@ -204,6 +187,34 @@ def test_a_process_that_dies_is_a_fault(number: signal.Signals, tmp_path: Path) 
         (counted,), graphs = cut(slow_at_first(tmp_path / "m.onnx"), TIMING, child)
     assert counted.endswith(".product")
     assert any("parallel.cuts" in warning for warning in graphs.warnings)
+
+
+def test_a_model_that_cannot_be_cut_where_the_time_says_is_cut_elsewhere(tmp_path: Path) -> None:
+    """Between BatchNormalization and a node that reads its running mean; half of the operations are before."""
+    random = np.random.default_rng(0)
+    tensors = {f"{number}.weight": random.normal(size=(WIDE, WIDE)) for number in range(4)}
+    tensors |= {name: random.uniform(1, 2, WIDE) for name in ("scale", "shift", "mean", "var")}
+    nodes, x = [], "x"
+    for number in range(4):
+        nodes.append(helper.make_node("MatMul", [x, f"{number}.weight"], [f"{number}.product"]))
+        x = f"{number}.product"
+    nodes += [
+        helper.make_node("BatchNormalization", [x, "scale", "shift", "mean", "var"], ["normal"]),
+        helper.make_node("Mul", ["normal", "mean"], ["scaled"]),
+        helper.make_node("MatMul", ["scaled", "out"], ["y"]),
+    ]
+    tensors["out"] = random.normal(size=(WIDE, CLASSES))
+    arrays = {name: array.astype("float32") for name, array in tensors.items()}
+    ends = [value("x", ["batch", WIDE])], [value("y", ["batch", CLASSES])]
+    model = save_model(tmp_path / "m.onnx", nodes, *ends, arrays)
+    kept = {"model__accept_inference_export": True}
+    counted, _ = cut(model, None, **kept)
+    with Clocked(lambda name, _: 1.0 if name in ("normal", "scaled") else 1e-9) as child:
+        measured, graphs = cut(model, TIMING, child, **kept)
+        assert child.asked == 1
+    assert measured == counted
+    assert costs(graphs) == [None, None]
+    assert any(mentions(line, "counted operations … running statistic 'mean'") for line in graphs.notes)
 
 
 def test_a_part_of_a_layer_takes_its_share(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -182,10 +182,17 @@ def _staged(
     section = spec.parallel
     stages = Stages(
         section.pipeline, section.chunks, cuts, spec.data.micro_batch, length,
-        spec.onnx_model.recomputed_scopes, spec.train.precision if spec.on_gpus else None,
-        measured,
+        spec.onnx_model.recomputed_scopes, spec.train.precision if spec.on_gpus else None, measured,
     )  # fmt: skip
-    return build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
+    weights = [entry.name for entry in whole]
+    try:
+        return build_stages(forward, evaluated, weights, trained, stages, folder)
+    except UserError as error:
+        if cuts is not None or measured is None or not measured.known:
+            raise
+        made = build_stages(forward, evaluated, weights, trained, replace(stages, measured=None), folder)
+        line = f"cut by counted operations, because the model cannot be cut where the measured time says: {error.what}"
+        return replace(made, notes=(*made.notes, line))
 
 
 def _tensors_of(cut: StageGraphs, whole: FlatIndex, stages: int) -> list[list[str]]:
