@@ -81,7 +81,8 @@ def test_predicted_memory_is_what_ranks_measure(name: str, large: Project) -> No
         run_dir = large.run_dir(f"{name}-{batch}")
         assert done.returncode == 0, done.stdout + done.stderr + logs(run_dir)
         measured = [of_kind(run_dir, "memory", rank)[0] for rank in range(ranks)]
-        spec = resolve_paths(load_run_file(file, files=True), file)
+        # The record of the run says where the model is cut.
+        spec = resolve_paths(load_run_file(file, files=True), file, large.folder)
         with built(spec) as graphs:
             memories = divided_memory(spec, graphs.graphs, graphs.shapes, graphs.bytes)
             division = division_of(graphs.graphs, spec)
