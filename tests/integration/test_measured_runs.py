@@ -26,8 +26,8 @@ SHAPE: dict[str, Any] = {
 def made(folder: Path, **changes: Any) -> Tiny:
     tiny = Tiny.make(folder, **{**SHAPE, **changes})
     random = np.random.default_rng(0)
-    x = random.normal(size=(256, WIDE)).astype(np.float32)
-    write_batches(tiny.folder / "wide.arrow", {"x": x, "labels": random.integers(0, CLASSES, 256)})
+    x = random.normal(size=(512, WIDE)).astype(np.float32)
+    write_batches(tiny.folder / "wide.arrow", {"x": x, "labels": random.integers(0, CLASSES, 512)})
     return tiny
 
 
@@ -73,11 +73,30 @@ def test_a_run_is_cut_where_its_time_is_and_stays_so(tmp_path: Path) -> None:
 
 
 def test_a_run_with_named_cuts_measures_nothing(tmp_path: Path) -> None:
-    tiny = made(tmp_path / "named", parallel={"pipeline": 2, "cuts": [["4.product"]]})
+    tiny = made(tmp_path / "named", parallel={"pipeline": 2, "cuts": [["7.product"]]})
     slow_at_first(tiny.folder / "model.onnx")
     (event,) = trained(tiny, 1)
-    assert (event["chosen"], event["cuts"], event["stage_seconds"]) == ("named", [["4.product"]], [None, None])
+    assert (event["chosen"], event["cuts"], event["stage_seconds"]) == ("named", [["7.product"]], [None, None])
     assert not (RunDir(tiny.run_dir).graphs / NAME).exists()
+
+
+def test_the_wait_of_the_ranks_is_reported_beside_the_formula(tmp_path: Path) -> None:
+    """Nearly all is in the first stage, so that the second waits much longer than one of equal stages."""
+    several = {**SHAPE["train"], "gradient_accumulation": 8}
+    tiny = made(tmp_path / "waiting", parallel={"pipeline": 2, "cuts": [["7.product"]]}, train=several)
+    slow_at_first(tiny.folder / "model.onnx")
+    trained(tiny, 1)
+    assert of_kind(tiny.run_dir, "pipeline") == [], "the first step is not counted"
+    trained(tiny, 8)
+    (found,) = of_kind(tiny.run_dir, "pipeline")
+    assert found["formula"] == pytest.approx(1 / 9, abs=1e-6)
+    first, second = found["busy_seconds"]
+    assert 0 < second < first / 2
+    assert first <= found["seconds"]
+    assert found["idle"] == pytest.approx(1 - (first + second) / 2 / found["seconds"], abs=1e-4)
+    assert 0.25 < found["idle"] < 0.75
+    assert of_kind(tiny.run_dir, "pipeline", rank=1) == []
+    assert "pipeline: ranks waited" in logs(tiny.run_dir)
 
 
 @pytest.mark.parametrize("command", [["validate", "run.yaml"], ["plan", "run.yaml", "--no-measure"]])
