@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-REPEATS = 5
+REPEATS = 10
 """Runs, at most. The smallest time of each node counts."""
 ENOUGH = 2.0
 """Seconds after which no further run begins."""

@@ -89,11 +89,13 @@ def costs_of(
         return NodeCosts(key, {}, fault=_short(str(error)))
     shapes = {name: array.shape for name, array in batch.items()}
     costs = costs_for(prepared, shapes)
-    nodes = {
-        result_of(node): (seconds[place], costs.operations(node))
-        for place, node in enumerate(prepared.graph.node)
-        if place in seconds
-    }
+    timed = {place: prepared.graph.node[place] for place in sorted(seconds)}
+    # What other programs add to the time of one layer, they hardly add to that of each.
+    alike = {place: costs.likeness(node) or (place,) for place, node in timed.items()}
+    fastest: dict[tuple[object, ...], float] = {}
+    for place, kind in alike.items():
+        fastest[kind] = min(seconds[place], fastest.get(kind, seconds[place]))
+    nodes = {result_of(node): (fastest[alike[place]], costs.operations(node)) for place, node in timed.items()}
     made = NodeCosts(key, nodes, shapes)
     return made if made.known else NodeCosts(key, {}, fault="the profiler recorded no time of any node")
 

@@ -57,6 +57,18 @@ class Costs:
         moved = sum(self.elements(name) for name in (*node.input, *node.output) if name)
         return self._products(node) + TRAFFIC * moved
 
+    def likeness(self, node: onnx.NodeProto) -> tuple[object, ...] | None:
+        """What nodes that take equally long have in common: operator, attributes, shapes.
+
+        None if a shape is unknown.
+        """
+        names = [name for name in (*node.input, *node.output) if name]
+        if any(shapes.named_shape(self._types, name) is None for name in names):
+            return None
+        attributes = sorted(each.SerializeToString(deterministic=True) for each in node.attribute)
+        places = [bool(name) for name in (*node.input, *node.output)]
+        return node.domain, node.op_type, *attributes, *places, *(tuple(self.dims(name)) for name in names)
+
     def _products(self, node: onnx.NodeProto) -> int:
         result = self.elements(node.output[0]) if node.output else 0
         if node.op_type in ("FusedMatMul", "MatMul") and self.dims(node.input[0]):
