@@ -220,6 +220,9 @@ def test_speeds_are_measured_here(small: Project) -> None:
     measured = found(small, file, "--measure")
     assert mentions(measured["prediction"][0], "micro-batch of the undivided model")
     assert mentions(measured["prediction"][1], "measured … all-reduce")
-    assert "at an assumed" in found(small, file, "--no-measure")["prediction"][0]
+    assert mentions(measured["prediction"][-1], "Stages … time of each node")
+    counted = found(small, file, "--no-measure")["prediction"]
+    assert "at an assumed" in counted[0]
+    assert mentions(counted[-1], "Stages … counted operations … parallel.cuts")
     assert all(0 < each["seconds"] < 60 for each in measured["layouts"])
     assert not small.run_dir("measured").exists()
