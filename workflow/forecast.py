@@ -158,12 +158,10 @@ def operations(path: Path, batch: Mapping[str, tuple[int, ...]]) -> int:
     """Operations of a training graph that contains ONNX's operators alone, for inputs of these shapes."""
     import onnx
 
-    from ortflow.workflow.graph.memory.concrete import concrete
-    from ortflow.workflow.graph.stages.costs import Costs
+    from ortflow.workflow.graph.stages.costs import costs_for
 
     model = onnx.load(path)
-    types = {name: onnx.helper.make_tensor_type_proto(*kind) for name, kind in concrete(model, batch).items()}
-    costs = Costs(model, {}, 1, types)
+    costs = costs_for(model, batch)
     return sum(costs.operations(node) for node in model.graph.node)
 
 
