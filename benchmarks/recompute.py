@@ -42,8 +42,11 @@ def batch_of(options: argparse.Namespace) -> np.ndarray[Any, Any]:
 
 def build(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Write the model and the graphs of both sides; the prediction."""
+    import onnx
+
     from ortflow.workflow.assembly.build import build_graphs
-    from ortflow.workflow.forecast import activations, operations
+    from ortflow.workflow.assembly.saving import operations
+    from ortflow.workflow.forecast import activations
     from ortflow.workflow.spec.run import RunSpec
 
     sizes = {name: getattr(options, name) for name in ("layers", "width", "heads", "context", "vocabulary")}
@@ -61,7 +64,7 @@ def build(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         spec = RunSpec.model_validate(run)
         graphs = build_graphs(spec, folder / side)
         held = activations(graphs, spec, shapes).held
-        predicted[side] = {"bytes": held, "operations": operations(graphs.train, shapes)}
+        predicted[side] = {"bytes": held, "operations": operations(onnx.load(graphs.train), shapes)}
     return predicted
 
 

@@ -101,6 +101,9 @@ class Forecast:
 
 def forecast(spec: RunSpec) -> Forecast:
     """Predict the memory of a run with absolute paths. Raises UserError or Faults if its model or data is unusable."""
+    import onnx
+
+    from ortflow.workflow.assembly.saving import operations, without_recomputation
     from ortflow.workflow.planning.built import built
 
     with built(spec) as found:
@@ -108,12 +111,11 @@ def forecast(spec: RunSpec) -> Forecast:
         index = found.graphs.index if not spec.divides else _index_of(spec, found.graphs, memory.rank)
         named, saving = formulas(index, spec, shards), None
         if spec.onnx_model.recompute:
-            model = spec.onnx_model.model_copy(update={"recompute": []})
-            plain = spec.model_copy(update={"model": model})
+            plain = without_recomputation(spec)
             with built(plain) as kept:
                 held = _memory(plain, kept)[0].parts["activations"]
-                more = operations(found.graphs.train, found.shapes) / operations(kept.graphs.train, kept.shapes)
-                saving = Saving(held, more)
+                now, before = (operations(onnx.load(each.graphs.train), each.shapes) for each in (found, kept))
+                saving = Saving(held, now / before)
     return Forecast(
         "cuda" if spec.on_gpus else "cpu", spec.data.micro_batch, memory.parts, memory.peak,
         spec.onnx_model.recompute, saving, named, memory.rank, spec.world_size,
@@ -152,17 +154,6 @@ def _index_of(spec: RunSpec, graphs: GraphSet, rank: int) -> FlatIndex:
     from ortflow.workflow.trainer.divided_opening import division_of
 
     return division_of(graphs, spec).of(spec.grid.place(rank)).index
-
-
-def operations(path: Path, batch: Mapping[str, tuple[int, ...]]) -> int:
-    """Operations of a training graph that contains ONNX's operators alone, for inputs of these shapes."""
-    import onnx
-
-    from ortflow.workflow.graph.stages.costs import costs_for
-
-    model = onnx.load(path)
-    costs = costs_for(model, batch)
-    return sum(costs.operations(node) for node in model.graph.node)
 
 
 def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> dict[str, str]:

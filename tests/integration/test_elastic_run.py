@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from messages import mentions
-from project import ORTFLOW, Project, command, curve, environment, evaluations, logs, of_kind
+from onnx import numpy_helper
+from project import FEW_CORES, ORTFLOW, Project, command, curve, environment, evaluations, logs, of_kind
 
 from ortflow.workflow.rundir import RunDir
 
@@ -50,32 +52,46 @@ def steps(run_dir: Path, attempt: int) -> int:
     return max((record["step"] for record in found if record["attempt"] == attempt), default=0)
 
 
+def exported(run_dir: Path) -> dict[str, Any]:
+    model = onnx.load(run_dir / "export" / "model.onnx")
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
 def same(run_dir: Path, undisturbed: Path) -> None:
     np.testing.assert_allclose(curve(run_dir), curve(undisturbed), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(evaluations(run_dir), evaluations(undisturbed), rtol=1e-5, atol=1e-6)
+    here, there = exported(run_dir), exported(undisturbed)
+    assert here.keys() == there.keys()
+    for name, tensor in there.items():
+        np.testing.assert_allclose(here[name], tensor, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "sizes"),
+    ("name", "changes", "ranks"),
     [
-        pytest.param("data", {}, [(3, 1), (2, 2), (3, 1)], id="data"),
-        pytest.param("zero", {"parallel": {"zero": 2}}, [(3, 1), (2, 2), (3, 1)], id="zero-2"),
+        pytest.param("data", {}, [3, 2, 3], id="data"),
+        pytest.param("zero", {"parallel": {"zero": 2}}, [3, 2, 3], id="zero-2"),
+        pytest.param("zero-3", {"parallel": {"zero": 3}}, [3, 2, 3], id="zero-3"),
         # Four ranks in two replicas, and the two ranks of one.
-        pytest.param(
-            "pipeline",
-            {"parallel": {"pipeline": 2}, "resources": {"nodes": 4, "min_nodes": 2, "cpus_per_rank": 1}},
-            [(4, 2), (2, 4), (4, 2)],
-            id="pipeline",
+        *(
+            pytest.param(
+                degree,
+                {"parallel": {degree: 2}, "resources": {"nodes": 4, "min_nodes": 2, "cpus_per_rank": 1}},
+                [4, 2, 4],
+                id=degree,
+            )
+            for degree in ("pipeline", "horizontal")
         ),
     ],
 )
 def test_a_node_is_lost_and_comes_back(
-    name: str, changes: dict[str, Any], sizes: list[tuple[int, int]], project: Project, undisturbed: Path
+    name: str, changes: dict[str, Any], ranks: list[int], project: Project, undisturbed: Path
 ) -> None:
-    micro = 3 if name == "pipeline" else 2
+    replica = 2 if name in ("pipeline", "horizontal") else 1
+    micro = 3 if replica == 2 else 2
     file = project.write(name, **{**SHAPE, **ELASTIC, **changes, "data__micro_batch": micro})
-    sizes = [(ranks, 12 // (micro * (ranks // 2 if name == "pipeline" else ranks))) for ranks, _ in sizes]
-    slow = environment(SLOW="0.2 2", PYTHONPATH=str(FAULTS))
+    sizes = [(count, 12 // (micro * count // replica)) for count in ranks]
+    slow = environment(SLOW="0.2 2", PYTHONPATH=str(FAULTS), **(FEW_CORES if replica == 2 else {}))
     run_dir = project.run_dir(name)
     lost = RunDir(run_dir).lost_nodes
     with subprocess.Popen(
@@ -91,10 +107,10 @@ def test_a_node_is_lost_and_comes_back(
     assert child.returncode == 0, f"{out}\n{logs(run_dir)}"
     records = RunDir(run_dir).read_attempts()
     starts, ends = ([r for r in records if r["event"] == event] for event in ("start", "end"))
-    assert [start["world_size"] for start in starts] == [ranks for ranks, _ in sizes], out
+    assert [start["world_size"] for start in starts] == ranks, out
     assert [end["outcome"] for end in ends] == ["lost", "preempted", "finished"]
     assert ends[0]["cause"] == "node2 is lost"
-    shrunk, nodes = sizes[1][0], sizes[0][0]
+    nodes, shrunk, _ = ranks
     assert f"{shrunk} of {nodes} nodes: node2 is lost" in said
     assert mentions(out, f"{nodes} of {nodes} nodes … saving and restarting")
     seen = of_kind(run_dir, "elastic")

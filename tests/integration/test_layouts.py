@@ -23,6 +23,9 @@ SHAPE: dict[str, Any] = {
 LAMB: dict[str, Any] = {
     "train__optimizer": {"name": "lamb", "lr": 1e-2, "weight_decay": 0.1}, "train__steps": 10
 }  # fmt: skip
+SHORT: dict[str, Any] = {
+    "train__steps": 6, "train__evaluation": {"every_steps": 3}, "train__check_gradient": False
+}  # fmt: skip
 LIMIT = 500
 """Seconds of a run, at most."""
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -41,6 +44,14 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "data-horizontal": (4, {"horizontal": 2, "zero": 2}),
     "pipeline-horizontal": (4, {"pipeline": 2, "horizontal": 2}),
 }
+COMBINED: dict[str, tuple[int, dict[str, Any]]] = {
+    "data-gpipe": (4, {"data": 2, "pipeline": 2, "schedule": "gpipe"}),
+    "data-interleaved": (4, {"data": 2, "pipeline": 2, "schedule": "interleaved", "chunks": 2}),
+    "gpipe-horizontal": (4, {"pipeline": 2, "horizontal": 2, "schedule": "gpipe"}),
+    "data-horizontal-zero-1": (4, {"data": 2, "horizontal": 2, "zero": 1}),
+    "all": (8, {"data": 2, "pipeline": 2, "horizontal": 2, "zero": 1}),
+}
+"""Further combinations, in shorter runs."""
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +88,25 @@ def same(found: Path, expected: Path) -> None:
         np.testing.assert_allclose(here[name], tensor, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def short(project: Project) -> Path:
+    return run(project, "short", 1, {}, **SHORT)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_trains_as_one_rank_does(name: str, project: Project, one_rank: Path) -> None:
     ranks, parallel = LAYOUTS[name]
-    found = run(project, name, ranks, parallel)
+    divided_as_one(run(project, name, ranks, parallel), ranks, parallel, one_rank)
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_combined_layouts_train_as_one_rank_does(name: str, project: Project, short: Path) -> None:
+    ranks, parallel = COMBINED[name]
+    divided_as_one(run(project, name, ranks, parallel, **SHORT), ranks, parallel, short)
+
+
+def divided_as_one(found: Path, ranks: int, parallel: dict[str, Any], one_rank: Path) -> None:
+    """The results of one rank, on so many ranks."""
     same(found, one_rank)
     replicas = ranks // (parallel.get("pipeline", 1) * parallel.get("horizontal", 1))
     assert f"{replicas} replica(s) of {ranks // replicas} ranks x micro_batch 2" in logs(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from project import FEW_CORES, Project, command, logs, of_kind
 from tiny_runs import Tiny
 
 from ortflow.cli.validate import examine
-from ortflow.workflow.forecast import divided_memory
+from ortflow.workflow.forecast import Forecast, divided_memory, forecast
 from ortflow.workflow.planning.built import built
 from ortflow.workflow.planning.holdings import state_of
+from ortflow.workflow.planning.ranks import RankMemory
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
+from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer.divided_opening import division_of
 
 pytestmark = needs_kernels
@@ -37,6 +39,8 @@ LAYOUTS: Mapping[str, tuple[int, dict[str, Any]]] = {
     "horizontal": (2, {"horizontal": 2}),
     "data-pipeline": (4, {"pipeline": 2, "zero": 1}),
     "data-horizontal": (4, {"horizontal": 2, "zero": 2}),
+    "data": (2, {}),
+    "zero-3": (2, {"zero": 3}),
 }
 LONG = (pytest.mark.chaos, pytest.mark.skipif("ORTFLOW_CHAOS" in os.environ, reason="not in a short round"))
 """For the layout whose schedule and number of stages `data-pipeline` has, too."""
@@ -83,19 +87,50 @@ def test_predicted_memory_is_what_ranks_measure(name: str, large: Project) -> No
         measured = [of_kind(run_dir, "memory", rank)[0] for rank in range(ranks)]
         # The record of the run says where the model is cut.
         spec = resolve_paths(load_run_file(file, files=True), file, large.folder)
-        with built(spec) as graphs:
-            memories = divided_memory(spec, graphs.graphs, graphs.shapes, graphs.bytes)
-            division = division_of(graphs.graphs, spec)
-            for rank in range(ranks):
-                state = state_of(spec, graphs.graphs.index, division, rank)
-                assert state == {part: measured[rank][part] for part in STATE}, rank
+        memories, states = predictions(spec)
+        assert states == [{part: each[part] for part in STATE} for each in measured]
         assert all(each.peak.unknown == () for each in memories)
-        predicted.append([sum(each.parts.get(p, 0) for p in ("activations", "messages", "batch")) for each in memories])
+        # The event counts the messages of stages among the values, and the layers that are fetched apart.
+        counted = ("activations", "batch", *(("messages",) if spec.divides else ()))
+        predicted.append([sum(each.parts.get(part, 0) for part in counted) for each in memories])
         values.append([measured[each.rank]["values"] for each in memories])
     for few, many, less, more in zip(*values, *predicted, strict=True):
         print(f"{name}: predicted {more - less:,}, measured {many - few:,}: {(more - less) / (many - few):.3f}")
         assert many - few > 80e6, "large enough to be seen"
         assert 0.9 <= (more - less) / (many - few) <= 1.1
+
+
+def predictions(spec: RunSpec) -> tuple[Sequence[RankMemory | Forecast], list[dict[str, int]]]:
+    """Memory of the ranks of a replica, or of rank 0 of an undivided model, and the state of each rank of the run."""
+    with built(spec) as graphs:
+        index, division = graphs.graphs.index, None
+        memories: Sequence[RankMemory | Forecast] = [forecast(spec)]
+        if spec.divides:
+            memories = divided_memory(spec, graphs.graphs, graphs.shapes, graphs.bytes)
+            division = division_of(graphs.graphs, spec)
+        states = [state_of(spec, index, division, rank) for rank in range(spec.world_size)]
+    return memories, [{part: state[part] for part in STATE} for state in states]
+
+
+def test_the_fastest_layout_is_faster_than_a_clearly_slower_one(tmp_path: Path) -> None:
+    """In runs of both. With few tokens and many micro-batches, fetching parameters takes longer than computing."""
+    narrow = Project.make(tmp_path / "narrow", dropout=0.0, layers=4, width=256, heads=8, length=4)
+    file = narrow.write("times", **QUICK, data__micro_batch=1, train__global_batch=8)
+    listed = found(narrow, file, "--ranks", "2", "--no-measure")["layouts"]
+    best, *others = listed
+    slower = [each for each in others if each["seconds"] >= 2 * best["seconds"]]
+    assert slower, listed
+    seconds = []
+    for layout in (best, slower[0]):
+        keys = [f"{section}.{key}={json.dumps(value)}" for section, values in layout["keys"].items()
+                for key, value in values.items()]  # fmt: skip
+        words = ["run", file.name, "--fresh", *keys, "train.steps=8", "checkpoint.every_steps=8"]
+        done = command(*words, folder=narrow.folder, timeout=300, **FEW_CORES)
+        assert done.returncode == 0, done.stdout + done.stderr + logs(narrow.run_dir("times"))
+        # Other work on the machine only lengthens steps. The first ones warm up.
+        seconds.append(min(event["seconds"] for event in of_kind(narrow.run_dir("times"), "step")[2:]))
+    print(f"{best['parallel']}: {seconds[0]:.3f} s, {slower[0]['parallel']}: {seconds[1]:.3f} s a step")
+    assert seconds[0] < seconds[1], (best, slower[0])
 
 
 def test_the_listed_layouts_are_valid_and_inspect_predicts_the_same(small: Project) -> None:

@@ -55,6 +55,8 @@ def exported(run_dir: Path) -> dict[str, npt.NDArray[Any]]:
 def test_a_layout_recomputes_layers_and_trains_as_one_rank_does(name: str, project: Project, one_rank: Path) -> None:
     found = run(project, name, *LAYOUTS[name], model__recompute="layers")
     assert mentions(logs(found), "2 layers … h.0.output, h.1.output")
+    whole = " for the undivided model" if {"pipeline", "horizontal"} & LAYOUTS[name][1].keys() else ""
+    assert mentions(logs(found), f"model.recompute, predicted{whole}: … MB in place of … more operations")
     np.testing.assert_allclose(np.array(curve(found)), np.array(curve(one_rank)), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.array(evaluations(found)), np.array(evaluations(one_rank)), rtol=1e-5, atol=1e-6)
     here, there = exported(found), exported(one_rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,12 @@ def test_the_run_is_that_without_zero(project: Project, undisturbed: Path, stage
     part = {2: 2 / 3, 3: 1 / 6}[stage]
     assert there["gradients"] * part <= here["gradients"] < there["gradients"] * part + 4 * 64
     assert f"ZeRO stage {stage}: 2 moments x 4 bytes x " in logs(undisturbed)
+    if stage == 2:
+        (allocated,) = re.findall(
+            r"gradients 4 bytes x \((\d+) \+ \1 / 3 ranks\) = \d+ bytes, (\d+) allocated", logs(undisturbed)
+        )
+        assert 4 * int(allocated[0]) == there["gradients"] / 2, "the run without accumulates in a buffer of that size"
+        assert int(allocated[1]) == here["gradients"]
     if stage == 3:
         assert there["parameters"] / 3 <= here["parameters"] < there["parameters"] / 3 + 4 * 64
         assert mentions(logs(undisturbed), "ZeRO stage 3 … 2 x 4 bytes x")

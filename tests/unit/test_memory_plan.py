@@ -20,6 +20,8 @@ from small_network import save_model
 from tiny_runs import Tiny
 
 from ortflow.workflow.assembly.build import build_graphs
+from ortflow.workflow.assembly.saving import batch_shapes
+from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.forecast import activations, forecast
 from ortflow.workflow.graph.memory.arena import UNIT, Arena
@@ -235,7 +237,13 @@ def test_recomputed_layers_take_what_is_predicted(tmp_path: Path) -> None:
     measured = {}
     for name, layers in (("layers", "layers"), ("kept", [])):
         section = spec.onnx_model.model_copy(update={"recompute": layers})
-        build_graphs(spec.model_copy(update={"model": section}), tmp_path / name, 256)
+        graphs = build_graphs(spec.model_copy(update={"model": section}), tmp_path / name, 256)
+        noted = [line for line in graphs.notes if line.startswith("model.recompute, predicted: ")]
+        if layers:
+            sizes = [f"{count / 1e6:.1f} MB" for count in (predicted["layers"], predicted["kept"])]
+            more = f"{found.saving.operations - 1:.0%} more operations"
+            assert says(noted[0], f"model.recompute, predicted: activations {sizes[0]} … {sizes[1]} … {more} …"), noted
+        assert len(noted) == bool(layers)
         program = [sys.executable, SUPPORT / "measured_run.py", tmp_path / name, "auto", json.dumps(SHAPES[gpt])]
         measured[name] = int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
     print(predicted, measured)
@@ -245,6 +253,43 @@ def test_recomputed_layers_take_what_is_predicted(tmp_path: Path) -> None:
     assert 1.1 < found.saving.operations < 4 / 3, "at most another forward pass"
     shown = found.to_json()["without_recompute"]
     assert shown == {"activations": predicted["kept"], "operations": found.saving.operations}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_log_and_the_plan_predict_the_same_saving_on_gpus(precision: str, tmp_path: Path) -> None:
+    path = gpt(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, 3000, (4, 257))
+    write_set(tmp_path / "train.arrow", [record_batch({"tokens": tokens})])
+    spec = spec_of(
+        model={"path": str(path), "loss": {"kind": "cross_entropy"}, "recompute": "layers"},
+        data={
+            "train": {
+                "path": str(tmp_path / "train.arrow"),
+                "columns": {"tokens": "tokens[:-1]", "labels": "tokens[1:]"},
+            },
+            "micro_batch": 4,
+        },
+        resources={"gpus_per_rank": 1},
+        export={"enabled": False},
+    )
+    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"precision": precision})})
+    found = forecast(spec)
+    assert found.saving is not None
+    notes = build_graphs(spec, tmp_path / "graphs", 256).notes
+    (line,) = (line for line in notes if line.startswith("model.recompute, predicted: "))
+    assert says(
+        line,
+        f"… activations {found.parts['activations'] / 1e6:.1f} MB … {found.saving.activations / 1e6:.1f} MB … "
+        f"{found.saving.operations - 1:.0%} more operations …",
+    ), (line, found.saving)
+
+
+def test_nothing_is_predicted_of_samples_that_vary() -> None:
+    tokens, image = BatchInput("tokens", "int64", (None, None)), BatchInput("image", "float32", (None, 3, 8, 8))
+    assert batch_shapes([tokens, image], 2, 16, {}) == {"tokens": (2, 16), "image": (2, 3, 8, 8)}
+    assert batch_shapes([tokens], 2, 16, {"tokens": 12}) == {"tokens": (2, 12)}
+    assert batch_shapes([tokens], 2, 0, {}) is None
+    assert batch_shapes([BatchInput("x", "float32", (None, None, None))], 2, 16, {}) is None
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -133,6 +133,17 @@ def test_a_run_that_agrees_with_itself() -> None:
             },
             ["train.offload: … optimizer … trainer linear … set it to none"],
         ),
+        *(
+            (
+                {
+                    "train": {**TRAIN, "offload": "optimizer"},
+                    "resources": {"gpus_per_rank": 1, "ranks_per_node": 2},
+                    "parallel": {degree: 2},
+                },
+                ["train.offload: … optimizer … divided model … set it to none"],
+            )
+            for degree in ("pipeline", "horizontal")
+        ),
         ({"model": None}, ["model: is missing … add it"]),
         ({"trainer": {"name": "other"}}, ["model: … trainer graph … trainer.name is other … remove one"]),
         ({"trainer": {"options": {"a": 1}}}, ["trainer.options: … graph has no options … remove"]),

@@ -17,6 +17,7 @@ from ortflow.workflow.assembly.child import Child
 from ortflow.workflow.assembly.evaluating import batch_input, eval_graph, inference_graph
 from ortflow.workflow.assembly.files import serialized, write_files
 from ortflow.workflow.assembly.loading import check_loads, kernels_fault
+from ortflow.workflow.assembly.saving import batch_shapes, saving, without_recomputation
 from ortflow.workflow.assembly.timing import Timing, costs_of, wants_costs, why_counted
 from ortflow.workflow.assembly.training import TRAIN, synced_files, training_forms, training_of
 from ortflow.workflow.graph.file.limits import check_constants
@@ -45,8 +46,8 @@ def build_graphs(
     """Make the training, evaluation and inference graph and the initial tensors of a run, and write them into `out`.
 
     `spec` has absolute paths. `length` is the samples' if the model's second axis is dynamic and it is known, and
-    `lengths` has it for each input that must have it in all samples. `timing` measures the nodes of a model that is cut
-    automatically, unless `out` has a record of them. Raises UserError if the model and the run file do not fit
+    `lengths` has it for each input whose samples all have one length. `timing` measures the nodes of a model that is
+    cut automatically, unless `out` has a record of them. Raises UserError if the model and the run file do not fit
     together.
     """
     section = spec.onnx_model
@@ -90,6 +91,14 @@ def build_graphs(
                 files[with_kernels_of(TRAIN).name] = content
             else:
                 notes.append(f"trained with ONNX Runtime's own kernels, because it rejects ortflow's ({fault})")
+        if section.recompute:
+            shapes = batch_shapes(inputs, spec.data.micro_batch, length, lengths or {})
+            kept = training_of(forward, without_recomputation(spec), source, batch, length) if shapes else None
+            if shapes and kept:
+                own = with_kernels_of(TRAIN).name in files and library.result() is not None
+                own = spec.resources.kernels == "auto" if spec.on_gpus else own
+                whole = " for the undivided model" if spec.divides else ""
+                notes.append(saving(training, kept, shapes, order, kernels=own, whole=whole))
         measured = None
         if wants_costs(spec) and training.prepared is not None:
             measured = costs_of(training.prepared, source.tensors, inputs, spec, length, out, child, timing)

@@ -83,10 +83,15 @@ def _remove_division(root: Path) -> None:
 
 
 def serialized(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> bytes:
-    """The model with exactly these inputs, in this order, including inputs that it does not read; then those that only
+    """The model with these inputs, as in `give_inputs`."""
+    give_inputs(model, inputs)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def give_inputs(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
+    """Give the model exactly these inputs, in this order, including inputs that it does not read; then those that only
     this form of it has: the seed of its dropouts, and the loss scale.
     """
     known = {value.name for value in inputs}
     more = [value for value in model.graph.input if value.name in (SEED, LOSS_SCALE) and value.name not in known]
     replace(model.graph.input, [*inputs, *more])
-    return bytes(model.SerializeToString(deterministic=True))

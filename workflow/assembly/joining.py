@@ -8,29 +8,39 @@ from pathlib import Path
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.read import read_model
-from ortflow.workflow.graph.stages.join import join
+from ortflow.workflow.graph.patterns import matches
+from ortflow.workflow.graph.stages.join import Joined, join
 from ortflow.workflow.rundir import write_atomically
 
 _LARGEST = 1 << 31
 """Largest size of a protobuf message, in bytes."""
 
 
-def join_files(stages: Sequence[Path], output: Path) -> list[list[str]]:
-    """Write the joined model to `output`, which must not exist. Returns the tensors between its stages.
+def join_files(stages: Sequence[Path], output: Path, untied: Sequence[str] = ()) -> Joined:
+    """Write the joined model to `output`, which must not exist; `untied` as in `same_names`.
 
     Raises
     ------
     UserError
-        If a file is not a model, the stages do not fit together, or `output` exists.
+        If a file is not a model, the stages do not fit together, a pattern of `untied` matches no tensor that several
+        of them have, or `output` exists.
     """
     if os.path.lexists(output):
         raise UserError("exists and is not replaced", where=str(output), fix="choose another path, or remove it")
-    whole, cuts = join([read_model(path) for path in stages])
-    if whole.ByteSize() >= _LARGEST:
+    models = [read_model(path) for path in stages]
+    joined = join(models, untied)
+    _check_patterns(untied, joined)
+    if joined.model.ByteSize() >= _LARGEST:
         raise UserError(
             "the stages together are larger than 2 GiB, which no ONNX file is",
             where=str(output),
             fix="export the whole model, and name the tensors between the stages under parallel.cuts",
         )
-    write_atomically(output, whole.SerializeToString(deterministic=True))
-    return cuts
+    write_atomically(output, joined.model.SerializeToString(deterministic=True))
+    return joined
+
+
+def _check_patterns(untied: Sequence[str], joined: Joined) -> None:
+    names = list(dict.fromkeys(each.name for each in (*joined.tied, *(renamed.was for renamed in joined.apart))))
+    for pattern in untied:
+        matches(pattern, names, "--untied", "tensor that several stages have")

@@ -65,6 +65,11 @@ class Training:
     halves: onnx.ModelProto | None = None
     """In half precision."""
 
+    def form(self, *, kernels: bool) -> onnx.ModelProto:
+        """The form that ranks load, before its nodes are fused; `kernels`: they have ortflow's."""
+        own = (self.placed or self.faster) if kernels else None
+        return self.halves or own or self.plain
+
     def further_files(self, inputs: Sequence[onnx.ValueInfoProto]) -> dict[str, bytes]:
         """The forms for GPUs, by file name, with these inputs."""
         files = {}

@@ -76,8 +76,8 @@ class GraphBuilder(TrainerBuilder):
         spec, folder = self._spec, self._context.folder
         if self._context.export_path is not None:
             _check_export(self._context.export_path, spec)
-        lengths = lengths_of(dataset, spec.data.train.columns) if spec.parallel.sequence_parallel else {}
-        fingerprint = fingerprint_of(spec, lengths)
+        lengths = lengths_of(dataset, spec.data.train.columns)
+        fingerprint = fingerprint_of(spec, lengths if spec.parallel.sequence_parallel else {})
         if before is not None and before.fingerprint == fingerprint:
             fault = damage(folder, before.files)
             if fault is None:

@@ -52,11 +52,23 @@ class ZeroTrainer(GraphTrainer):
         self._scaled = own if own.count else device.allocate(ALIGNMENT, np.float32)
         self._scratch = None if self._each or spec.accumulation == 1 else device.allocate(trained, np.float32)
         if spec.parallel.zero and self._comm.rank == 0:
+            ranks = self._comm.world_size
             self._report.note(
                 f"ZeRO stage {spec.parallel.zero}: {len(kept)} moments x {ITEM} bytes x {trained} parameters "
-                f"/ {self._comm.world_size} ranks = {len(kept) * ITEM * trained / self._comm.world_size:.0f} bytes, "
+                f"/ {ranks} ranks = {len(kept) * ITEM * trained / ranks:.0f} bytes, "
                 f"{sum(moment.part.count for moment in self._shards) * ITEM} allocated on rank 0"
+                + (self._gradients_noted() if spec.parallel.zero == 2 else "")
             )
+
+    def _gradients_noted(self) -> str:
+        """The bytes of the gradients under stage 2: those of a micro-batch, and the accumulated ones of a share."""
+        trained, ranks = self.index.trained, self._comm.world_size
+        formula, share_of = (f"({trained} + {trained} / {ranks} ranks)", 1 / ranks) if self._each else (str(trained), 0)
+        allocated = self._gradients.count + (self._own.part.count if self._each else 0)
+        return (
+            f"; gradients {ITEM} bytes x {formula} = {ITEM * trained * (1 + share_of):.0f} bytes, "
+            f"{allocated * ITEM} allocated on rank 0"
+        )
 
     def _allocate_moments(self, kept: Sequence[str], start: int, stop: int) -> Mapping[str, Shard]:
         """The named moments of this rank's share, elements [start, stop)."""

@@ -1,32 +1,50 @@
 """Joins a model whose stages are in several files: outputs of one stage are inputs of later ones, by name. Pure.
 
 Inputs that no earlier stage computes are inputs of the whole model; outputs that no later stage reads are its outputs.
-Names that mean different things in two files get a prefix with the number of their stage: `stage1.weight`.
+Names that mean different things in two files get a prefix with the number of their stage: `stage1.weight`. A weight
+that several files have is one weight (`same_names`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import dims_of
+from ortflow.workflow.graph.stages.same_names import ROLES, SameName, recorded, same_names
 
 WHERE = "stage"
-ROLES = ("ortflow.parameters", "ortflow.frozen", "ortflow.constants")
-"""Properties of a model that list its tensors by role, as `roles.decide` reads them."""
 
 
-def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[str]]]:
-    """Join the stages to one model.
+@dataclass(frozen=True)
+class Renamed:
+    """A tensor that is another weight than that of an earlier stage with its name, shape and type."""
 
-    Returns
-    -------
-    tuple
-        The whole model, and the tensors that leave each stage but the last: the cuts that reproduce the stages.
+    was: SameName
+    name: str
+    """Its name in the whole model."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The whole model."""
+
+    model: onnx.ModelProto
+    cuts: list[list[str]]
+    """The tensors that leave each stage but the last: the cuts that reproduce the stages."""
+    tied: Sequence[SameName]
+    """Tensors that are one with those of an earlier stage."""
+    apart: Sequence[Renamed]
+    """Tensors that are not."""
+
+
+def join(models: Sequence[onnx.ModelProto], untied: Sequence[str] = ()) -> Joined:
+    """Join the stages to one model; `untied` as in `same_names`.
 
     Raises
     ------
@@ -42,6 +60,8 @@ def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[
     last_read: dict[str, int] = {}
     # A value inside one stage must not be what another one calls its input or output.
     taken = {name for model in models for name in _public(model.graph)}
+    same = same_names(models, untied)
+    tied = [each for each in same if each.kind == "tied"]
     renamed: list[dict[str, str]] = []
     for number, model in enumerate(models):
         graph = model.graph
@@ -60,16 +80,20 @@ def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[
                 where=f"{WHERE} {number}",
                 fix=f"name its inputs like outputs of those: {_names(outputs.values())}",
             )
-        names = {name: _free(name, number, taken) for name in sorted(_own(graph) - _public(graph))}
+        shared = {each.name: renamed[each.first][each.name] for each in tied if each.stage == number}
+        own = sorted(_own(graph) - _public(graph) - shared.keys())
+        names = {name: _free(name, number, taken) for name in own} | shared
         renamed.append(names)
-        _append(whole, model, number, names)
+        _append(whole, model, number, names, shared)
         for value in graph.output:
             made[value.name], outputs[value.name] = number, value
     whole.graph.input.extend(inputs.values())
     whole.graph.output.extend(value for name, value in outputs.items() if name not in last_read)
     _record_roles(whole, models, renamed)
     cuts = [[name for name, stage in made.items() if stage == number] for number in range(len(models) - 1)]
-    return whole, [[name for name in cut if name in last_read] for cut in cuts]
+    cuts = [[name for name in cut if name in last_read] for cut in cuts]
+    apart = [Renamed(each, renamed[each.stage][each.name]) for each in same if each.kind != "tied"]
+    return Joined(whole, cuts, tied, apart)
 
 
 def _check(models: Sequence[onnx.ModelProto]) -> None:
@@ -150,7 +174,10 @@ def _free(name: str, number: int, taken: set[str]) -> str:
     return name
 
 
-def _append(whole: onnx.ModelProto, model: onnx.ModelProto, number: int, names: Mapping[str, str]) -> None:
+def _append(
+    whole: onnx.ModelProto, model: onnx.ModelProto, number: int, names: Mapping[str, str], shared: Collection[str]
+) -> None:
+    """Add a stage, without its initializers that are `shared` with an earlier one."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     known = {node.name for node in whole.graph.node}
@@ -158,13 +185,15 @@ def _append(whole: onnx.ModelProto, model: onnx.ModelProto, number: int, names: 
         _rename(node, names)
         if node.name:
             node.name = _free(node.name, number, known)
-    for tensor in copy.graph.initializer:
+    tensors = [tensor for tensor in copy.graph.initializer if tensor.name not in shared]
+    for tensor in tensors:
         tensor.name = names.get(tensor.name, tensor.name)
-    for value in copy.graph.value_info:
+    values = [value for value in copy.graph.value_info if value.name not in shared]
+    for value in values:
         value.name = names.get(value.name, value.name)
     whole.graph.node.extend(copy.graph.node)
-    whole.graph.initializer.extend(copy.graph.initializer)
-    whole.graph.value_info.extend(copy.graph.value_info)
+    whole.graph.initializer.extend(tensors)
+    whole.graph.value_info.extend(values)
     domains = {opset.domain for opset in whole.opset_import}
     whole.opset_import.extend(opset for opset in copy.opset_import if opset.domain not in domains)
     functions = {(function.domain, function.name): function for function in whole.functions}
@@ -182,13 +211,13 @@ def _record_roles(
     whole: onnx.ModelProto, models: Sequence[onnx.ModelProto], renamed: Sequence[Mapping[str, str]]
 ) -> None:
     """Copy the metadata that `export_for_training` wrote about tensors, if all stages have it."""
-    said = [{prop.key: prop.value for prop in model.metadata_props if prop.key in ROLES} for model in models]
+    said = [recorded(model) for model in models]
     if not all(said):
         return
     for key in ROLES:
-        lists = [json.loads(each.get(key, "[]")) for each in said]
+        lists = [each.get(key, []) for each in said]
         names = [new.get(name, name) for new, found in zip(renamed, lists, strict=True) for name in found]
-        whole.metadata_props.add(key=key, value=json.dumps(names))
+        whole.metadata_props.add(key=key, value=json.dumps(list(dict.fromkeys(names))))
 
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:

@@ -1,0 +1,113 @@
+"""What `model.recompute` saves and costs, predicted from the training graph with and without it. Called by `build`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from ortflow.workflow.assembly.files import give_inputs
+from ortflow.workflow.assembly.training import Training
+from ortflow.workflow.data.inputs import BatchInput
+from ortflow.workflow.graph.memory.concrete import concrete
+from ortflow.workflow.graph.memory.plan import peak_of
+from ortflow.workflow.graph.memory.plan import sizes_of as bytes_of
+from ortflow.workflow.graph.stages.costs import costs_for
+from ortflow.workflow.spec.run import RunSpec
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def batch_shapes(
+    inputs: Sequence[BatchInput], rows: int, length: int, lengths: Mapping[str, int]
+) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of a micro-batch's arrays; None if an axis varies from sample to sample.
+
+    Parameters
+    ----------
+    inputs
+        The arrays.
+    rows
+        Samples.
+    length, lengths
+        As in `build_graphs`.
+    """
+    found = {}
+    for each in inputs:
+        free = lengths.get(each.name, length)
+        dims = [rows, *(free if dim is None else dim for dim in each.shape[1:])]
+        if not all(dims) or sum(dim is None for dim in each.shape[1:]) > 1:
+            return None
+        found[each.name] = tuple(dims)
+    return found
+
+
+def saving(
+    recomputed: Training,
+    kept: Training,
+    batch: Shapes,
+    inputs: Sequence[onnx.ValueInfoProto],
+    *,
+    kernels: bool,
+    whole: str = "",
+) -> str:
+    """A line for the log.
+
+    Parameters
+    ----------
+    recomputed, kept
+        The training graph with recomputation, and without.
+    batch
+        Shapes of a micro-batch.
+    inputs
+        The inputs of the graphs, which they are given.
+    kernels
+        Whether ranks have ortflow's kernels.
+    whole
+        What these are the values of, if not of a rank.
+    """
+    for training in (recomputed, kept):
+        for model in (training.plain, training.form(kernels=kernels)):
+            give_inputs(model, inputs)
+    now, before = (activations(each, batch, kernels=kernels) for each in (recomputed, kept))
+    more = operations(recomputed.plain, batch) / max(1, operations(kept.plain, batch)) - 1
+    change = f"{abs(before - now) / 1e6:.1f} MB {'less' if now <= before else 'more'}"
+    return (
+        f"model.recompute, predicted{whole}: activations {now / 1e6:.1f} MB in place of {before / 1e6:.1f} MB, "
+        f"{change}; about {more:.0%} more operations a micro-batch"
+    )
+
+
+def activations(training: Training, batch: Shapes, *, kernels: bool) -> int:
+    """Bytes of the training graph's values at their peak, in the form that ranks load."""
+    plain = training.plain
+    form = training.form(kernels=kernels)
+    if training.placed is not None and form is not training.halves:
+        form = _on_gpus(form, fused=kernels)
+    types = concrete(plain, batch)
+    # Values of both graphs have the same shape.
+    types = {**types, **concrete(form, batch, types)}
+    bound = {value.name for value in (*form.graph.input, *form.graph.output)}
+    return peak_of(form.graph, bytes_of(types), bound).held
+
+
+def _on_gpus(model: onnx.ModelProto, *, fused: bool) -> onnx.ModelProto:
+    """The form that the builder makes for GPUs in fp32."""
+    from ortflow.workflow.fusion.groups import fuse
+    from ortflow.workflow.fusion.joins import put_joins
+    from ortflow.workflow.fusion.losses import join_losses
+    from ortflow.workflow.graph.optimize.on_cuda import on_cuda
+
+    made = on_cuda(model)
+    return fuse(join_losses(put_joins(made)))[0] if fused else made
+
+
+def operations(model: onnx.ModelProto, batch: Shapes) -> int:
+    """Operations of a training graph that contains ONNX's operators alone, for inputs of these shapes."""
+    costs = costs_for(model, batch)
+    return sum(costs.operations(node) for node in model.graph.node)
+
+
+def without_recomputation(spec: RunSpec) -> RunSpec:
+    """The run with all values kept."""
+    return spec.model_copy(update={"model": spec.onnx_model.model_copy(update={"recompute": []})})
