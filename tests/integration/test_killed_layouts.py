@@ -1,12 +1,11 @@
 """Under every layout: kill -9 of one rank ends the attempt, and the next has the end of an undisturbed run, bit by bit.
 
-pytest tests/integration/test_killed_layouts.py             # a few
-pytest -m chaos tests/integration/test_killed_layouts.py    # the others
+pytest tests/integration/test_killed_layouts.py                             # a few
+pytest -m "chaos or not chaos" tests/integration/test_killed_layouts.py     # all
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from kernels import needs_kernels
 from killing import run_and_kill
 from layout_table import PARALLEL
 from project import Project, command, curve, evaluations, logs
+from rotation import rotating
 
 pytestmark = needs_kernels
 SHAPE: dict[str, Any] = {
@@ -46,7 +46,6 @@ LAYOUTS = {
     **{f"lamb-{name}": Layout(*PARALLEL[name], LAMB) for name in ("zero-2", "horizontal-2")},
 }
 ALWAYS = ("pipeline-2", "interleaved-2", "horizontal-2", "recompute-sequence-2")
-OTHERS = (pytest.mark.chaos, pytest.mark.skipif("ORTFLOW_CHAOS" in os.environ, reason="not in a short round"))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project.make(tmp_path_factory.mktemp("killed"), dropout=0.1)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ALWAYS else OTHERS) for name in LAYOUTS])
+@pytest.mark.parametrize("name", rotating(LAYOUTS, ALWAYS))
 def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str, project: Project) -> None:
     ranks, parallel, changes = LAYOUTS[name]
     shape = {**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, **changes}
