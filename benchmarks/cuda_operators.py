@@ -165,6 +165,20 @@ def cases(half: torch.dtype) -> Iterator[Case]:
         name = f"table {rows} x {width}, {entries} places"
         count = (rows + entries) * width * size
         yield Case(name, "TableGrad", {"rows": rows}, look_up, (half,), embedding, count)
+    for dims in ((4, 32, 2048, 64), (4, 4, 2048, 64)):
+
+        def rotated(dims: tuple[int, ...] = dims) -> Sequence[torch.Tensor]:
+            batch, heads, tokens, width = dims
+            angles = torch.rand(1, 1, tokens, width, device="cuda")
+            return normal(batch, tokens, heads, width), angles.cos(), angles.sin()
+
+        def rotary(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+            x = x.transpose(1, 2)
+            a, b = x.chunk(2, -1)
+            return (x * cosine.to(x.dtype) + torch.cat([-b, a], -1) * sine.to(x.dtype)).contiguous()
+
+        yield Case(f"rotary positions {dims}", "Rotary", {"tokens_first": 1}, rotated, (half,), rotary,
+                   2 * math.prod(dims) * size)  # fmt: skip
     for dims in ((8, 12, 1024, 1024), (64, 12, 197, 197)):
         count = math.prod(dims) * size
 

@@ -42,6 +42,17 @@ def cores_of(mine: Grant, all_ranks: Sequence[Grant]) -> int:
     return max(1, int(cores))
 
 
+def cores_per_rank(wanted: int | None, ranks: int) -> int:
+    """Cores of one of `ranks` ranks of this machine: `wanted`, or an equal share of this process's.
+
+    For predictions before the ranks have compared their masks.
+    """
+    if wanted is not None:
+        return wanted
+    mine = grant_of_this_process("localhost")
+    return cores_of(mine, [mine] * ranks)
+
+
 def _quota(membership: Path, root: Path) -> tuple[float | None, str]:
     try:
         rows = membership.read_text().splitlines()

@@ -17,6 +17,8 @@ ALIGNMENT = 64
 
 Group = Literal["decay", "no_decay", "frozen", "state"]
 GROUPS: tuple[Group, ...] = ("decay", "no_decay", "frozen", "state")
+TRAINED: tuple[Group, ...] = ("decay", "no_decay")
+"""The groups that the optimizer updates."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class FlatIndex:
     @property
     def trained(self) -> int:
         """Elements that the optimizer updates, including padding; they come first."""
-        return self.span("decay", "no_decay")[1]
+        return self.span(*TRAINED)[1]
 
     def to_json(self) -> list[dict[str, Any]]:
         """The index as JSON-serialisable data."""

@@ -24,12 +24,15 @@ GRAPH = EntryPoint("graph", "ortflow.workflow.trainer.builder:GraphBuilder", GRO
 NEEDED = ("Options", "check_machine", "prepare", "inputs", "open")
 
 
-def builder_of(spec: RunSpec, run_dir: RunDir, report: Report) -> TrainerBuilder:
-    """The builder of a run's trainer. Raises UserError or Faults if name or options are wrong."""
+def builder_of(spec: RunSpec, run_dir: RunDir, report: Report, *, starting: bool = False) -> TrainerBuilder:
+    """The builder of a run's trainer; `starting` as in `TrainerContext`.
+
+    Raises UserError or Faults if name or options are wrong.
+    """
     kind = load_builder(spec.trainer.name)
     options = _options(kind, spec)
     export_path = run_dir.root / spec.export.path if spec.export.enabled else None
-    return kind(TrainerContext(spec, options, run_dir.graphs, export_path, report))
+    return kind(TrainerContext(spec, options, run_dir.graphs, export_path, report, starting))
 
 
 def load_builder(name: str) -> type[TrainerBuilder]:

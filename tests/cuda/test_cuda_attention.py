@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.cuda.attention import available
+from ortflow.workflow.cuda.cudnn import available
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.graph.attention.find import MASKED
 from ortflow.workflow.graph.domains import CUDA_DOMAIN

@@ -10,7 +10,7 @@ from cuda_convolutions import CASES, GROUPED, ODD, Array, Case, reference
 from operators_on_gpu import BF16, FLOAT, FP16, NAMES, check, stored, twice
 from test_cuda_operators import OnGpu
 
-from ortflow.workflow.cuda.attention import available
+from ortflow.workflow.cuda.cudnn import available
 from ortflow.workflow.device.cuda import CudaDevice
 
 LAYOUTS = [(FLOAT, False), (FP16, True), (BF16, True), (FP16, False), (BF16, False)]

@@ -17,7 +17,7 @@ from test_cuda_runs import CONSTANT, GPU, ONE, killed, near, state
 from test_cuda_step import trainer_on
 from trainers import trainer_on as on_cpu
 
-from ortflow.workflow.cuda.attention import available
+from ortflow.workflow.cuda.cudnn import available
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
 from ortflow.workflow.fusion.groups import fuse

@@ -27,6 +27,7 @@ from operators_on_gpu import (
     check_join,
     check_max_pool,
     check_norms,
+    check_rotary,
     check_softmax,
     check_table_gradient,
     stored,
@@ -218,6 +219,17 @@ SOFTMAXES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
 @pytest.mark.parametrize(("dims", "mask"), SOFTMAXES, ids=str)
 def test_softmax(compute: OnGpu, dims: tuple[int, ...], mask: tuple[int, ...] | None) -> None:
     check_softmax(compute, dims, mask, kinds_of(*dims, count=4))  # type: ignore[arg-type]
+
+
+ROTATED: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((4, 32, 512, 64), (1, 1, 512, 64)), ((2, 3, 77, 80), (2, 1, 77, 80)), ((3, 5, 9, 6), (9, 6)), ((1, 1, 1, 2), (2,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+@pytest.mark.parametrize(("dims", "table"), ROTATED, ids=str)
+def test_rotary_positions(compute: OnGpu, dims: tuple[int, ...], table: tuple[int, ...], *, tokens_first: bool) -> None:
+    check_rotary(compute, dims, table, kinds_of(*dims, count=2), tokens_first=tokens_first)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [FP16, BF16], ids=["fp16", "bf16"])

@@ -85,7 +85,8 @@ def test_predicted_memory_is_what_ranks_measure(name: str, large: Project) -> No
         run_dir = large.run_dir(f"{name}-{batch}")
         assert done.returncode == 0, done.stdout + done.stderr + logs(run_dir)
         measured = [of_kind(run_dir, "memory", rank)[0] for rank in range(ranks)]
-        spec = resolve_paths(load_run_file(file, files=True), file)
+        # The record of the run says where the model is cut.
+        spec = resolve_paths(load_run_file(file, files=True), file, large.folder)
         memories, states = predictions(spec)
         assert states == [{part: each[part] for part in STATE} for each in measured]
         assert all(each.peak.unknown == () for each in memories)
@@ -254,6 +255,9 @@ def test_speeds_are_measured_here(small: Project) -> None:
     measured = found(small, file, "--measure")
     assert mentions(measured["prediction"][0], "micro-batch of the undivided model")
     assert mentions(measured["prediction"][1], "measured … all-reduce")
-    assert "at an assumed" in found(small, file, "--no-measure")["prediction"][0]
+    assert mentions(measured["prediction"][-1], "Stages … time of each node")
+    counted = found(small, file, "--no-measure")["prediction"]
+    assert "at an assumed" in counted[0]
+    assert mentions(counted[-1], "Stages … counted operations … parallel.cuts")
     assert all(0 < each["seconds"] < 60 for each in measured["layouts"])
     assert not small.run_dir("measured").exists()

@@ -129,6 +129,34 @@ _FUNCTIONS = (
         unscaled = Mul (off, y)
         dx = Mul (unscaled, scale_)
     }""",
+    """Rotary <tokens_first> (x, cosine, sine) => (y) {
+        flag = Constant <value_int: int = @tokens_first> ()
+        swaps = Cast <to = 9> (flag)
+        heads_first = If (swaps) <
+            then_branch = swapped () => (one) { one = Transpose <perm = [0, 2, 1, 3]> (x) },
+            else_branch = same () => (other) { other = Identity (x) }
+        >
+        a, b = Split <axis = -1, num_outputs = 2> (heads_first)
+        minus_b = Neg (b)
+        turned = Concat <axis = -1> (minus_b, a)
+        along = Mul (heads_first, cosine)
+        across = Mul (turned, sine)
+        y = Add (along, across)
+    }""",
+    """RotaryGrad <tokens_first> (dy, cosine, sine) => (dx) {
+        scaled = Mul (dy, sine)
+        a, b = Split <axis = -1, num_outputs = 2> (scaled)
+        minus_a = Neg (a)
+        across = Concat <axis = -1> (b, minus_a)
+        along = Mul (dy, cosine)
+        heads_first = Add (along, across)
+        flag = Constant <value_int: int = @tokens_first> ()
+        swaps = Cast <to = 9> (flag)
+        dx = If (swaps) <
+            then_branch = swapped () => (one) { one = Transpose <perm = [0, 2, 1, 3]> (heads_first) },
+            else_branch = same () => (other) { other = Identity (heads_first) }
+        >
+    }""",
     """BatchStatistics <epsilon> (x, scale, bias) => (slope, offset, mean, variance, inverse, correction) {
         zero = Constant <value_ints = [0]> ()
         one = Constant <value_float = 1.0> ()

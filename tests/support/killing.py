@@ -21,16 +21,16 @@ GONE_WITHIN = 5.0
 """Seconds in which the operating system has removed the processes of an attempt that has ended."""
 
 
-def run_and_kill(project: Project, file: Path, rank: int, step: int, limit: float = 500) -> Path:
+def run_and_kill(project: Project, file: Path, rank: int, step: int, limit: float = 500, **settings: str) -> Path:
     """Kill a rank after the checkpoint of a step, let the run end, and check all but its results; its directory.
 
     The attempt ends with the rank as the cause, the next resumes and finishes, and neither processes nor shared
-    memory stay.
+    memory stay. `settings` are further variables of the run's environment.
     """
     run_dir = project.run_dir(file.stem)
     saved = run_dir / "checkpoints" / f"step-{step:08d}" / "COMMITTED"
     # A busy machine needs longer to find the process than a few steps of a small model take.
-    slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.3 1")
+    slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.3 1", **settings)
     with subprocess.Popen([*ORTFLOW, "run", file.name], cwd=project.folder, env=slow) as launcher:
         ranks: dict[int, psutil.Process] = {}
         while not saved.exists() and launcher.poll() is None:

@@ -190,6 +190,35 @@ def check_softmax(
     check("SoftmaxGrad", dx, (g - (g * p).sum(-1, keepdims=True)) * p * np.float32(scale), of_gradient, 5e-6)
 
 
+def rotated(x: Array, cosine: Array, sine: Array, *, backward: bool = False) -> Array:
+    """Rotary positions of x, or their gradient for a gradient x, in double precision."""
+    x, cosine, sine = (one.astype(np.float64) for one in (x, cosine, sine))
+    if backward:
+        a, b = np.split(x * sine, 2, -1)
+        return np.asarray(x * cosine + np.concatenate([b, -a], -1))
+    a, b = np.split(x, 2, -1)
+    return np.asarray(x * cosine + np.concatenate([-b, a], -1) * sine)
+
+
+def check_rotary(
+    compute: Compute, dims: tuple[int, ...], table: tuple[int, ...], kinds: tuple[int, int], *, tokens_first: bool
+) -> None:
+    """Forward and backward, for a value with heads first of these dims; `kinds` of the input and the output."""
+    random = np.random.default_rng(sum(dims))
+    tables = [stored(random.normal(0, 1, table), FLOAT) for _ in range(2)]
+    arrays = [one for one, _ in tables]
+    for operator, backward in (("Rotary", False), ("RotaryGrad", True)):
+        x, kind = stored(random.normal(0, 1, dims), kinds[0])
+        expected = rotated(x, *arrays, backward=backward)
+        if tokens_first and backward:
+            expected = expected.swapaxes(1, 2)
+        elif tokens_first:
+            x = np.ascontiguousarray(x.swapaxes(1, 2))
+        given = [(x, kind), *tables]
+        (y,) = twice(compute, operator, {"tokens_first": int(tokens_first)}, given, [kinds[1]])
+        check(operator, y, expected, kinds[1], 1e-6)
+
+
 def check_batch_norm(compute: Compute, dims: tuple[int, ...], of_x: int, of_dy: int, *, mean: float = 0.5) -> None:
     """The factors of y and dx for images of these dims, channels last."""
     random, width, epsilon = np.random.default_rng(sum(dims)), dims[-1], 1e-5

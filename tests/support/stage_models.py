@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
 from model import Config, build
 
 Array = npt.NDArray[Any]
-TOKENS, VOCABULARY, CLASSES = 16, 11, 3
+TOKENS, VOCABULARY, CLASSES, WIDE = 16, 11, 3, 256
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,42 @@ def skipping(path: Path) -> Path:
     tensors["out"] = random.normal(size=(6, CLASSES)).astype("float32")
     nodes.append(helper.make_node("MatMul", [x, "out"], ["y"]))
     return save_model(path, nodes, [value("x", ["batch", 6])], [value("y", ["batch", CLASSES])], tensors)
+
+
+def slow_at_first(path: Path, products: int = 8) -> Path:
+    """Products of equal size. Behind the first lie eight `Asinh`, which count as 3% of its operations each and take
+    several times as long."""
+    random, tensors, nodes, x = np.random.default_rng(0), {}, [], "x"
+    for number in range(products):
+        tensors[f"{number}.weight"] = (random.normal(size=(WIDE, WIDE)) / 16).astype("float32")
+        nodes.append(helper.make_node("MatMul", [x, f"{number}.weight"], [f"{number}.product"]))
+        x = f"{number}.product"
+        for place in range(0 if number else 8):
+            nodes.append(helper.make_node("Asinh", [x], [f"asinh.{place}"]))
+            x = f"asinh.{place}"
+    tensors["out"] = random.normal(size=(WIDE, CLASSES)).astype("float32")
+    nodes.append(helper.make_node("MatMul", [x, "out"], ["y"]))
+    return save_model(path, nodes, [value("x", ["batch", WIDE])], [value("y", ["batch", CLASSES])], tensors)
+
+
+def needing_its_weights(path: Path) -> Path:
+    """Rows of a table with a single row are looked up by a vector of zeros, which is a frozen weight."""
+    random = np.random.default_rng(0)
+    tensors = {f"{number}.weight": random.normal(size=(WIDE, WIDE)).astype("float32") for number in range(4)}
+    tensors |= {"table": np.ones((1, WIDE), np.float32), "rows": np.zeros(8, np.float32)}
+    tensors["out"] = random.normal(size=(WIDE, CLASSES)).astype("float32")
+    nodes, x = [], "x"
+    for number in range(4):
+        nodes.append(helper.make_node("MatMul", [x, f"{number}.weight"], [f"{number}.product"]))
+        x = f"{number}.product"
+    nodes += [
+        helper.make_node("Cast", ["rows"], ["indices"], to=7),
+        helper.make_node("Gather", ["table", "indices"], ["found"]),
+        helper.make_node("ReduceMean", ["found"], ["mean"], keepdims=0),
+        helper.make_node("Mul", [x, "mean"], ["scaled"]),
+        helper.make_node("MatMul", ["scaled", "out"], ["y"]),
+    ]
+    return save_model(path, nodes, [value("x", ["batch", WIDE])], [value("y", ["batch", CLASSES])], tensors)
 
 
 def reading_statistics(path: Path) -> Path:

@@ -46,8 +46,8 @@ LIMIT = 600.0
 class Stop:
     """A stay under a layout."""
 
-    layout: int
-    """Its number: the graphs of a layout are built once."""
+    layout: str
+    """Its name: the graphs of a layout are built once."""
     ranks: int
     nodes: int
     """Of those of the run file, those that are there."""
@@ -112,7 +112,7 @@ def wait_for(begun: Path, number: int) -> None:
         time.sleep(0.005)
 
 
-def fetch_graphs(run_dir: RunDir, layout: int) -> None:
+def fetch_graphs(run_dir: RunDir, layout: str) -> None:
     """Bring the graphs of a layout back; none if this is the first stay."""
     kept = run_dir.root.parent / f"graphs-{layout}"
     for path in (run_dir.graphs, run_dir.plan):
@@ -123,7 +123,7 @@ def fetch_graphs(run_dir: RunDir, layout: int) -> None:
             shutil.copy(kept / path.name, path)
 
 
-def keep_graphs(run_dir: RunDir, layout: int) -> None:
+def keep_graphs(run_dir: RunDir, layout: str) -> None:
     """Keep the graphs of a layout for its next stay."""
     kept = run_dir.root.parent / f"graphs-{layout}"
     if not kept.exists():

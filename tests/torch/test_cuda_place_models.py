@@ -28,7 +28,7 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 
 PLACED = {
     "gpt2": {"LayerNormalization": 5, "CrossEntropy": 1, "Softmax": 2, "TableGrad": 1},
-    "llama": {"RMSNormalization": 5, "CrossEntropy": 1, "Softmax": 2, "TableGrad": 1},
+    "llama": {"RMSNormalization": 5, "CrossEntropy": 1, "Softmax": 2, "TableGrad": 1, "Rotary": 4, "RotaryGrad": 4},
     "bert": {"LayerNormalization": 6, "CrossEntropy": 1, "Softmax": 2, "TableGrad": 2},
     "t5": {"RMSNormalization": 12, "CrossEntropy": 1, "Softmax": 6},
     "vit": {"LayerNormalization": 5, "CrossEntropy": 1, "Softmax": 2},

@@ -16,6 +16,7 @@ from onnx import TensorProto
 from ortflow.workflow.cuda import attention
 from ortflow.workflow.cuda.attention import Given
 from ortflow.workflow.cuda.attention_shape import packed_shape_of, shape_of
+from ortflow.workflow.cuda.cudnn import available
 from ortflow.workflow.cuda.nvrtc import compiled, headers
 from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -126,7 +127,7 @@ def test_values_of_packed_nodes_come_in_the_order_of_the_plan(
             return 70000 + 10000 * place
 
     monkeypatch.setattr(attention, "check_available", lambda *, drops: None)
-    monkeypatch.setattr(attention, "cudnn_library", Library)
+    monkeypatch.setattr(attention, "plans", Library)
     rows, width = (2, 5, 4, 8), 64
     do, packed, o = (Tensor(at, dims, HALF) for at, dims in ((10000, rows), (20000, (2, 5, width)), (30000, rows)))
     stats, mask = Tensor(40000, (2, 4, 5, 1), TensorProto.FLOAT), Tensor(50000, (2, 1, 1, 5), TensorProto.BOOL)
@@ -176,23 +177,23 @@ def test_why_cudnn_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
         return package
 
     monkeypatch.setattr(importlib, "import_module", found)
-    assert attention.available() is None
-    assert attention.available((9, 0)) is None
-    assert mentions(attention.available((7, 5)) or "", "8.0", "7.5")
+    assert available() is None
+    assert available((9, 0)) is None
+    assert mentions(available((7, 5)) or "", "8.0", "7.5")
     package.version = 90100
-    assert "cuDNN 9.5 at least" in (attention.available() or "")
+    assert "cuDNN 9.5 at least" in (available() or "")
 
     def missing(name: str) -> Package:
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    assert "nvidia-cudnn-frontend, which is not installed" in (attention.available() or "")
+    assert "nvidia-cudnn-frontend, which is not installed" in (available() or "")
 
     def broken(name: str) -> Package:
         raise RuntimeError("libcudnn.so.9 is\nnot there")
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    assert "(libcudnn.so.9 is not there)" in (attention.available() or "")
+    assert "(libcudnn.so.9 is not there)" in (available() or "")
 
 
 def test_a_gpu_that_is_too_old_is_refused_when_the_session_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Choices:
     monkeypatch.setattr(convolution, "available", lambda what: None)
     monkeypatch.setattr(convolution, "choices", lambda: kept)
     monkeypatch.setattr(convolution, "runtime", lambda: SimpleNamespace(wait=lambda stream: None))
-    monkeypatch.setattr(convolution, "cudnn_library", lambda: SimpleNamespace(handle=lambda stream: "handle"))
+    monkeypatch.setattr(convolution, "handle_on", lambda stream: "handle")
     monkeypatch.setattr(Graph, "made", [])
     monkeypatch.setattr(Graph, "supports", True)
     fresh(monkeypatch)

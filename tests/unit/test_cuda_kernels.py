@@ -23,6 +23,7 @@ from operators_on_gpu import (
     check_cross_entropy,
     check_max_pool,
     check_norms,
+    check_rotary,
     check_softmax,
     check_table_gradient,
     stored,
@@ -31,7 +32,8 @@ from operators_on_gpu import (
 from ortflow.workflow.cuda import embedding, norm, nvrtc, product, softmax, source
 from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.cuda.place import HALF
-from ortflow.workflow.cuda.softmax import leading_axes, spread_shape
+from ortflow.workflow.cuda.softmax import spread_shape
+from ortflow.workflow.cuda.spread import leading_axes
 from ortflow.workflow.cuda.table import OPERATORS
 from ortflow.workflow.errors import OrtflowError
 
@@ -271,6 +273,45 @@ def test_softmax_of_rows_that_do_not_fit_into_registers(monkeypatch: pytest.Monk
     check_softmax(Emulated(), (2, 1049), (1, 1), (FLOAT, FLOAT, FP16, FP16))
 
 
+@needs_emulation
+@pytest.mark.parametrize("kinds", [(FLOAT, FLOAT), (FP16, FP16), (BF16, FLOAT), (FLOAT, BF16)], ids=str)
+@pytest.mark.parametrize("tokens_first", [False, True])
+@pytest.mark.parametrize(
+    ("dims", "table"),
+    [
+        ((2, 3, 5, 64), (1, 1, 5, 64)), ((2, 3, 5, 8), (2, 1, 5, 8)), ((1, 4, 1, 6), (6,)),
+        ((3, 2, 7, 10), (3, 2, 7, 10)), ((2, 1, 300, 2), (300, 2)), ((0, 2, 3, 4), (1, 1, 3, 4)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rotary_positions(
+    dims: tuple[int, ...], table: tuple[int, ...], kinds: tuple[int, int], *, tokens_first: bool
+) -> None:
+    check_rotary(Emulated(), dims, table, kinds, tokens_first=tokens_first)
+
+
+@needs_emulation
+@pytest.mark.parametrize("dims", [(5, 12), (4,), (2, 3, 2, 2, 3, 8)], ids=str)
+def test_rotary_positions_of_any_rank(dims: tuple[int, ...]) -> None:
+    check_rotary(Emulated(), dims, dims[-2:], (FLOAT, FLOAT), tokens_first=False)
+
+
+@pytest.mark.parametrize(
+    ("dims", "tables", "tokens_first"),
+    [
+        ((2, 3, 4, 6), [(3, 6), (3, 6)], 0), ((2, 3, 4, 6), [(4, 6), (4, 6)], 1), ((2, 3, 4, 6), [(4, 6), (1, 6)], 0),
+        ((2, 3, 4, 5), [(5,), (5,)], 0), ((4, 6), [(4, 6), (4, 6)], 1),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_tables_that_do_not_fit_are_refused(
+    dims: tuple[int, ...], tables: list[tuple[int, ...]], tokens_first: int
+) -> None:
+    given = [stored(np.zeros(each), FLOAT) for each in (dims, *tables)]
+    with pytest.raises(OrtflowError, match=rf"value \[.*{dims[-1]}\]"):
+        Emulated()("Rotary", {"tokens_first": tokens_first}, given, [FLOAT])
+
+
 def test_axes_that_are_one_to_scores_and_mask_are_one() -> None:
     assert leading_axes((2, 3, 5, 40), (2, 3, 5, 40), (5, 40)) == [(6, 200, 0), (5, 40, 40)]
     assert leading_axes((2, 3, 5, 40), (2, 3, 5, 40), ()) == [(30, 40, 0)]
@@ -383,6 +424,10 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
                 yield from spread.launched
             yield from launched("CrossEntropyGrad", [labels, scalar, given, (column, FLOAT)], [kind])
         of_image, of_pool = (np.zeros((1, size, size, 8), np.float32) for size in (4, 2))
+        for operator in ("Rotary", "RotaryGrad"):
+            for width in (64, 6):
+                table = stored(np.zeros((5, width)), FLOAT)
+                yield from launched(operator, [stored(np.zeros((2, 3, 5, width)), kind), table, table], [kind])
         windows = {"kernel_shape": (2, 2), "strides": (2, 2)}
         yield from launched("MaxPool", [(of_image, kind)], [kind], **windows)
         yield from launched("MaxPoolGrad", [(of_pool, kind), (of_image, kind), (of_pool, kind)], [kind], **windows)

@@ -234,6 +234,18 @@ def test_evaluation_puts_tensors_together_that_it_cannot_read_in_part() -> None:
 
 
 @pytest.mark.parametrize("form", ["packed", "gated"])
+def test_the_gradient_of_a_share_of_a_mask_computes_no_more_shapes(form: str) -> None:
+    counts = []
+    for dropout in (0.0, 0.3):
+        model = transformer(replace(FORMS[form], dropout=dropout))
+        names = list(model.tensors)
+        divided = divide_all(model.proto, model.shapes, names, 2)
+        nodes = training(divided[1].model, names, kernels=True).graph.node
+        counts.append(sum(node.op_type == "NonZero" for node in nodes))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("form", ["packed", "gated"])
 @pytest.mark.parametrize("ours", [False, True])
 def test_real_ranks_drop_what_one_rank_drops(ours: bool, form: str, tmp_path: Path) -> None:
     model = transformer(replace(FORMS[form], dropout=0.3, vocabulary=67))

@@ -200,6 +200,64 @@ def test_sums_and_softmax_over_other_axes_are_left_to_onnx_runtime() -> None:
     assert same(graph("y = Softmax x", {"x": (5, 7)}, attributes={"y": {"axis": 0}})) == {"Softmax": 1}
 
 
+HALVES = "b = Slice x three end last; a = Slice x zero three last"
+TURNED = "n = Neg b; c = Concat n a; u = Mul c sin"
+FORWARD = f"{HALVES}; {TURNED}; v = Mul x cos; y = Add v u"
+PARTS = "z = Mul x sin; a,b = Split z; n = Neg a; d = Pad n behind; e = Pad b before"
+BACKWARD = f"v = Mul x cos; {PARTS}; f = Add d e; y = Add f v"
+ROTARY: dict[str, dict[str, object]] = {"c": {"axis": -1}, "a,b": {"axis": -1, "num_outputs": 2}}
+SWAP = {"perm": [0, 2, 1, 3]}
+
+
+def rotation(
+    lines: str, dims: tuple[int, ...] = (2, 3, 4, 6), table: tuple[int, ...] = (1, 1, 4, 6)
+) -> onnx.ModelProto:
+    numbers = {"zero": [0], "three": [3], "minus_three": [-3], "end": [2**63 - 1], "two": [2], "last": [-1]}
+    zeros = [0] * (len(dims) - 1)
+    numbers |= {"behind": [*zeros, 3, *zeros, 0], "before": [*zeros, 0, *zeros, 3], "between": [*zeros, 1, *zeros, 2]}
+    return graph(
+        lines, {"x": dims, "cos": table, "sin": table}, constants={k: np.array(v) for k, v in numbers.items()},
+        attributes={**ROTARY, "t": SWAP, "y": SWAP if "Transpose" in lines.split(";")[-1] else {}},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "dims", "table", "operator"),
+    [
+        (FORWARD, (2, 3, 4, 6), (1, 1, 4, 6), "Rotary"),
+        (FORWARD, (5, 6), (6,), "Rotary"),
+        (f"a,b = Split x; {TURNED}; v = Mul cos x; y = Add u v", (2, 3, 4, 6), (2, 1, 4, 6), "Rotary"),
+        (FORWARD.replace("Slice x three", "Slice x minus_three"), (2, 3, 4, 6), (4, 6), "Rotary"),
+        (f"t = Transpose x; {FORWARD.replace(' x', ' t')}", (2, 4, 3, 6), (1, 1, 4, 6), "Rotary"),
+        (BACKWARD, (2, 3, 4, 6), (1, 1, 4, 6), "RotaryGrad"),
+        (BACKWARD.replace("Add d e", "Add d v").replace("Add f v", "Add e f"), (2, 3, 4, 6), (4, 6), "RotaryGrad"),
+        (BACKWARD.replace("y = Add", "s = Add") + "; y = Transpose s", (2, 3, 4, 6), (1, 1, 4, 6), "RotaryGrad"),
+    ],
+)
+def test_rotary_positions_are_one_node(
+    lines: str, dims: tuple[int, ...], table: tuple[int, ...], operator: str
+) -> None:
+    assert same(rotation(lines, dims, table)) == {f"ortflow.{operator}": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "dims", "table"),
+    [
+        (FORWARD, (1, 3, 4, 6), (2, 1, 4, 6)),
+        (FORWARD, (2, 3, 4, 6), (4, 1)),
+        (FORWARD.replace("three", "two"), (2, 3, 4, 6), (4, 6)),
+        (FORWARD.replace("Slice x zero three", "Slice x three end"), (2, 3, 4, 6), (4, 6)),
+        (FORWARD.replace("Neg b", "Neg a").replace("Concat n a", "Concat n b"), (2, 3, 4, 6), (4, 6)),
+        (FORWARD.replace("y = Add v u", "w = Add v u; y = Add w c"), (2, 3, 4, 6), (4, 6)),
+        (BACKWARD.replace("behind", "between"), (2, 3, 4, 6), (4, 6)),
+        (BACKWARD.replace("Neg a", "Neg b").replace("Pad b", "Pad a"), (2, 3, 4, 6), (4, 6)),
+        (BACKWARD.replace("y = Add f v", "w = Add f v; y = Add w z"), (2, 3, 4, 6), (4, 6)),
+    ],
+)
+def test_what_only_resembles_rotary_positions_stays(lines: str, dims: tuple[int, ...], table: tuple[int, ...]) -> None:
+    assert not any("Rotary" in name for name in same(rotation(lines, dims, table)))
+
+
 def test_an_identity_between_input_and_output_keeps_the_names() -> None:
     assert same(graph("y = Identity x", {"x": (5, 7)})) == {"Identity": 1}
     assert same(graph("i = Identity x; p = MatMul i w; y = Identity p", {"x": (5, 7), "w": (7, 3)}))["Identity"] == 1

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from kernels import LEVELS, Array, compute, library_of, needs_kernels, view
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+from operators_on_gpu import rotated
 
 pytestmark = needs_kernels
 CASES = 400
@@ -118,6 +119,26 @@ def shape(random: Random, axes: int, *, width: int | None = None) -> list[int]:
     """Rows of a width."""
     rows = [int(random.choice([0, 1, 2, 3, 5, 9, 30])) for _ in range(axes - 1)]
     return [*rows, size(random, least=1) if width is None else width]
+
+
+def test_rotary_positions_and_their_gradient(library: Path) -> None:
+    for seed, random in cases(150):
+        tokens_first = bool(random.random() < 0.5)
+        dims = shape(random, 4 if tokens_first else int(random.integers(1, 6)), width=2 * size(random, least=1))
+        table = [*spread(random, dims)[:-1], dims[-1]]
+        cosine, sine = draw(random, *table), draw(random, *table)
+        flags = {"tokens_first": int(tokens_first)}
+        threads = int(random.integers(1, 3))
+        for operator, backward in (("Rotary", False), ("RotaryGrad", True)):
+            x = draw(random, *dims)
+            exact = rotated(x, cosine, sine, backward=backward)
+            terms = [rotated(x, *pair, backward=backward) for pair in ((cosine, 0 * sine), (0 * cosine, sine))]
+            scale = np.abs(terms[0]) + np.abs(terms[1])
+            given = np.ascontiguousarray(x.swapaxes(1, 2)) if tokens_first and not backward else x
+            if tokens_first and backward:
+                exact, scale = exact.swapaxes(1, 2), scale.swapaxes(1, 2)
+            (y,) = compute(operator, given, cosine, sine, library=library, threads=threads, **flags)
+            near(y, exact, scale, 4, (seed, operator, x.shape, table, tokens_first))
 
 
 def test_softmax_and_its_gradient(library: Path) -> None:

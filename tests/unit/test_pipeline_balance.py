@@ -23,8 +23,8 @@ def test_stages_of_equal_layers_have_equal_work(count: int, tmp_path: Path) -> N
     model = opened(transformer(tmp_path / "m.onnx", layers=8))
     weights = model.source.tensors
     sizes = sizes_of(model.prepared.graph, weights, 4, 16)
-    cuts = balanced_cuts(model.prepared, count, weights, sizes)
     costs = Costs(model.prepared, sizes, 1)
+    cuts = balanced_cuts(model.prepared, count, weights, costs)
     work = [
         sum(costs.operations(node) for node in piece.model.graph.node)
         for piece in cut_graph(model.prepared, cuts, weights)
@@ -54,30 +54,30 @@ def chain(path: Path, widths: Sequence[int]) -> Path:
 def test_a_narrow_place_is_preferred(tmp_path: Path) -> None:
     model = opened(bottleneck(tmp_path / "m.onnx"), {"kind": "mse"})
     weights = model.source.tensors
-    sizes = sizes_of(model.prepared.graph, weights, 64, 1)
-    assert balanced_cuts(model.prepared, 2, weights, sizes, per_byte=1000) == [["1.product"]]
+    costs = Costs(model.prepared, sizes_of(model.prepared.graph, weights, 64, 1), 1)
+    assert balanced_cuts(model.prepared, 2, weights, costs, per_byte=1000) == [["1.product"]]
 
 
 def test_gpus_rather_send_little_than_be_equal(tmp_path: Path) -> None:
     """In the middle the work is equal, and the value is four times as wide as those beside it."""
     model = opened(chain(tmp_path / "m.onnx", [64, 64, 256, 64, 64]), {"kind": "mse"})
     weights = model.source.tensors
-    sizes = sizes_of(model.prepared.graph, weights, 64, 1)
-    assert balanced_cuts(model.prepared, 2, weights, sizes) == [["1.product"]]
-    (cut,) = balanced_cuts(model.prepared, 2, weights, sizes, per_byte=PER_BYTE_ON_GPUS)
+    costs = Costs(model.prepared, sizes_of(model.prepared.graph, weights, 64, 1), 1)
+    assert balanced_cuts(model.prepared, 2, weights, costs) == [["1.product"]]
+    (cut,) = balanced_cuts(model.prepared, 2, weights, costs, per_byte=PER_BYTE_ON_GPUS)
     assert cut != ["1.product"]
 
 
 def test_measured_costs_replace_the_estimate(tmp_path: Path) -> None:
     model = opened(transformer(tmp_path / "m.onnx", layers=4))
     weights = model.source.tensors
-    sizes = sizes_of(model.prepared.graph, weights, 4, 16)
+    costs = Costs(model.prepared, sizes_of(model.prepared.graph, weights, 4, 16), 1)
 
     def seconds(node: onnx.NodeProto) -> float:
         return 1.0 if node.output[0] in ("h.0.mlp.gelu", "h.3.mlp.gelu") else 1e-6
 
     # Any place between the two nodes that take time is as good: the transfer decides.
-    (cut,) = balanced_cuts(model.prepared, 2, weights, sizes, seconds=seconds, per_byte=1e-12)
+    (cut,) = balanced_cuts(model.prepared, 2, weights, costs, seconds=seconds, per_byte=1e-12)
     first, second = cut_graph(model.prepared, [cut], weights)
     for piece, name in ((first, "h.0.mlp.gelu"), (second, "h.3.mlp.gelu")):
         assert any(name in node.output for node in piece.model.graph.node)
@@ -109,8 +109,9 @@ def products(widths: Sequence[int]) -> tuple[onnx.ModelProto, list[str]]:
 def ends(widths: Sequence[int], stages: int, seconds: Sequence[float], per_byte: float = 0) -> list[int]:
     """The nodes behind which `products` is cut, for a time of each node."""
     model, weights = products(widths)
+    costs = Costs(model, {}, 1)
     cuts = balanced_cuts(
-        model, stages, weights, {}, seconds=lambda node: float(seconds[int(node.name)]), per_byte=per_byte
+        model, stages, weights, costs, seconds=lambda node: float(seconds[int(node.name)]), per_byte=per_byte
     )
     return [int(name.removeprefix("v")) for [name] in cuts]
 

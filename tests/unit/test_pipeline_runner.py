@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,9 @@ from stage_ranks import Rank, batches_for, expected, merged, prepare, run_mpi, r
 from thread_wire import on_threads
 
 from ortflow.workflow.assembly.stages import Division, StageGraphs
-from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm import Communicator, Request
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.schedule import Kind
@@ -26,6 +29,7 @@ from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.buffer_pool import Held
 from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
+from ortflow.workflow.trainer.stage_runner import AHEAD
 from ortflow.workflow.trainer.stage_wire import Wire
 
 LAYOUTS: list[tuple[Kind, int, int]] = [
@@ -174,6 +178,51 @@ def test_evaluation_on_ranks(tmp_path: Path) -> None:
         for name, array in found.items():
             np.testing.assert_allclose(array, whole[name], rtol=1e-6)
         assert "ortflow.loss_sum" in found
+
+
+class Posted:
+    """The receives of a rank that have begun and that it has not waited for."""
+
+    def __init__(self, pipeline: Communicator) -> None:
+        self.now, self.most = set[int](), 0
+        self._begin, self._count = pipeline.start_receive, itertools.count()
+        pipeline.start_receive = self.start  # type: ignore[method-assign]
+
+    def start(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
+        number, request = next(self._count), self._begin(buffer, source, tag)
+        self.now.add(number)
+        self.most = max(self.most, len(self.now))
+        return Awaited(request, lambda: self.now.discard(number))
+
+
+@dataclass
+class Awaited:
+    request: Request
+    over: Callable[[], None]
+
+    def wait(self) -> None:
+        self.over()
+        self.request.wait()
+
+
+@pytest.mark.parametrize(("kind", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+def test_receives_are_posted_before_the_passes_that_need_them(kind: Kind, chunks: int, tmp_path: Path) -> None:
+    """From the second step on, when the shapes are known; a message is one value here."""
+    _, made = divided("transformer", tmp_path, 2, chunks)
+    assert all(len(stage.sends) == 1 for stage in made.stages.stages[:-1])
+    batches, seeds = batches_for("transformer", [4] * 6), [1, 2, 3, 4, 5, 6]
+
+    def program(pipeline: Communicator) -> list[int]:
+        posted, most = Posted(pipeline), list[int]()
+        rank = Rank.open(tmp_path, kind, pipeline, kernels=False, state=())
+        for _ in range(2):
+            posted.most = 0
+            rank.step(batches, seeds)
+            most.append(posted.most)
+            assert not posted.now
+        return most
+
+    assert on_threads(2, program) == [[1, 1 + AHEAD]] * 2
 
 
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])

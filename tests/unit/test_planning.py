@@ -14,11 +14,12 @@ from ortflow.workflow.parallel.division import Division, Holding
 from ortflow.workflow.parallel.grid import Grid
 from ortflow.workflow.parallel.region import Region
 from ortflow.workflow.parallel.schedule import schedule
+from ortflow.workflow.parallel.stage import Cost
 from ortflow.workflow.parallel.timeline import bubble_by_formula
 from ortflow.workflow.planning.budget import may_measure
 from ortflow.workflow.planning.holdings import state_of
 from ortflow.workflow.planning.layout import Layout, layouts, on_ranks, refusal, section, under
-from ortflow.workflow.planning.passes import StagePasses, Work
+from ortflow.workflow.planning.passes import StagePasses, Work, weighted
 from ortflow.workflow.planning.rates import Link, Rates, assumed
 from ortflow.workflow.planning.replay import ChunkMemory, replay
 from ortflow.workflow.planning.seconds import step_time
@@ -170,6 +171,17 @@ def test_unequal_stages_and_messages_take_longer() -> None:
     sent = step_time(spec, slow, whole, [stage(sent=10**5)] * 2, division)
     assert sent.passes > equal.passes + 0.1
     assert sent.gradients > 0, "of the table that both stages hold"
+
+
+def test_measured_stages_take_their_share_of_the_operations() -> None:
+    """The second counts three times as much as the first, and took as long."""
+    stages = [stage(100, 200, sent=8), stage(300, 600)]
+    costs = [Cost(100, 0.5, 8), Cost(300, 0.5, 0)]
+    found = weighted(stages, costs)
+    assert [(each.forward.operations, each.backward.operations) for each in found] == [(200, 400), (200, 400)]
+    assert found[0].sent == 8
+    for unknown in ([Cost(100, None, 8), Cost(300, 0.5, 0)], [None, None], [Cost(100, 0.0, 8), Cost(300, 0.0, 0)]):
+        assert weighted(stages, unknown) == stages
 
 
 def test_replicas_and_zero_exchange_what_they_must() -> None:

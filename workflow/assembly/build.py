@@ -18,6 +18,7 @@ from ortflow.workflow.assembly.evaluating import batch_input, eval_graph, infere
 from ortflow.workflow.assembly.files import serialized, write_files
 from ortflow.workflow.assembly.loading import check_loads, kernels_fault
 from ortflow.workflow.assembly.saving import batch_shapes, saving, without_recomputation
+from ortflow.workflow.assembly.timing import Timing, costs_of, wants_costs, why_counted
 from ortflow.workflow.assembly.training import TRAIN, synced_files, training_forms, training_of
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.intake.source import Source, read_source
@@ -28,18 +29,26 @@ from ortflow.workflow.graph.objective.signature import batch_inputs, check_batch
 from ortflow.workflow.graph.objective.vocabulary import table_bounds
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.roles.role_heuristics import recurrent_biases
+from ortflow.workflow.graph.stages.node_costs import NAME as COSTS
 from ortflow.workflow.graph.types import SEED, VALID, GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
 from ortflow.workflow.spec.run import RunSpec
 
 
-def build_graphs(spec: RunSpec, out: Path, length: int = 0, lengths: Mapping[str, int] | None = None) -> GraphSet:
+def build_graphs(
+    spec: RunSpec,
+    out: Path,
+    length: int = 0,
+    lengths: Mapping[str, int] | None = None,
+    timing: Timing | None = None,
+) -> GraphSet:
     """Make the training, evaluation and inference graph and the initial tensors of a run, and write them into `out`.
 
     `spec` has absolute paths. `length` is the samples' if the model's second axis is dynamic and it is known, and
-    `lengths` has it for each input whose samples all have one length. Raises UserError if the model and the run file do
-    not fit together.
+    `lengths` has it for each input whose samples all have one length. `timing` measures the nodes of a model that is
+    cut automatically, unless `out` has a record of them. Raises UserError if the model and the run file do not fit
+    together.
     """
     section = spec.onnx_model
     # Sessions are tested in a separate process, which starts while the model is read.
@@ -90,6 +99,12 @@ def build_graphs(spec: RunSpec, out: Path, length: int = 0, lengths: Mapping[str
                 own = spec.resources.kernels == "auto" if spec.on_gpus else own
                 whole = " for the undivided model" if spec.divides else ""
                 notes.append(saving(training, kept, shapes, order, kernels=own, whole=whole))
+        measured = None
+        if wants_costs(spec) and training.prepared is not None:
+            measured = costs_of(training.prepared, source.tensors, inputs, spec, length, out, child, timing)
+            if measured is not None:
+                files[COSTS] = measured.to_bytes()
+                warnings += [why_counted(measured)] if measured.fault else []
     index = _index(spec, source, training.trained)
     if spec.divides and training.prepared is not None:
         from ortflow.workflow.assembly.divide import divide
@@ -98,8 +113,9 @@ def build_graphs(spec: RunSpec, out: Path, length: int = 0, lengths: Mapping[str
             return training_forms(forward, spec, source, length, training.trained)
 
         divided = divide(
-            spec, out, index, training.prepared, evaluate, training.trained, length, train_graph, lengths=lengths
-        )
+            spec, out, index, training.prepared, evaluate, training.trained, length, train_graph, lengths=lengths,
+            measured=measured,
+        )  # fmt: skip
         notes += divided.notes
         files |= divided.files
     integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]

@@ -1,7 +1,7 @@
-"""A process in which ONNX Runtime loads a graph for the first time, so that a crash becomes an error message.
+"""A process in which ONNX Runtime first loads and times a graph, so that a crash becomes an error message.
 
-Started by `build` as `python -m ortflow.workflow.assembly.child`. This module contains both ends of its pipes. The
-child imports little besides ONNX Runtime, and its output does not reach the user's terminal.
+Started by `build` and `variants` as `python -m ortflow.workflow.assembly.child`. This module contains both ends of its
+pipes. The child imports little besides ONNX Runtime, and its output does not reach the user's terminal.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ortflow.workflow.errors import check_signal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class RuntimeFault(Exception):
@@ -86,6 +91,33 @@ class Child:
         if "error" in reply:
             raise RuntimeFault(reply["error"])
 
+    def profile(
+        self,
+        model: bytes,
+        feeds: Mapping[str, npt.NDArray[np.generic]],
+        weights: Mapping[str, Sequence[int]],
+        threads: int,
+    ) -> dict[str, float]:
+        """Seconds of the nodes of a graph, by their names; see `profile.profile`.
+
+        Raises
+        ------
+        RuntimeFault
+            If ONNX Runtime cannot run it, or crashes.
+        EndedBySignal
+            If the process was ended by a signal from outside.
+        """
+        arrays = {name: (array.dtype.str, array.shape) for name, array in feeds.items()}
+        request = {"model": len(model), "arrays": arrays, "weights": dict(weights), "threads": threads}
+        try:
+            reply = self._ask(request, b"".join([model, *(array.tobytes() for array in feeds.values())]))
+        except _Ended as error:
+            raise RuntimeFault(str(error), crashed=True) from None
+        if "error" in reply:
+            raise RuntimeFault(reply["error"])
+        seconds: dict[str, float] = reply["seconds"]
+        return seconds
+
     def _ask(self, request: dict[str, Any], model: bytes) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -139,14 +171,13 @@ def serve() -> None:
         except EOFError:
             return
         try:
-            _load(runtime, request, payload)
+            reply = _profile(request, payload) if "arrays" in request else _load(runtime, request, payload)
         except Exception as error:  # noqa: BLE001 - the parent reports any exception
-            _send(replies, {"error": str(error)}, b"")
-        else:
-            _send(replies, {}, b"")
+            reply = {"error": str(error)}
+        _send(replies, reply, b"")
 
 
-def _load(runtime: Any, request: dict[str, Any], model: bytes) -> None:
+def _load(runtime: Any, request: dict[str, Any], model: bytes) -> dict[str, Any]:
     from ortflow.workflow.onnx_runtime import onnxruntime
 
     options = runtime.SessionOptions()
@@ -155,6 +186,20 @@ def _load(runtime: Any, request: dict[str, Any], model: bytes) -> None:
     if request["kernels"]:
         options.register_custom_ops_library(request["kernels"])
     onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return {}
+
+
+def _profile(request: dict[str, Any], payload: bytes) -> dict[str, Any]:
+    import numpy as np
+
+    from ortflow.workflow.assembly.profile import profile
+
+    feeds, start = {}, request["model"]
+    for name, (dtype, shape) in request["arrays"].items():
+        count = int(np.prod(shape, dtype=np.int64))
+        feeds[name] = np.frombuffer(payload, dtype, count, start).reshape(shape)
+        start += feeds[name].nbytes
+    return {"seconds": profile(payload[: request["model"]], feeds, request["weights"], request["threads"])}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -20,6 +20,7 @@ from ortflow.workflow.graph.division.regather import gather_again
 from ortflow.workflow.graph.division.sequence_graph import share_tokens
 from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, is_collective, kind_of
 from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
+from ortflow.workflow.graph.stages.node_costs import NodeCosts
 from ortflow.workflow.graph.types import LOSS_SUM
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, Holding, folder_of
@@ -64,6 +65,7 @@ def divide(
     *,
     parts: Collection[int] | None = None,
     lengths: Mapping[str, int] | None = None,
+    measured: NodeCosts | None = None,
 ) -> Divided:
     """Divide a model as the run file requests.
 
@@ -89,6 +91,8 @@ def divide(
         The parts whose graphs are made, at least part 0; all if None. What each holds is determined in any case.
     lengths
         Input of the model -> size of its second axis in all samples, where it is dynamic and known.
+    measured
+        Costs of the nodes of `prepared`; by default they are counted.
 
     Raises
     ------
@@ -117,7 +121,7 @@ def divide(
             held.append([Held([entry.name for entry in whole], regions)])
         else:
             # The parts of a stage run in step: all are cut where the first is.
-            cut = _staged(spec, whole, forward, evaluated, trained, cuts, length, folder)
+            cut = _staged(spec, whole, forward, evaluated, trained, cuts, length, folder, measured)
             cuts = cut.cuts
             files |= cut.files
             graphs = {}
@@ -172,14 +176,23 @@ def _staged(
     cuts: Sequence[Sequence[str]] | None,
     length: int,
     folder: Path,
+    measured: NodeCosts | None,
 ) -> StageGraphs:
     """The stages of one part, at `cuts` if they are known."""
     section = spec.parallel
     stages = Stages(
         section.pipeline, section.chunks, cuts, spec.data.micro_batch, length,
-        spec.onnx_model.recomputed_scopes, spec.train.precision if spec.on_gpus else None,
+        spec.onnx_model.recomputed_scopes, spec.train.precision if spec.on_gpus else None, measured,
     )  # fmt: skip
-    return build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
+    weights = [entry.name for entry in whole]
+    try:
+        return build_stages(forward, evaluated, weights, trained, stages, folder)
+    except UserError as error:
+        if cuts is not None or measured is None or not measured.known:
+            raise
+        made = build_stages(forward, evaluated, weights, trained, replace(stages, measured=None), folder)
+        line = f"cut by counted operations, because the model cannot be cut where the measured time says: {error.what}"
+        return replace(made, notes=(*made.notes, line))
 
 
 def _tensors_of(cut: StageGraphs, whole: FlatIndex, stages: int) -> list[list[str]]:

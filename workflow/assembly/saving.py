@@ -12,7 +12,7 @@ from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.graph.memory.concrete import concrete
 from ortflow.workflow.graph.memory.plan import peak_of
 from ortflow.workflow.graph.memory.plan import sizes_of as bytes_of
-from ortflow.workflow.graph.stages.costs import Costs
+from ortflow.workflow.graph.stages.costs import costs_for
 from ortflow.workflow.spec.run import RunSpec
 
 Shapes = Mapping[str, Sequence[int]]
@@ -104,8 +104,7 @@ def _on_gpus(model: onnx.ModelProto, *, fused: bool) -> onnx.ModelProto:
 
 def operations(model: onnx.ModelProto, batch: Shapes) -> int:
     """Operations of a training graph that contains ONNX's operators alone, for inputs of these shapes."""
-    types = {name: onnx.helper.make_tensor_type_proto(*kind) for name, kind in concrete(model, batch).items()}
-    costs = Costs(model, {}, 1, types)
+    costs = costs_for(model, batch)
     return sum(costs.operations(node) for node in model.graph.node)
 
 

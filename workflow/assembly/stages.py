@@ -5,8 +5,9 @@ Called by step `configure` on one rank, once for each part of a horizontally div
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import onnx
@@ -22,13 +23,23 @@ from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.optimize.fixed_shapes import fix_shapes
 from ortflow.workflow.graph.optimize.recompute import recompute
-from ortflow.workflow.graph.stages.balance import PER_BYTE, PER_BYTE_ON_GPUS, balanced_cuts, sizes_of
-from ortflow.workflow.graph.stages.cut import STATISTIC, WHERE
+from ortflow.workflow.graph.stages.balance import (
+    OTHER,
+    PER_BYTE,
+    PER_BYTE_ON_GPUS,
+    SECONDS_PER_BYTE,
+    balanced_cuts,
+    shapes_of,
+    sizes_of,
+)
+from ortflow.workflow.graph.stages.costs import Costs, costs_for
+from ortflow.workflow.graph.stages.cut import STATISTIC, WHERE, assign
 from ortflow.workflow.graph.stages.derivative import Derivative, carries_gradient, differentiate_pieces
 from ortflow.workflow.graph.stages.halves import halves
+from ortflow.workflow.graph.stages.node_costs import NodeCosts
 from ortflow.workflow.graph.stages.pieces import Piece, cut_graph
 from ortflow.workflow.graph.types import LOSS_SUM
-from ortflow.workflow.parallel.stage import HALF, Stage, StageSet, Value
+from ortflow.workflow.parallel.stage import HALF, Cost, Stage, StageSet, Value
 from ortflow.workflow.rundir import write_atomically
 
 
@@ -70,6 +81,8 @@ class Division:
     """Patterns of `model.recompute`; layers that it finds or names are marked in the graph."""
     precision: str | None = None
     """`train.precision` of a run on GPUs; None on CPUs."""
+    measured: NodeCosts | None = None
+    """Measured costs of the nodes, for balancing; by default their operations are counted."""
 
 
 def build_stages(
@@ -113,17 +126,19 @@ def build_stages(
             fix=f"list {count - 1} cuts, or leave the key out",
         )
     evaluated = _for_metrics(evaluate)
+    costs, seconds = _costs(prepared, weights, division)
     if cuts is None:
         common = _made(prepared.graph) & _made(evaluated.graph)
-        sizes = sizes_of(prepared.graph, weights, division.rows, division.length or 128)
-        per_byte = PER_BYTE if division.precision is None else PER_BYTE_ON_GPUS
-        cuts = balanced_cuts(prepared, count, weights, sizes, allowed=common, per_byte=per_byte)
+        counted = PER_BYTE if division.precision is None else PER_BYTE_ON_GPUS
+        per_byte = SECONDS_PER_BYTE if seconds is not None else counted
+        cuts = balanced_cuts(prepared, count, weights, costs, allowed=common, seconds=seconds, per_byte=per_byte)
     whole, notes = make_differentiable(keeping(prepared, cuts), trained, LOSS_SUM)
     pieces, derivatives = _differentiated(whole, prepared, cuts, weights, trained, LOSS_SUM)
     eval_pieces = cut_graph(evaluated, [_in_evaluation(prepared.graph, evaluated.graph, cut) for cut in cuts], weights)
 
     types = shapes.value_types(whole), shapes.value_types(evaluated)
-    made = StageSet(root, _stages(pieces, eval_pieces, derivatives, types, weights), division.ranks)
+    stages = _stages(pieces, eval_pieces, derivatives, types, weights)
+    made = StageSet(root, _with_costs(stages, prepared.graph, cuts, weights, costs, seconds), division.ranks)
     _check_statistics(prepared.graph, made)
     files: dict[Path, bytes] = {}
     on_gpus = division.precision is not None
@@ -142,6 +157,21 @@ def build_stages(
         notes += lines
     notes += _notes(cuts, made)
     return StageGraphs(made, files, cuts, tuple(name for name in trained if name in reached), tuple(notes))
+
+
+def _costs(
+    prepared: onnx.ModelProto, weights: Collection[str], division: Division
+) -> tuple[Costs, Callable[[onnx.NodeProto], float] | None]:
+    """Counted costs for a micro-batch, and the seconds of a node if they were measured."""
+    sizes = prepared.graph, weights, division.rows, division.length or OTHER
+    if division.precision is not None:
+        # The estimates for GPUs were made with the shapes that graphs declare.
+        return Costs(prepared, sizes_of(*sizes), 1), None
+    measured = division.measured
+    if measured is None or not measured.known:
+        return costs_for(prepared, shapes_of(*sizes)), None
+    costs = costs_for(prepared, measured.batch)
+    return costs, measured.seconds(costs)
 
 
 def _differentiated(
@@ -228,6 +258,24 @@ def _stages(
         )
         behind = derivative.received
     return tuple(stages)
+
+
+def _with_costs(
+    stages: Sequence[Stage],
+    graph: onnx.GraphProto,
+    cuts: Sequence[Sequence[str]],
+    weights: Collection[str],
+    costs: Costs,
+    seconds: Callable[[onnx.NodeProto], float] | None,
+) -> tuple[Stage, ...]:
+    """The stages of a forward graph with the costs of their nodes."""
+    found = []
+    for stage, places in zip(stages, assign(graph, cuts, weights).stages, strict=True):
+        nodes = [graph.node[place] for place in sorted(places)]
+        taken = None if seconds is None else sum(map(seconds, nodes))
+        sent = sum(costs.bytes(value.name) for value in stage.sends)
+        found.append(replace_fields(stage, cost=Cost(sum(map(costs.operations, nodes)), taken, sent)))
+    return tuple(found)
 
 
 def _check_statistics(prepared: onnx.GraphProto, made: StageSet) -> None:
@@ -328,6 +376,13 @@ def _in_evaluation(prepared: onnx.GraphProto, evaluate: onnx.GraphProto, cut: Se
 
 def _notes(cuts: Sequence[Sequence[str]], made: StageSet) -> list[str]:
     lines = [f"stage {number} ends with {', '.join(cut)}" for number, cut in enumerate(cuts)]
+    known = [stage.cost for stage in made.stages if stage.cost is not None]
+    operations = max(1, sum(cost.operations for cost in known))
+    for number, cost in enumerate(known):
+        share = f"{cost.operations / operations:.0%} of the counted operations"
+        taken = share if cost.seconds is None else f"{1e3 * cost.seconds:.3g} ms measured, {share}"
+        sent = f"; {cost.sent:,} bytes go to the next stage" if number < len(known) - 1 else ""
+        lines.append(f"stage {number} in a forward pass of a micro-batch: {taken}{sent}")
     for name, ranks in made.holders().items():
         if len(ranks) > 1:
             lines.append(f"{name} is held by the ranks {', '.join(map(str, ranks))} of each pipeline")

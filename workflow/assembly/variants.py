@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import onnx
 
+from ortflow.workflow.assembly.child import Child
 from ortflow.workflow.assembly.divide import divide
 from ortflow.workflow.assembly.evaluating import batch_input, eval_graph
+from ortflow.workflow.assembly.timing import Timing, costs_of, wants_costs
 from ortflow.workflow.assembly.training import training_forms, with_loss
 from ortflow.workflow.graph.intake.source import read_source
 from ortflow.workflow.graph.objective.loss import output_of
 from ortflow.workflow.graph.optimize.layers import mark_layers
+from ortflow.workflow.graph.stages.node_costs import NodeCosts
 from ortflow.workflow.graph.types import LOSS_SUM, GraphSet
-from ortflow.workflow.parallel.division import TRAINED, Division
+from ortflow.workflow.layout import TRAINED
+from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.spec.run import RunSpec
 
@@ -28,7 +33,7 @@ class Variants:
         The run, with absolute paths.
     graphs
         Its undivided graphs.
-    length, lengths
+    length, lengths, timing
         As in `build_graphs`.
 
     Raises
@@ -37,14 +42,25 @@ class Variants:
         If the model and the run file do not fit together.
     """
 
-    def __init__(self, spec: RunSpec, graphs: GraphSet, length: int, lengths: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        graphs: GraphSet,
+        length: int,
+        lengths: Mapping[str, int],
+        timing: Timing | None = None,
+    ) -> None:
         self._index, self._length, self._lengths = graphs.index, length, lengths
+        self._graphs, self._timing = graphs, timing
         self._source = read_source(spec.onnx_model)
         forward = self._source.forward(output_of(self._source.skeleton.graph, spec.onnx_model.loss))
         batch = batch_input(forward.graph, self._source)
         self._prepared, _ = with_loss(forward, spec, self._source, batch)
         mark_layers(self._prepared, spec.onnx_model.recomputed_layers, self._source.roles.trained, LOSS_SUM)
         self._evaluate, _ = eval_graph(forward, spec, self._source, batch)
+        self.costs: NodeCosts | None = None
+        """Of the nodes, by which stages were balanced; none are known where operations were counted. None if no run on
+        CPUs without named cuts was divided."""
 
     def write(self, spec: RunSpec, root: Path) -> Division:
         """Divide the model as a run file wants, and write the graphs of part 0 into a folder.
@@ -71,9 +87,21 @@ class Variants:
             train_graph,
             parts=(0,),
             lengths=self._lengths,
+            measured=self._costs(spec) if wants_costs(spec) else None,
         )
         for name, content in divided.files.items():
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
         return divided.division
+
+    def _costs(self, spec: RunSpec) -> NodeCosts:
+        """The costs that a run would record, measured once."""
+        if self.costs is None:
+            with Child() if self._timing is not None else nullcontext() as child:
+                found = costs_of(
+                    self._prepared, self._source.tensors, self._graphs.inputs, spec, self._length, self._graphs.root,
+                    child, self._timing,
+                )  # fmt: skip
+            self.costs = found or NodeCosts("", {})
+        return self.costs

@@ -7,7 +7,6 @@ types, once per process. Only algorithms with deterministic gradients are used.
 from __future__ import annotations
 
 import ctypes
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,13 +15,11 @@ from typing import Any
 from onnx import TensorProto
 
 from ortflow.workflow.cuda.attention_shape import HALF, MASKS, Layout, Shape, packed_shape_of, shape_of
+from ortflow.workflow.cuda.cudnn import available, cudnn, handle_on
 from ortflow.workflow.cuda.operators import Call, Tensor
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.attention.find import MASKED
 
-OLDEST = 90500
-"""The first version of cuDNN that has everything used here, including the deterministic gradient."""
-CAPABILITY = (8, 0)
 BLACKWELL = 10
 """Major compute capability for which cuDNN has no deterministic gradient with dropout."""
 _CAPABILITY_CODES = 75, 76
@@ -51,24 +48,6 @@ The bias is [batch or 1, heads or 1, tokens, keys] of the queries' type.
 """
 
 
-def available(capability: tuple[int, int] | None = None, what: str = "attention") -> str | None:
-    """Why `what` cannot be computed by cuDNN here, as a sentence; None if it can."""
-    try:
-        version = int(cudnn().backend_version())
-    except ImportError:
-        return f"{what} in half precision needs the package nvidia-cudnn-frontend, which is not installed"
-    except (OSError, RuntimeError, AttributeError) as error:
-        return f"{what} in half precision needs cuDNN, which cannot be loaded ({' '.join(str(error).split())[:200]})"
-    if version < OLDEST:
-        return f"{what} in half precision needs cuDNN 9.5 at least, and its version is {version}"
-    if capability is not None and capability < CAPABILITY:
-        return (
-            f"{what} in half precision needs a GPU of compute capability 8.0 at least, and this one has "
-            f"{capability[0]}.{capability[1]}"
-        )
-    return None
-
-
 def check_available(*, drops: bool = False) -> None:
     """Raises UserError if the process's GPU cannot compute attention by cuDNN; `drops`: with dropout."""
     driver, device, parts = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
@@ -84,11 +63,6 @@ def check_available(*, drops: bool = False) -> None:
             where="train.precision",
             fix="use fp32 or tf32 here, or export the model without dropout of attention's weights",
         )
-
-
-def cudnn() -> Any:
-    """cuDNN's Python package."""
-    return importlib.import_module("cudnn")
 
 
 class Plan:
@@ -201,27 +175,18 @@ class Given:
     shape: Shape
 
 
-class _Library:
-    """cuDNN's handle of this process, and its plans."""
+class _Plans:
+    """Those of this process."""
 
     def __init__(self) -> None:
-        self._handle = cudnn().create_handle()
-        self._stream: int | None = None
         self._plans: dict[tuple[str, Shape], Plan] = {}
-
-    def handle(self, stream: int) -> Any:
-        """cuDNN's handle, which queues on the stream."""
-        if self._stream != stream:
-            cudnn().set_stream(self._handle, stream)
-            self._stream = stream
-        return self._handle
 
     def run(
         self, call: Call, write: Callable[[Any, Shape], Sequence[Any]], pointers: Sequence[int], given: Given
     ) -> None:
         """Queue a pass on the call's stream; the pointers are those of what `write` returns before the mask."""
         shape, mask = given.shape, given.mask
-        handle = self.handle(call.stream)
+        handle = handle_on(call.stream)
         key = write.__name__, shape
         if key not in self._plans:
             self._plans[key] = Plan(shape, write, handle)
@@ -249,8 +214,9 @@ def source(mask: int, bias: int) -> str:
 
 
 @cache
-def cudnn_library() -> _Library:
-    return _Library()
+def plans() -> _Plans:
+    """The plans of this process."""
+    return _Plans()
 
 
 class _Node:
@@ -287,7 +253,7 @@ class Attention(_Node):
         shape = given.shape
         outputs = call.output(0, shape.rows), call.output(1, shape.statistics)
         pointers = [*shape.parts([each.pointer for each in given.operands]), *outputs]
-        cudnn_library().run(call, forward, pointers, given)
+        plans().run(call, forward, pointers, given)
 
 
 class AttentionGrad(_Node):
@@ -303,4 +269,4 @@ class AttentionGrad(_Node):
             raise OrtflowError(f"a gradient of attention of shape {do.shape} for a result of shape {shape.rows}")
         outputs = [call.output(place, each.shape) for place, each in enumerate(given.operands)]
         read = [do.pointer, *shape.parts([each.pointer for each in given.operands]), o.pointer, stats.pointer]
-        cudnn_library().run(call, backward, [*read, *shape.parts(outputs)], given)
+        plans().run(call, backward, [*read, *shape.parts(outputs)], given)

@@ -19,7 +19,7 @@ from typing import Any
 from onnx import TensorProto
 
 from ortflow.workflow.cuda.algorithms import choices, fastest
-from ortflow.workflow.cuda.attention import available, cudnn, cudnn_library
+from ortflow.workflow.cuda.cudnn import available, cudnn, handle_on
 from ortflow.workflow.cuda.operators import Call
 from ortflow.workflow.cuda.source import source
 from ortflow.workflow.cuda.windows import AXES, TYPES, Shape, Windows, shape_of
@@ -221,7 +221,7 @@ def _run(call: Call, shape: Shape, write: Write, pointers: Pointers, spare: int 
     OrtflowError
         If cuDNN has no algorithm.
     """
-    handle = cudnn_library().handle(call.stream)
+    handle = handle_on(call.stream)
     plan = plans().find(shape, write, handle, rounds=call.rounds)
     if not plan.settled and not call.captured:
         plan.settle(call, pointers, spare, handle)

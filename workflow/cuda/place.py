@@ -18,7 +18,7 @@ from ortflow.workflow.graph.ir.edit import import_domain
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.rewriter import Rewriter
 from ortflow.workflow.graph.optimize import rewrites
-from ortflow.workflow.kernels import cross_entropy, dropout, norm, softmax, table
+from ortflow.workflow.kernels import cross_entropy, dropout, norm, rotary, softmax, table
 
 HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "LayerNormalization": (frozenset({0}), frozenset({0})),
@@ -30,6 +30,8 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "CrossEntropyShare": (frozenset({1}), frozenset()),
     "ColumnSums": (frozenset({0}), frozenset()),
     "TableGrad": (frozenset({1, 2}), frozenset({0})),
+    "Rotary": (frozenset({0}), frozenset({0})),
+    "RotaryGrad": (frozenset({0}), frozenset({0})),
     "Softmax": (frozenset({0, 1}), frozenset({0})),
     "SoftmaxGrad": (frozenset({0, 1}), frozenset({0})),
     "Attention": (frozenset({0, 1, 2}), frozenset({0})),
@@ -83,6 +85,7 @@ def place(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto:
     _sums(rewriter)
     _cross_entropy(rewriter)
     _tables(rewriter)
+    rotary.put(rewriter)
     softmax.put(rewriter)
     for node in rewriter.all_nodes():
         for name in node.output if node.domain == CUDA_DOMAIN else ():

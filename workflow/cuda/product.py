@@ -18,8 +18,8 @@ from onnx import TensorProto
 
 from ortflow.workflow.cuda.lt import TYPES, WORKSPACE, Place, Shape, library
 from ortflow.workflow.cuda.operators import Call, Tensor
-from ortflow.workflow.cuda.softmax import AXES, leading_axes, spread_of
 from ortflow.workflow.cuda.source import BYTES, LARGEST_GRID, source
+from ortflow.workflow.cuda.spread import AXES, leading_axes, spread_of
 from ortflow.workflow.errors import OrtflowError
 
 _ALIGNED, _THREADS = 256, 256

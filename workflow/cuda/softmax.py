@@ -6,7 +6,6 @@ All values may be half. See softmax.cu and softmax_gradient.cu.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
@@ -17,16 +16,10 @@ from onnx import TensorProto
 
 from ortflow.workflow.cuda.operators import Call, Tensor
 from ortflow.workflow.cuda.source import blocks, rows_and_width, rows_of, source, vector
+from ortflow.workflow.cuda.spread import AXES, leading_axes, spread_of
 from ortflow.workflow.errors import OrtflowError
 
-AXES = 8
 _FLOAT = int(TensorProto.FLOAT)
-
-
-class Spread(ctypes.Structure):
-    """As in spread.cuh."""
-
-    _fields_ = (("sizes", ctypes.c_uint * AXES), ("of_x", c_int64 * AXES), ("of_mask", c_int64 * AXES))
 
 
 class _Scaled:
@@ -97,37 +90,6 @@ def spread_shape(x: Sequence[int], mask: Sequence[int]) -> tuple[int, ...]:
     if any(a != b and 1 not in (a, b) for a, b in pairs):
         raise OrtflowError(f"scores are {list(x)}, and the mask {list(mask)}")
     return tuple(b if a == 1 else a for a, b in reversed(pairs))
-
-
-def leading_axes(shape: Sequence[int], x: Sequence[int], mask: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(size, stride of x, stride of the mask) of all axes but the last; axes that are contiguous in both are merged."""
-    found: list[tuple[int, int, int]] = []
-    strides = [_strides(one, len(shape)) for one in (x, mask)]
-    for size, of_x, of_mask in zip(shape[:-1], *(one[:-1] for one in strides), strict=True):
-        if size == 1:
-            continue
-        if found and found[-1][1:] == (of_x * size, of_mask * size):
-            found[-1] = (found[-1][0] * size, of_x, of_mask)
-        else:
-            found.append((size, of_x, of_mask))
-    return found
-
-
-def spread_of(axes: Sequence[tuple[int, int, int]]) -> Spread:
-    """`leading_axes` as kernels read them; AXES at most."""
-    spread = Spread()
-    for place, sizes in enumerate(axes):
-        spread.sizes[place], spread.of_x[place], spread.of_mask[place] = sizes
-    return spread
-
-
-def _strides(shape: Sequence[int], rank: int) -> list[int]:
-    """Stride of each axis in elements; 0 for an axis of length 1."""
-    whole, found, step = [1] * (rank - len(shape)) + list(shape), [0] * rank, 1
-    for axis in reversed(range(rank)):
-        found[axis] = step if whole[axis] != 1 else 0
-        step *= whole[axis]
-    return found
 
 
 def _is_whole(shape: Sequence[int], width: int) -> bool:

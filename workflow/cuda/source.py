@@ -20,7 +20,7 @@ BYTES = {int(TensorProto.FLOAT): 4, int(TensorProto.FLOAT16): 2, int(TensorProto
 LARGEST_GRID = 2**31 - 1
 _INCLUDED = {
     **dict.fromkeys(("cross_entropy", "cross_entropy_gradient", "cross_entropy_both"), ("softmax_sum.cuh",)),
-    **dict.fromkeys(("softmax", "spread_sum"), ("spread.cuh",)),
+    **dict.fromkeys(("rotary", "softmax", "spread_sum"), ("spread.cuh",)),
 }
 """Source -> files that it shares with others."""
 

@@ -18,14 +18,15 @@ from ortflow.workflow.kernels import (
     pooling,
     product,
     recompute,
+    rotary,
     scaling,
     softmax,
     table,
 )
 
 _MODULES = (
-    dropout, convolution, pooling, batch_norm, group_norm, gelu, norm, product, softmax, table, cross_entropy, adam,
-    scaling,
+    dropout, convolution, pooling, batch_norm, group_norm, gelu, norm, rotary, product, softmax, table, cross_entropy,
+    adam, scaling,
 )  # fmt: skip
 
 

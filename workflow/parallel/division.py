@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.layout import TRAINED, FlatIndex
 from ortflow.workflow.parallel.grid import Grid, Place
 from ortflow.workflow.parallel.region import WHOLE, Region
 from ortflow.workflow.parallel.runs import Runs, joined, runs_of
@@ -23,8 +23,6 @@ CHANNEL = 0
 """Channel of the collectives in a part's graphs: the ranks that share its layers."""
 STATISTICS = 1
 """Channel of the statistics of BatchNormalization: all ranks (`train.sync_batch_norm`)."""
-TRAINED = ("decay", "no_decay")
-"""Groups that have gradients and moments."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,18 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """The cost of a stage's forward pass over a micro-batch, as it was known when the model was cut."""
+
+    operations: int
+    """Counted."""
+    seconds: float | None
+    """Measured; None if they were not."""
+    sent: int
+    """Bytes of the activations that it sends."""
+
+
+@dataclass(frozen=True)
 class Stage:
     """One stage of the training and the evaluation graph."""
 
@@ -61,6 +73,8 @@ class Stage:
     """Number of Dropout nodes in earlier stages: an offset to the seed of a micro-batch, so that each node draws the
     same mask as in the undivided graph.
     """
+    cost: Cost | None = None
+    """None in half precision, and in sets of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +153,8 @@ def _stage(data: Mapping[str, Any]) -> Stage:
     names: dict[str, Sequence[str]] = {
         key: tuple(data[key]) for key in ("passed", "eval_passed", "batch", "tensors", "trained")
     }
-    return Stage(number=data["number"], dropouts=data["dropouts"], **values, **names)  # type: ignore[arg-type]
+    cost = Cost(**data["cost"]) if data.get("cost") else None
+    return Stage(number=data["number"], dropouts=data["dropouts"], cost=cost, **values, **names)  # type: ignore[arg-type]
 
 
 def _values(rows: Iterable[Mapping[str, Any]]) -> tuple[Value, ...]:

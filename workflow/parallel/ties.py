@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ortflow.workflow.parallel.division import TRAINED, Division
+from ortflow.workflow.layout import TRAINED
+from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.parallel.grid import Place
 
 

@@ -45,11 +45,14 @@ class Built:
 def built(spec: RunSpec) -> Iterator[Built]:
     """Build the graphs of a run with absolute paths, and remove them afterwards.
 
+    If the run has started, its record of the nodes' costs is in the folder of the graphs.
+
     Raises
     ------
     UserError
         If its model or data is unusable, or its trainer is another one than `graph`.
     """
+    from ortflow.workflow.assembly.timing import copy_record
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.plan import Plan
     from ortflow.workflow.progress import Progress
@@ -69,6 +72,8 @@ def built(spec: RunSpec) -> Iterator[Built]:
     warnings: list[str] = []
     with TemporaryDirectory(prefix="ortflow-plan-") as folder:
         run_dir, report = RunDir(Path(folder)), Report(warn=warnings.append)
+        if spec.run_dir is not None:
+            copy_record(RunDir(Path(spec.run_dir)).graphs, run_dir.graphs)
         builder = builder_of(spec, run_dir, report)
         prepare(builder, run_dir, spec, report)
         place = Place(0, spec.world_size, 0, spec.resources.ranks_per_node, "none", "localhost")

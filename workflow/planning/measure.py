@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from ortflow.workflow.comm.solo import SoloCommunicator
-from ortflow.workflow.cores import cores_of, grant_of_this_process
+from ortflow.workflow.cores import cores_per_rank
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.planning.built import Built
 from ortflow.workflow.planning.rates import Link, Rates
@@ -20,10 +20,7 @@ REPEATS = 3
 
 def threads_of(spec: RunSpec) -> int:
     """Cores of a rank: those of the run file, or an equal share of this machine's."""
-    if spec.resources.cpus_per_rank is not None:
-        return spec.resources.cpus_per_rank
-    mine = grant_of_this_process("localhost")
-    return cores_of(mine, [mine] * spec.resources.ranks_per_node)
+    return cores_per_rank(spec.resources.cpus_per_rank, spec.resources.ranks_per_node)
 
 
 def micro_batch_seconds(found: Built, spec: RunSpec, threads: int) -> tuple[float, float]:
@@ -78,7 +75,13 @@ def measured(rates: Rates, seconds: tuple[float, float], operations: int, elemen
         f"machine, and an update {update:.2g} s; passes of a layout take the share that its operations have of it, as "
         "if each rank had cores of its own.",
     )
-    return replace(rates, operations=operations / passes, update=update / max(1, elements), how=(*how, *rates.how[1:]))
+    return replace(
+        rates,
+        operations=operations / passes,
+        update=update / max(1, elements),
+        how=(*how, *rates.how[1:]),
+        measured=True,
+    )
 
 
 def linked(rates: Rates, inside: Link) -> Rates:

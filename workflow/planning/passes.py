@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -17,7 +17,7 @@ from ortflow.workflow.graph.memory.concrete import Type, concrete
 from ortflow.workflow.graph.memory.plan import BYTES, Event, events, sizes_of, unknown_of
 from ortflow.workflow.graph.stages.costs import KnownCosts
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, with_kernels_of
-from ortflow.workflow.parallel.stage import Stage, StageSet, gradient_from_next
+from ortflow.workflow.parallel.stage import Cost, Stage, StageSet, gradient_from_next
 from ortflow.workflow.planning.replay import ChunkMemory
 
 Shapes = Mapping[str, Sequence[int]]
@@ -28,6 +28,7 @@ class Work:
     """What one pass computes and what it exchanges within a layer."""
 
     operations: int
+    """Counted; of a stage, its share of all is that of the time that was measured, if it was."""
     collectives: tuple[tuple[Kind, int], ...] = ()
     """Kind and bytes of what each rank puts in."""
 
@@ -104,6 +105,22 @@ def stage_passes(root: Path, batch: Shapes, *, kernels: bool) -> list[StagePasse
         sent, made = _stage(stages, stage, batch, values, kernels=kernels)
         values.update(sent)
         found.append(made)
+    return weighted(found, [stage.cost for stage in stages.stages])
+
+
+def weighted(stages: Sequence[StagePasses], costs: Sequence[Cost | None]) -> list[StagePasses]:
+    """Stages with their operations in the ratio of the measured seconds, if these are known."""
+    known = [(cost.seconds, cost.operations) for cost in costs if cost is not None and cost.seconds is not None]
+    seconds, operations = (sum(column) for column in zip(*known, strict=True)) if known else (0.0, 0)
+    if len(known) < len(stages) or not seconds:
+        return list(stages)
+    found = []
+    for stage, (mine, counted) in zip(stages, known, strict=True):
+        factor = mine / seconds * operations / max(1, counted)
+        forward, backward = (
+            replace(work, operations=round(factor * work.operations)) for work in (stage.forward, stage.backward)
+        )
+        found.append(replace(stage, forward=forward, backward=backward))
     return found
 
 

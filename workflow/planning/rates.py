@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ortflow.workflow.graph.stages.balance import BETWEEN_MACHINES, IN_MACHINE
+
 CORE = 25e9
 """Operations a second of one core, in the units of `graph/stages/costs`: an assumption for current processors."""
 GPU = 20e12
@@ -15,8 +17,6 @@ GPU_MEMORY = 1e12
 UPDATE = 40
 """Bytes that an update moves per trained element: AdamW reads parameter, gradient and moments and writes three of
 them; scaling and norm read the gradient twice and write it once."""
-IN_MACHINE, BETWEEN_MACHINES = 1.5e9, 1.25e9
-"""Bytes a second between two ranks: an assumption for MPI through shared memory, and 10 Gbit/s."""
 OF_GPUS = 100e9
 """Bytes a second between two GPUs of a machine: an assumption for NVLink."""
 LATENCY, NETWORK_LATENCY = 5e-6, 30e-6
@@ -63,6 +63,8 @@ class Rates:
     """Between machines."""
     how: tuple[str, ...] = ()
     """How they were found, in sentences."""
+    measured: bool = False
+    """Whether the model may run here to be measured."""
 
 
 def assumed(threads: int, *, gpu: bool, bandwidth: float | None = None) -> Rates:

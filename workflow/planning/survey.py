@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ortflow.workflow.assembly.timing import Timing
 from ortflow.workflow.assembly.variants import Variants
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.forecast import activations, has_kernels, messages_of, shards_of, training_work
@@ -20,6 +21,7 @@ from ortflow.workflow.parallel.division import Division, folder_of
 from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.planning.built import Built, built
 from ortflow.workflow.planning.layout import CHUNKS, Layout, layouts, refusal, section, under
+from ortflow.workflow.planning.measure import threads_of
 from ortflow.workflow.planning.passes import StagePasses, Work, stage_passes
 from ortflow.workflow.planning.ranks import RankMemory, memory_of, most, part_memory, pipeline_memory, replays_of
 from ortflow.workflow.planning.rates import Rates
@@ -97,6 +99,9 @@ def survey(spec: RunSpec, measure: Measure) -> Survey:
     """
     with built(one_rank(spec)) as found:
         models = _DividedModels(spec, found)
+        whole, twice = models.whole(), one_rank(spec, micro_batches=2)
+        rates = measure(found, twice, whole.work.operations, models.memory(twice, whole).total)
+        models.timed = rates.measured
         candidates, refused = [], []
         for layout in layouts(spec.world_size, chunks_of(spec)):
             chosen = under(spec, layout)
@@ -109,8 +114,7 @@ def survey(spec: RunSpec, measure: Measure) -> Survey:
                 candidates.append((layout, chosen, models.at(chosen, layout)))
             except UserError as error:
                 refused.append((layout, f"{error.where or 'parallel'} {error.what}"))
-        whole, twice = models.whole(), one_rank(spec, micro_batches=2)
-        rates = measure(found, twice, whole.work.operations, models.memory(twice, whole).total)
+        rates = replace(rates, how=(*rates.how, *models.how_cut()))
         made = [
             Candidate(
                 layout, section(layout, spec), models.memory(chosen, shape),
@@ -156,6 +160,8 @@ class _DividedModels:
 
     spec: RunSpec
     found: Built
+    timed: bool = False
+    """Whether the nodes may be timed here."""
     _divided: dict[tuple[int, int, int], tuple[Division, Path] | UserError] = field(default_factory=dict)
     _read: dict[tuple[int, int, int], list[StagePasses]] = field(default_factory=dict)
     _parts: dict[int, tuple[Peak, Work]] = field(default_factory=dict)
@@ -169,6 +175,17 @@ class _DividedModels:
         if spec.on_gpus or has_kernels(spec) or (parallel.horizontal == 1 and parallel.zero < 3):
             return None
         return "resources.kernels: this machine has no compiled kernels of ortflow's, which exchange within a pass"
+
+    def how_cut(self) -> list[str]:
+        """By what the stages were balanced, if a run would measure it."""
+        if self._variants is None or self._variants.costs is None:
+            return []
+        if self._variants.costs.known:
+            return ["Stages are balanced by the time of each node, measured here or recorded by the run."]
+        return [
+            "Stages are balanced by counted operations. A run on CPUs times the nodes when it first starts, and may "
+            "cut the model elsewhere; parallel.cuts fixes the cuts."
+        ]
 
     def check_samples(self, spec: RunSpec) -> None:
         """Raise UserError if the training set has too few samples for a step."""
@@ -222,7 +239,8 @@ class _DividedModels:
     def _division(self, spec: RunSpec, layout: Layout) -> tuple[Division, Path]:
         if layout.cut not in self._divided:
             if self._variants is None:
-                self._variants = Variants(self.spec, self.found.graphs, self.found.length, self.found.lengths)
+                timing = Timing(lambda _: self.found.batch.arrays, threads_of(self.spec)) if self.timed else None
+                self._variants = Variants(self.spec, self.found.graphs, self.found.length, self.found.lengths, timing)
             root = self.found.graphs.root / "-".join(map(str, layout.cut))
             try:
                 self._divided[layout.cut] = self._variants.write(spec, root), root

@@ -30,7 +30,7 @@ def configure(context: Context) -> None:
         record=context.events.write,
     )
     try:
-        context.builder = builder_of(context.spec, context.run_dir, report)
+        context.builder = builder_of(context.spec, context.run_dir, report, starting=True)
         if context.leads:
             context.machine = context.builder.check_machine()
             prepare(context.builder, context.run_dir, context.spec, report)

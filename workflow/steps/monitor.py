@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ortflow.workflow.events import warn
 from ortflow.workflow.memory import peak, with_peak
+from ortflow.workflow.parallel.timeline import bubble_by_formula
 from ortflow.workflow.scalars import ScalarLog
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import StepOutcome
@@ -107,4 +108,27 @@ def monitor(context: Context) -> None:
     context.events.write("memory", **parts)
     if context.leads:
         print("memory: " + ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in parts.items()), flush=True)
+    report_waits(context)
     context.monitor.close()
+
+
+def report_waits(context: Context) -> None:
+    """Rank 0 reports the fraction of the passes' time in which the ranks of a pipeline waited; called by all ranks."""
+    found = context.world.gather(context.trainer.pass_seconds())
+    if found is None or None in found:
+        return
+    busy, seconds = zip(*found, strict=True)
+    # The rank that ends last shows how long the passes of all took.
+    idle = 1 - sum(busy) / len(busy) / max(seconds)
+    spec = context.spec
+    formula = bubble_by_formula(spec.parallel.pipeline, spec.accumulation, spec.parallel.chunks)
+    context.events.write(
+        "pipeline", idle=round(idle, 6), formula=round(formula, 6), busy_seconds=[round(each, 6) for each in busy],
+        seconds=round(max(seconds), 6),
+    )  # fmt: skip
+    shares = ", ".join(f"{each / max(seconds):.0%}" for each in busy)
+    print(
+        f"pipeline: ranks waited {idle:.0%} of the passes' time, and {formula:.0%} by the formula for equal stages; "
+        f"they computed for {shares}",
+        flush=True,
+    )

@@ -56,6 +56,8 @@ class TrainerContext:
     export_path: Path | None
     """Path of the exported model; None if it is not exported."""
     report: Report = Report()
+    starting: bool = False
+    """Whether the ranks of the run are starting: `prepare` may measure on this machine for some seconds."""
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,12 @@ class Trainer(Protocol):
         """Return what was measured on this rank's GPU, in bytes: `gpu_buffers`, allocated now for what `memory` lists,
         and `gpu_peak`, the most that was in use so far. Empty if the rank computes in the host's memory."""
         return {}
+
+    def pass_seconds(self) -> tuple[float, float] | None:
+        """Return the seconds in which this rank of a pipeline computed in its passes, and those that the passes took
+        with the waits for other ranks; called after the last step. None, on all ranks alike, if there is no pipeline or
+        nothing was measured."""
+        return None
 
     def give_memory_back(self) -> None:
         """Return memory that steps do not need to the system; called between steps."""

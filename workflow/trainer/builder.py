@@ -20,6 +20,9 @@ from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of, placed_of, with_kernels_of
 from ortflow.workflow.graph_hashes import damage, hashes_of
+from ortflow.workflow.layout import TRAINED
+from ortflow.workflow.parallel.division import folder_of
+from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
@@ -29,6 +32,10 @@ from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import Prepared, Trainer, TrainerBuilder, TrainerContext
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from ortflow.workflow.assembly.timing import Timing
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.sessions.session import Sessions
     from ortflow.workflow.trainer.graph import GraphTrainer
@@ -76,15 +83,16 @@ class GraphBuilder(TrainerBuilder):
             if fault is None:
                 return before
             self._report.warn(f"{fault}: the graphs are rebuilt")
-        graphs = self._build(longest_sequence(dataset), lengths)
+        graphs = self._build(dataset, lengths)
         for line in graphs.notes:
             self._report.note(line)
         for message in graphs.warnings:
             self._report.warn(message)
-        trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
+        self._report_stages()
+        trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in TRAINED)
         return Prepared(trained, fingerprint, hashes_of(folder))
 
-    def _build(self, length: int, lengths: Mapping[str, int]) -> GraphSet:
+    def _build(self, dataset: Dataset, lengths: Mapping[str, int]) -> GraphSet:
         from ortflow.workflow.assembly.build import build_graphs
         from ortflow.workflow.graph.autodiff.compose import compose
         from ortflow.workflow.kernels.graph import with_kernels
@@ -93,8 +101,9 @@ class GraphBuilder(TrainerBuilder):
         from ortflow.workflow.optim.segments import segments
 
         spec = self._spec
+        timing = timing_of(spec, dataset) if self._context.starting else None
         try:
-            graphs = build_graphs(spec, self._context.folder, length, lengths)
+            graphs = build_graphs(spec, self._context.folder, longest_sequence(dataset), lengths, timing)
         except UserError as error:
             raise about_model(error, spec) from error
         if not graphs.user_optimizer_graph:
@@ -108,6 +117,27 @@ class GraphBuilder(TrainerBuilder):
         for path, each in ((graphs.gradient, scaling), (with_kernels_of(graphs.gradient), with_kernels(scaling))):
             write_atomically(path, each.SerializeToString())
         return graphs
+
+    def _report_stages(self) -> None:
+        """The event `stages`, if the model has some."""
+        section = self._spec.parallel
+        if section.pipeline == 1:
+            return
+        stages = StageSet.load(folder_of(self._context.folder, 0)).stages
+        costs = [stage.cost for stage in stages if stage.cost is not None]
+        seconds = [cost.seconds for cost in costs]
+        cuts, known = list[list[str]](), set[str]()
+        for stage in stages[:-1]:
+            cuts.append([value.name for value in stage.sends if value.name not in known])
+            known.update(cuts[-1])
+        self._report.record(
+            "stages",
+            chosen="named" if section.cuts is not None else "counted" if None in seconds else "measured",
+            cuts=cuts,
+            stage_seconds=seconds,
+            operations=[cost.operations for cost in costs],
+            sent_bytes=[cost.sent for cost in costs[:-1]],
+        )
 
     def inputs(self) -> tuple[Sequence[BatchInput], Limits]:
         """The training and the evaluation graph."""
@@ -153,6 +183,28 @@ class GraphBuilder(TrainerBuilder):
         if library is not None and communicator.rank == 0:
             self._report.note(f"CPU kernels: {library.note}")
         return trainer
+
+
+def timing_of(spec: RunSpec, dataset: Dataset) -> Timing:
+    """How to time the nodes of the model: on the first samples of the training set."""
+    import numpy as np
+
+    from ortflow.workflow.assembly.timing import Timing
+    from ortflow.workflow.cores import cores_per_rank
+    from ortflow.workflow.data.check import check_inputs
+    from ortflow.workflow.data.feed import collate
+
+    rows, data = spec.data.micro_batch, spec.data
+
+    def batch(inputs: Sequence[BatchInput]) -> Mapping[str, npt.NDArray[np.generic]]:
+        limits = Limits(pad_value=data.pad_value)
+        columns = data.train.columns
+        feeds = check_inputs(
+            dataset, inputs, columns, limits, micro_batch=rows, smaller_batch=False, where="data.train"
+        )  # fmt: skip
+        return collate(dataset, feeds, [np.arange(rows) % len(dataset)])[0]
+
+    return Timing(batch, cores_per_rank(spec.resources.cpus_per_rank, spec.resources.ranks_per_node))
 
 
 def _connect(sessions: Sessions, communicator: Communicator) -> None:

@@ -18,8 +18,7 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.shard import Shard
-from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.parallel.division import TRAINED
+from ortflow.workflow.layout import TRAINED, FlatIndex
 
 Sums = npt.NDArray[np.float64]
 

@@ -132,6 +132,10 @@ class DividedTrainer(Trainer):
         shares = sum(each.part.count * ITEM for each in self._shares.values())
         return {**self._part.memory(), "checkpoint": shares + min(shares, KEPT)}
 
+    def pass_seconds(self) -> tuple[float, float] | None:
+        """See the protocol."""
+        return self._part.pass_seconds()
+
     def device_memory(self) -> Mapping[str, int]:
         """See the protocol."""
         return self._sessions.device.memory()

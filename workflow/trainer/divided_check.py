@@ -19,8 +19,8 @@ import numpy.typing as npt
 from ortflow.workflow.comm.grid import GridRanks
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.parallel.division import TRAINED
 from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.differences import SMALLEST_SCALE

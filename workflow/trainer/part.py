@@ -17,8 +17,9 @@ from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.optim.segments import segments
-from ortflow.workflow.parallel.division import TRAINED, Division
+from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.parallel.region import Region
 from ortflow.workflow.parallel.ties import common, ties
 from ortflow.workflow.sessions.session import Binding, Sessions

@@ -7,6 +7,7 @@ whose passes a GPU repeats are those of `stage_slots`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -69,6 +70,8 @@ class StageRunner:
         self._gradients, self._scratch = gradients, scratch
         self.ahead = 0
         """Receives posted ahead: none in the first step, in which memory grows."""
+        self.seconds, self.busy = 0.0, 0.0
+        """Of the passes of all steps but the first, and of them without waits for messages."""
         self._run_before: set[object] = set()
         """Shapes and numbers of micro-batches with which all kernels have been loaded."""
         self.repeat: Repeat | None = None
@@ -167,10 +170,11 @@ class StageRunner:
         self._run_before.add(kind)
         given = self, actions, work, feed, before_forward, after_loss
         slots = self._slots_for(work)
-        if slots is None:
-            Step(*given).run()
-        else:
-            slots.step(*given).run()
+        step, start = Step(*given) if slots is None else slots.step(*given), time.perf_counter()
+        step.run()
+        if self.ahead:
+            taken = time.perf_counter() - start
+            self.seconds, self.busy = self.seconds + taken, self.busy + taken - step.waited
         self.ahead = AHEAD
 
     def _slots_for(self, work: Work) -> Slots | None:

@@ -5,6 +5,7 @@ Used by `stage_runner`. Every pass takes its memory from pools; `stage_slots` ha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -68,6 +69,8 @@ class Step:
         self._arriving, self._leaving = mine.arriving, mine.leaving
         self._to_post = sorted(mine.arriving)
         self._posted: dict[int, Arrival] = {}
+        self.waited = 0.0
+        """Seconds in which this rank waited for messages."""
         self._sent: dict[Message, Arrival] = {}
         self._kept: dict[tuple[int, int], tuple[Binding, dict[str, Held]]] = {}
         """Chunk and micro-batch -> what its backward pass reads of what it received and made, and in whose memory."""
@@ -87,7 +90,7 @@ class Step:
                 self._forward(place, action, arrived)
             place += 1
         for sent in self._sent.values():
-            sent.wait()
+            self._wait(sent)
 
     def _is_followed_by_backward(self, place: int) -> bool:
         """Whether the two passes of a micro-batch through the last stage run one behind the other, in one graph."""
@@ -101,12 +104,18 @@ class Step:
         message = self._arriving.get(place)
         if message is None:
             return {}
-        arrived = self._posted.pop(place).wait()
+        arrived = self._wait(self._posted.pop(place))
         # The sender has received everything that it needed before: those sends are over, and their memory is free.
         rank, sent_at = message.sender
         for sent in [each for each in self._sent if each.receiver[0] == rank and each.receiver[1] <= sent_at]:
-            self._sent.pop(sent).wait()
+            self._wait(self._sent.pop(sent))
         return arrived
+
+    def _wait(self, arrival: Arrival) -> dict[str, Held]:
+        start = time.perf_counter()
+        values = arrival.wait()
+        self.waited += time.perf_counter() - start
+        return values
 
     def _post(self, place: int) -> None:
         """Post the receives of the next actions whose shapes are known, and that of this one in any case."""
@@ -191,7 +200,7 @@ class Step:
         """
         link = ("forward", self._runner.chunks[action.chunk].stage.number)
         for sent in [each for each in self._sent if each.link == link and each.micro_batch == action.micro_batch]:
-            self._sent.pop(sent).wait()
+            self._wait(self._sent.pop(sent))
 
     def _run_back(
         self,

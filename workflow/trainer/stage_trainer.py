@@ -85,5 +85,11 @@ class StageTrainer(PartTrainer):
 
         return super().evaluate(batches, all_sent)
 
+    def pass_seconds(self) -> tuple[float, float] | None:
+        """See the protocol. On GPUs passes are queued, and nobody waits on the host."""
+        if self._sessions.device.kind != "cpu" or not self._runner.seconds:
+            return None
+        return self._runner.busy, self._runner.seconds
+
     def _drop_passes(self) -> None:
         del self._runner, self._evaluator, self._evaluations

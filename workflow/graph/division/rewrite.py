@@ -239,7 +239,8 @@ class Rewrite:
         value, output = node.input[0], node.output[0]
         shape = self._facts.shape(value)
         assert shape is not None
-        whole = self._lengths(write("Shape", value), range(len(shape)), cut)
+        lengths = write("Shape", value)
+        whole = self._lengths(lengths, range(len(shape)), cut)
         one = numpy_helper.from_array(np.ones(1, np.float32))
         node.input[0] = write("ConstantOfShape", whole, value=one)
         node.output[0] = write.fresh("kept")
@@ -249,7 +250,9 @@ class Rewrite:
         write.keep(node)
         if mask:
             write.share(node.output[1], cut, output=mask)
-        write("Mul", value, write.share(node.output[0], cut), output=output)
+        # So that inference knows its shape, and gradients need no sums by shapes that are computed in the run.
+        kept = write("Reshape", write.share(node.output[0], cut), lengths)
+        write("Mul", value, kept, output=output)
 
     def _row(self, node: onnx.NodeProto) -> None:
         """The sum of the parts' products; a bias is added once."""

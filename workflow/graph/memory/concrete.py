@@ -27,6 +27,7 @@ HALF = ".half"
 _WARP, _WARPS, _BLOCKS, _ROWS_A_WARP = 32, 8, 528, 4
 """Of a kernel that sums its results: as in operators.c."""
 _PRODUCTS = frozenset(["FusedMatMul", "Product"])
+_ROTARY = frozenset(["Rotary", "RotaryGrad"])
 _LIKE: Mapping[str, tuple[int, ...]] = {
     # operator -> for each output the input that has the same shape
     "BiasGelu": (0,), "ColumnSums": (), "Conv": (), "FastGelu": (0,), "Gelu": (0,), "GeluGrad": (0,), "QuickGelu": (0,),
@@ -207,6 +208,8 @@ class _Inference:
             return _sums(summed[1], flags["lanes"]) if summed is not None else None
         if node.op_type in _PRODUCTS and place == 0 and len(given) > 1:
             return _product(node, given[0], given[1])
+        if node.op_type in _ROTARY and given and given[0] is not None:
+            return given[0][0], _rotated(node, given[0][1])
         like = _LIKE.get(node.op_type, ())
         return given[like[place]] if place < len(like) and like[place] < len(given) else None
 
@@ -217,6 +220,12 @@ def _sums(shape: Shape, lanes: int) -> Type:
     tiles = -(-width // (_WARP * (lanes if width % lanes == 0 else 1)))
     chunks = max(1, min(_BLOCKS // max(tiles, 1), -(-rows // (_WARPS * _ROWS_A_WARP))))
     return TensorProto.FLOAT, (chunks * _WARPS, width)
+
+
+def _rotated(node: onnx.NodeProto, shape: Shape) -> Shape:
+    """Shape of a rotated value: heads and tokens are swapped if it has tokens first."""
+    swaps = any(each.name == "tokens_first" and each.i for each in node.attribute)
+    return (shape[0], shape[2], shape[1], *shape[3:]) if swaps else shape
 
 
 def _exchanged(node: onnx.NodeProto, given: Type) -> Type:

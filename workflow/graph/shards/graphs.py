@@ -13,10 +13,7 @@ from ortflow.workflow.graph.shards.ahead import with_gathers
 from ortflow.workflow.graph.shards.exchange import with_exchange
 from ortflow.workflow.graph.shards.layers import Layer, layers_of
 from ortflow.workflow.graph.shards.program import GRADIENT, Program
-from ortflow.workflow.layout import FlatIndex
-
-TRAINED = ("decay", "no_decay")
-"""Groups of the index whose tensors are fetched."""
+from ortflow.workflow.layout import TRAINED, FlatIndex
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ programming, as in PipeDream (Narayanan et al. 2019), over the positions that th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -22,8 +22,16 @@ PER_BYTE = 20
 """Operations that a processor performs while one byte is sent: an estimate for CPU ranks on one machine."""
 PER_BYTE_ON_GPUS = 2_000
 """The same for GPUs: an estimate for half precision and NVLink, where half of a message passes beside other work."""
+IN_MACHINE, BETWEEN_MACHINES = 1.5e9, 1.25e9
+"""Bytes a second between two ranks: an assumption for MPI through shared memory, and 10 Gbit/s."""
+SECONDS_PER_BYTE = 1 / BETWEEN_MACHINES
+"""Seconds in which one byte is sent, beside measured seconds of nodes. The slower of two similar rates, so that the
+cuts do not depend on where the ranks of a restart are.
+"""
 MESSAGE = 10_000
 """Bytes that a message counts as in addition to its content, for its latency."""
+OTHER = 128
+"""Size of the dynamic axes of samples that is assumed if it is unknown."""
 _PLACES = 50
 """Positions considered per stage."""
 
@@ -56,11 +64,22 @@ def sizes_of(graph: onnx.GraphProto, weights: Collection[str], rows: int, length
     return found
 
 
+def shapes_of(graph: onnx.GraphProto, weights: Collection[str], rows: int, length: int) -> dict[str, list[int]]:
+    """Shapes of the batch's inputs: `rows` for a free first axis, `length` for the others."""
+    found = {}
+    for value in graph.input:
+        dims = dims_of(value) if value.name not in weights else None
+        if dims is not None:
+            free = [rows, *[length] * len(dims)]
+            found[str(value.name)] = [dim if isinstance(dim, int) else free[place] for place, dim in enumerate(dims)]
+    return found
+
+
 def balanced_cuts(
     model: onnx.ModelProto,
     stages: int,
     weights: Collection[str],
-    sizes: Mapping[str, int],
+    costs: Costs,
     *,
     allowed: Collection[str] | None = None,
     seconds: Callable[[onnx.NodeProto], float] | None = None,
@@ -76,19 +95,18 @@ def balanced_cuts(
         At least 2.
     weights
         Inputs that are parameters or running statistics.
-    sizes
-        Axis name -> size; axes of other names count as 1. See `sizes_of`.
+    costs
+        Of its nodes and values.
     allowed
         Values at which the graph may be cut; all if None.
     seconds
-        Measured cost of a node; by default the operations estimated from its shapes. `per_byte` has the same unit.
+        Measured cost of a node; by default its counted operations. `per_byte` has the same unit.
 
     Raises
     ------
     UserError
         If the graph cannot be cut into so many stages.
     """
-    costs = Costs(model, sizes, 1)
     places = _thinned(_places(model.graph, weights, costs, allowed, seconds or costs.operations), stages * _PLACES)
     total = places.pop().work if places else 0.0
     if len(places) < stages - 1:

@@ -13,6 +13,7 @@ import onnx
 
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.replacement import attribute
+from ortflow.workflow.graph.memory.concrete import concrete
 
 TRAFFIC = 8
 """Operations that moving one element counts as: an estimate for current processors."""
@@ -56,6 +57,18 @@ class Costs:
         moved = sum(self.elements(name) for name in (*node.input, *node.output) if name)
         return self._products(node) + TRAFFIC * moved
 
+    def likeness(self, node: onnx.NodeProto) -> tuple[object, ...] | None:
+        """What nodes that take equally long have in common: operator, attributes, shapes.
+
+        None if a shape is unknown.
+        """
+        names = [name for name in (*node.input, *node.output) if name]
+        if any(shapes.named_shape(self._types, name) is None for name in names):
+            return None
+        attributes = sorted(each.SerializeToString(deterministic=True) for each in node.attribute)
+        places = [bool(name) for name in (*node.input, *node.output)]
+        return node.domain, node.op_type, *attributes, *places, *(tuple(self.dims(name)) for name in names)
+
     def _products(self, node: onnx.NodeProto) -> int:
         result = self.elements(node.output[0]) if node.output else 0
         if node.op_type in ("FusedMatMul", "MatMul") and self.dims(node.input[0]):
@@ -72,6 +85,15 @@ class Costs:
         if node.op_type == "Einsum":
             return 2 * max(self.elements(name) for name in (*node.input, *node.output))
         return 0
+
+
+def costs_for(model: onnx.ModelProto, batch: Mapping[str, Sequence[int]]) -> Costs:
+    """Costs of the nodes of a graph that contains ONNX's operators alone, for inputs of these shapes.
+
+    Axes whose size does not follow from them count as 1.
+    """
+    types = {name: onnx.helper.make_tensor_type_proto(*kind) for name, kind in concrete(model, batch).items()}
+    return Costs(model, {}, 1, {**shapes.value_types(model), **types})
 
 
 class KnownCosts(Costs):
