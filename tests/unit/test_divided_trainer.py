@@ -106,6 +106,23 @@ for folder in sys.argv[1:]:
         assert np.array_equal(each.part.array, before[name]), "the check changed the state"
     place = spec.grid.place(world.rank)
 
+    # A loss that bends where the first group is moved to: both of its differences are off alike.
+    class Bent(DividedCheck):
+        def __init__(self, part, *given):
+            super().__init__(part, *given)
+            honest, bends = part.gradient_of, iter([0.0, 1.0, -1.0, 0.5, -0.5])
+
+            def bent(batch, seed):
+                loss, gradients = honest(batch, seed)
+                return loss + next(bends, 0.0), gradients
+
+            part.gradient_of = bent
+
+    divided.DividedCheck = Bent
+    import ortflow.workflow.trainer.divided_check as checking
+    checking.VERSION += 1  # or it would remember that it has passed
+    trainer.check([batch])
+
     class Wrong(DividedCheck):
         def __init__(self, part, *given):
             super().__init__(part, *given)
@@ -120,8 +137,7 @@ for folder in sys.argv[1:]:
             part.gradient_of = wrong
 
     divided.DividedCheck = Wrong
-    import ortflow.workflow.trainer.divided_check as checking
-    checking.VERSION += 1  # or it would remember that it has passed
+    checking.VERSION += 1
     try:
         trainer.check([batch])
         raise SystemExit("a wrong gradient has passed")
