@@ -7,7 +7,6 @@ exporter's records in the model (`ortflow.export_for_training`), and these over 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,7 +17,9 @@ from onnx import TensorProto, numpy_helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.tensors import count_where, type_name
+from ortflow.workflow.graph.head import PARAMETERS
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.recorded_roles import CONSTANTS, FROZEN, recorded
 from ortflow.workflow.graph.names import is_made_up
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.roles import role_heuristics
@@ -31,9 +32,9 @@ Confidence = Literal["certain", "likely", "guess"]
 _QUANTISED = (TensorProto.INT8, TensorProto.UINT8)
 
 METADATA: dict[str, RoleName] = {
-    "ortflow.parameters": "trained",
-    "ortflow.frozen": "frozen",
-    "ortflow.constants": "constant",
+    PARAMETERS: "trained",
+    FROZEN: "frozen",
+    CONSTANTS: "constant",
 }
 """Properties of the model in which the export function lists its tensors' roles: JSON lists of names."""
 
@@ -206,19 +207,10 @@ def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
     """Roles that the export function recorded in the model. Running statistics are state unless recorded as frozen."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     found: dict[str, Role] = {}
-    for prop in model.metadata_props:
-        role = METADATA.get(prop.key)
-        if role is None:
-            continue
-        try:
-            names = json.loads(prop.value)
-        except ValueError:
-            names = None
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"the model's property {prop.key!r} is not a list of names", fix="export the model again")
+    for key, names in recorded(model).items():
         for name in names:
             if name in tensors and tensors[name].data_type == TensorProto.FLOAT:
-                found[name] = _role(tensors[name], role, RECORDED)
+                found[name] = _role(tensors[name], METADATA[key], RECORDED)
     consumers = walk.consumers(model.graph)
     for name in [n for n in found if any(role_heuristics.is_state(*use) for use in consumers.get(n, ()))]:
         if found[name].role != "frozen":

@@ -16,7 +16,8 @@ import onnx
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import dims_of
-from ortflow.workflow.graph.stages.same_names import ROLES, SameName, recorded, same_names
+from ortflow.workflow.graph.ir.recorded_roles import PROPERTIES, recorded
+from ortflow.workflow.graph.stages.same_names import SameName, same_names
 
 WHERE = "stage"
 
@@ -214,7 +215,7 @@ def _record_roles(
     said = [recorded(model) for model in models]
     if not all(said):
         return
-    for key in ROLES:
+    for key in PROPERTIES:
         lists = [each.get(key, []) for each in said]
         names = [new.get(name, name) for new, found in zip(renamed, lists, strict=True) for name in found]
         whole.metadata_props.add(key=key, value=json.dumps(list(dict.fromkeys(names))))

@@ -7,8 +7,7 @@ output layer. Equal numbers throughout prove nothing: new scales are 1 and new b
 from __future__ import annotations
 
 import fnmatch
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,10 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.ir.recorded_roles import recorded
 
-ROLES = ("ortflow.parameters", "ortflow.frozen", "ortflow.constants")
-"""Properties of a model that list its tensors by role, as `roles.decide` reads them."""
 Kind = Literal["tied", "other values", "equal numbers", "untied"]
 _REAL = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -85,19 +82,3 @@ def _compared(
     if same is None:
         return first, "other values"
     return (same, "tied") if here.size and np.any(here != here.flat[0]) else (first, "equal numbers")
-
-
-def recorded(model: onnx.ModelProto) -> Mapping[str, list[str]]:
-    """What `export_for_training` wrote about tensors: property -> names. Raises UserError if it is damaged."""
-    found = {}
-    for prop in model.metadata_props:
-        if prop.key not in ROLES:
-            continue
-        try:
-            names = json.loads(prop.value)
-        except ValueError:
-            names = None
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"the model's property {prop.key!r} is not a list of names", fix="export the model again")
-        found[prop.key] = names
-    return found

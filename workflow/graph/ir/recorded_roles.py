@@ -1,0 +1,30 @@
+"""What `export_for_training` records about the roles of a model's tensors. Pure."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.head import PARAMETERS
+
+FROZEN, CONSTANTS = "ortflow.frozen", "ortflow.constants"
+PROPERTIES = (PARAMETERS, FROZEN, CONSTANTS)
+"""Properties of the model: JSON lists of names."""
+
+
+def recorded(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """What `export_for_training` wrote about tensors: property -> names. Raises UserError if it is damaged."""
+    found: dict[str, list[str]] = {}
+    for prop in model.metadata_props:
+        if prop.key not in PROPERTIES:
+            continue
+        try:
+            names = json.loads(prop.value)
+        except ValueError:
+            names = None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"the model's property {prop.key!r} is not a list of names", fix="export the model again")
+        found.setdefault(prop.key, []).extend(names)
+    return found
