@@ -78,18 +78,16 @@ class Child:
         """
         request = {"kernels": str(kernels or "")}
         try:
-            reply = self._ask(request, model)
+            self._ask(request, model)
         except _Ended:
             # A signal from outside may look like a crash; a crash caused by the graph repeats.
             self._stop()
             self._errors.truncate(self._errors.seek(0))
             self.process = self._start()
             try:
-                reply = self._ask(request, model)
+                self._ask(request, model)
             except _Ended as error:
                 raise RuntimeFault(str(error), crashed=True) from None
-        if "error" in reply:
-            raise RuntimeFault(reply["error"])
 
     def profile(
         self,
@@ -113,8 +111,6 @@ class Child:
             reply = self._ask(request, b"".join([model, *(array.tobytes() for array in feeds.values())]))
         except _Ended as error:
             raise RuntimeFault(str(error), crashed=True) from None
-        if "error" in reply:
-            raise RuntimeFault(reply["error"])
         seconds: dict[str, float] = reply["seconds"]
         return seconds
 
@@ -123,9 +119,12 @@ class Child:
         assert self.process.stdout is not None
         try:
             _send(self.process.stdin, request, model)
-            return _receive(self.process.stdout)[0]
+            reply = _receive(self.process.stdout)[0]
         except (BrokenPipeError, EOFError):
             raise _Ended(self._last_output()) from None
+        if "error" in reply:
+            raise RuntimeFault(reply["error"])
+        return reply
 
     def _stop(self) -> None:
         self.process.kill()
