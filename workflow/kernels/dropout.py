@@ -84,24 +84,17 @@ _Again = tuple[list[onnx.NodeProto], str, str]
 def _again(rewriter: Rewriter, reader: onnx.NodeProto, mask: str, scale: float) -> Iterator[_Again]:
     """What a reader of a mask begins: the gradient, as `autodiff.dropout` writes it, or what `recompute` writes."""
     if reader.op_type == "Where" and reader.input[0] == mask:
-        scaled, zero = _only_read_by(rewriter, reader, 1, "Mul"), rewriter.value(reader.input[2])
+        scaled, zero = rewriter.made_for(reader, reader.input[1], "Mul"), rewriter.value(reader.input[2])
         if scaled is not None and zero is not None and not zero.any() and _is(rewriter, scaled.input[1], scale):
             yield [reader, scaled], scaled.input[0], reader.output[0]
     elif reader.op_type == "Or" and reader.input[0] == mask:
-        gated, cast = _only_read_by(rewriter, reader, 1, "And"), rewriter.only_reader(reader.output[0])
+        gated, cast = rewriter.made_for(reader, reader.input[1], "And"), rewriter.only_reader(reader.output[0])
         kept = rewriter.only_reader(cast.output[0]) if cast is not None and cast.op_type == "Cast" else None
         if gated is None or gated.input[0] != mask or cast is None or kept is None or kept.op_type != "Mul":
             return
-        scaled = _only_read_by(rewriter, kept, 0, "Div")
+        scaled = rewriter.made_for(kept, kept.input[0], "Div")
         if scaled is not None and kept.input[1] == cast.output[0] and _is(rewriter, scaled.input[1], 1 / scale):
             yield [reader, gated, cast, kept, scaled], scaled.input[0], kept.output[0]
-
-
-def _only_read_by(rewriter: Rewriter, node: onnx.NodeProto, place: int, operator: str) -> onnx.NodeProto | None:
-    """The node of an operator that makes an input of a node and that nothing else reads; None if there is none."""
-    maker = rewriter.maker(node.input[place])
-    alone = rewriter.only_reader(node.input[place]) is node
-    return maker if maker is not None and alone and maker.op_type == operator and not maker.domain else None
 
 
 def _is(rewriter: Rewriter, name: str, number: float) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx
 
 from ortflow.workflow.graph.ir.edit import attributes_of
-from ortflow.workflow.graph.ir.rewriter import Rewriter, is_last_axis, width_of
+from ortflow.workflow.graph.ir.rewriter import Rewriter, is_last_axis, set_of, width_of
 
 _SWAP = [0, 2, 1, 3]
 
@@ -51,21 +51,21 @@ def _replace(rewriter: Rewriter, found: _Rotation) -> None:
 
 def _rotation(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
     for straight, across in (add.input, reversed(add.input)):
-        along, turned = _made(rewriter, straight, add, "Mul"), _made(rewriter, across, add, "Mul")
+        along, turned = rewriter.made_for(add, straight, "Mul"), rewriter.made_for(add, across, "Mul")
         if along is None or turned is None:
             continue
         for other, sine in (turned.input, reversed(turned.input)):
-            joined = _made(rewriter, other, turned, "Concat")
+            joined = rewriter.made_for(turned, other, "Concat")
             if joined is None or len(joined.input) != 2 or not is_last_axis(joined, rewriter.dims(other)):
                 continue
-            negative = _made(rewriter, joined.input[0], joined, "Neg")
+            negative = rewriter.made_for(joined, joined.input[0], "Neg")
             if negative is None:
                 continue
             b, a = _half(rewriter, negative.input[0], negative), _half(rewriter, joined.input[1], joined)
             if a is None or b is None or (a.of, a.number, b.number) != (b.of, 0, 1) or a.of not in along.input:
                 continue
             cosine = along.input[1 - list(along.input).index(a.of)]
-            nodes = _distinct(add, along, turned, joined, negative, a.node, b.node)
+            nodes = set_of([add, along, turned, joined, negative, a.node, b.node])
             return _Rotation("Rotary", a.of, cosine, sine, add.output[0], nodes)
     return None
 
@@ -74,7 +74,7 @@ def _gradient(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
     """The sum, in any order, of dy cos, b's part of dy sin at the place of a, and minus a's part at that of b."""
     adds, terms = [add], list[tuple[str, onnx.NodeProto]]()
     for value in add.input:
-        inner = _made(rewriter, value, add, "Add")
+        inner = rewriter.made_for(add, value, "Add")
         if inner is not None and len(adds) == 1:
             adds.append(inner)
             terms += [(each, inner) for each in inner.input]
@@ -84,19 +84,19 @@ def _gradient(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
         return None
     along, pads = None, dict[int, onnx.NodeProto]()
     for value, reader in terms:
-        along = _made(rewriter, value, reader, "Mul") or along
-        pad = _made(rewriter, value, reader, "Pad")
+        along = rewriter.made_for(reader, value, "Mul") or along
+        pad = rewriter.made_for(reader, value, "Pad")
         if pad is not None and (place := _place(rewriter, pad)) is not None:
             pads[place] = pad
     if along is None or len(pads) != 2:
         return None
-    negative = _made(rewriter, pads[1].input[0], pads[1], "Neg")
+    negative = rewriter.made_for(pads[1], pads[1].input[0], "Neg")
     if negative is None:
         return None
     a, b = _half(rewriter, negative.input[0], negative), _half(rewriter, pads[0].input[0], pads[0])
     if a is None or b is None or (a.of, a.number, b.number) != (b.of, 0, 1):
         return None
-    halves = _distinct(a.node, b.node)
+    halves = set_of([a.node, b.node])
     turned = rewriter.maker(a.of)
     if turned is None or turned.op_type != "Mul" or not rewriter.are_read_by(a.of, halves):
         return None
@@ -104,7 +104,7 @@ def _gradient(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
     if dy is None:
         return None
     cosine, sine = (node.input[1 - list(node.input).index(dy)] for node in (along, turned))
-    nodes = _distinct(*adds, along, *pads.values(), negative, *halves, turned)
+    nodes = set_of([*adds, along, *pads.values(), negative, *halves, turned])
     return _Rotation("RotaryGrad", dy, cosine, sine, add.output[0], nodes)
 
 
@@ -151,17 +151,6 @@ def _place(rewriter: Rewriter, pad: onnx.NodeProto) -> int | None:
     if half is None or len(ends) != rank or any(begins[:-1]) or any(ends[:-1]):
         return None
     return {(0, half): 0, (half, 0): 1}.get((begins[-1], ends[-1]))
-
-
-def _made(rewriter: Rewriter, value: str, reader: onnx.NodeProto, operator: str) -> onnx.NodeProto | None:
-    """The node of an operator of ONNX that makes a value which only `reader` reads."""
-    node = rewriter.maker(value)
-    fits = node is not None and node.op_type == operator and not node.domain and rewriter.only_reader(value) is reader
-    return node if fits else None
-
-
-def _distinct(*nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
-    return list({id(node): node for node in nodes}.values())
 
 
 def _fits(rewriter: Rewriter, found: _Rotation) -> bool:

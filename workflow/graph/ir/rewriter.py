@@ -68,6 +68,12 @@ class Rewriter(Writer):
         readers = self._readers.get(value, [])
         return readers[0] if len(readers) == 1 and value not in self.outputs else None
 
+    def made_for(self, reader: onnx.NodeProto, value: str, operator: str) -> onnx.NodeProto | None:
+        """The node of an operator of ONNX that makes a value which only `reader` reads."""
+        node = self.maker(value)
+        fits = node is not None and node.op_type == operator and not node.domain
+        return node if fits and self.only_reader(value) is reader else None
+
     def are_read_by(self, value: str, nodes: Sequence[onnx.NodeProto]) -> bool:
         """Whether all readers of the value are among `nodes`, and it is not an output of the graph."""
         known = {id(node) for node in nodes}
