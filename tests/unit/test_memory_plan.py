@@ -172,23 +172,28 @@ def test_the_graph_of_a_gpu_is_followed_too(tmp_path: Path) -> None:
     assert fused.size < plain.size
 
 
-def test_half_precision_takes_half(tmp_path: Path) -> None:
-    """Every value of the graph in half precision is known, and most take half the memory of fp32."""
-    gpt(tmp_path)
-    tokens = np.random.default_rng(0).integers(0, 3000, (16, 257))
-    write_set(tmp_path / "train.arrow", [record_batch({"tokens": tokens})])
-    spec = spec_of(
-        model={"path": str(tmp_path / "m.onnx"), "loss": {"kind": "cross_entropy"}},
+def gpt_on_a_gpu(folder: Path, rows: int, **model: Any) -> RunSpec:
+    """A run with a micro-batch of these rows; `model` adds keys to the run file's section."""
+    path = gpt(folder)
+    tokens = np.random.default_rng(0).integers(0, 3000, (rows, 257))
+    write_set(folder / "train.arrow", [record_batch({"tokens": tokens})])
+    return spec_of(
+        model={"path": str(path), "loss": {"kind": "cross_entropy"}, **model},
         data={
             "train": {
-                "path": str(tmp_path / "train.arrow"),
+                "path": str(folder / "train.arrow"),
                 "columns": {"tokens": "tokens[:-1]", "labels": "tokens[1:]"},
             },
-            "micro_batch": 16,
+            "micro_batch": rows,
         },
         resources={"gpus_per_rank": 1},
         export={"enabled": False},
     )
+
+
+def test_half_precision_takes_half(tmp_path: Path) -> None:
+    """Every value of the graph in half precision is known, and most take half the memory of fp32."""
+    spec = gpt_on_a_gpu(tmp_path, 16)
     whole = forecast(spec)
     half = forecast(spec.model_copy(update={"train": spec.train.model_copy(update={"precision": "bf16"})}))
     assert (whole.device, whole.peak.unknown, half.peak.unknown) == ("cuda", (), ())
@@ -257,21 +262,7 @@ def test_recomputed_layers_take_what_is_predicted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_log_and_the_plan_predict_the_same_saving_on_gpus(precision: str, tmp_path: Path) -> None:
-    path = gpt(tmp_path)
-    tokens = np.random.default_rng(0).integers(0, 3000, (4, 257))
-    write_set(tmp_path / "train.arrow", [record_batch({"tokens": tokens})])
-    spec = spec_of(
-        model={"path": str(path), "loss": {"kind": "cross_entropy"}, "recompute": "layers"},
-        data={
-            "train": {
-                "path": str(tmp_path / "train.arrow"),
-                "columns": {"tokens": "tokens[:-1]", "labels": "tokens[1:]"},
-            },
-            "micro_batch": 4,
-        },
-        resources={"gpus_per_rank": 1},
-        export={"enabled": False},
-    )
+    spec = gpt_on_a_gpu(tmp_path, 4, recompute="layers")
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"precision": precision})})
     found = forecast(spec)
     assert found.saving is not None
