@@ -1,4 +1,4 @@
-"""Parts of long lists of cases: together they are the whole list, and what is misspelt is no empty part."""
+"""Parts of long lists of cases: together they are the whole list, and a malformed part is refused."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def costs_of(
     child: Child | None,
     timing: Timing | None,
 ) -> NodeCosts | None:
-    """The recorded costs of a run's nodes, else measured ones; None if there are none, and no `child` or `timing`.
+    """The recorded costs of a run's nodes, or measured ones. None without a record if `child` or `timing` is None.
 
     Parameters
     ----------

@@ -309,8 +309,8 @@ class Trainer(Protocol):
 
     def pass_seconds(self) -> tuple[float, float] | None:
         """Return the seconds in which this rank of a pipeline computed in its passes, and those that the passes took
-        with the waits for other ranks; called after the last step. None, on all ranks alike, if there is no pipeline or
-        nothing was measured."""
+        with the waits for other ranks; called after the last step. None on every rank of a run that has no pipeline or
+        measured nothing."""
         return None
 
     def give_memory_back(self) -> None:
