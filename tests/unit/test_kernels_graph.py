@@ -240,6 +240,18 @@ def test_rotary_positions_are_one_node(
     assert same(rotation(lines, dims, table)) == {f"ortflow.{operator}": 1}
 
 
+@pytest.mark.parametrize("tokens", [4, 3000], ids=["few", "too many to be folded"])
+@pytest.mark.parametrize(("lines", "operator"), [(FORWARD, "Rotary"), (BACKWARD, "RotaryGrad")])
+def test_tables_of_rotary_positions_may_be_constants(lines: str, operator: str, tokens: int) -> None:
+    model = rotation(lines, (2, 3, tokens, 6), (tokens, 6))
+    for name in ("cos", "sin"):
+        model.graph.initializer.append(numpy_helper.from_array(normal(len(name), tokens, 6), name))
+    inputs = [value for value in model.graph.input if value.name == "x"]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    assert same(model) == {f"ortflow.{operator}": 1}
+
+
 @pytest.mark.parametrize(
     ("lines", "dims", "table"),
     [

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import onnx
+from onnx import TensorProto
 
 from ortflow.workflow.graph.ir.edit import attributes_of
-from ortflow.workflow.graph.ir.rewriter import Rewriter, is_last_axis, set_of, width_of
+from ortflow.workflow.graph.ir.rewriter import MOST_AXES, Dims, Rewriter, is_last_axis, set_of, width_of
 
 _SWAP = [0, 2, 1, 3]
 
@@ -155,17 +156,26 @@ def _place(rewriter: Rewriter, pad: onnx.NodeProto) -> int | None:
 
 def _fits(rewriter: Rewriter, found: _Rotation) -> bool:
     """Whether all values are fp32, and the tables have one shape, which does not broadcast the rotated value."""
-    dims, table = rewriter.dims(found.given), rewriter.dims(found.cosine)
-    if not all(rewriter.fits(value) for value in (found.given, found.cosine, found.sine)):
-        return False
-    if dims is None or table is None or rewriter.dims(found.sine) != table or len(table) > len(dims):
+    dims, table = rewriter.dims(found.given), _table(rewriter, found.cosine)
+    if not rewriter.fits(found.given) or dims is None or table is None or _table(rewriter, found.sine) != table:
         return False
     width = width_of(dims)
     return (
-        width is not None
+        len(table) <= len(dims)
+        and width is not None
         and table[-1] == width
         and all(
             size == 1 or (size is not None and size == whole)
             for size, whole in zip(table, dims[len(dims) - len(table) :], strict=True)
         )
     )
+
+
+def _table(rewriter: Rewriter, value: str) -> Dims | None:
+    """Shape of an fp32 table that the graph computes or contains; None for anything else."""
+    tensor = next((each for each in rewriter.graph.initializer if each.name == value), None)
+    if tensor is not None:
+        return (
+            tuple(tensor.dims) if tensor.data_type == TensorProto.FLOAT and 1 <= len(tensor.dims) <= MOST_AXES else None
+        )
+    return rewriter.dims(value) if rewriter.fits(value) else None
