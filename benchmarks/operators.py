@@ -51,6 +51,10 @@ class Case:
     constants: tuple[tuple[int, ...], ...] = ()
     """Shapes of further inputs that are no parameters: running mean 0 and variance 1."""
     outputs: int = 1
+    nodes: tuple[onnx.NodeProto, ...] = ()
+    """What computes `y` from `x` and the further inputs `c0`, `c1`, … if that is more than one operator."""
+    integers: dict[str, int] = field(default_factory=dict)
+    """Constants that `nodes` read, as vectors of one element."""
 
 
 def max_pool(name: str, x: tuple[int, ...], kernel: int, stride: int, pad: int = 0) -> Case:
@@ -110,6 +114,31 @@ def convolution(name: str, x: tuple[int, ...], out: int, kernel: int, stride: in
     return Case(name, x, "Conv", peer, window, ((out, x[1] // group, kernel, kernel),))
 
 
+def rotary(name: str, x: tuple[int, int, int, int]) -> Case:
+    """Of [batch, tokens, heads, size], as transformers writes it."""
+    half, table = x[3] // 2, (x[1], x[3])
+
+    def peer(x: torch.Tensor) -> torch.Tensor:
+        t = x.transpose(1, 2)
+        a, b = t[..., :half], t[..., half:]
+        return t * torch.zeros(table) + torch.cat([-b, a], -1) * torch.ones(table)
+
+    numbers = {"zero": 0, "half": half, "end": 2 * half, "last": 3}
+    nodes = []
+    for operator, given, made, attributes in (
+        ("Transpose", ["x"], "t", {"perm": [0, 2, 1, 3]}),
+        ("Slice", ["t", "zero", "half", "last"], "a", {}),
+        ("Slice", ["t", "half", "end", "last"], "b", {}),
+        ("Neg", ["b"], "n", {}),
+        ("Concat", ["n", "a"], "turned", {"axis": -1}),
+        ("Mul", ["t", "c0"], "along", {}),
+        ("Mul", ["turned", "c1"], "across", {}),
+        ("Add", ["along", "across"], "y", {}),
+    ):
+        nodes.append(helper.make_node(operator, given, [made], made, **attributes))
+    return Case(name, x, "rotary", peer, constants=(table, table), nodes=tuple(nodes), integers=numbers)
+
+
 CASES = (
     max_pool("max pool 3 x 3 / 2, 64 at 112 (resnet)", (4, 64, 112, 112), 3, 2, 1),
     max_pool("max pool 2 x 2 / 2, 64 at 112 (vgg)", (4, 64, 112, 112), 2, 2),
@@ -124,6 +153,7 @@ CASES = (
     group_norm("group norm 32 of 1280 at 4", (2, 1280, 4, 4), 32),
     instance_norm("instance norm 64 at 64", (4, 64, 64, 64)),
     instance_norm("instance norm 256 at 14", (4, 256, 14, 14)),
+    rotary("rotary positions 8 x 64, 512 tokens", (4, 512, 8, 64)),
     rms_norm("RMS norm 512", (4, 512, 512)),
     rms_norm("RMS norm 2048", (2, 1024, 2048)),
     convolution("convolution 3 x 3, 64 at 56", (4, 64, 56, 56), 64, 3, 1, 1),
@@ -139,9 +169,11 @@ def graph_of(case: Case) -> onnx.ModelProto:
     given = {"x": case.x, **{f"p{i}": dims for i, dims in enumerate(case.parameters)}}
     fixed = [numpy_helper.from_array(np.full(dims, i, np.float32), f"c{i}") for i, dims in enumerate(case.constants)]
     names = [*given, *(tensor.name for tensor in fixed)]
+    fixed += [numpy_helper.from_array(np.array([number]), name) for name, number in case.integers.items()]
     outputs = ["y", *(f"y{i}" for i in range(1, case.outputs))]
+    computing = case.nodes or [helper.make_node(case.operator, names, outputs, case.operator, **case.attributes)]
     nodes = [
-        helper.make_node(case.operator, names, outputs, case.operator, **case.attributes),
+        *computing,
         helper.make_node("Mul", ["y", "seed"], ["product"], "product"),
         helper.make_node("ReduceSum", ["product"], ["loss"], "loss", keepdims=0),
     ]
