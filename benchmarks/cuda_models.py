@@ -9,9 +9,10 @@ added to the residual. BERT, Llama and ResNet are exported by `ortflow.export_fo
 same weights on the same batches, AdamW (fused in PyTorch), clipping, the host waiting for each loss; PyTorch by
 autocast to bf16 with its fused attention, ResNet-50 in its channels-last layout. Each candidate has a process of its
 own, so that one that fails or takes longer than `--limit` loses none of the others. Those of `--together` models are
-made ready at the same time and measured one after the other, while the others wait; the losses of the first steps must
-agree. With dropout they do because the models have not learned anything yet: the masks differ from PyTorch's. `prepare`
-makes the graphs in FOLDER, on any machine; `measure` uses them.
+made ready at the same time and measured one after the other, while the others wait; with `--apart` each has the GPU's
+memory to itself. The losses of the first steps must agree. With dropout they do because the models have not learned
+anything yet: the masks differ from those of PyTorch. `prepare` makes the graphs in FOLDER, `measure` uses them, on any
+machine.
 """
 
 from __future__ import annotations
@@ -300,67 +301,78 @@ class Candidate:
         return self.wait_for(2, until)
 
 
-def measure(names: list[str], options: argparse.Namespace, folder: Path) -> bool:
-    """Print the lines of models that are made ready together; whether all was measured."""
-    until = time.monotonic() + options.limit
-    running = []
-    for name in names:
-        for candidate in CANDIDATES:
-            if candidate in options.without:
-                continue
-            command = [sys.executable, __file__, "child", "--only", name, "--candidate", candidate]
-            command += ["--folder", str(folder), "--rounds", str(options.rounds)]
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-            running.append(Candidate(name, candidate, process))
-            threading.Thread(target=running[-1].listen, daemon=True).start()
-    whole = True
-    try:
-        ready = [each.wait_for(1, until) for each in running]
-        late = [first is None and each.process.poll() is None for each, first in zip(running, ready, strict=True)]
-        for each, first in zip(running, ready, strict=True):
-            if first is None:
-                # The others are measured alone.
+def begin(name: str, candidate: str, options: argparse.Namespace, folder: Path) -> Candidate:
+    """Start the process of a candidate."""
+    command = [sys.executable, __file__, "child", "--only", name, "--candidate", candidate]
+    command += ["--folder", str(folder), "--rounds", str(options.rounds)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    made = Candidate(name, candidate, process)
+    threading.Thread(target=made.listen, daemon=True).start()
+    return made
+
+
+class Table:
+    """What was measured of models, and the losses of the first candidate of each."""
+
+    def __init__(self) -> None:
+        self.whole = True
+        self._losses: dict[str, list[float]] = {}
+        self._times: dict[str, dict[str, float]] = {}
+
+    def measure(self, candidates: list[tuple[str, str]], options: argparse.Namespace, folder: Path) -> None:
+        """Print the lines of candidates that are made ready together."""
+        until = time.monotonic() + options.limit
+        running = [begin(*each, options, folder) for each in candidates]
+        try:
+            ready = [each.wait_for(1, until) for each in running]
+            late = [first is None and each.process.poll() is None for each, first in zip(running, ready, strict=True)]
+            for each, first in zip(running, ready, strict=True):
+                if first is None:
+                    # The others are measured alone.
+                    each.process.kill()
+                    each.process.wait()
+            for each, first, is_late in zip(running, ready, late, strict=True):
+                self._line(each, first, late=is_late)
+        finally:
+            for each in running:
                 each.process.kill()
                 each.process.wait()
-        reference = {
-            each.name: found["losses"] for each, found in reversed([*zip(running, ready, strict=True)]) if found
-        }
-        times: dict[str, dict[str, float]] = {name: {} for name in names}
-        for each, first, is_late in zip(running, ready, late, strict=True):
-            title = f"{each.name}, batch {CASES[each.name].batch}, {each.candidate:14}"
-            found = each.measured(time.monotonic() + 60) if first else None
-            if first is None or found is None:
-                print(f"{title} {'took too long' if is_late else 'failed'}", *each.words[-12:], sep="\n  ", flush=True)
-                whole = False
-                continue
-            losses = first["losses"]
-            apart = max(abs(a - b) / abs(b) for a, b in zip(losses, reference[each.name], strict=True))
-            seconds = statistics.median(found["seconds"])
-            print(
-                f"{title} {1e3 * seconds:8.2f} ms a step, {CASES[each.name].batch / seconds:10,.1f} samples a second"
-                f" (first {FIRST + MORE} steps {first['ready']:.1f} s; losses {apart:.1e} from the first line's)",
-                flush=True,
-            )
-            for line in each.words if each.candidate == "ortflow" else ():
-                print(f"  {line}", flush=True)
-            if not (np.isfinite(losses).all() and apart < AGREEMENT):
-                print(f"  the losses differ, so this time means nothing: {losses}, {reference[each.name]}", flush=True)
-                whole = False
-                continue
-            times[each.name][each.candidate] = seconds
-            each.process.kill()
-    finally:
-        for each in running:
-            each.process.kill()
-            each.process.wait()
-    for name, found_times in times.items():
-        peers = {key: value for key, value in found_times.items() if key != "ortflow"}
-        if peers and "ortflow" in found_times:
-            best = min(peers, key=peers.__getitem__)
-            print(f"{name}: {best} / ortflow = {peers[best] / found_times['ortflow']:.2f}", flush=True)
-    return whole
+
+    def _line(self, each: Candidate, first: dict[str, Any] | None, *, late: bool) -> None:
+        batch = CASES[each.name].batch
+        title = f"{each.name}, batch {batch}, {each.candidate:14}"
+        found = each.measured(time.monotonic() + 60) if first else None
+        if first is None or found is None:
+            print(f"{title} {'took too long' if late else 'failed'}", *each.words[-12:], sep="\n  ", flush=True)
+            self.whole = False
+            return
+        losses = first["losses"]
+        reference = self._losses.setdefault(each.name, losses)
+        apart = max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
+        seconds = statistics.median(found["seconds"])
+        print(
+            f"{title} {1e3 * seconds:8.2f} ms a step, {batch / seconds:10,.1f} samples a second"
+            f" (first {FIRST + MORE} steps {first['ready']:.1f} s; losses {apart:.1e} from the first line's)",
+            flush=True,
+        )
+        for line in each.words if each.candidate == "ortflow" else ():
+            print(f"  {line}", flush=True)
+        if not (np.isfinite(losses).all() and apart < AGREEMENT):
+            print(f"  the losses differ, so this time means nothing: {losses}, {reference}", flush=True)
+            self.whole = False
+            return
+        self._times.setdefault(each.name, {})[each.candidate] = seconds
+        each.process.kill()
+
+    def ratios(self) -> None:
+        """Print, for each model, the best peer's time over ortflow's."""
+        for name, times in self._times.items():
+            peers = {key: value for key, value in times.items() if key != "ortflow"}
+            if peers and "ortflow" in times:
+                best = min(peers, key=peers.__getitem__)
+                print(f"{name}: {best} / ortflow = {peers[best] / times['ortflow']:.2f}", flush=True)
 
 
 def main() -> None:
@@ -372,6 +384,7 @@ def main() -> None:
     parser.add_argument("--candidate", choices=CANDIDATES, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--together", type=int, default=1, help="models that are made ready at the same time")
+    parser.add_argument("--apart", action="store_true", help="one candidate after the other, where memory is scarce")
     parser.add_argument("--limit", type=float, default=600, help="seconds until all of these are ready")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
@@ -379,14 +392,18 @@ def main() -> None:
     if options.what == "child":
         child(options.only[0], options.candidate, options.folder / options.only[0], options.rounds)
         return
-    whole = True
+    table = Table()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         for name in options.only if options.what != "measure" else ():
             prepare(name, folder / name)
         for start in range(0, len(options.only) if options.what != "prepare" else 0, options.together):
-            whole = measure(options.only[start : start + options.together], options, folder) and whole
-    if not whole:
+            names = options.only[start : start + options.together]
+            candidates = [(name, each) for name in names for each in CANDIDATES if each not in options.without]
+            for group in [[each] for each in candidates] if options.apart else [candidates]:
+                table.measure(group, options, folder)
+    table.ratios()
+    if not table.whole:
         raise SystemExit("not all of it was measured")
 
 
