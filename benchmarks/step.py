@@ -94,7 +94,8 @@ def make_graphs(
     """The graphs of the example's model, as step configure makes them."""
     onnx.save(build(config), folder / "model.onnx")
     spec = run_file(batch, folder, on_gpus=on_gpus, precision=precision)
-    return graphs_of(spec, folder, on_gpus=on_gpus), spec
+    lengths = {"tokens": config.context, "labels": config.context}
+    return graphs_of(spec, folder, on_gpus=on_gpus, lengths=lengths), spec
 
 
 def run_file(batch: int, folder: Path, *, on_gpus: bool = False, precision: str = "fp32") -> RunSpec:

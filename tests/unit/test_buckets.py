@@ -140,6 +140,9 @@ class Sums:
     def begin_all_reduce(self, buffer: Any) -> None:
         self.done.append((buffer.pointer, buffer.count))
 
+    def sum_parts(self, buffers: Sequence[Any]) -> None:
+        self.done += [(buffer.pointer, buffer.count) for buffer in buffers]
+
     def join(self) -> None:
         self.done.append("join")
 
@@ -150,7 +153,7 @@ def test_every_element_is_summed_once_in_the_order_of_ranks_without_samples(orde
     sync = device.allocate(INDEX.trained + 100, np.float32)
     found = buckets_of(INDEX, 256)
     buckets = [found[place] for place in order]
-    overlap = Overlap(sums, sync, INDEX.trained, buckets)  # type: ignore[arg-type]
+    overlap = Overlap(sums, sums, sync, INDEX.trained, buckets)  # type: ignore[arg-type]
     at = [sync.pointer + 4 * bucket.start for bucket in buckets]
     # A check of the gradient, on one rank alone, sums nothing.
     for number in range(len(buckets)):
@@ -174,7 +177,7 @@ def test_a_gradient_outside_of_its_bucket_is_refused() -> None:
     device, sums = fake_device(FakeCuda()), Sums()
     sync = device.allocate(INDEX.trained + 100, np.float32)
     buckets = buckets_of(INDEX, 256)
-    overlap = Overlap(sums, sync, INDEX.trained, buckets)  # type: ignore[arg-type]
+    overlap = Overlap(sums, sums, sync, INDEX.trained, buckets)  # type: ignore[arg-type]
     overlap.begin()
     with pytest.raises(OrtflowError, match="not where or when"):
         overlap.ready(0, [sync.pointer + 4 * buckets[1].start])

@@ -128,6 +128,7 @@ def build_graphs(
         vocabulary={**table_bounds(forward.graph, integers), **bounds},
         metrics=with_outputs(section.metrics),
         padded=spec.data.last_batch == "pad",
+        lengths={i.name: lengths[i.name] for i in inputs if lengths and i.name in lengths},
         user_optimizer_graph=section.graphs.optimizer is not None,
     )
     write_files(result, files, source.tensors)

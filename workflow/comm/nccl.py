@@ -177,6 +177,10 @@ class NcclCommunicator(StagedCommunicator):
         element = BFLOAT16 if bfloat16 else TYPES[source.dtype.name]
         self._on([(name, given, made, count, element, *operation)], self.device.stream)
 
+    def sum_parts(self, buffers: Sequence[CudaBuffer]) -> None:
+        """Queue sums over the ranks, in place, together. May be captured; `watch` must be called after each launch."""
+        self._on([("ncclAllReduce", *_place(buffer), SUM) for buffer in buffers], self.device.stream)
+
     def broadcast_parts(self, parts: Sequence[tuple[int, int, int]], stream: int) -> None:
         """Queue broadcasts on a stream, together. May be captured; `watch` must be called after each launch.
 
@@ -222,6 +226,10 @@ class NcclCommunicator(StagedCommunicator):
         if below.world_size == 1:
             return SoloCommunicator()
         return self._connected(below)
+
+    def beside(self, most_blocks: int) -> NcclCommunicator:
+        """Another communicator of the same ranks, for sums beside passes; closed with this one. See `Config`."""
+        return self._connected(self.below, most_blocks)
 
     def _connected(self, below: Communicator, most_blocks: int | None = None) -> NcclCommunicator:
         made = NcclCommunicator(

@@ -2,7 +2,8 @@
  * places i are sorted by index, by digits of BITS bits from the lowest on, each of which keeps the order so far (`count`
  * and `scatter` for each); `bounds` finds where an index begins; `runs` sums each piece of RUN sorted places that has one
  * index; `rows` sums what a row of the table gets. An index outside of the table has the key `height`, and makes the whole
- * gradient no number. G: of the gradient, D: of the table's, A: of what is added to it if ADDS. */
+ * gradient no number. G: of the gradient, D: of the table's, A: of what is added to it if ADDS, which may lie in the
+ * table's own memory. */
 #define DIGITS (1 << BITS)
 #define THREADS 512
 #define WARPS (THREADS / 32)
@@ -142,14 +143,16 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(256)
     rows(const u32 *__restrict__ keys, const u32 *__restrict__ places, const int *__restrict__ starts,
-         const G *__restrict__ gradient, const float *__restrict__ part, const A *__restrict__ addend,
-         D *__restrict__ table, i64 entries, i64 height, i64 width, int run) {
+         const G *__restrict__ gradient, const float *__restrict__ part, const A *addend, D *table, i64 entries,
+         i64 height, i64 width, int run) {
     const i64 row = (i64)blockIdx.x * GROUPS + threadIdx.x / LANES, first = (i64)blockIdx.y * TILE;
     if (row >= height) return;
     const int start = starts[row], end = starts[row + 1];
     const int whole = min(end, (int)(((i64)start + run - 1) / run * run)), rest = max(whole, end / run * run);
+    const bool outside = entries && keys[entries - 1] == height;
+    if (ADDS && start == end && !outside && (const void *)addend == (const void *)table) return;
     float sums[COUNT];
-    const float before = entries && keys[entries - 1] == height ? NO_NUMBER : 0;
+    const float before = outside ? NO_NUMBER : 0;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) sums[i] = before;
     if (ADDS) add_row(sums, addend + row * width, first, width);

@@ -127,6 +127,12 @@ class Call:
         if self._owner.on_bucket is not None:
             self._owner.on_bucket(bucket, gradients)
 
+    def rows(self, table: int, indices: Tensor, gradient: Tensor) -> None:
+        """Hand over the gradient of rows of a table, which lies in these tensors until the next node runs."""
+        if self._owner.on_rows is None:
+            raise OrtflowError(f"nobody adds up the gradient of table {table}")
+        self._owner.on_rows(table, indices, gradient)
+
     def shards(self, channel: int) -> Shards:
         """What exchanges parameters and gradients for the graph of this channel."""
         found = self._owner.shards.get(channel)
@@ -158,6 +164,20 @@ class Call:
         self._owner.launch(source, function, grid, block, arguments, shared, options)
 
 
+class PlacedCall(Call):
+    """One execution of an operator outside of a session. Its output is memory at a given address."""
+
+    def __init__(self, owner: Operators, inputs: Sequence[Tensor | None], target: Tensor) -> None:
+        super().__init__(owner, 0, inputs, [target.type])
+        self._target = target
+
+    def output(self, place: int, shape: Sequence[int]) -> int:
+        """Device pointer to the only output. Raises OrtflowError if it has another shape."""
+        if place or tuple(shape) != self._target.shape:
+            raise OrtflowError(f"output {place} has shape {list(shape)}, and its memory {list(self._target.shape)}")
+        return self._target.pointer
+
+
 class Operators:
     """Our operators on the process's GPU. If `path` is None there are none, and `note` says why."""
 
@@ -166,6 +186,8 @@ class Operators:
         self.path = None
         self.on_bucket: Callable[[int, Sequence[int]], None] | None = None
         """Called where a bucket of the gradient is complete, with its number and device pointers; None: nobody sums."""
+        self.on_rows: Callable[[int, Tensor, Tensor], None] | None = None
+        """See `Call.rows`."""
         self.on_collective: Callable[[int, int, int, Tensor, int], None] | None = None
         """See `Call.collect`; None if no ranks are connected."""
         self.shards: dict[int, Shards] = {}

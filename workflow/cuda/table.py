@@ -22,6 +22,7 @@ from ortflow.workflow.cuda import (
     softmax,
     squares,
     sums,
+    table_rows,
 )
 from ortflow.workflow.cuda.operators import Operator
 
@@ -56,6 +57,7 @@ OPERATORS: Mapping[str, type[Operator]] = {
     "ShardsSend": shards.ShardsSend,
     "SquareSum": squares.SquareSum,
     "TableGrad": embedding.TableGrad,
+    "TableRows": table_rows.TableRows,
     "Softmax": softmax.Softmax,
     "SoftmaxGrad": softmax.SoftmaxGrad,
 }

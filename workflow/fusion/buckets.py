@@ -22,6 +22,8 @@ from ortflow.workflow.layout import Entry, FlatIndex
 OPERATOR = "BucketReady"
 TOKEN = "ortflow.buckets"
 """Output that the last bucket's node makes: without a reader ONNX Runtime would drop the nodes."""
+ROWS = "TableRows"
+"""The operator of `table_rows`, whose nodes are brought into the order of all ranks with the others."""
 LEAST = 6_000_000
 """Elements of a bucket: 24 MB of fp32, from which an all-reduce over NVLink comes near its full rate."""
 MOST_INPUTS = 60
@@ -37,18 +39,19 @@ class Bucket:
     names: tuple[str, ...]
 
 
-def buckets_of(index: FlatIndex, least: int = LEAST) -> list[Bucket]:
+def buckets_of(index: FlatIndex, least: int = LEAST, alone: Collection[str] = ()) -> list[Bucket]:
     """The trained tensors in pieces of at least `least` elements, in the order of the flat buffer.
 
-    A piece ends with its group: the vectors behind the matrices are complete only at the end of the backward pass. They
-    cover [0, index.trained) without gaps.
+    A piece ends with its group: the vectors behind the matrices are complete only at the end of the backward pass. Each
+    tensor of `alone` is a piece. They cover [0, index.trained) without gaps.
     """
     trained = [entry for entry in index if entry.offset < index.trained]
     pieces: list[list[Entry]] = []
     for entry in trained:
         last = pieces[-1] if pieces else []
         size = entry.offset - last[0].offset if last else 0
-        if not last or size >= least or last[0].tensor.group != entry.tensor.group:
+        apart = entry.name in alone or (last and last[0].name in alone)
+        if not last or apart or size >= least or last[0].tensor.group != entry.tensor.group:
             pieces.append([entry])
         else:
             last.append(entry)
@@ -76,27 +79,36 @@ def with_buckets(model: onnx.ModelProto, buckets: Sequence[Bucket]) -> tuple[onn
         return max((made.get(gradient_of(name), -1) for name in bucket.names), default=-1)
 
     order = sorted((bucket for bucket in buckets if complete(bucket) >= 0), key=complete)
+    ends: list[tuple[int, int]] = [(complete(bucket), number) for number, bucket in enumerate(order)]
+    ends += [
+        (place, -1) for place, node in enumerate(graph.node) if node.op_type == ROWS and node.domain == CUDA_DOMAIN
+    ]
     behind: dict[int, list[onnx.NodeProto]] = {}
     token: list[str] = []
-    for number, bucket in enumerate(order):
-        gradients = [name for name in map(gradient_of, bucket.names) if name in made]
+    for place, number in sorted(ends):
+        if number < 0:
+            graph.node[place].input.extend(token)
+            token = [graph.node[place].output[0]]
+            continue
+        gradients = [name for name in map(gradient_of, order[number].names) if name in made]
         parts = [gradients[at : at + MOST_INPUTS] for at in range(0, len(gradients), MOST_INPUTS)]
         for part_number, part in enumerate(parts):
-            last = part_number == len(parts) - 1
-            out = TOKEN if last and number == len(order) - 1 else f"{TOKEN}.{number}.{part_number}"
+            out = f"{TOKEN}.{number}.{part_number}"
             node = helper.make_node(
-                OPERATOR, [*part, *token], [out], out, domain=CUDA_DOMAIN, bucket=number if last else -1,
-                gradients=len(part),
+                OPERATOR, [*part, *token], [out], out, domain=CUDA_DOMAIN, gradients=len(part),
+                bucket=number if part_number == len(parts) - 1 else -1,
             )  # fmt: skip
-            behind.setdefault(complete(bucket), []).append(node)
-            if out != TOKEN:
-                graph.value_info.append(helper.make_tensor_value_info(out, TensorProto.FLOAT, [1]))
+            behind.setdefault(place, []).append(node)
+            graph.value_info.append(helper.make_tensor_value_info(out, TensorProto.FLOAT, [1]))
             token = [out]
     nodes: list[onnx.NodeProto] = []
     for place, node in enumerate(graph.node):
         nodes += [node, *behind.get(place, ())]
+    for node in nodes if token else ():
+        node.output[:] = [TOKEN if name == token[0] else name for name in node.output]
     replace(graph.node, nodes)
     if token:
+        replace(graph.value_info, [value for value in graph.value_info if value.name != token[0]])
         graph.output.append(helper.make_tensor_value_info(TOKEN, TensorProto.FLOAT, [1]))
     import_domain(copy, CUDA_DOMAIN)
     return copy, order

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class GraphSet:
     """Metrics with outputs `ortflow.<metric>_sum` and `ortflow.<metric>_weight` in the evaluation graph."""
     padded: bool = False
     """Whether the graphs have the input `ortflow.valid`."""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """Input name -> length of its samples, where all have one and the model does not say it."""
     user_optimizer_graph: bool = False
     """Whether `optimizer.onnx` is the user's own."""
 
@@ -112,6 +115,17 @@ class GraphSet:
         """Scales and clips the flat gradients."""
         return self.root / "gradient.onnx"
 
+    def elements(self, rows: int) -> dict[str, int]:
+        """Input name -> elements of a micro-batch of so many samples, where that is known."""
+        found = {}
+        for each in self.inputs:
+            free = each.shape[1:].count(None)
+            length = self.lengths.get(each.name)
+            if free > (length is not None):
+                continue
+            found[each.name] = rows * prod(length or 0 if dim is None else dim for dim in each.shape[1:])
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """The set as JSON-serialisable data, without its folder."""
         return {
@@ -122,6 +136,7 @@ class GraphSet:
             "vocabulary": dict(self.vocabulary),
             "metrics": list(self.metrics),
             "padded": self.padded,
+            "lengths": dict(self.lengths),
             "user_optimizer_graph": self.user_optimizer_graph,
         }
 
@@ -142,5 +157,6 @@ class GraphSet:
             vocabulary=data["vocabulary"],
             metrics=tuple(data["metrics"]),
             padded=data["padded"],
+            lengths=data.get("lengths", {}),
             user_optimizer_graph=data["user_optimizer_graph"],
         )

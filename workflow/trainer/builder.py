@@ -77,7 +77,8 @@ class GraphBuilder(TrainerBuilder):
         if self._context.export_path is not None:
             _check_export(self._context.export_path, spec)
         lengths = lengths_of(dataset, spec.data.train.columns)
-        fingerprint = fingerprint_of(spec, lengths if spec.parallel.sequence_parallel else {})
+        depends = spec.parallel.sequence_parallel or spec.on_gpus
+        fingerprint = fingerprint_of(spec, lengths if depends else {})
         if before is not None and before.fingerprint == fingerprint:
             fault = damage(folder, before.files)
             if fault is None:

@@ -111,22 +111,20 @@ class QueuedTrainer(GraphTrainer):
             return super()._open_train()
         found, model = None, self._with_rounded(onnx.load(form))
         if self._spec.accumulation == 1 and self._train_path == self._graphs.train:
-            found = overlapped(self._sessions, self._comm, model, self.index)
+            elements = self._graphs.elements(self._spec.data.micro_batch)
+            found = overlapped(self._sessions, self._comm, model, self.index, elements)
         if found is None:
             return self._sessions.open(model.SerializeToString())
-        content, buckets = found
         operators = self._sessions.operators
         assert isinstance(self._comm, NcclCommunicator)
         assert operators is not None
         assert isinstance(self._sync, CudaBuffer)
-        self._overlap = Overlap(self._comm, self._sync, self.index.trained, buckets)
-        operators.on_bucket = self._overlap.ready
+        self._overlap = found.sums(self._comm, operators, self._sync, self.index)
+        operators.on_bucket, operators.on_rows = self._overlap.ready, self._overlap.rows
         self._sum_token = self._device.allocate(1, np.float32)
         if self._comm.rank == 0:
-            self._report.note(
-                f"the gradient is summed over the ranks in {len(buckets)} buckets during the backward pass"
-            )
-        return self._sessions.open(content)
+            self._report.note(found.note())
+        return self._sessions.open(found.content)
 
     def _with_rounded(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """A training graph that reads parameters in 16 bits if it rounds any."""
@@ -407,7 +405,7 @@ class QueuedTrainer(GraphTrainer):
         """See the protocol."""
         super().end_training()
         if self._overlap is not None and (operators := self._sessions.operators) is not None:
-            operators.on_bucket = None
+            operators.on_bucket = operators.on_rows = None
         self._overlap = self.rounded = None
         del self._scale_gradient, self._loss, self._result
 

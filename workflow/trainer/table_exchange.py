@@ -1,0 +1,96 @@
+"""Adds up the gradients of a table's looked-up rows over the ranks' GPUs: see `ortflow.workflow.fusion.table_rows`.
+
+Every rank gets the indices and rows of all, in the order of ranks, and adds them in that order, so that all have the
+same bits. A micro-batch with fewer samples, or none, fills the rest with zeros for row 0. May be captured.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.cuda.embedding import TableGrad
+from ortflow.workflow.cuda.operators import Operators, PlacedCall, Tensor
+from ortflow.workflow.cuda.source import BYTES
+from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.fusion.table_rows import TableRows
+from ortflow.workflow.graph.ir.collective import Kind
+
+_INDEX = np.dtype(np.int64)
+_STORED = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: np.uint16}
+"""How numpy stores rows."""
+
+
+class TableExchange:
+    """The gradient of one look-up.
+
+    Parameters
+    ----------
+    rows
+        The look-up.
+    communicator, device, operators
+        All ranks, and this rank's GPU.
+    gradient
+        The table's part of the flat gradient.
+    shape
+        The table's rows, and elements of a row.
+    """
+
+    def __init__(
+        self,
+        rows: TableRows,
+        communicator: NcclCommunicator,
+        device: CudaDevice,
+        operators: Operators,
+        gradient: CudaBuffer,
+        shape: tuple[int, int],
+    ) -> None:
+        self._rows, self._comm, self._device, self._operators = rows, communicator, device, operators
+        self._operator, self._width = TableGrad({"rows": shape[0]}), shape[1]
+        self._table = Tensor(gradient.pointer, shape, TensorProto.FLOAT)
+        ranks, rank = communicator.world_size, communicator.rank
+        counts = rows.entries, rows.entries * self._width
+        kinds = _INDEX, np.dtype(_STORED[rows.kind])
+        self._all = [device.allocate(ranks * count, kind) for count, kind in zip(counts, kinds, strict=True)]
+        self._own = [
+            buffer.slice(rank * count, (rank + 1) * count) for buffer, count in zip(self._all, counts, strict=True)
+        ]
+
+    def put(self, indices: Tensor, gradient: Tensor) -> None:
+        """Queue copies of what this rank gives. Raises OrtflowError if it is more than was announced."""
+        count = int(np.prod(indices.shape))
+        if count > self._rows.entries:
+            raise OrtflowError(f"{count:,} indices of {self._rows.table!r} and not {self._rows.entries:,} at most")
+        sizes = count * _INDEX.itemsize, count * self._width * BYTES[self._rows.kind]
+        for buffer, given, size in zip(self._own, (indices, gradient), sizes, strict=True):
+            if size:
+                self._operators.copy(buffer.pointer, given.pointer, size)
+            if size < buffer.size:
+                self._device.zero(buffer.pointer + size, buffer.size - size)
+
+    def put_nothing(self) -> None:
+        """The same without samples."""
+        for buffer in self._own:
+            self._device.zero(buffer.pointer, buffer.size)
+
+    def gather(self) -> None:
+        """Queue the exchange."""
+        half = self._rows.kind == TensorProto.BFLOAT16
+        for own, every, bfloat16 in zip(self._own, self._all, (False, half), strict=True):
+            self._comm.collect(Kind.ALL_GATHER, own, every, bfloat16=bfloat16)
+
+    def add(self) -> None:
+        """Queue the sum of what was gathered, behind everything that computes the rest of the table's gradient."""
+        indices, gradient = self._all
+        count = indices.count
+        self.add_these(
+            Tensor(indices.pointer, (count,), TensorProto.INT64),
+            Tensor(gradient.pointer, (count, self._width), self._rows.kind),
+        )
+
+    def add_these(self, indices: Tensor, gradient: Tensor) -> None:
+        """The same for one rank's tensors."""
+        given = [indices, gradient, *([self._table] if self._rows.adds else [])]
+        self._operator.run(PlacedCall(self._operators, given, self._table))
