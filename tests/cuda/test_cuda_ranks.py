@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gpu_tables
 import numpy as np
 import pytest
 from gpu_ranks import trained
@@ -114,3 +115,20 @@ def test_what_one_gpu_cannot_capture_none_launches(small: Path, way: str) -> Non
             np.testing.assert_array_equal(mine[name], values, err_msg=name)
     _, log = failed[0]
     assert any(mentions(line, "a micro-batch … not captured … rank 1") for line in log), log
+
+
+def test_looked_up_rows_are_exchanged_in_place_of_tables(small: Path) -> None:
+    """Of a table that is the output layer too and of another one, also where a rank has fewer samples or none."""
+    folder = small / "tables"
+    folder.mkdir()
+    rows, queued, whole = (trained(folder, way, program=gpu_tables.__file__) for way in ("rows", "queued", "whole"))
+    assert any(mentions(line, "of shared, other the ranks exchange the rows") for line in rows[0][1]), rows[0][1]
+    assert any(mentions(line, "a micro-batch is captured as a CUDA graph") for line in rows[0][1]), rows[0][1]
+    assert not any("exchange the rows" in line for line in whole[0][1])
+    for (mine, _), (again, _), (theirs, _) in zip(rows, queued, whole, strict=True):
+        for name in mine:
+            np.testing.assert_array_equal(mine[name], again[name], err_msg=name)
+            np.testing.assert_array_equal(mine[name], rows[0][0][name], err_msg=f"{name} of the ranks")
+        # Sums of the same halves, in another order; the output layer's part is not rounded to one.
+        for name in ("losses", "norms"):
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=3e-3, err_msg=name)

@@ -40,9 +40,11 @@ STEPS, ROWS = 12, 8
 CHANGES: dict[str, Any] = {"train__clip_norm": 1.0, "data__last_batch": "drop"}
 
 
-def trained(folder: Path, way: str, ranks: int = 2) -> list[tuple[dict[str, npt.NDArray[Any]], list[str]]]:
+def trained(
+    folder: Path, way: str, ranks: int = 2, program: str = __file__
+) -> list[tuple[dict[str, npt.NDArray[Any]], list[str]]]:
     """What each rank has afterwards (`losses`, `norms` and flat buffers), and its log."""
-    on_ranks(ranks, __file__, str(folder), way)
+    on_ranks(ranks, program, str(folder), way)
     return [
         (dict(np.load(folder / f"{way}-{rank}.npz")), json.loads((folder / f"{way}-{rank}.log").read_text()))
         for rank in range(ranks)

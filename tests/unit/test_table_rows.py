@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import onnx
 import pytest
 from emulated_cuda import EmulatedCall, Memory, needs_emulation, to_bytes
 from fake_cuda import fake_device
+from gpu_tables import LENGTH, tables_in
 from lazy_cuda import LazyCuda, LazyNccl
 from onnx import TensorProto, helper
 from thread_wire import on_threads
@@ -24,6 +26,7 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import OPERATOR, ROWS, TOKEN, buckets_of, with_buckets
 from ortflow.workflow.fusion.table_rows import TableRows, with_rows
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.types import half_of
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.trainer.overlap import BLOCKS, Overlap
 from ortflow.workflow.trainer.table_exchange import TableExchange
@@ -285,3 +288,12 @@ def test_outside_of_a_step_a_rank_adds_its_own_rows() -> None:
 
     on_threads(1, program)
     assert "ncclAllGather" not in library.calls
+
+
+def test_tables_are_found_in_what_is_built(tmp_path: Path) -> None:
+    graphs = tables_in(tmp_path)
+    form, elements = onnx.load(half_of(graphs.train)), graphs.elements(8)
+    _, rows = with_rows(form, graphs.index, elements, 2, least=1)
+    entries = 8 * LENGTH
+    assert rows == [TableRows("shared", entries, BF16, adds=True), TableRows("other", entries, BF16, adds=False)]
+    assert elements == {"ids": entries, "labels": 8}
