@@ -35,6 +35,8 @@ class FakeCuda:
         self.gpus, self.driver, self.claimed, self.failing = gpus, driver, claimed, dict(failing or {})
         self.blocks: dict[int, Any] = {}
         self.pinned: dict[int, Any] = {}
+        self.opened: list[int] = []
+        """Memory of other processes, which are threads here."""
         self.used: list[int] = []
         self.streams: list[int] = []
         self.events: dict[int, int] = {}
@@ -185,6 +187,20 @@ class FakeCuda:
         assert stream.value in self.streams
         self.calls.append(("cudaStreamWaitEvent", event.value))
         return self._code("cudaStreamWaitEvent")
+
+    def cudaIpcGetMemHandle(self, place: Any, pointer: Any) -> int:  # noqa: N802
+        assert pointer.value in self.blocks
+        ctypes.memmove(ctypes.addressof(place._obj), pointer.value.to_bytes(64, "little"), 64)
+        return self._code("cudaIpcGetMemHandle")
+
+    def cudaIpcOpenMemHandle(self, place: Any, handle: Any, flags: int) -> int:  # noqa: N802
+        assert flags == 1
+        self.opened.append(int.from_bytes(bytes(handle), "little"))
+        return self._give("cudaIpcOpenMemHandle", place, self.opened[-1])
+
+    def cudaIpcCloseMemHandle(self, pointer: Any) -> int:  # noqa: N802
+        self.opened.remove(pointer.value)
+        return self._code("cudaIpcCloseMemHandle")
 
     def cudaStreamBeginCapture(self, stream: Any, mode: int) -> int:  # noqa: N802
         assert self.recording is None

@@ -433,6 +433,10 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
         yield from launched("MaxPoolGrad", [(of_pool, kind), (of_image, kind), (of_pool, kind)], [kind], **windows)
         if kind != FLOAT:
             yield source.source("convolution", (("X", kind),)), "widen"
+    for ranks in (2, 8):
+        numbers = ("RANKS", ranks), ("RANK", ranks - 1), ("VECTOR", 4)
+        for function in ("next_step", "tell", "wait_for", "add_up"):
+            yield source.source("peers", (), numbers), function
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])

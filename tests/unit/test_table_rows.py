@@ -28,7 +28,7 @@ from ortflow.workflow.fusion.table_rows import TableRows, with_rows
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.types import half_of
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.trainer.overlap import BLOCKS, Overlap
+from ortflow.workflow.trainer.overlap import Overlap
 from ortflow.workflow.trainer.table_exchange import TableExchange
 
 FLOAT, BF16, INT64 = TensorProto.FLOAT, TensorProto.BFLOAT16, TensorProto.INT64
@@ -236,7 +236,7 @@ def test_every_rank_has_the_sum_of_all_rows_and_buckets(counts: tuple[int, ...],
         given = TableRows("table", ENTRIES, kind, adds)
         part = sync.slice(0, HEIGHT * WIDTH)
         table = TableExchange(given, world, device, kernels, part, (HEIGHT, WIDTH))
-        overlap = Overlap(world, world.beside(BLOCKS), sync, INDEX.trained, buckets, [table])
+        overlap = Overlap(world, world, sync, INDEX.trained, buckets, [table])
         flat, indices, gradient = of(below.rank)
         kept: list[Any] = []
         for _ in range(2):
@@ -254,7 +254,6 @@ def test_every_rank_has_the_sum_of_all_rows_and_buckets(counts: tuple[int, ...],
         return found
 
     assert len(set(on_threads(ranks, program))) == 1
-    assert library.blocks.count(BLOCKS) == ranks
 
 
 @needs_emulation
@@ -272,7 +271,7 @@ def test_outside_of_a_step_a_rank_adds_its_own_rows() -> None:
         rows = TableRows("table", ENTRIES, BF16, adds=True)
         part = sync.slice(0, HEIGHT * WIDTH)
         table = TableExchange(rows, world, device, kernels, part, (HEIGHT, WIDTH))
-        overlap = Overlap(world, world.beside(BLOCKS), sync, INDEX.trained, buckets_of(INDEX, 1), [table])
+        overlap = Overlap(world, world, sync, INDEX.trained, buckets_of(INDEX, 1), [table])
         sync.fill(1)
         kept: list[Any] = []
         # More than a step's micro-batch has.

@@ -10,7 +10,7 @@ import ctypes
 import glob
 import site
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ortflow.workflow.comm import Communicator, Link, Request
@@ -104,6 +104,8 @@ class NcclCommunicator(StagedCommunicator):
         self.one_host = one_host
         """Over the network, NCCL's collectives call functions on the host, which a captured step must not."""
         self._nccl, self.device = library, device
+        self.at_end: list[Callable[[], None]] = []
+        """Called when the communicator is aborted, so that nothing waits on the GPU any longer."""
         self._limits = limit, period
         self._subsets: list[NcclCommunicator] = []
         self._links: dict[Link, NcclLink] = {}
@@ -226,10 +228,6 @@ class NcclCommunicator(StagedCommunicator):
         if below.world_size == 1:
             return SoloCommunicator()
         return self._connected(below)
-
-    def beside(self, most_blocks: int) -> NcclCommunicator:
-        """Another communicator of the same ranks, for sums beside passes; closed with this one. See `Config`."""
-        return self._connected(self.below, most_blocks)
 
     def _connected(self, below: Communicator, most_blocks: int | None = None) -> NcclCommunicator:
         made = NcclCommunicator(
@@ -358,6 +356,8 @@ class NcclCommunicator(StagedCommunicator):
 
     def _end(self) -> None:
         """Abort the communicator, which ends kernels that wait for other ranks."""
+        for each in self.at_end:
+            each()
         world, self._world = self._world, ctypes.c_void_p()
         if world:
             self._nccl.ncclCommAbort(world)

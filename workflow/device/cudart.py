@@ -20,6 +20,8 @@ _NON_BLOCKING = 1
 _WITHOUT_TIMES = 2
 """cudaEventDisableTiming."""
 _NOT_READY = 600
+_OPENS_ACCESS = 1
+"""cudaIpcMemLazyEnablePeerAccess."""
 _THREAD_LOCAL = 1
 """cudaStreamCaptureMode: calls that cannot be captured fail, but only in the capturing thread."""
 _MAJOR, _MINOR = 75, 76
@@ -146,6 +148,22 @@ class Runtime:
     def free(self, pointer: int) -> None:
         """Give back what `allocate` gave."""
         self._free("cudaFree", pointer)
+
+    def handle_of(self, pointer: int) -> bytes:
+        """With which other processes of this machine open what `allocate` gave."""
+        handle = _Handle()
+        self.call("cudaIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(pointer))
+        return bytes(handle)
+
+    def open_handle(self, handle: bytes) -> int:
+        """Address of another process's memory, also of another GPU's, if this one reaches that."""
+        pointer = ctypes.c_void_p()
+        self.call("cudaIpcOpenMemHandle", ctypes.byref(pointer), _Handle.from_buffer_copy(handle), _OPENS_ACCESS)
+        return int(pointer.value or 0)
+
+    def close_handle(self, pointer: int) -> None:
+        """Give back what `open_handle` gave, before the other process frees it."""
+        self.call("cudaIpcCloseMemHandle", ctypes.c_void_p(pointer))
 
     def copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
         """Queue a copy of bytes."""
@@ -299,6 +317,12 @@ class _Copy(ctypes.Structure):
         ("target_array", ctypes.c_void_p), ("target_place", ctypes.c_size_t * 3), ("target", _Pitched),
         ("extent", ctypes.c_size_t * 3), ("kind", ctypes.c_int),
     )  # fmt: skip
+
+
+class _Handle(ctypes.Structure):
+    """cudaIpcMemHandle_t: passed by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
 
 
 class _Attributes(ctypes.Structure):

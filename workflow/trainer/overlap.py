@@ -7,27 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import onnx
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator
-from ortflow.workflow.cuda.operators import Operators, Tensor
+from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.device.capture import Stage
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.cuda import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import LEAST, Bucket, buckets_of, with_buckets
-from ortflow.workflow.fusion.table_rows import TableRows, with_rows
+from ortflow.workflow.fusion.table_rows import with_rows
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.trainer.peer_sums import PeerSums, peer_sums
 from ortflow.workflow.trainer.table_exchange import TableExchange
 
 FEWEST = 2
 """Number of buckets from which overlap is possible."""
-BLOCKS = 8
-"""Thread blocks of a sum beside the backward pass, each of which takes a multiprocessor from it."""
+
+
+class Sums(Protocol):
+    """Sums over the ranks beside the backward pass: NCCL's, or `peer_sums`."""
+
+    def begin_all_reduce(self, buffer: CudaBuffer) -> None:
+        """Sum in place, after the work queued so far and concurrently with later work."""
+
+    def join(self) -> None:
+        """Queue later work after all sums that have begun."""
 
 
 class Overlap:
@@ -38,7 +48,7 @@ class Overlap:
     communicator
         All ranks: sums what is complete last.
     beside
-        The same ranks: sums buckets beside the pass.
+        Sums buckets beside the pass.
     sync
         The gradients, followed by what is summed with them.
     trained
@@ -52,17 +62,16 @@ class Overlap:
     def __init__(
         self,
         communicator: NcclCommunicator,
-        beside: NcclCommunicator,
+        beside: Sums,
         sync: CudaBuffer,
         trained: int,
         buckets: Sequence[Bucket],
         tables: Sequence[TableExchange] = (),
     ) -> None:
         self._comm, self._beside, self._tables = communicator, beside, tables
-        # The last piece of the flat gradient is summed with the tail after it. Beside the sum of the last bucket
-        # nothing is left to compute.
-        early = [bucket for bucket in buckets if bucket.stop < trained]
-        late = [early.pop()] if len(early) > 1 else []
+        early = early_of(buckets, trained)
+        # The last piece of the flat gradient is summed with the tail after it.
+        late = [bucket for bucket in buckets if bucket not in early and bucket.stop < trained]
         start = max((bucket.start for bucket in buckets if bucket.stop == trained), default=trained)
         self._buckets = [sync.slice(bucket.start, bucket.stop) for bucket in early]
         self._rest = [*(sync.slice(bucket.start, bucket.stop) for bucket in late), sync.slice(start, sync.count)]
@@ -111,8 +120,12 @@ class Overlap:
 
     def watch(self) -> None:
         """See NcclCommunicator."""
-        self._beside.watch()
         self._comm.watch()
+
+    def close(self) -> None:
+        """Called when no further step is summed. Collective."""
+        if isinstance(self._beside, PeerSums):
+            self._beside.close()
 
 
 class OverRanks:
@@ -136,31 +149,20 @@ class OverRanks:
         return str(self._comm.broadcast_object(first))
 
 
+def early_of(buckets: Sequence[Bucket], trained: int) -> list[Bucket]:
+    """The buckets that are summed beside the pass. Beside the sum of the last one nothing is left to compute."""
+    early = [bucket for bucket in buckets if bucket.stop < trained]
+    return early[:-1] if len(early) > 1 else early
+
+
 @dataclass(frozen=True)
 class Overlapped:
-    """A training graph with its buckets, as sessions open it."""
+    """A training graph with its buckets, as sessions open it, and their sums."""
 
     content: bytes
-    buckets: Sequence[Bucket]
-    rows: Sequence[TableRows]
-
-    def sums(self, communicator: NcclCommunicator, operators: Operators, sync: CudaBuffer, index: FlatIndex) -> Overlap:
-        """The sums of its steps. Collective."""
-        tables = []
-        for each in self.rows:
-            entry = index[each.table]
-            height, width = entry.tensor.shape
-            part = sync.slice(entry.offset, entry.end)
-            device = communicator.device
-            tables.append(TableExchange(each, communicator, device, operators, part, (height, width)))
-        beside = communicator.beside(BLOCKS)
-        return Overlap(communicator, beside, sync, index.trained, self.buckets, tables)
-
-    def note(self) -> str:
-        """The line of the log."""
-        line = f"the gradient is summed over the ranks in {len(self.buckets)} buckets during the backward pass"
-        names = ", ".join(dict.fromkeys(each.table for each in self.rows))
-        return f"{line}; of {names} the ranks exchange the rows that were looked up" if names else line
+    sums: Overlap
+    note: str
+    """The line of the log."""
 
 
 def overlapped(
@@ -169,15 +171,42 @@ def overlapped(
     form: onnx.ModelProto,
     index: FlatIndex,
     elements: Mapping[str, int],
+    sync: CudaBuffer,
 ) -> Overlapped | None:
-    """A training graph's form for GPUs with its buckets; None if its gradients are summed in one piece.
+    """A training graph's form for GPUs with its buckets; None if its gradients are summed in one piece. Collective.
 
-    `elements` has the most elements of a graph input in a micro-batch, where they are known.
+    Parameters
+    ----------
+    form
+        The training graph.
+    elements
+        The most elements of a graph input in a micro-batch, where they are known.
+    sync
+        The gradients, followed by what is summed with them.
     """
     if not isinstance(communicator, NcclCommunicator) or not communicator.one_host:
         return None
-    if sessions.operators is None:
+    if (operators := sessions.operators) is None:
         return None
     model, rows = with_rows(form, index, elements, communicator.world_size)
     model, order = with_buckets(model, buckets_of(index, LEAST, {each.table for each in rows}))
-    return Overlapped(model.SerializeToString(), order, rows) if len(order) >= FEWEST else None
+    early = [sync.slice(bucket.start, bucket.stop) for bucket in early_of(order, index.trained)]
+    beside: Sums | str = peer_sums(communicator, operators, sync, early) if early else "there is one bucket"
+    way = "by copies between the GPUs"
+    if isinstance(beside, str):
+        # NCCL's sums take multiprocessors from the pass whenever they run, so that nothing is gained by rows.
+        model, order = with_buckets(form, buckets_of(index, LEAST))
+        rows, way, beside = [], f"by NCCL ({beside})", communicator
+    if len(order) < FEWEST:
+        return None
+    tables = []
+    for each in rows:
+        entry = index[each.table]
+        part, (height, width) = sync.slice(entry.offset, entry.end), entry.tensor.shape
+        tables.append(TableExchange(each, communicator, communicator.device, operators, part, (height, width)))
+    note = f"the gradient is summed over the ranks in {len(order)} buckets during the backward pass, {way}"
+    if names := ", ".join(dict.fromkeys(each.table for each in rows)):
+        note += f"; of {names} the ranks exchange the rows that were looked up"
+    return Overlapped(
+        model.SerializeToString(), Overlap(communicator, beside, sync, index.trained, order, tables), note
+    )

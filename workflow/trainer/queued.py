@@ -111,19 +111,18 @@ class QueuedTrainer(GraphTrainer):
             return super()._open_train()
         found, model = None, self._with_rounded(onnx.load(form))
         if self._spec.accumulation == 1 and self._train_path == self._graphs.train:
+            assert isinstance(self._sync, CudaBuffer)
             elements = self._graphs.elements(self._spec.data.micro_batch)
-            found = overlapped(self._sessions, self._comm, model, self.index, elements)
+            found = overlapped(self._sessions, self._comm, model, self.index, elements, self._sync)
         if found is None:
             return self._sessions.open(model.SerializeToString())
         operators = self._sessions.operators
-        assert isinstance(self._comm, NcclCommunicator)
         assert operators is not None
-        assert isinstance(self._sync, CudaBuffer)
-        self._overlap = found.sums(self._comm, operators, self._sync, self.index)
+        self._overlap = found.sums
         operators.on_bucket, operators.on_rows = self._overlap.ready, self._overlap.rows
         self._sum_token = self._device.allocate(1, np.float32)
         if self._comm.rank == 0:
-            self._report.note(found.note())
+            self._report.note(found.note)
         return self._sessions.open(found.content)
 
     def _with_rounded(self, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -403,9 +402,10 @@ class QueuedTrainer(GraphTrainer):
 
     def end_training(self) -> None:
         """See the protocol."""
-        super().end_training()
         if self._overlap is not None and (operators := self._sessions.operators) is not None:
             operators.on_bucket = operators.on_rows = None
+            self._overlap.close()
+        super().end_training()
         self._overlap = self.rounded = None
         del self._scale_gradient, self._loss, self._result
 

@@ -1,0 +1,83 @@
+"""Memory of the GPUs of one machine that ranks open for each other, by CUDA's interprocess handles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cudart import CudaError
+
+MOST_RANKS = 8
+"""GPUs of one machine that reach each other directly."""
+
+
+class PeerMemory:
+    """What all ranks have opened. `addresses[rank]` is where this process finds that rank's allocations."""
+
+    def __init__(self, below: Communicator, device: CudaDevice, addresses: Sequence[Sequence[int]]) -> None:
+        self._below, self._device, self.addresses = below, device, addresses
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self._below.rank
+
+    def close(self) -> None:
+        """Close what other ranks have opened, which they may free when this returns. Collective."""
+        _close(self._device, self.addresses, self._below.rank)
+        self._below.barrier()
+
+
+def connect(below: Communicator, device: CudaDevice, allocations: Sequence[int]) -> PeerMemory | str:
+    """Open each other's allocations. Collective: what one rank cannot do, none does.
+
+    Parameters
+    ----------
+    below
+        The ranks, all on one machine, without their GPUs.
+    device
+        This rank's GPU.
+    allocations
+        Addresses of whole allocations of `Runtime.allocate`, as many on each rank.
+
+    Returns
+    -------
+    PeerMemory or str
+        The memory, or why there is none.
+    """
+    if os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
+        mine: tuple[list[bytes], str] = [], "NCCL_P2P_DISABLE is set"
+    elif below.world_size > MOST_RANKS:
+        mine = [], f"{below.world_size} ranks are more than {MOST_RANKS}"
+    else:
+        try:
+            mine = [device.here().handle_of(each) for each in allocations], ""
+        except CudaError as error:
+            mine = [], error.message
+    every: Sequence[tuple[list[bytes], str]] = below.broadcast_object(below.gather(mine))
+    trouble = next((why for _, why in every if why), "")
+    if trouble:
+        return trouble
+    opened: list[list[int]] = []
+    try:
+        for rank, (handles, _) in enumerate(every):
+            opened.append([])
+            for place, handle in enumerate(handles):
+                opened[-1].append(allocations[place] if rank == below.rank else device.here().open_handle(handle))
+    except CudaError as error:
+        trouble = f"rank {below.rank} cannot open the memory of rank {len(opened) - 1}: {error.message}"
+    troubles: Sequence[str] = below.broadcast_object(below.gather(trouble))
+    trouble = next((each for each in troubles if each), "")
+    if trouble:
+        _close(device, opened, below.rank)
+        below.barrier()
+        return trouble
+    return PeerMemory(below, device, opened)
+
+
+def _close(device: CudaDevice, addresses: Sequence[Sequence[int]], own: int) -> None:
+    for rank, each in enumerate(addresses):
+        for address in each if rank != own else ():
+            device.here().close_handle(address)
