@@ -35,6 +35,8 @@ class FakeCuda:
         self.gpus, self.driver, self.claimed, self.failing = gpus, driver, claimed, dict(failing or {})
         self.blocks: dict[int, Any] = {}
         self.pinned: dict[int, Any] = {}
+        self.locked: dict[int, int] = {}
+        """Page-locked memory of the process: address -> bytes."""
         self.used: list[int] = []
         self.streams: list[int] = []
         self.events: dict[int, int] = {}
@@ -185,6 +187,16 @@ class FakeCuda:
         assert stream.value in self.streams
         self.calls.append(("cudaStreamWaitEvent", event.value))
         return self._code("cudaStreamWaitEvent")
+
+    def cudaHostRegister(self, pointer: Any, size: Any, flags: int) -> int:  # noqa: N802
+        code = self._code("cudaHostRegister")
+        if not code:
+            self.locked[pointer.value] = size.value
+        return code
+
+    def cudaHostUnregister(self, pointer: Any) -> int:  # noqa: N802
+        del self.locked[pointer.value]
+        return 0
 
     def cudaStreamBeginCapture(self, stream: Any, mode: int) -> int:  # noqa: N802
         assert self.recording is None
