@@ -37,6 +37,8 @@ class FakeCuda:
         self.pinned: dict[int, Any] = {}
         self.opened: list[int] = []
         """Memory of other processes, which are threads here."""
+        self.locked: dict[int, int] = {}
+        """Page-locked memory of the process: address -> bytes."""
         self.used: list[int] = []
         self.streams: list[int] = []
         self.events: dict[int, int] = {}
@@ -201,6 +203,16 @@ class FakeCuda:
     def cudaIpcCloseMemHandle(self, pointer: Any) -> int:  # noqa: N802
         self.opened.remove(pointer.value)
         return self._code("cudaIpcCloseMemHandle")
+
+    def cudaHostRegister(self, pointer: Any, size: Any, flags: int) -> int:  # noqa: N802
+        code = self._code("cudaHostRegister")
+        if not code:
+            self.locked[pointer.value] = size.value
+        return code
+
+    def cudaHostUnregister(self, pointer: Any) -> int:  # noqa: N802
+        del self.locked[pointer.value]
+        return 0
 
     def cudaStreamBeginCapture(self, stream: Any, mode: int) -> int:  # noqa: N802
         assert self.recording is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from ortflow.workflow.checkpoint.load import load
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.verify import verify
 from ortflow.workflow.checkpoint.writer import Status, Writer, specs
+from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.cpu import HostBuffer
 
 
@@ -99,7 +101,9 @@ def test_it_pauses_beside_the_training_and_hurries_when_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image, "CHUNK", 4096)
-    writer = Writer(DirectoryStore(tmp_path), state(1, 100_000), rank=0, world_size=1, attempt=0, duty=1e-9)
+    writer = Writer(
+        DirectoryStore(tmp_path), state(1, 100_000), rank=0, world_size=1, attempt=0, copying=Copying(duty=1e-9)
+    )
     writer.start(1)
     writer.wait_copied()
     path = tmp_path / ".tmp-step-00000001-00" / "rank-0000.safetensors"
@@ -181,10 +185,9 @@ def test_writes_cut_short_are_continued(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_large_state_is_written_from_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may change once all but its end is on the disk; the end was copied."""
-    monkeypatch.setattr(image, "KEPT", 3 * 4096)
     monkeypatch.setattr(image, "CHUNK", 4096)
     store, buffers, before = DirectoryStore(tmp_path), state(1, 20_000), state(1, 20_000)
-    writer = Writer(store, buffers, rank=0, world_size=1, attempt=0)
+    writer = Writer(store, buffers, rank=0, world_size=1, attempt=0, copying=Copying(kept=3 * 4096))
     written, pieces, gate = os.write, [], threading.Event()
 
     def slow_write(descriptor: int, data: memoryview) -> int:
@@ -211,11 +214,50 @@ def test_a_large_state_is_written_from_where_it_lies(tmp_path: Path, monkeypatch
 
 def test_the_memory_of_a_large_state_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    monkeypatch.setattr(image, "KEPT", 1 << 16)
     monkeypatch.setattr(image, "CHUNK", 4096)
     make = image.allocate
     monkeypatch.setattr(image, "allocate", lambda size: taken.append(size) or make(size))
-    writer = Writer(DirectoryStore(tmp_path), state(1, 1 << 20), rank=0, world_size=1, attempt=0)
+    copying = Copying(kept=1 << 16)
+    writer = Writer(DirectoryStore(tmp_path), state(1, 1 << 20), rank=0, world_size=1, attempt=0, copying=copying)
     writer.start(1)
     assert writer.wait().state == "written"
+    assert writer.copied <= 1 << 16
     assert sum(taken) <= (1 << 16) + 2 * 4096
+
+
+def test_a_large_state_is_copied_as_a_whole_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a GPU: it may change while nothing of it is on the disk yet."""
+    monkeypatch.setattr(image, "CHUNK", 4096)
+    monkeypatch.setattr(image, "COPIED", 3 * 4096)
+    locked: list[int] = []
+
+    def lock(memory: mmap.mmap) -> object:
+        locked.append(len(memory))
+        return object()
+
+    store, buffers, before = DirectoryStore(tmp_path), state(1, 20_000), state(1, 20_000)
+    copying = Copying(kept=1 << 30, duty=1.0, lock=lock)
+    writer = Writer(store, buffers, rank=0, world_size=1, attempt=0, copying=copying)
+    assert locked == [writer.copied]
+    assert 0 <= writer.copied - writer.size < 4096
+    written, gate = os.write, threading.Event()
+
+    def slow_write(descriptor: int, data: memoryview) -> int:
+        assert gate.wait(10)
+        return written(descriptor, data)
+
+    monkeypatch.setattr(os, "write", slow_write)
+    for step in (1, 2):
+        gate.clear()
+        writer.start(step)
+        writer.wait_copied()
+        for name, buffer in buffers.items():
+            buffer.write(7 * before[name].array if step == 1 else buffer.array)
+        assert writer.poll().state == "writing"
+        gate.set()
+        finish(store, step, writer.wait(), buffers)
+        expected = {name: HostBuffer(buffer.array * (1 if step == 1 else 7)) for name, buffer in before.items()}
+        assert same(load(store, step).buffers, expected)
+        assert verify(store, step) == []

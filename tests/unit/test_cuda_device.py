@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import threading
 
 import numpy as np
@@ -15,6 +16,7 @@ from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import cudart
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.memory import KEPT
 
 VALUES = np.arange(100, dtype=np.float32)
 
@@ -201,3 +203,21 @@ def test_the_peak_is_kept_when_memory_moves() -> None:
     gc.collect()
     assert device.peak() == 8000
     assert device.held == 4 * held.count
+
+
+def test_a_state_on_a_gpu_is_copied_as_a_whole_to_page_locked_memory() -> None:
+    library = FakeCuda()
+    copying = fake_device(library).copying(room=KEPT + 5)
+    assert (copying.kept, copying.duty) == (KEPT + 5, 1.0)
+    memory = mmap.mmap(-1, 8192)
+    assert copying.lock is not None
+    locked = copying.lock(memory)
+    assert list(library.locked.values()) == [8192]
+    del locked
+    gc.collect()
+    assert not library.locked
+    # Where the host has little room, as much as of a state in its own memory; where memory cannot be locked, it is not.
+    copying = fake_device(FakeCuda(failing={"cudaHostRegister": 2})).copying(room=0)
+    assert copying.kept == KEPT
+    assert copying.lock is not None
+    assert copying.lock(memory) is None

@@ -11,8 +11,7 @@ from messages import mentions
 from typer.testing import CliRunner
 
 from ortflow.cli.app import command_line
-from ortflow.workflow.checkpoint.image import KEPT
-from ortflow.workflow.memory import buffers, with_peak
+from ortflow.workflow.memory import KEPT, buffers, with_peak
 
 
 def test_parts_of_adamw() -> None:

@@ -1,8 +1,8 @@
 """The content of a rank's file at the time of a save, returned in pieces, in order.
 
 The end of the file is copied first, into memory that is reused by every save. The part before it is read from the live
-buffers, which must not change until it has been written. A small state is copied as a whole; of a large one there is
-never a second copy.
+buffers, which must not change until it has been written. A small state is copied as a whole, and so is one on a GPU, if
+the host has the room; of a large one in the host's memory there is never a second copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ortflow.workflow.checkpoint.tensors import PAGE, FileLayout
-from ortflow.workflow.memory import KEPT
+from ortflow.workflow.device.copying import Copying
 
 if TYPE_CHECKING:
     from ortflow.workflow.device import Buffer
@@ -23,25 +23,34 @@ if TYPE_CHECKING:
 
 CHUNK = 8 << 20
 """Bytes per piece, large enough for the full speed of a disk."""
+COPIED = 32 << 20
+"""Bytes that are copied at a time: a step's loss may wait behind them on its way from a GPU."""
 
 
 class Image:
     """The file of `layout`, over live buffers."""
 
-    def __init__(self, layout: FileLayout, buffers: Mapping[str, Buffer | Shard]) -> None:
+    def __init__(self, layout: FileLayout, buffers: Mapping[str, Buffer | Shard], copying: Copying) -> None:
         self._layout, self._buffers = layout, buffers
         self._end = _pages(layout.size)
-        self._split = _pages(max(0, layout.size - KEPT))
+        self._split = _pages(max(0, layout.size - copying.kept))
         # Allocated and touched here, so that no step waits for it.
         self._kept = allocate(self._end - self._split)
         self._piece = allocate(min(CHUNK, self._split))
+        self._locked = copying.lock(self._kept) if copying.lock is not None else None
         self.released = threading.Event()
         """Set while the buffers may change."""
         self.released.set()
 
+    @property
+    def copied(self) -> int:
+        """Bytes of the copy."""
+        return self._end - self._split
+
     def copy(self) -> None:
         """Copy the end; a small state may change afterwards."""
-        self._fill(self._kept, self._split, self._end)
+        for start in range(self._split, self._end, COPIED):
+            self._fill(self._kept, self._split, start, min(start + COPIED, self._end))
         if not self._split:
             self.released.set()
 
@@ -51,17 +60,17 @@ class Image:
         """
         for start in range(0, self._split, CHUNK):
             stop = min(start + CHUNK, self._split)
-            self._fill(self._piece, start, stop)
+            self._fill(self._piece, start, start, stop)
             yield memoryview(self._piece)[: stop - start]
         self.released.set()
         kept = memoryview(self._kept)
         for start in range(0, len(kept), CHUNK):
             yield kept[start : start + CHUNK]
 
-    def _fill(self, target: mmap.mmap, start: int, stop: int) -> None:
-        """Copy bytes [start, stop) of the file to the beginning of `target`."""
+    def _fill(self, target: mmap.mmap, base: int, start: int, stop: int) -> None:
+        """Copy bytes [start, stop) of the file to `target`, where its byte `base` is the first."""
         header = self._layout.header[start:stop]
-        target[: len(header)] = header
+        target[start - base : start - base + len(header)] = header
         for span in self._layout.spans:
             first, last = max(start, span.offset), min(stop, span.end)
             if first >= last:
@@ -69,7 +78,7 @@ class Image:
             buffer = self._buffers[span.buffer]
             size = buffer.dtype.itemsize
             begin, count = span.start + (first - span.offset) // size, (last - first) // size
-            into = np.frombuffer(target, buffer.dtype, count, first - start)
+            into = np.frombuffer(target, buffer.dtype, count, first - base)
             buffer.slice(begin, begin + count).read(into)
 
 

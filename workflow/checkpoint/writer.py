@@ -25,14 +25,12 @@ from ortflow.workflow.checkpoint.image import Image
 from ortflow.workflow.checkpoint.manifest import FileRecord, finished
 from ortflow.workflow.checkpoint.store import CheckpointStore
 from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout, file_name
+from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.disk_space import is_full
 
 if TYPE_CHECKING:
     from ortflow.workflow.device import Buffer
     from ortflow.workflow.device.shard import Shard
-
-DUTY = 0.01
-"""Share of one core that may be used for writing during training, when every core computes."""
 
 DTYPES = {"F64": "<f8", "I64": "<i8", "F32": "<f4", "I32": "<i4", "F16": "<f2", "U8": "|u1"}
 """numpy's types, by the format's names."""
@@ -67,12 +65,13 @@ class Writer:
         rank: int,
         world_size: int,
         attempt: int,
-        duty: float = DUTY,
+        copying: Copying | None = None,
     ) -> None:
-        self._store, self._attempt, self._duty = store, attempt, duty
+        copying = copying or Copying()
+        self._store, self._attempt, self._duty = store, attempt, copying.duty
         self._name = file_name(rank)
         self._layout = file_layout(specs(buffers), rank, world_size)
-        self._image = Image(self._layout, buffers)
+        self._image = Image(self._layout, buffers, copying)
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
         self._status, self._stall = Status("idle"), 0.0
@@ -82,6 +81,11 @@ class Writer:
     def size(self) -> int:
         """Bytes of this rank's file."""
         return self._layout.size
+
+    @property
+    def copied(self) -> int:
+        """Bytes of memory for the copy."""
+        return self._image.copied
 
     @property
     def stall_seconds(self) -> float:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
+    from ortflow.workflow.device.copying import Copying
     from ortflow.workflow.errors import OrtflowError
 
 
@@ -118,6 +119,9 @@ class Device(Protocol):
 
     def memory(self) -> Mapping[str, int]:
         """Return what was measured in the device's own memory; see `Trainer.device_memory`."""
+
+    def copying(self, room: int) -> Copying:
+        """Return how to copy a state from here before it is saved; see `Trainer.copying`."""
 
     def memory_moves(self) -> None:
         """Invalidate captured work.

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.errors import OrtflowError
 
 ALIGNMENT = 256
@@ -105,6 +106,10 @@ class CpuDevice:
     def memory(self) -> dict[str, int]:
         """Nothing: the memory is the process's."""
         return {}
+
+    def copying(self, room: int) -> Copying:
+        """See the protocol."""
+        return Copying()
 
     def memory_moves(self) -> None:
         """Nothing to do."""

@@ -8,6 +8,7 @@ the queued step nor become part of a captured one.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -17,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.cudart import TO_DEVICE, TO_HOST, WITHIN, Blas, CudaError, Gpu, Runtime
-from ortflow.workflow.device.staging import Readback, Staging
+from ortflow.workflow.device.staging import Locked, Readback, Staging
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.memory import HELP, fullest
+from ortflow.workflow.memory import HELP, KEPT, fullest
 
 ALIGNMENT = 256
 """Bytes; the alignment of CUDA's allocations, and the smallest size of a buffer."""
@@ -405,6 +407,17 @@ class CudaDevice:
             where=where,
             fix=fix,
         )
+
+    def copying(self, room: int) -> Copying:
+        """See the protocol: the whole state if there is room. Few cores are busy while a GPU computes."""
+        return Copying(max(room, KEPT), 1.0, self._lock)
+
+    def _lock(self, memory: mmap.mmap) -> object:
+        try:
+            return Locked(self.here(), memory)
+        except CudaError:
+            # A limit of locked memory: copies are slower.
+            return None
 
     def synchronize(self) -> None:
         """Wait for everything queued."""

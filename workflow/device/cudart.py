@@ -184,6 +184,14 @@ class Runtime:
         """Give back what `pin` gave."""
         self._free("cudaFreeHost", pointer)
 
+    def lock(self, pointer: int, size: int) -> None:
+        """Page-lock bytes of this process's memory, as those of `pin` are."""
+        self.call("cudaHostRegister", ctypes.c_void_p(pointer), ctypes.c_size_t(size), 0)
+
+    def unlock(self, pointer: int) -> None:
+        """End that, before the memory is freed."""
+        self.call("cudaHostUnregister", ctypes.c_void_p(pointer))
+
     def keep_memory(self) -> None:
         """Free memory only in `free_kept` from now on.
 

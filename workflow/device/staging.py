@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,23 @@ class Pinned:
                 self._runtime.wait_event(self.event)
                 self._runtime.unpin(self.pointer)
                 self._runtime.forget_event(self.event)
+
+
+class Locked:
+    """Memory of this process that stays page-locked as long as this lives, so that a GPU copies to it by itself.
+
+    Raises CudaError.
+    """
+
+    def __init__(self, runtime: Runtime, memory: mmap.mmap) -> None:
+        self._memory = np.frombuffer(memory, np.uint8)
+        runtime.lock(self._memory.ctypes.data, self._memory.nbytes)
+        self._runtime = runtime
+
+    def __del__(self) -> None:
+        if hasattr(self, "_runtime"):
+            with contextlib.suppress(CudaError):
+                self._runtime.unlock(self._memory.ctypes.data)
 
 
 class Staging:

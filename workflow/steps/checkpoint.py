@@ -19,6 +19,8 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.disk_space import POLL_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.host_memory import available
+from ortflow.workflow.memory import KEPT
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.resume import resume
 
@@ -44,9 +46,11 @@ class Saver:
         self._store = DirectoryStore(context.run_dir.root / self._section.directory)
         self._buffers = context.trainer.state()
         world = context.world
+        room = available() // (2 * context.place.local_size)
         self._writer = Writer(
-            self._store, self._buffers, rank=world.rank, world_size=world.world_size, attempt=context.attempt
-        )
+            self._store, self._buffers, rank=world.rank, world_size=world.world_size, attempt=context.attempt,
+            copying=context.trainer.copying(room),
+        )  # fmt: skip
         context.trainer.before_update = self._writer.wait_copied
         self._save: Save | None = None
         self._time_due = False
@@ -79,6 +83,11 @@ class Saver:
         if self._save is not None and writing == 0:
             self._settle(self._save)
         self._tell()
+
+    @property
+    def more_copied(self) -> int:
+        """Bytes by which the copy of a save is larger than that of a state in the host's memory."""
+        return self._writer.copied - min(self._writer.copied, KEPT)
 
     @property
     def due(self) -> bool:

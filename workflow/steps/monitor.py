@@ -104,7 +104,10 @@ class Monitor:
 
 def monitor(context: Context) -> None:
     """The step's own turn: report the total times, and close the record."""
-    parts = with_peak(context.trainer.memory(), peak(), context.trainer.device_memory())
+    held = dict(context.trainer.memory())
+    if "checkpoint" in held:
+        held["checkpoint"] += context.saver.more_copied
+    parts = with_peak(held, peak(), context.trainer.device_memory())
     context.events.write("memory", **parts)
     if context.leads:
         print("memory: " + ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in parts.items()), flush=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.data.inputs import MicroBatch as MicroBatch
 from ortflow.workflow.device import Buffer, Device
+from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.layout import FlatIndex
 
@@ -306,6 +307,11 @@ class Trainer(Protocol):
         """Return what was measured on this rank's GPU, in bytes: `gpu_buffers`, allocated now for what `memory` lists,
         and `gpu_peak`, the most that was in use so far. Empty if the rank computes in the host's memory."""
         return {}
+
+    def copying(self, room: int) -> Copying:
+        """Return how to copy the state before it is saved. `room`: bytes of the host's memory that this may take, where
+        it takes more than a state in that memory does."""
+        return Copying()
 
     def pass_seconds(self) -> tuple[float, float] | None:
         """Return the seconds in which this rank of a pipeline computed in its passes, and those that the passes took

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ortflow.workflow.comm.grid import GridRanks
 from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.environment import LAYOUT
 from ortflow.workflow.graph.types import GraphSet
@@ -139,6 +140,10 @@ class DividedTrainer(Trainer):
     def device_memory(self) -> Mapping[str, int]:
         """See the protocol."""
         return self._sessions.device.memory()
+
+    def copying(self, room: int) -> Copying:
+        """See the protocol."""
+        return self._sessions.device.copying(room)
 
     def give_memory_back(self) -> None:
         """See the protocol."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.shard import Shard, Sliced
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet, synced_of
 from ortflow.workflow.layout import FlatIndex
@@ -423,6 +424,10 @@ class GraphTrainer(Trainer):
     def device_memory(self) -> Mapping[str, int]:
         """See the protocol."""
         return self._sessions.device.memory()
+
+    def copying(self, room: int) -> Copying:
+        """See the protocol."""
+        return self._sessions.device.copying(room)
 
     @property
     def _messages(self) -> int:

@@ -1,0 +1,54 @@
+"""How much memory the ranks may still take, with and without the limit of a cgroup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ortflow.workflow.host_memory import available
+
+FREE = 10_000
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    class Memory:
+        available = FREE
+
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    (tmp_path / "cgroup").write_text("0::/job/task\n")
+    (tmp_path / "fs" / "job" / "task").mkdir(parents=True)
+    return tmp_path
+
+
+def limited(folder: Path, limit: str, used: int) -> None:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+
+
+def found(machine: Path) -> int:
+    return available(machine / "cgroup", machine / "fs")
+
+
+def test_without_a_limit_it_is_what_is_free(machine: Path) -> None:
+    assert found(machine) == FREE
+    limited(machine / "fs" / "job" / "task", "max", 5)
+    assert found(machine) == FREE
+    assert available(machine / "none", machine / "fs") == FREE
+    (machine / "cgroup").write_text("12:memory:/job\n")
+    assert found(machine) == FREE
+
+
+def test_a_limit_of_the_cgroup_or_of_one_around_it_counts(machine: Path) -> None:
+    limited(machine / "fs" / "job" / "task", "9000", 1000)
+    assert found(machine) == 8000
+    limited(machine / "fs" / "job", "7000", 6500)
+    assert found(machine) == 500
+    limited(machine / "fs" / "job", "7000", 7500)
+    assert found(machine) == 0
+    # What is outside of the mounted tree is nobody's limit here.
+    limited(machine, "1", 0)
+    (machine / "fs" / "job" / "memory.max").write_text("max")
+    assert found(machine) == 8000
