@@ -75,6 +75,7 @@ static void wait_at(Barrier &barrier, int members) {
 static void __syncthreads() { wait_at(of_block, (int)blockDim.x); }
 template <int SIZE> static void wait_for_group() { wait_at(of_group[threadIdx.x / SIZE], SIZE); }
 static void __syncwarp() { wait_at(of_warp[threadIdx.x / 32], 32); }
+static void __threadfence_system() {}
 template <class T> static T exchanged(T x, int lane) {
     static_assert(sizeof(T) == 4, "");
     memcpy(&slots[threadIdx.x], &x, 4);
