@@ -122,7 +122,8 @@ def test_looked_up_rows_are_exchanged_in_place_of_tables(small: Path) -> None:
     folder = small / "tables"
     folder.mkdir()
     rows, queued, whole = (trained(folder, way, program=gpu_tables.__file__) for way in ("rows", "queued", "whole"))
-    assert any(mentions(line, "by copies between the GPUs … of shared, other the ranks exchange the rows") for line in rows[0][1]), rows[0][1]
+    way = "by copies between the GPUs … of shared, other the ranks exchange the rows"
+    assert any(mentions(line, way) for line in rows[0][1]), rows[0][1]
     assert any(mentions(line, "a micro-batch is captured as a CUDA graph") for line in rows[0][1]), rows[0][1]
     assert any(mentions(line, "by NCCL (planted)") for line in whole[0][1]), whole[0][1]
     for (mine, _), (again, _), (theirs, _) in zip(rows, queued, whole, strict=True):

@@ -3,7 +3,8 @@
 mpirun -n RANKS python gpu_tables.py FOLDER WAY    # results in FOLDER/WAY-RANK.npz, FOLDER/WAY-RANK.log
 
 One table is the output layer too. WAY is `rows` (the ranks copy gradients to each other, and exchange the looked-up
-rows), `queued` (the same without CUDA graphs), or `whole` (NCCL sums whole gradients). In some steps rank 1 has fewer samples, or none.
+rows), `queued` (the same without CUDA graphs), or `whole` (NCCL sums whole gradients). In some steps rank 1
+has fewer samples, or none.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import pytest
 from emulated_cuda import EmulatedCall, Memory, needs_emulation
 from fake_cuda import FakeCuda, fake_device
 from lazy_cuda import LazyCuda, LazyNccl
+from messages import mentions
 from thread_nccl import array_at
 from thread_wire import on_threads
 
@@ -33,6 +34,9 @@ def word(address: int) -> Any:
 
 class Kernels(PeerKernels):
     """The kernels on the host."""
+
+    pause = 0.0
+    """Seconds before a sum on rank 0."""
 
     def __init__(self, operators: Any, rank: int, ranks: int, step: int) -> None:
         self.cuda, self.rank, self.ranks, self.step = operators, rank, ranks, step
@@ -65,6 +69,8 @@ class Kernels(PeerKernels):
 
     def add_up(self, stream: int, mine: int, others: int, apart: int, count: int) -> None:
         def do() -> None:
+            if self.rank == 0:
+                time.sleep(self.pause)
             own, given = array_at(mine, count, np.float32), iter(range(self.ranks - 1))
             parts = [
                 own.copy() if rank == self.rank else array_at(others + 4 * apart * next(given), count, np.float32)
@@ -79,12 +85,19 @@ class Kernels(PeerKernels):
 def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_sums, "PeerKernels", Kernels)
     monkeypatch.setattr(peer_sums, "_SMALLEST", 1)
+    monkeypatch.setattr(peer_sums, "RATE", 0.0)
 
 
 @pytest.mark.parametrize("eager", [True, False])
-@pytest.mark.parametrize(("ranks", "counts"), [(2, [128, 64, 1000]), (3, [640, 70]), (4, [64]), (8, [5, 2000])])
-def test_every_rank_has_the_sum(ranks: int, counts: list[int], *, eager: bool) -> None:
-    """Streams do their work as late, or as early, as their order permits. The third step has another first rank."""
+@pytest.mark.parametrize(
+    ("ranks", "counts"), [(2, [128, 64, 1000]), (2, [3000]), (3, [640, 70]), (4, [64]), (8, [5, 2000])]
+)
+def test_every_rank_has_the_sum(ranks: int, counts: list[int], monkeypatch: pytest.MonkeyPatch, *, eager: bool) -> None:
+    """Streams do their work as late, or as early, as their order permits. Early, buckets have more parts than a post
+    holds, and rank 0 is the last to read it; the fake streams cannot be late and wait for other ranks' late ones."""
+    monkeypatch.setattr(peer_sums, "PART", 192)
+    monkeypatch.setattr(peer_sums, "SLOTS", 1 if eager else 100)
+    monkeypatch.setattr(Kernels, "pause", 2e-3)
     library = LazyNccl()
     ends = np.cumsum([-(-count // 64) * 64 for count in counts])
 
@@ -124,16 +137,18 @@ def test_every_rank_has_the_sum(ranks: int, counts: list[int], *, eager: bool) -
     assert not library.calls
 
 
-def test_a_post_has_room_for_every_share() -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_a_post_has_room_for_every_share_of_its_parts(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_sums, "PART", 640)
     device = fake_device(FakeCuda())
-    buckets = [device.allocate(count, np.float32) for count in (1000, 64, 300)]
-    for ranks in (2, 3, 8):
-        places = peer_sums.places_of(buckets, ranks)
-        assert places[0] >= 4 * 2 * len(buckets) * ranks
-        assert all(place % 256 == 0 for place in places)
-        for bucket, start, stop in zip(buckets, places, places[1:], strict=False):
-            largest = max(b - a for a, b in (share(bucket.count, rank, ranks) for rank in range(ranks)))
-            assert stop - start == 4 * (ranks - 1) * largest
+    buckets = [device.allocate(count, np.float32) for count in (1000, 64, 300, 2000)]
+    parts = peer_sums.parts_of(buckets)
+    assert [part.count for part in parts] == [640, 360, 64, 300, 640, 640, 640, 80]
+    largest = max(b - a for part in parts for a, b in (share(part.count, rank, ranks) for rank in range(ranks)))
+    assert peer_sums.apart_of(parts, ranks) == largest
+    flags = peer_sums.size_of(parts, ranks) - 4 * peer_sums.SLOTS * (ranks - 1) * largest
+    assert 0 <= flags - 4 * 2 * len(parts) * ranks < 256
+    assert flags % 256 == 0
 
 
 @pytest.mark.parametrize("failing", ["cudaIpcGetMemHandle", "cudaIpcOpenMemHandle"])
@@ -165,6 +180,48 @@ def test_the_setting_that_forbids_it_for_nccl_does_so_here(monkeypatch: pytest.M
     assert "9 ranks are more than 8" in str(on_threads(9, program)[0])
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"), [("wrong", "gave wrong sums"), ("slow", "GPUs reach"), ("stuck", "did not")]
+)
+def test_what_fails_in_the_trial_is_left_to_nccl(fault: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = LazyNccl()
+    if fault == "slow":
+        monkeypatch.setattr(peer_sums, "RATE", 1e15)
+    monkeypatch.setattr(peer_sums, "PATIENCE", 0.3 if fault == "stuck" else PATIENCE)
+
+    def program(below: Communicator) -> tuple[Any, list[int]]:
+        cuda = LazyCuda()
+        library.here(cuda)
+        device = fake_device(cuda)
+        world = NcclCommunicator(below, device, library)
+        sync = device.allocate(1000, np.float32)
+        if below.rank == 1 and fault != "slow":
+            kernels = Kernels(cuda, 1, 2, 0)
+            spoiled = {"add_up": "wrong", "tell": "stuck"}
+            for name, when in spoiled.items():
+                if when == fault:
+                    monkeypatch.setattr(Kernels, name, _only_rank_0(getattr(kernels.__class__, name)))
+        below.barrier()
+        found = peer_sums.peer_sums(world, cuda, sync, [sync.slice(0, 900)])  # type: ignore[arg-type]
+        assert not sync.read().any()
+        assert not world.at_end
+        world.close()
+        return found, cuda.opened
+
+    answers = on_threads(2, program)
+    assert answers[0] == answers[1]
+    assert mentions(answers[0][0], words)
+    assert answers[0][1] == []
+
+
+def _only_rank_0(plain: Any) -> Any:
+    def method(self: Kernels, stream: int, *given: int) -> None:
+        if self.rank == 0:
+            plain(self, stream, *given)
+
+    return method
+
+
 def test_a_lost_rank_ends_the_wait() -> None:
     """The watch aborts the communicator, and with it what waits on the GPU."""
     library, lost = LazyNccl(), threading.Event()
@@ -176,7 +233,7 @@ def test_a_lost_rank_ends_the_wait() -> None:
         world = NcclCommunicator(below, device, library)
         sync = device.allocate(256, np.float32)
         sums = peer_sums.peer_sums(world, cuda, sync, [sync])  # type: ignore[arg-type]
-        assert isinstance(sums, PeerSums)
+        assert isinstance(sums, PeerSums), sums
         if world.rank == 1:
             lost.wait(PATIENCE)
             return 0.0

@@ -188,7 +188,7 @@ def overlapped(
         return None
     if (operators := sessions.operators) is None:
         return None
-    model, rows = with_rows(form, index, elements, communicator.world_size)
+    model, rows = with_rows(form, index, elements, communicator.world_size, LEAST)
     model, order = with_buckets(model, buckets_of(index, LEAST, {each.table for each in rows}))
     early = [sync.slice(bucket.start, bucket.stop) for bucket in early_of(order, index.trained)]
     beside: Sums | str = peer_sums(communicator, operators, sync, early) if early else "there is one bucket"

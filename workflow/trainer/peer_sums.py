@@ -1,24 +1,30 @@
 """Sums buckets of the gradient over the GPUs of one machine by copies, while the multiprocessors compute.
 
 NCCL's kernels take multiprocessors from the backward pass for as long as a sum takes (docs/benchmarks.md). Here the
-GPUs' copy engines move the data, and each rank adds up its `layout.share` of a bucket. Of a bucket, each rank
+GPUs' copy engines move the data, and each rank adds up its `layout.share` of every part of a bucket. Each rank
 
-1. copies to every other rank its share of that bucket, when the backward pass has computed it, and tells that rank;
+1. copies to every other rank its share of a part, when the backward pass has computed it, and tells that rank;
 2. waits for its own share from all others, adds them up in the order of ranks, in place, copies the sum to the place of
    that share in every other rank's gradient, and tells that rank.
 
-The first runs on one stream and the second on another. `join` waits for what all others have told. So a rank has read
-what it received before it tells that the sum is there, and all wait for that before the next step's copies; and a share
-is replaced by its sum only after the rank has copied it away. Nothing waits on the host, and everything may be
-captured: messages are the number of the step, counted on the GPU.
+The first runs on one stream and the second on another. A rank's post, to which others copy, has room for SLOTS parts: a
+share is copied there when the rank has told that it delivered the sum SLOTS parts before, and so has read what was
+there. `join` waits for all sums. A share is replaced by its sum only after the rank has copied it away. Nothing waits
+on the host, and everything may be captured: messages are the number of the step, counted on the GPU.
+
+A trial at the start sums known numbers. If it fails, or is no faster than PCIe, NCCL sums.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.comm.peers import PeerMemory, connect
@@ -29,10 +35,17 @@ from ortflow.workflow.device.cudart import WITHIN
 from ortflow.workflow.layout import share
 from ortflow.workflow.memory import ITEM
 
-_GRADIENT, _POST = 0, 1
-"""Which of a rank's allocations: the gradients, and what other ranks write for it."""
+_POST = 1
+"""Which of a rank's allocations others write to for it; the other one has the gradients."""
 _SMALLEST = 1 << 22
 """Bytes of an allocation that CUDA certainly does not share with others."""
+PART, SLOTS = 8 << 20, 4
+"""Elements of a part at most, and parts for which a post has room."""
+RATE = 80e9
+"""Bytes a second that a GPU has to send in the trial: more than PCIe 5 does."""
+PATIENCE = 20.0
+"""Seconds that a trial may take."""
+_EDGE, _ROUNDS = 64, 3
 
 
 class PeerSums:
@@ -51,7 +64,7 @@ class PeerSums:
     buckets
         Parts of it.
     post
-        What others write: flags for two places a bucket, then the shares that they send.
+        What others write: flags for two places a part, then the shares that they send.
     """
 
     def __init__(
@@ -66,8 +79,11 @@ class PeerSums:
     ) -> None:
         self._comm, self._device, self._memory, self._post = communicator, device, memory, post
         self._rank, self._ranks = communicator.rank, communicator.world_size
-        self._start, self._buckets, self._places = start, buckets, places_of(buckets, self._ranks)
-        self._numbers_of = {bucket.pointer: number for number, bucket in enumerate(buckets)}
+        self._start, self._parts = start, parts_of(buckets)
+        ends = list(accumulate((-(-bucket.count // PART) for bucket in buckets), initial=0))
+        self._numbers_of = {
+            bucket.pointer: range(first, last) for bucket, first, last in zip(buckets, ends, ends[1:], strict=False)
+        }
         runtime = device.here()
         # The step, and from byte 8 on the addresses of all ranks' flags.
         tables = np.array([each[_POST] for each in memory.addresses], np.uint64).view(np.uint32)
@@ -82,23 +98,57 @@ class PeerSums:
 
     def begin_all_reduce(self, buffer: CudaBuffer) -> None:
         """Sum a bucket, in place, after the work queued so far and concurrently with later work."""
-        number, runtime = self._numbers_of[buffer.pointer], self._device.here()
-        if number == 0:
-            self._kernels.next_step(self._device.stream)
-        runtime.record(self._parted, self._device.stream)
-        runtime.after(self._out, self._parted)
-        self._send(number)
-        runtime.record(self._sent, self._out)
-        runtime.after(self._back, self._sent)
-        self._add_up(number)
+        runtime = self._device.here()
+        for number in self._numbers_of[buffer.pointer]:
+            if number == 0:
+                self._kernels.next_step(self._device.stream)
+            runtime.record(self._parted, self._device.stream)
+            runtime.after(self._out, self._parted)
+            self._send(number)
+            runtime.record(self._sent, self._out)
+            runtime.after(self._back, self._sent)
+            self._add_up(number)
 
     def join(self) -> None:
         """Queue later work after the sums of all buckets, which have begun."""
         runtime = self._device.here()
         runtime.record(self._met, self._back)
         runtime.after(self._device.stream, self._met)
-        count = len(self._buckets)
-        self._kernels.wait_for(self._device.stream, self._post.pointer, count, 2 * count, self._stop)
+        self._wait_for(self._device.stream, len(self._parts), 2 * len(self._parts))
+
+    def trial(self) -> str:
+        """Sum known numbers in place of the gradient. Returns what is wrong, if anything is. Collective."""
+        edges = [
+            part.slice(max(first, at), min(last, at + _EDGE))
+            for part in self._parts
+            for first, last in (share(part.count, rank, self._ranks) for rank in range(self._ranks))
+            for at in (first, last - _EDGE)
+        ]
+        timer = threading.Timer(PATIENCE, self._end)
+        timer.daemon = True
+        timer.start()
+        for edge in edges:
+            edge.write(_numbers(edge) * (self._rank + 1))
+        self._sum_all()
+        together = self._ranks * (self._ranks + 1) // 2
+        wrong = any((edge.read() != _numbers(edge) * together).any() for edge in edges)
+        begun = time.perf_counter()
+        for _ in range(_ROUNDS):
+            self._sum_all()
+        self._device.synchronize()
+        seconds = (time.perf_counter() - begun) / _ROUNDS
+        timer.cancel()
+        sent = 2 * (self._ranks - 1) / self._ranks * sum(part.size for part in self._parts)
+        if ctypes.c_uint32.from_address(self._stop).value:
+            return f"copies between the GPUs did not end within {PATIENCE:g} s"
+        if wrong:
+            return "copies between the GPUs gave wrong sums"
+        return "" if sent >= RATE * seconds else f"copies between the GPUs reach {sent / seconds / 1e9:.0f} GB/s"
+
+    def _sum_all(self) -> None:
+        for pointer in self._numbers_of:
+            self.begin_all_reduce(next(part for part in self._parts if part.pointer == pointer))
+        self.join()
 
     def close(self) -> None:
         """Close what others have opened. Collective."""
@@ -108,65 +158,88 @@ class PeerSums:
         self._device.here().unpin(self._stop)
 
     def _send(self, number: int) -> None:
-        """Each other rank's share of a bucket to its post."""
-        bucket = self._buckets[number]
+        """Each other rank's share of a part to its post."""
+        part = self._parts[number]
+        if number >= SLOTS:
+            told = len(self._parts) + number - SLOTS
+            self._wait_for(self._out, told, told + 1)
         for rank in range(self._ranks):
-            first, last = share(bucket.count, rank, self._ranks)
+            first, last = share(part.count, rank, self._ranks)
             if rank != self._rank and last > first:
-                slot = self._rank - (self._rank > rank)
-                target = self._memory.addresses[rank][_POST] + self._place(number, slot)
-                self._copy(target, bucket.pointer + ITEM * first, last - first, self._out)
+                target = self._memory.addresses[rank][_POST] + self._place(number, self._rank - (self._rank > rank))
+                self._copy(target, part.pointer + ITEM * first, last - first, self._out)
         self._kernels.tell(self._out, self._numbers.pointer + 8, number)
 
     def _add_up(self, number: int) -> None:
-        """This rank's share of a bucket: the sum, to all."""
-        bucket, stream = self._buckets[number], self._back
-        first, last = share(bucket.count, self._rank, self._ranks)
-        mine = bucket.pointer + ITEM * first
-        self._kernels.wait_for(stream, self._post.pointer, number, number + 1, self._stop)
+        """This rank's share of a part: the sum, to all."""
+        part, stream = self._parts[number], self._back
+        first, last = share(part.count, self._rank, self._ranks)
+        mine = part.pointer + ITEM * first
+        self._wait_for(stream, number, number + 1)
         if last > first:
             others = self._post.pointer + self._place(number, 0)
-            self._kernels.add_up(stream, mine, others, apart_of(bucket.count, self._ranks), last - first)
+            self._kernels.add_up(stream, mine, others, apart_of(self._parts, self._ranks), last - first)
             for rank, (gradient, _) in enumerate(self._memory.addresses):
                 if rank != self._rank:
                     self._copy(gradient + mine - self._start, mine, last - first, stream)
-        self._kernels.tell(stream, self._numbers.pointer + 8, len(self._buckets) + number)
+        self._kernels.tell(stream, self._numbers.pointer + 8, len(self._parts) + number)
+
+    def _wait_for(self, stream: int, first: int, last: int) -> None:
+        self._kernels.wait_for(stream, self._post.pointer, first, last, self._stop)
 
     def _copy(self, target: int, source: int, count: int, stream: int) -> None:
         self._device.here().copy(target, source, ITEM * count, WITHIN, stream)
 
-    def _place(self, number: int, slot: int) -> int:
-        """Where in a post the share of a bucket that the rank of this slot sends begins, in bytes."""
-        return self._places[number] + slot * ITEM * apart_of(self._buckets[number].count, self._ranks)
+    def _place(self, number: int, sender: int) -> int:
+        """Where in a post the share of a part begins that the rank of this number among the others sends, in bytes."""
+        slot = number % SLOTS * (self._ranks - 1) + sender
+        return _flags(self._parts, self._ranks) + slot * ITEM * apart_of(self._parts, self._ranks)
 
     def _end(self) -> None:
         """Let no kernel wait any longer."""
         ctypes.c_uint32.from_address(self._stop).value = 1
 
 
-def apart_of(count: int, ranks: int) -> int:
-    """Elements from the beginning of one rank's share of a bucket to that of the next in a post."""
-    return share(count, 0, ranks)[1]
+def parts_of(buckets: Sequence[CudaBuffer]) -> list[CudaBuffer]:
+    """The buckets in pieces of at most PART elements."""
+    return [bucket.slice(at, at + PART) for bucket in buckets for at in range(0, bucket.count, PART)]
 
 
-def places_of(buckets: Sequence[CudaBuffer], ranks: int) -> list[int]:
-    """Where in a post the shares of each bucket begin, in bytes, and where they end."""
-    flags = 2 * len(buckets) * ranks * ITEM
-    places = [-(-flags // ALIGNMENT) * ALIGNMENT]
-    for bucket in buckets:
-        places.append(places[-1] + (ranks - 1) * ITEM * apart_of(bucket.count, ranks))
-    return places
+def apart_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
+    """Elements from the beginning of one rank's share to that of the next in a post."""
+    return max(share(part.count, 0, ranks)[1] for part in parts)
+
+
+def size_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
+    """Bytes of a post."""
+    return _flags(parts, ranks) + SLOTS * (ranks - 1) * ITEM * apart_of(parts, ranks)
+
+
+def _flags(parts: Sequence[CudaBuffer], ranks: int) -> int:
+    return -(-2 * len(parts) * ranks * ITEM // ALIGNMENT) * ALIGNMENT
+
+
+def _numbers(edge: CudaBuffer) -> npt.NDArray[np.float32]:
+    return (1 + np.arange(edge.count) % 5).astype(np.float32)
 
 
 def peer_sums(
     communicator: NcclCommunicator, operators: Operators, sync: CudaBuffer, buckets: Sequence[CudaBuffer]
 ) -> PeerSums | str:
     """The sums of these parts of `sync`, or why there are none. Collective."""
-    device = communicator.device
+    device, below = communicator.device, communicator.below
     if sync.size < _SMALLEST:
         return "the model is small"
-    post = device.allocate(max(places_of(buckets, communicator.world_size)[-1], _SMALLEST), np.uint8)
-    memory = connect(communicator.below, device, [sync.pointer, post.pointer])
+    post = device.allocate(max(size_of(parts_of(buckets), communicator.world_size), _SMALLEST), np.uint8)
+    memory = connect(below, device, [sync.pointer, post.pointer])
     if isinstance(memory, str):
         return memory
-    return PeerSums(communicator, device, operators, memory, sync.pointer, buckets, post)
+    made = PeerSums(communicator, device, operators, memory, sync.pointer, buckets, post)
+    troubles: Sequence[str] = below.broadcast_object(below.gather(made.trial()))
+    trouble = next((each for each in troubles if each), "")
+    # Not before: where a trial is stuck, other ranks copy as long as they are in it.
+    sync.fill(0)
+    if not trouble:
+        return made
+    made.close()
+    return trouble
