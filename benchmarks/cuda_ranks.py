@@ -138,6 +138,8 @@ def measure_speed(options: argparse.Namespace) -> None:
         print(
             f"{comm.world_size} rank(s), {name}: {1e3 * statistics.median(seconds):.2f} ms", file=sys.stderr, flush=True
         )
+        if isinstance(step, OrtflowStep):
+            step.close()
         device.memory_moves()
         del step
         torch.cuda.empty_cache()

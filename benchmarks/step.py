@@ -80,6 +80,10 @@ class OrtflowStep:
         """The loss before the update."""
         return self.of({"tokens": tokens, "labels": labels}, rate=rate)
 
+    def close(self) -> None:
+        """Release the trainer's memory. Called by all ranks."""
+        self._trainer.end_training()
+
     def of(self, arrays: dict[str, npt.NDArray[Any]], *, rate: float = RATE) -> float:
         """The same of a model's inputs by name; the first axis of each is the batch."""
         self._update += 1
