@@ -1,15 +1,15 @@
 """On several NVIDIA GPUs of one machine: ortflow against PyTorch's DistributedDataParallel, and NCCL through each.
 
     python benchmarks/cuda_ranks.py speed [--ranks 2 --layers 12 --width 768 --heads 12 --context 1024
-        --vocabulary 50304 --batch 8 --rounds 20 --whole]
+        --vocabulary 50304 --batch 8 --rounds 20 --others]
     python benchmarks/cuda_ranks.py sums [--ranks 2 --rounds 20]
 
 `speed` trains the GPT of cuda.py in bf16 with one rank and with several, each with micro-batches of `--batch` samples
 of its own, AdamW, clipping, the host waiting for each loss. It prints tokens a second of all ranks and the scaling:
-that of several over that of one times their number. `--whole` also measures ortflow with one sum behind the backward
-pass in place of buckets. The losses of the first steps must agree. `sums` measures an all-reduce of 1 MiB to 1 GiB of
-fp32 through ortflow's communicator and through torch.distributed, by turns, the medians of rounds: the time of CALLS in
-a row. mpirun of the environment's MPI starts the ranks.
+that of several over that of one times their number. `--others` also measures ortflow with buckets summed by NCCL in
+place of copies between the GPUs, and with one sum behind the backward pass. The losses of the first steps must agree.
+`sums` measures an all-reduce of 1 MiB to 1 GiB of fp32 through ortflow's communicator and through torch.distributed, by
+turns, the medians of rounds: the time of CALLS in a row. mpirun of the environment's MPI starts the ranks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 CALLS = 10
 SIZES = [1 << power for power in (20, 22, 24, 26, 28, 30)]
@@ -86,7 +88,7 @@ def measure_speed(options: argparse.Namespace) -> None:
     from safetensors.numpy import load_file
     from step import CLIP, DECAY, RATE, Config, OrtflowStep, Sizes, TorchStep, batches, make_graphs
 
-    import ortflow.workflow.trainer.queued as queued
+    from ortflow.workflow.trainer import overlap, queued
 
     comm, device, means = world_of()
     config = Config(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
@@ -97,13 +99,13 @@ def measure_speed(options: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")
     torch.cuda.set_device(comm.rank)
 
-    def mine(*, whole: bool = False) -> Callable[..., float]:
-        overlapped = queued.overlapped
-        queued.overlapped = (lambda *a, **b: None) if whole else overlapped
-        try:
+    def mine(**changes: Any) -> Callable[..., float]:
+        """`changes` replace functions that `overlap` or `queued` uses."""
+        with ExitStack() as stack:
+            for name, change in changes.items():
+                module = queued if name == "overlapped" else overlap
+                stack.enter_context(mock.patch.object(module, name, change))
             return OrtflowStep(graphs, spec, 4, None, device, communicator=comm)
-        finally:
-            queued.overlapped = overlapped
 
     def peer() -> Callable[..., float]:
         if comm.world_size > 1:
@@ -115,8 +117,9 @@ def measure_speed(options: argparse.Namespace) -> None:
         )  # fmt: skip
 
     candidates: dict[str, Callable[[], Callable[..., float]]] = {"ortflow": mine}
-    if options.whole and comm.world_size > 1:
-        candidates["ortflow, one sum"] = lambda: mine(whole=True)
+    if options.others and comm.world_size > 1:
+        candidates["ortflow, NCCL"] = lambda: mine(peer_sums=lambda *given: "not asked for")
+        candidates["ortflow, one sum"] = lambda: mine(overlapped=lambda *given: None)
     if not options.no_peers:
         candidates["torch.compile"] = peer
     found: dict[str, Any] = {"sums": means, "gpu": device.gpu.name, "torch": torch.__version__}
@@ -146,15 +149,23 @@ def measure_speed(options: argparse.Namespace) -> None:
     if comm.rank == 0:
         finite = all(np.isfinite(each["losses"]).all() for each in found.values() if isinstance(each, dict))
         print(json.dumps({**found, "finite": bool(finite)}), flush=True)
-    # Not left in order: what PyTorch has compiled may still hold NCCL.
+    leave(comm)
+
+
+def leave(comm: Any) -> None:
+    """End this rank at once: what PyTorch has compiled may still hold NCCL."""
+    from mpi4py import MPI
+
     comm.barrier()
     sys.stdout.flush()
+    # Without this, Open MPI takes the end for an abort.
+    MPI.Finalize()
     os._exit(0)
 
 
 def speed(options: argparse.Namespace) -> None:
     """Print the table; SystemExit where losses differ."""
-    words = [*(["--whole"] if options.whole else []), *(["--no-peers"] if options.no_peers else [])]
+    words = [*(["--others"] if options.others else []), *(["--no-peers"] if options.no_peers else [])]
     one = start("measure-speed", 1, options, *words)
     many = start("measure-speed", options.ranks, options, *words)
     print(f"{many['gpu']}, torch {many['torch']}, {many['sums']}, {options.batch} x {options.context} tokens a rank")
@@ -216,8 +227,7 @@ def measure_sums(options: argparse.Namespace) -> None:
         found[str(size)] = {name: statistics.median(each) for name, each in seconds.items()}
     if comm.rank == 0:
         print(json.dumps(found), flush=True)
-    comm.barrier()
-    os._exit(0)
+    leave(comm)
 
 
 def sums(options: argparse.Namespace) -> None:
@@ -240,7 +250,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, value in (("batch", 8), ("rounds", 20), ("ranks", 2), ("limit", 600)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--whole", action="store_true", help="also with one sum behind the backward pass")
+    parser.add_argument("--others", action="store_true", help="also with NCCL's buckets, and with one sum")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out")
     parser.add_argument("--folder", help="used by the ranks")
     options = parser.parse_args()

@@ -27,7 +27,7 @@ from ortflow.workflow.device.choice import cuda_runtime
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.trainer import MicroBatch, Report, overlap, queued
+from ortflow.workflow.trainer import MicroBatch, Report, overlap, peer_sums, queued
 from ortflow.workflow.trainer.builder import write_forms
 
 HEIGHT, WIDTH, LENGTH, STEPS, ROWS = 60_000, 16, 6, 12, 8
@@ -74,7 +74,8 @@ def main(folder: Path, way: str) -> None:
     device = CudaDevice(found, found.describe(below.rank), precision="bf16")
     comm, means = over_gpus(below, device, socket.gethostname(), 60)
     assert "NCCL" in means, means
-    overlap.LEAST = 1
+    overlap.LEAST = peer_sums.LEAST = 1
+    peer_sums.RATE = 0.0
     if way == "whole":
         overlap.peer_sums = lambda *given: "planted"
     trainer = queued.QueuedTrainer(graphs, spec, Sessions(device, 1, "error"), comm, Report(note=log.append))

@@ -85,6 +85,7 @@ class Kernels(PeerKernels):
 def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_sums, "PeerKernels", Kernels)
     monkeypatch.setattr(peer_sums, "_SMALLEST", 1)
+    monkeypatch.setattr(peer_sums, "LEAST", 1)
     monkeypatch.setattr(peer_sums, "RATE", 0.0)
 
 
@@ -302,3 +303,17 @@ def test_the_kernels_tell_all_others_and_wait_for_them() -> None:
     kernels.wait_for(0, flags[rank].pointer, 0, 1, stop.pointer)
     for each in (numbers, stop, *flags):
         each.check()
+
+
+def test_a_small_model_is_left_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_sums, "LEAST", 4001)
+    library = LazyNccl()
+
+    def program(below: Communicator) -> Any:
+        cuda = LazyCuda()
+        library.here(cuda)
+        world = NcclCommunicator(below, fake_device(cuda), library)
+        sync = world.device.allocate(1000, np.float32)
+        return peer_sums.peer_sums(world, cuda, sync, [sync])  # type: ignore[arg-type]
+
+    assert on_threads(2, program) == ["the model is small"] * 2

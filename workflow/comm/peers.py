@@ -19,11 +19,6 @@ class PeerMemory:
     def __init__(self, below: Communicator, device: CudaDevice, addresses: Sequence[Sequence[int]]) -> None:
         self._below, self._device, self.addresses = below, device, addresses
 
-    @property
-    def rank(self) -> int:
-        """Of this process."""
-        return self._below.rank
-
     def close(self) -> None:
         """Close what other ranks have opened, which they may free when this returns. Collective."""
         _close(self._device, self.addresses, self._below.rank)

@@ -39,6 +39,8 @@ _POST = 1
 """Which of a rank's allocations others write to for it; the other one has the gradients."""
 _SMALLEST = 1 << 22
 """Bytes of an allocation that CUDA certainly does not share with others."""
+LEAST = 64 << 20
+"""Bytes of gradients from which copies are faster than NCCL, whose sums have fewer parts that wait for each other."""
 PART, SLOTS = 8 << 20, 4
 """Elements of a part at most, and parts for which a post has room."""
 RATE = 80e9
@@ -228,7 +230,7 @@ def peer_sums(
 ) -> PeerSums | str:
     """The sums of these parts of `sync`, or why there are none. Collective."""
     device, below = communicator.device, communicator.below
-    if sync.size < _SMALLEST:
+    if sync.size < _SMALLEST or sum(bucket.size for bucket in buckets) < LEAST:
         return "the model is small"
     post = device.allocate(max(size_of(parts_of(buckets), communicator.world_size), _SMALLEST), np.uint8)
     memory = connect(below, device, [sync.pointer, post.pointer])
