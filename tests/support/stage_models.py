@@ -238,12 +238,17 @@ def evaluated(made: StageGraphs, feeds: Mapping[str, Array]) -> dict[str, Array]
     return outputs
 
 
-def assert_same(found: Mapping[str, Array], expected: Mapping[str, Array], names: Sequence[str] | None = None) -> None:
-    """Equal to 1e-6 of each tensor's largest element."""
+def assert_same(
+    found: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    names: Sequence[str] | None = None,
+    tolerance: float = 1e-6,
+) -> None:
+    """Equal to `tolerance` of each tensor's largest element."""
     assert found.keys() == expected.keys()
     for name in names or expected:
         scale = max(1.0, float(np.abs(expected[name]).max(initial=0)))
-        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-6 * scale, err_msg=name)
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=tolerance * scale, err_msg=name)
 
 
 def _same(path: Path) -> Path:

@@ -55,8 +55,9 @@ def check(
     seeds: Sequence[int],
     *,
     kernels: bool = False,
+    tolerance: float = 1e-6,
 ) -> None:
-    assert_same(merged(made.stages, found), expected(model, batches, seeds, kernels=kernels))
+    assert_same(merged(made.stages, found), expected(model, batches, seeds, kernels=kernels), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("name", ["transformer", "convolutions", "skipping"])
@@ -74,7 +75,8 @@ def test_own_kernels_serve_stages(name: str, tmp_path: Path) -> None:
     model, made = divided(name, tmp_path, 3)
     batches, seeds = batches_for(name, [4, 4, 4]), [1, 2, 3]
     found = run_threads(tmp_path, "1f1b", batches, seeds, kernels=True, state=model.source.roles.state)
-    check(model, made, found, batches, seeds)
+    # Ours and ONNX Runtime's convolutions add up in different orders, which depend on the processor.
+    check(model, made, found, batches, seeds, tolerance=5e-6)
 
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
