@@ -40,7 +40,7 @@ _POST = 1
 _SMALLEST = 1 << 22
 """Bytes of an allocation that CUDA certainly does not share with others."""
 LEAST = 64 << 20
-"""Bytes of gradients from which copies are faster than NCCL, whose sums have fewer parts that wait for each other."""
+"""Bytes of gradients below which NCCL sums: the waits of ranks for each other take longer than copies so small."""
 PART, SLOTS = 8 << 20, 4
 """Elements of a part at most, and parts for which a post has room."""
 RATE = 80e9
