@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -99,12 +99,8 @@ def measure_speed(options: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")
     torch.cuda.set_device(comm.rank)
 
-    def mine(**changes: Any) -> Callable[..., float]:
-        """`changes` replace functions that `overlap` or `queued` uses."""
-        with ExitStack() as stack:
-            for name, change in changes.items():
-                module = queued if name == "overlapped" else overlap
-                stack.enter_context(mock.patch.object(module, name, change))
+    def mine(patched: Any = nullcontext()) -> Callable[..., float]:  # noqa: B008 - it has no state
+        with patched:
             return OrtflowStep(graphs, spec, 4, None, device, communicator=comm)
 
     def peer() -> Callable[..., float]:
@@ -118,8 +114,8 @@ def measure_speed(options: argparse.Namespace) -> None:
 
     candidates: dict[str, Callable[[], Callable[..., float]]] = {"ortflow": mine}
     if options.others and comm.world_size > 1:
-        candidates["ortflow, NCCL"] = lambda: mine(peer_sums=lambda *given: "not asked for")
-        candidates["ortflow, one sum"] = lambda: mine(overlapped=lambda *given: None)
+        candidates["ortflow, NCCL"] = lambda: mine(mock.patch.object(overlap, "peer_sums", return_value="off"))
+        candidates["ortflow, one sum"] = lambda: mine(mock.patch.object(queued, "overlapped", return_value=None))
     if not options.no_peers:
         candidates["torch.compile"] = peer
     found: dict[str, Any] = {"sums": means, "gpu": device.gpu.name, "torch": torch.__version__}

@@ -24,6 +24,7 @@ from real_ranks import on_ranks
 from safetensors.numpy import load_file
 from trainers import opened, write_update
 
+from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.comm.nccl import over_gpus
 from ortflow.workflow.device import capture
@@ -32,8 +33,9 @@ from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.trainer import MicroBatch, Report, overlap, queued
+from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome, overlap, queued
 from ortflow.workflow.trainer.builder import write_forms
+from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainer.overlap import Overlap
 
 STEPS, ROWS = 12, 8
@@ -86,6 +88,23 @@ def fail(way: str) -> None:
     Overlap.ready = failing  # type: ignore[method-assign]
 
 
+def connected(below: Communicator, precision: str = "fp32") -> tuple[Communicator, CudaDevice]:
+    """NCCL over the ranks' GPUs, and this rank's."""
+    found = cuda_runtime()
+    device = CudaDevice(found, found.describe(below.rank), precision=precision)
+    comm, means = over_gpus(below, device, socket.gethostname(), 60)
+    assert "NCCL" in means, means
+    return comm, device
+
+
+def keep(path: Path, trainer: GraphTrainer, outcomes: Sequence[StepOutcome], log: list[str]) -> None:
+    """Write what `trained` reads."""
+    numbers = {"losses": [each.loss for each in outcomes], "norms": [each.grad_norm for each in outcomes]}
+    buffers = {name: buffer.read() for name, buffer in trainer.state().items()}
+    np.savez(f"{path}.npz", **numbers, **buffers)
+    Path(f"{path}.log").write_text(json.dumps(log))
+
+
 def main(folder: Path, way: str) -> None:
     """What each rank does."""
     below = MpiCommunicator()
@@ -98,10 +117,7 @@ def main(folder: Path, way: str) -> None:
     if way == "cpu":
         trainer = opened(graphs, spec, below, report)
     else:
-        found = cuda_runtime()
-        device = CudaDevice(found, found.describe(below.rank))
-        comm, means = over_gpus(below, device, socket.gethostname(), 60)
-        assert "NCCL" in means, means
+        comm, device = connected(below)
         overlap.LEAST = 1
         if way in ("graph", "bucket") and below.rank == 1:
             fail(way)
@@ -115,10 +131,7 @@ def main(folder: Path, way: str) -> None:
                 [MicroBatch(arrays, ROWS)], learning_rate=1e-2, update=step + 1, seeds=[0], control_values=[1.0]
             )
         )
-    numbers = {"losses": [each.loss for each in outcomes], "norms": [each.grad_norm for each in outcomes]}
-    buffers = {name: buffer.read() for name, buffer in trainer.state().items()}
-    np.savez(folder / f"{way}-{below.rank}.npz", **numbers, **buffers)
-    (folder / f"{way}-{below.rank}.log").write_text(json.dumps(log))
+    keep(folder / f"{way}-{below.rank}", trainer, outcomes, log)
     trainer.end_training()
     (below if way == "cpu" else comm).close()
 

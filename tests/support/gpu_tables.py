@@ -9,22 +9,18 @@ has fewer samples, or none.
 
 from __future__ import annotations
 
-import json
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_ranks import connected, keep
 from graph_build_models import built, run_file, save_model, value
 from onnx import TensorProto, helper
 from safetensors.numpy import load_file
 from trainers import write_update
 
 from ortflow.workflow.comm.mpi import MpiCommunicator
-from ortflow.workflow.comm.nccl import over_gpus
-from ortflow.workflow.device.choice import cuda_runtime
-from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch, Report, overlap, peer_sums, queued
@@ -70,10 +66,7 @@ def main(folder: Path, way: str) -> None:
     below.barrier()
     graphs, log = GraphSet.load(folder / "graphs"), list[str]()
     spec = run_file(folder / "model.onnx", resources__cuda_graph=way != "queued", **CHANGES)
-    found = cuda_runtime()
-    device = CudaDevice(found, found.describe(below.rank), precision="bf16")
-    comm, means = over_gpus(below, device, socket.gethostname(), 60)
-    assert "NCCL" in means, means
+    comm, device = connected(below, "bf16")
     overlap.LEAST = peer_sums.LEAST = 1
     peer_sums.RATE = 0.0
     if way == "whole":
@@ -87,10 +80,7 @@ def main(folder: Path, way: str) -> None:
         batch = MicroBatch({"ids": ids[:count], "labels": labels[:count]}, count)
         given: dict[str, Any] = {"update": step + 1, "seeds": [0], "control_values": [1.0]}
         outcomes.append(trainer.step([batch], learning_rate=1e-2, **given))
-    numbers = {"losses": [each.loss for each in outcomes], "norms": [each.grad_norm for each in outcomes]}
-    buffers = {name: buffer.read() for name, buffer in trainer.state().items()}
-    np.savez(folder / f"{way}-{below.rank}.npz", **numbers, **buffers)
-    (folder / f"{way}-{below.rank}.log").write_text(json.dumps(log))
+    keep(folder / f"{way}-{below.rank}", trainer, outcomes, log)
     trainer.end_training()
     comm.close()
 

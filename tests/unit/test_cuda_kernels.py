@@ -435,7 +435,7 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield source.source("convolution", (("X", kind),)), "widen"
     for ranks in (2, 8):
         numbers = ("RANKS", ranks), ("RANK", ranks - 1), ("VECTOR", 4)
-        for function in ("next_step", "tell", "wait_for", "add_up"):
+        for function in ("next_step", "notify", "wait_for", "add_up"):
             yield source.source("peers", (), numbers), function
 
 

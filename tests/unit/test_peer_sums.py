@@ -47,7 +47,7 @@ class Kernels(PeerKernels):
 
         self.cuda.defer(stream, do)
 
-    def tell(self, stream: int, flags: int, place: int) -> None:
+    def notify(self, stream: int, flags: int, place: int) -> None:
         def do() -> None:
             for rank, address in enumerate(array_at(flags, self.ranks, np.uint64)):
                 if rank != self.rank:
@@ -62,7 +62,7 @@ class Kernels(PeerKernels):
                 if place % self.ranks == self.rank:
                     continue
                 while word(flags + 4 * place).value < word(self.step).value and not word(stop).value:
-                    assert time.monotonic() < until, "nobody tells"
+                    assert time.monotonic() < until, "nobody signals"
                     time.sleep(1e-4)
 
         self.cuda.defer(stream, do)
@@ -94,8 +94,8 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ("ranks", "counts"), [(2, [128, 64, 1000]), (2, [3000, 230]), (3, [640, 70]), (4, [64]), (8, [5, 2000])]
 )
 def test_every_rank_has_the_sum(ranks: int, counts: list[int], monkeypatch: pytest.MonkeyPatch, *, eager: bool) -> None:
-    """Streams do their work as late, or as early, as their order permits. Early, buckets have more parts than a post
-    holds, and rank 0 is the last to read it; the fake streams cannot be late and wait for other ranks' late ones."""
+    """Streams do their work as late, or as early, as their order permits. Early, buckets have more parts than a
+    receive buffer holds, and rank 0 is the last to read it; late fake streams cannot wait for late ones of others."""
     monkeypatch.setattr(peer_sums, "PART", 256)
     monkeypatch.setattr(peer_sums, "SLOTS", 1 if eager else 100)
     monkeypatch.setattr(Kernels, "pause", 2e-3)
@@ -139,7 +139,7 @@ def test_every_rank_has_the_sum(ranks: int, counts: list[int], monkeypatch: pyte
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_a_post_has_room_for_every_share_of_its_parts(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receive_buffer_has_room_for_every_share_of_its_parts(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_sums, "PART", 640)
     device = fake_device(FakeCuda())
     buckets = [device.allocate(count, np.float32) for count in (1000, 64, 300, 2000)]
@@ -184,7 +184,7 @@ def test_the_setting_that_forbids_it_for_nccl_does_so_here(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("fault", "words"), [("wrong", "gave wrong sums"), ("slow", "GPUs reach"), ("stuck", "did not")]
 )
-def test_what_fails_in_the_trial_is_left_to_nccl(fault: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_in_the_self_test_is_left_to_nccl(fault: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = LazyNccl()
     if fault == "slow":
         monkeypatch.setattr(peer_sums, "RATE", 1e15)
@@ -198,7 +198,7 @@ def test_what_fails_in_the_trial_is_left_to_nccl(fault: str, words: str, monkeyp
         sync = device.allocate(1000, np.float32)
         if below.rank == 1 and fault != "slow":
             kernels = Kernels(cuda, 1, 2, 0)
-            spoiled = {"add_up": "wrong", "tell": "stuck"}
+            spoiled = {"add_up": "wrong", "notify": "stuck"}
             for name, when in spoiled.items():
                 if when == fault:
                     monkeypatch.setattr(Kernels, name, _only_rank_0(getattr(kernels.__class__, name)))
@@ -276,7 +276,7 @@ def test_the_kernel_adds_in_the_order_of_ranks(rank: int, ranks: int, count: int
 
 
 @needs_emulation
-def test_the_kernels_tell_all_others_and_wait_for_them() -> None:
+def test_the_kernels_signal_all_others_and_wait_for_them() -> None:
     ranks, rank, places = 3, 1, 4
     numbers, stop = Memory(8 + 8 * ranks), Memory(4)
     flags = [Memory(4 * ranks * places) for _ in range(ranks)]
@@ -286,14 +286,14 @@ def test_the_kernels_tell_all_others_and_wait_for_them() -> None:
     kernels = PLAIN(Emulated(), rank, ranks, numbers.pointer)  # type: ignore[arg-type]
     for step in (1, 2):
         kernels.next_step(0)
-        kernels.tell(0, numbers.pointer + 8, 2)
-        told = [each.content.view(np.uint32).reshape(places, ranks) for each in flags]
-        assert [each[2, rank] for each in told] == [step, 0, step]
-        assert sum(int(each.sum()) for each in told) == 2 * step
+        kernels.notify(0, numbers.pointer + 8, 2)
+        received = [each.content.view(np.uint32).reshape(places, ranks) for each in flags]
+        assert [each[2, rank] for each in received] == [step, 0, step]
+        assert sum(int(each.sum()) for each in received) == 2 * step
     own = flags[rank].content.view(np.uint32).reshape(places, ranks)
     own[1:3] = [[2, 0, 3], [2, 0, 2]]
     kernels.wait_for(0, flags[rank].pointer, 1, 3, stop.pointer)
-    # Rank 0 has not told place 3, and nobody will: only the abort ends this.
+    # Rank 0 never signals place 3: only the abort ends this wait.
     stop.content.view(np.uint32)[:] = 1
     kernels.wait_for(0, flags[rank].pointer, 3, 4, stop.pointer)
     # A step number that has come around.

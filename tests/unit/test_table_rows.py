@@ -21,9 +21,9 @@ from thread_wire import on_threads
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda.operators import Tensor as OnDevice
-from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.fusion.buckets import OPERATOR, ROWS, TOKEN, buckets_of, with_buckets
+from ortflow.workflow.fusion.buckets import OPERATOR, ROWS, TOKEN, Bucket, buckets_of, with_buckets
 from ortflow.workflow.fusion.table_rows import TableRows, with_rows
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.types import half_of
@@ -201,6 +201,20 @@ def tensor(array: Any, kind: int, kept: list[Any]) -> OnDevice:
     return OnDevice(content.ctypes.data, array.shape, kind)
 
 
+def summing(
+    below: Communicator, library: LazyNccl, rows: TableRows, buckets: Sequence[Bucket]
+) -> tuple[NcclCommunicator, CudaBuffer, Overlap, Kernels]:
+    """A rank, its flat gradient with five numbers behind it, and its sums."""
+    cuda = LazyCuda()
+    library.here(cuda)
+    device = fake_device(cuda)
+    world, kernels = NcclCommunicator(below, device, library), Kernels(device)
+    sync = device.allocate(INDEX.trained + 5, np.float32)
+    part = sync.slice(0, HEIGHT * WIDTH)
+    table = TableExchange(rows, world, device, kernels, part, (HEIGHT, WIDTH))  # type: ignore[arg-type]
+    return world, sync, Overlap(world, world, sync, INDEX.trained, buckets, [table]), kernels
+
+
 @needs_emulation
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("kind", [BF16, FLOAT, TensorProto.FLOAT16])
@@ -209,9 +223,10 @@ def test_every_rank_has_the_sum_of_all_rows_and_buckets(counts: tuple[int, ...],
     library, ranks = LazyNccl(), len(counts)
     buckets = buckets_of(INDEX, 1, ["table"])[0 if adds else 1 :]
 
-    def of(rank: int) -> tuple[Any, Any, Any]:
+    def of(rank: int, turn: int) -> tuple[Any, Any, Any]:
         """Flat gradient, indices and their gradients; a rank without samples has none."""
-        random, count = np.random.default_rng([rank, kind]), counts[rank]
+        # Another rank has fewer in the second turn: what an earlier one left is not exchanged again.
+        random, count = np.random.default_rng([rank, kind, turn]), counts[:: 1 - 2 * turn][rank]
         flat = random.integers(-8, 8, INDEX.trained + 5).astype("float32") * (count > 0)
         # As in a run, nothing is between the tensors.
         flat[HEIGHT * WIDTH : INDEX["w"].offset] = 0
@@ -219,27 +234,21 @@ def test_every_rank_has_the_sum_of_all_rows_and_buckets(counts: tuple[int, ...],
         gradient = random.integers(-8, 8, (count, WIDTH)).astype("float32")
         return flat, indices, gradient
 
-    expected = np.sum([of(rank)[0] for rank in range(ranks)], axis=0)
-    if not adds:
-        expected[: HEIGHT * WIDTH] = 0
-    for rank in range(ranks):
-        _, indices, gradient = of(rank)
-        np.add.at(expected[: HEIGHT * WIDTH].reshape(HEIGHT, WIDTH), indices, gradient)
+    def expected(turn: int) -> Any:
+        given = [of(rank, turn) for rank in range(ranks)]
+        total = np.sum([flat for flat, *_ in given], axis=0)
+        if not adds:
+            total[: HEIGHT * WIDTH] = 0
+        for _, indices, gradient in given:
+            np.add.at(total[: HEIGHT * WIDTH].reshape(HEIGHT, WIDTH), indices, gradient)
+        return total
 
     def program(below: Communicator) -> bytes:
-        cuda = LazyCuda()
-        library.here(cuda)
-        device = fake_device(cuda)
-        world = NcclCommunicator(below, device, library)
-        kernels: Any = Kernels(device)
-        sync = device.allocate(INDEX.trained + 5, np.float32)
         given = TableRows("table", ENTRIES, kind, adds)
-        part = sync.slice(0, HEIGHT * WIDTH)
-        table = TableExchange(given, world, device, kernels, part, (HEIGHT, WIDTH))
-        overlap = Overlap(world, world, sync, INDEX.trained, buckets, [table])
-        flat, indices, gradient = of(below.rank)
+        world, sync, overlap, kernels = summing(below, library, given, buckets)
         kept: list[Any] = []
-        for _ in range(2):
+        for turn in range(2):
+            flat, indices, gradient = of(below.rank, turn)
             sync.write(flat)
             if len(indices):
                 overlap.begin()
@@ -247,7 +256,7 @@ def test_every_rank_has_the_sum_of_all_rows_and_buckets(counts: tuple[int, ...],
                     overlap.ready(number, [sync.pointer + 4 * bucket.start])
                 overlap.rows(0, tensor(indices, INT64, kept), tensor(gradient, kind, kept))
             overlap.finish()
-            np.testing.assert_array_equal(sync.read()[: INDEX.trained], expected[: INDEX.trained])
+            np.testing.assert_array_equal(sync.read()[: INDEX.trained], expected(turn)[: INDEX.trained])
         kernels.check()
         found = sync.read().tobytes()
         world.close()
@@ -262,16 +271,8 @@ def test_outside_of_a_step_a_rank_adds_its_own_rows() -> None:
     library = LazyNccl()
 
     def program(below: Communicator) -> None:
-        cuda = LazyCuda()
-        library.here(cuda)
-        device = fake_device(cuda)
-        world = NcclCommunicator(below, device, library)
-        kernels: Any = Kernels(device)
-        sync = device.allocate(INDEX.trained + 5, np.float32)
         rows = TableRows("table", ENTRIES, BF16, adds=True)
-        part = sync.slice(0, HEIGHT * WIDTH)
-        table = TableExchange(rows, world, device, kernels, part, (HEIGHT, WIDTH))
-        overlap = Overlap(world, world, sync, INDEX.trained, buckets_of(INDEX, 1), [table])
+        world, sync, overlap, _ = summing(below, library, rows, buckets_of(INDEX, 1))
         sync.fill(1)
         kept: list[Any] = []
         # More than a step's micro-batch has.
@@ -296,3 +297,20 @@ def test_tables_are_found_in_what_is_built(tmp_path: Path) -> None:
     entries = 8 * LENGTH
     assert rows == [TableRows("shared", entries, BF16, adds=True), TableRows("other", entries, BF16, adds=False)]
     assert elements == {"ids": entries, "labels": 8}
+
+
+@needs_emulation
+def test_an_index_outside_of_a_table_makes_all_of_its_gradient_nan() -> None:
+    """Also the rows that were not looked up, though the rest of the gradient is there already."""
+    library = LazyNccl()
+
+    def program(below: Communicator) -> None:
+        rows = TableRows("table", ENTRIES, BF16, adds=True)
+        world, sync, overlap, _ = summing(below, library, rows, buckets_of(INDEX, 1))
+        sync.fill(1)
+        kept: list[Any] = []
+        overlap.rows(0, tensor(np.array([3, HEIGHT]), INT64, kept), tensor(np.ones((2, WIDTH)), BF16, kept))
+        assert np.isnan(sync.read()[: HEIGHT * WIDTH]).all()
+        world.close()
+
+    on_threads(1, program)

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ortflow.workflow.device import Buffer
 
 TAGS = (1 << 15) - 1
 """Tags of messages are below this number: every MPI allows it as a tag, and sums use it themselves."""
 
+T = TypeVar("T")
 Link = tuple[int, int, int]
 """Sending rank, receiving rank and tag of messages."""
 
@@ -180,3 +181,10 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Disconnect; all ranks must call it."""
+
+
+def first_of(ranks: Communicator, mine: T | None) -> T | None:
+    """What the first rank gives that gives anything, such as an error, on every rank; None if none does. Collective."""
+    given = ranks.gather(mine)
+    found: T | None = ranks.broadcast_object(next(filter(None, given), None) if given else None)
+    return found

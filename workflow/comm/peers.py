@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm import Communicator, first_of
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import CudaError
 
@@ -52,10 +52,9 @@ def connect(below: Communicator, device: CudaDevice, allocations: Sequence[int])
         except CudaError as error:
             mine = [], error.message
     every: Sequence[tuple[list[bytes], str]] = below.broadcast_object(below.gather(mine))
-    trouble = next((why for _, why in every if why), "")
-    if trouble:
-        return trouble
-    opened: list[list[int]] = []
+    if refused := next((why for _, why in every if why), ""):
+        return refused
+    opened, trouble = list[list[int]](), ""
     try:
         for rank, (handles, _) in enumerate(every):
             opened.append([])
@@ -63,12 +62,10 @@ def connect(below: Communicator, device: CudaDevice, allocations: Sequence[int])
                 opened[-1].append(allocations[place] if rank == below.rank else device.here().open_handle(handle))
     except CudaError as error:
         trouble = f"rank {below.rank} cannot open the memory of rank {len(opened) - 1}: {error.message}"
-    troubles: Sequence[str] = below.broadcast_object(below.gather(trouble))
-    trouble = next((each for each in troubles if each), "")
-    if trouble:
+    if (first := first_of(below, trouble)) is not None:
         _close(device, opened, below.rank)
         below.barrier()
-        return trouble
+        return first
     return PeerMemory(below, device, opened)
 
 

@@ -1,19 +1,19 @@
-/* Gradients on their way between the GPUs of one machine: see peers.py. RANKS take part, and RANK is this one. A flag
- * [places, RANKS] is the number of the last step in which a rank has done what belongs to the place. */
+/* Gradients on their way between the GPUs of one machine: see peers.py. RANKS take part, and RANK is this one. flags
+ * [places, RANKS] are numbers of steps: the last one in which a rank has signalled the place. */
 #define THREADS 256
 
 extern "C" __global__ void next_step(u32 *step) {
     if (threadIdx.x == 0) *step += 1;
 }
 
-/* To every other rank, at whose memory flags [RANKS] points: this one has done what belongs to the place. */
-extern "C" __global__ void tell(const u32 *step, u32 *const *flags, int place) {
+/* Signals a place to every other rank; flags [RANKS] are the addresses of the ranks' flags. */
+extern "C" __global__ void notify(const u32 *step, u32 *const *flags, int place) {
     const int rank = threadIdx.x;
     __threadfence_system();
     if (rank < RANKS && rank != RANK) ((volatile u32 *)flags[rank])[place * RANKS + RANK] = *step;
 }
 
-/* Until all others have done what belongs to places [first, last), or `stop` is set. */
+/* Waits until all others have signalled places [first, last), or `stop` is set. */
 extern "C" __global__ void wait_for(const u32 *step, const u32 *flags, int first, int last, const u32 *stop) {
     const u32 wanted = *step;
     for (int i = first * RANKS + threadIdx.x; i < last * RANKS; i += 32) {

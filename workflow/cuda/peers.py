@@ -27,12 +27,12 @@ class PeerKernels:
         """Queue the beginning of the next step."""
         self._launch("next_step", stream, 1, _WARP, c_void_p(self._step))
 
-    def tell(self, stream: int, flags: int, place: int) -> None:
-        """Queue a message to all other ranks, of whose flags there is a table at the address `flags`."""
-        self._launch("tell", stream, 1, _WARP, c_void_p(self._step), c_void_p(flags), c_int(place))
+    def notify(self, stream: int, flags: int, place: int) -> None:
+        """Queue a signal to all other ranks. `flags`: address of a table with the addresses of their flags."""
+        self._launch("notify", stream, 1, _WARP, c_void_p(self._step), c_void_p(flags), c_int(place))
 
     def wait_for(self, stream: int, flags: int, first: int, last: int, stop: int) -> None:
-        """Queue a wait for the messages of places [first, last), which ends too when the number at `stop` is not 0."""
+        """Queue a wait for the signals of places [first, last), which also ends when the number at `stop` is not 0."""
         places = c_int(first), c_int(last)
         self._launch("wait_for", stream, 1, _WARP, c_void_p(self._step), c_void_p(flags), *places, c_void_p(stop))
 

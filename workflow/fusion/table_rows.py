@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, helper
 
+from ortflow.workflow.cuda.source import BYTES
 from ortflow.workflow.fusion.buckets import LEAST, ROWS, gradient_of
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import walk
@@ -49,8 +50,8 @@ def with_rows(
 ) -> tuple[onnx.ModelProto, list[TableRows]]:
     """A copy of a training graph with a TableRows in place of each TableGrad that is worth it, and what they exchange.
 
-    Node i has the attribute `table` i. Those of one table are in the order in which they have to be added. A gradient
-    that nothing else computes is no output any more.
+    Node i has the attribute `table` i. Those of one table are in the order in which they have to be added. If nothing
+    else contributes to a gradient, the copy does not have it as an output.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ def with_rows(
         ]
         height, width = entry.tensor.shape
         # An all-reduce sends and receives each fp32 twice.
-        sizes = [each.entries * width * (2 if each.kind in HALVES else 4) for each in rows]
+        sizes = [each.entries * width * BYTES[each.kind] for each in rows]
         if not chain or not all(each.entries for each in rows) or ranks * sum(sizes) > height * width * 4:
             continue
         for node, each in zip(chain, rows, strict=True):
@@ -89,9 +90,9 @@ def with_rows(
 
 
 def _chain(graph: onnx.GraphProto, gradient: str) -> tuple[list[onnx.NodeProto], str]:
-    """The TableGrads that add up to a gradient, in this order, and what the first is added to; none if that is read
-    elsewhere, or is no gradient of this rank alone."""
-    makers = {name: node for node in graph.node for name in node.output}
+    """The TableGrads that add up to a gradient, in this order, and the value that the first adds to, empty if there is
+    none. No TableGrads if another node or an output reads one of these values, or if that value is an input."""
+    makers = walk.producers(graph)
     readers = [name for node in walk.nodes(graph.node) for name in node.input]
     outputs = {value.name for value in graph.output}
     chain: list[onnx.NodeProto] = []
@@ -108,7 +109,7 @@ def _chain(graph: onnx.GraphProto, gradient: str) -> tuple[list[onnx.NodeProto],
 
 def _source(graph: onnx.GraphProto, value: str) -> str:
     """The value of whose elements this one is made, in their order."""
-    makers = {name: node for node in graph.node for name in node.output}
+    makers = walk.producers(graph)
     while (node := makers.get(value)) is not None and node.op_type in _SAME:
         value = node.input[0]
     return value

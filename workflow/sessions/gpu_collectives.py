@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import TensorProto
@@ -27,6 +27,11 @@ _HALVES = {TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: np.uint16}
 """How numpy stores halves."""
 
 
+def stored_type(kind: int) -> np.dtype[Any]:
+    """How numpy stores elements of a type of onnx.TensorProto."""
+    return np.dtype(_HALVES.get(kind) or TYPES[kind])
+
+
 def serve(operators: Operators, device: CudaDevice, channels: Mapping[int, Communicator]) -> None:
     """Let the collectives of all sessions with these operators use these communicators, by channel."""
 
@@ -40,7 +45,7 @@ def serve(operators: Operators, device: CudaDevice, channels: Mapping[int, Commu
             raise OrtflowError(f"channel {channel} of a collective is not connected")
         if communicator.world_size != parts:
             raise OrtflowError(f"channel {channel} has {communicator.world_size} ranks, and the graph {parts} parts")
-        count, dtype = prod(given.shape), np.dtype(_HALVES.get(given.type) or TYPES[given.type])
+        count, dtype = prod(given.shape), stored_type(given.type)
         rows = {Kind.ALL_GATHER: count * parts, Kind.REDUCE_SCATTER: count // parts}.get(Kind(kind), count)
         source, target = device.view(given.pointer, count, dtype), device.view(made, rows, dtype)
         if isinstance(communicator, NcclCommunicator):

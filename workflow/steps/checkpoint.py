@@ -87,7 +87,7 @@ class Saver:
     @property
     def more_copied(self) -> int:
         """Bytes by which the copy of a save is larger than that of a state in the host's memory."""
-        return self._writer.copied - min(self._writer.copied, KEPT)
+        return max(0, self._writer.copied - KEPT)
 
     @property
     def due(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm import Communicator, first_of
 from ortflow.workflow.errors import OrtflowError, Preempted
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.fence import Fence, Open
@@ -76,11 +76,7 @@ class Context:
 
     def first_trouble(self, mine: OrtflowError | None) -> OrtflowError | None:
         """The error of the first rank that has one, on every rank."""
-        troubles = self.world.gather(mine)
-        trouble: OrtflowError | None = self.world.broadcast_object(
-            next(filter(None, troubles), None) if troubles else None
-        )
-        return trouble
+        return first_of(self.world, mine)
 
     def try_on_rank_0(self, work: Callable[[], object]) -> None:
         """Call `work` on rank 0 only. An OrtflowError it raises is raised on every rank."""

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import onnx
 
-from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm import Communicator, first_of
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.device.capture import Stage
@@ -144,9 +144,7 @@ class OverRanks:
 
     def obstacle(self, mine: str) -> str:
         """See `Agreement`."""
-        found = self._comm.gather(mine)
-        first = next((f"rank {rank} cannot: {each}" for rank, each in enumerate(found or ()) if each), "")
-        return str(self._comm.broadcast_object(first))
+        return first_of(self._comm, mine and f"rank {self._comm.rank} cannot: {mine}") or ""
 
 
 def early_of(buckets: Sequence[Bucket], trained: int) -> list[Bucket]:

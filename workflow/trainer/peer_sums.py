@@ -3,16 +3,17 @@
 NCCL's kernels take multiprocessors from the backward pass for as long as a sum takes (docs/benchmarks.md). Here the
 GPUs' copy engines move the data, and each rank adds up its `layout.share` of every part of a bucket. Each rank
 
-1. copies to every other rank its share of a part, when the backward pass has computed it, and tells that rank;
-2. waits for its own share from all others, adds them up in the order of ranks, in place, copies the sum to the place of
-   that share in every other rank's gradient, and tells that rank.
+1. copies every other rank's share of a part to that rank's receive buffer, when the backward pass has computed it, and
+   signals this;
+2. waits until all others have sent its own share, adds them up in the order of ranks, in place, copies the sum into
+   every other rank's gradient, and signals this.
 
-The first runs on one stream and the second on another. A rank's post, to which others copy, has room for SLOTS parts: a
-share is copied there when the rank has told that it delivered the sum SLOTS parts before, and so has read what was
-there. `join` waits for all sums. A share is replaced by its sum only after the rank has copied it away. Nothing waits
-on the host, and everything may be captured: messages are the number of the step, counted on the GPU.
+The first runs on one stream and the second on another. A receive buffer has room for SLOTS parts: before a slot is
+written again, its owner has signalled the sum of the part that was there. `join` waits for all sums. A share is
+replaced by its sum only after its rank has sent it. Nothing waits on the host, and everything may be captured: signals
+are the number of the step, which is counted on the GPU.
 
-A trial at the start sums known numbers. If it fails, or is no faster than PCIe, NCCL sums.
+A self-test at the start sums known numbers. NCCL sums instead if it fails, or if the copies are not faster than PCIe.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.comm import first_of
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.comm.peers import PeerMemory, connect
 from ortflow.workflow.cuda.operators import Operators
@@ -35,18 +37,18 @@ from ortflow.workflow.device.cudart import WITHIN
 from ortflow.workflow.layout import share
 from ortflow.workflow.memory import ITEM
 
-_POST = 1
-"""Which of a rank's allocations others write to for it; the other one has the gradients."""
+_RECEIVED = 1
+"""Place of the receive buffer among a rank's allocations; the other one has the gradients."""
 _SMALLEST = 1 << 22
 """Bytes of an allocation that CUDA certainly does not share with others."""
 LEAST = 64 << 20
-"""Bytes of gradients below which NCCL sums: the waits of ranks for each other take longer than copies so small."""
+"""Bytes of gradients below which NCCL sums: smaller copies take less time than ranks wait for each other."""
 PART, SLOTS = 8 << 20, 4
-"""Elements of a part at most, and parts for which a post has room."""
+"""Elements of a part at most, and parts for which a receive buffer has room."""
 RATE = 80e9
-"""Bytes a second that a GPU has to send in the trial: more than PCIe 5 does."""
+"""Bytes a second that a GPU has to send in the self-test: more than PCIe 5 does."""
 PATIENCE = 20.0
-"""Seconds that a trial may take."""
+"""Seconds that a self-test may take."""
 _EDGE, _ROUNDS = 64, 3
 
 
@@ -60,13 +62,13 @@ class PeerSums:
     device, operators
         This rank's.
     memory
-        Of all ranks: the flat gradient, and `post`.
+        Of all ranks: the flat gradient, and `received`.
     start
         Address of this rank's flat gradient.
     buckets
         Parts of it.
-    post
-        What others write: flags for two places a part, then the shares that they send.
+    received
+        The receive buffer: flags for two places a part, then the shares that others send.
     """
 
     def __init__(
@@ -77,18 +79,19 @@ class PeerSums:
         memory: PeerMemory,
         start: int,
         buckets: Sequence[CudaBuffer],
-        post: CudaBuffer,
+        received: CudaBuffer,
     ) -> None:
-        self._comm, self._device, self._memory, self._post = communicator, device, memory, post
+        self._comm, self._device, self._memory, self._received = communicator, device, memory, received
         self._rank, self._ranks = communicator.rank, communicator.world_size
-        self._start, self._parts = start, parts_of(buckets)
+        self._start, self._buckets, self._parts = start, buckets, parts_of(buckets)
+        self._apart, self._flags = apart_of(self._parts, self._ranks), flags_of(self._parts, self._ranks)
         ends = list(accumulate((-(-bucket.count // PART) for bucket in buckets), initial=0))
-        self._numbers_of = {
+        self._parts_of = {
             bucket.pointer: range(first, last) for bucket, first, last in zip(buckets, ends, ends[1:], strict=False)
         }
         runtime = device.here()
         # The step, and from byte 8 on the addresses of all ranks' flags.
-        tables = np.array([each[_POST] for each in memory.addresses], np.uint64).view(np.uint32)
+        tables = np.array([each[_RECEIVED] for each in memory.addresses], np.uint64).view(np.uint32)
         self._numbers = device.allocate(2 + tables.size, np.uint32)
         self._numbers.write(np.concatenate([np.zeros(2, np.uint32), tables]))
         self._kernels = PeerKernels(operators, self._rank, self._ranks, self._numbers.pointer)
@@ -101,7 +104,7 @@ class PeerSums:
     def begin_all_reduce(self, buffer: CudaBuffer) -> None:
         """Sum a bucket, in place, after the work queued so far and concurrently with later work."""
         runtime = self._device.here()
-        for number in self._numbers_of[buffer.pointer]:
+        for number in self._parts_of[buffer.pointer]:
             if number == 0:
                 self._kernels.next_step(self._device.stream)
             runtime.record(self._parted, self._device.stream)
@@ -118,7 +121,7 @@ class PeerSums:
         runtime.after(self._device.stream, self._met)
         self._wait_for(self._device.stream, len(self._parts), 2 * len(self._parts))
 
-    def trial(self) -> str:
+    def self_test(self) -> str:
         """Sum known numbers in place of the gradient. Returns what is wrong, if anything is. Collective."""
         edges = [
             part.slice(max(first, at), min(last, at + _EDGE))
@@ -152,8 +155,8 @@ class PeerSums:
         return (1 + np.arange(place, place + edge.count) % 5).astype(np.float32)
 
     def _sum_all(self) -> None:
-        for pointer in self._numbers_of:
-            self.begin_all_reduce(next(part for part in self._parts if part.pointer == pointer))
+        for bucket in self._buckets:
+            self.begin_all_reduce(bucket)
         self.join()
 
     def close(self) -> None:
@@ -164,42 +167,42 @@ class PeerSums:
         self._device.here().unpin(self._stop)
 
     def _send(self, number: int) -> None:
-        """Each other rank's share of a part to its post."""
+        """Copy each other rank's share of a part to its receive buffer."""
         part = self._parts[number]
         if number >= SLOTS:
-            told = len(self._parts) + number - SLOTS
-            self._wait_for(self._out, told, told + 1)
+            summed = len(self._parts) + number - SLOTS
+            self._wait_for(self._out, summed, summed + 1)
         for rank in range(self._ranks):
             first, last = share(part.count, rank, self._ranks)
             if rank != self._rank and last > first:
-                target = self._memory.addresses[rank][_POST] + self._place(number, self._rank - (self._rank > rank))
+                target = self._memory.addresses[rank][_RECEIVED] + self._place(number, self._rank - (self._rank > rank))
                 self._copy(target, part.pointer + ITEM * first, last - first, self._out)
-        self._kernels.tell(self._out, self._numbers.pointer + 8, number)
+        self._kernels.notify(self._out, self._numbers.pointer + 8, number)
 
     def _add_up(self, number: int) -> None:
-        """This rank's share of a part: the sum, to all."""
+        """Sum this rank's share of a part, and copy the sum to all others."""
         part, stream = self._parts[number], self._back
         first, last = share(part.count, self._rank, self._ranks)
         mine = part.pointer + ITEM * first
         self._wait_for(stream, number, number + 1)
         if last > first:
-            others = self._post.pointer + self._place(number, 0)
-            self._kernels.add_up(stream, mine, others, apart_of(self._parts, self._ranks), last - first)
+            others = self._received.pointer + self._place(number, 0)
+            self._kernels.add_up(stream, mine, others, self._apart, last - first)
             for rank, (gradient, _) in enumerate(self._memory.addresses):
                 if rank != self._rank:
                     self._copy(gradient + mine - self._start, mine, last - first, stream)
-        self._kernels.tell(stream, self._numbers.pointer + 8, len(self._parts) + number)
+        self._kernels.notify(stream, self._numbers.pointer + 8, len(self._parts) + number)
 
     def _wait_for(self, stream: int, first: int, last: int) -> None:
-        self._kernels.wait_for(stream, self._post.pointer, first, last, self._stop)
+        self._kernels.wait_for(stream, self._received.pointer, first, last, self._stop)
 
     def _copy(self, target: int, source: int, count: int, stream: int) -> None:
         self._device.here().copy(target, source, ITEM * count, WITHIN, stream)
 
     def _place(self, number: int, sender: int) -> int:
-        """Where in a post the share of a part begins that the rank of this number among the others sends, in bytes."""
+        """Offset in bytes of a part's share in a receive buffer; `sender` counts the ranks without the owner."""
         slot = number % SLOTS * (self._ranks - 1) + sender
-        return _flags(self._parts, self._ranks) + slot * ITEM * apart_of(self._parts, self._ranks)
+        return self._flags + slot * ITEM * self._apart
 
     def _end(self) -> None:
         """Let no kernel wait any longer."""
@@ -212,16 +215,17 @@ def parts_of(buckets: Sequence[CudaBuffer]) -> list[CudaBuffer]:
 
 
 def apart_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
-    """Elements from the beginning of one rank's share to that of the next in a post."""
+    """Elements between the beginnings of two shares in a receive buffer."""
     return max(share(part.count, 0, ranks)[1] for part in parts)
 
 
 def size_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
-    """Bytes of a post."""
-    return _flags(parts, ranks) + SLOTS * (ranks - 1) * ITEM * apart_of(parts, ranks)
+    """Bytes of a receive buffer."""
+    return flags_of(parts, ranks) + SLOTS * (ranks - 1) * ITEM * apart_of(parts, ranks)
 
 
-def _flags(parts: Sequence[CudaBuffer], ranks: int) -> int:
+def flags_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
+    """Bytes of the flags at its beginning."""
     return -(-2 * len(parts) * ranks * ITEM // ALIGNMENT) * ALIGNMENT
 
 
@@ -232,16 +236,15 @@ def peer_sums(
     device, below = communicator.device, communicator.below
     if sync.size < _SMALLEST or sum(bucket.size for bucket in buckets) < LEAST:
         return "the model is small"
-    post = device.allocate(max(size_of(parts_of(buckets), communicator.world_size), _SMALLEST), np.uint8)
-    memory = connect(below, device, [sync.pointer, post.pointer])
+    received = device.allocate(max(size_of(parts_of(buckets), communicator.world_size), _SMALLEST), np.uint8)
+    memory = connect(below, device, [sync.pointer, received.pointer])
     if isinstance(memory, str):
         return memory
-    made = PeerSums(communicator, device, operators, memory, sync.pointer, buckets, post)
-    troubles: Sequence[str] = below.broadcast_object(below.gather(made.trial()))
-    trouble = next((each for each in troubles if each), "")
-    # Not before: where a trial is stuck, other ranks copy as long as they are in it.
+    made = PeerSums(communicator, device, operators, memory, sync.pointer, buckets, received)
+    trouble = first_of(below, made.self_test())
+    # Not before: while another rank is in the self-test, it may still copy.
     sync.fill(0)
-    if not trouble:
+    if trouble is None:
         return made
     made.close()
     return trouble

@@ -6,21 +6,18 @@ same bits. A micro-batch with fewer samples, or none, fills the rest with zeros 
 
 from __future__ import annotations
 
-import numpy as np
+from math import prod
+
 from onnx import TensorProto
 
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda.embedding import TableGrad
 from ortflow.workflow.cuda.operators import Operators, PlacedCall, Tensor
-from ortflow.workflow.cuda.source import BYTES
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.table_rows import TableRows
 from ortflow.workflow.graph.ir.collective import Kind
-
-_INDEX = np.dtype(np.int64)
-_STORED = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: np.uint16}
-"""How numpy stores rows."""
+from ortflow.workflow.sessions.gpu_collectives import stored_type
 
 
 class TableExchange:
@@ -52,19 +49,19 @@ class TableExchange:
         self._table = Tensor(gradient.pointer, shape, TensorProto.FLOAT)
         ranks, rank = communicator.world_size, communicator.rank
         counts = rows.entries, rows.entries * self._width
-        kinds = _INDEX, np.dtype(_STORED[rows.kind])
+        kinds = stored_type(TensorProto.INT64), stored_type(rows.kind)
         self._all = [device.allocate(ranks * count, kind) for count, kind in zip(counts, kinds, strict=True)]
         self._own = [
             buffer.slice(rank * count, (rank + 1) * count) for buffer, count in zip(self._all, counts, strict=True)
         ]
 
     def put(self, indices: Tensor, gradient: Tensor) -> None:
-        """Queue copies of what this rank gives. Raises OrtflowError if it is more than was announced."""
-        count = int(np.prod(indices.shape))
+        """Queue copies of what this rank gives. Raises OrtflowError if it is more than `rows.entries`."""
+        count = prod(indices.shape)
         if count > self._rows.entries:
             raise OrtflowError(f"{count:,} indices of {self._rows.table!r} and not {self._rows.entries:,} at most")
-        sizes = count * _INDEX.itemsize, count * self._width * BYTES[self._rows.kind]
-        for buffer, given, size in zip(self._own, (indices, gradient), sizes, strict=True):
+        for buffer, given in zip(self._own, (indices, gradient), strict=True):
+            size = count * buffer.size // self._rows.entries
             if size:
                 self._operators.copy(buffer.pointer, given.pointer, size)
             if size < buffer.size:
@@ -73,7 +70,7 @@ class TableExchange:
     def put_nothing(self) -> None:
         """The same without samples."""
         for buffer in self._own:
-            self._device.zero(buffer.pointer, buffer.size)
+            buffer.fill(0)
 
     def gather(self) -> None:
         """Queue the exchange."""
