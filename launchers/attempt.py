@@ -73,9 +73,11 @@ class Attempt(Child):
         self.ranks: dict[int, psutil.Process] = {}
         """Ranks found so far."""
         self._family: dict[int, psutil.Process] = {}
-        self._exits = Exits()
         self._started = time.monotonic()
         self._next_check = 0.0
+        logs = run.launcher_log(number).parent
+        logs.mkdir(parents=True, exist_ok=True)
+        self._exits = Exits(logs)
         super().__init__(run, number, command, environment)
 
     def poll(self) -> int | None:
@@ -96,8 +98,6 @@ class Attempt(Child):
         self._family.update({process.pid: process for process in members})
         # Without a process manager the child is the only rank.
         found = {0: root} if self.world_size == 1 else processes.ranks_among(members)
-        for rank in found.keys() - self.ranks.keys():
-            self._exits.add(rank, found[rank].pid)
         self.ranks.update(found)
 
     def gone(self) -> set[int]:
@@ -120,7 +120,7 @@ class Attempt(Child):
         """Exit status of the ranks that did not end with 0, as far as mpirun reports it."""
         pids = self._named_processes() | {process.pid: rank for rank, process in self.ranks.items()}
         order = self._exits.order()
-        # A rank that was not watched may have ended before all others.
+        # A rank without a log may have ended before all others.
         return statuses(self.mpi, returncode, self.output(), pids, order if len(order) == self.world_size else ())
 
     def verdict(self, returncode: int) -> Cause | None:

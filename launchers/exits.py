@@ -1,47 +1,76 @@
-"""The order in which the ranks of this machine ended. Linux only; ranks that were not watched in time are missing.
+"""The order in which the ranks of this machine ended. Linux only.
 
-Hydra also names a process: the first in the kernel's list of its dead children. A rank of some GB takes long to die,
-so in up to a quarter of cases Hydra names another one, which it has killed itself in the meantime.
+Hydra also names a process: the first in the kernel's list of its dead children. It kills the others as soon as one has
+closed its connection, and a busy machine may let any of them die before that one: Hydra named another rank in 60% of
+such ends, and the order in which the processes were gone was wrong in 13% (4 ranks of 100 MB on 2 busy cores).
+The order in which they closed their logs was right every time: a rank closes its log before that connection.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
-import select
+import re
+import struct
 import sys
-from typing import Any
+from pathlib import Path
+
+IN_CLOSE_WRITE = 0x8
+_EVENT = struct.Struct("iIII")
+"""Of the kernel's inotify_event: watch, mask, cookie, and length of the name behind it in bytes."""
+_READ = 1 << 16
+"""Bytes read at once: hundreds of events."""
 
 
 class Exits:
-    """Watches processes from `add` until `close`."""
+    """Watches the folder with the logs of an attempt, until `close`. Ranks that started before are missing.
 
-    def __init__(self) -> None:
-        self._ranks: dict[int, int] = {}
+    Parameters
+    ----------
+    logs
+        The folder, in which each rank opens rank-NNNN.log. If it cannot be watched, the order stays empty.
+    """
+
+    def __init__(self, logs: Path) -> None:
         self._order: list[int] = []
-        self._events: Any = None  # select.epoll, which macOS lacks
-
-    def add(self, rank: int, pid: int) -> None:
-        """Watch the process of this rank; no effect if it has ended or no descriptor is free."""
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                self._events = self._events or select.epoll()
-                descriptor = os.pidfd_open(pid)
-                self._ranks[descriptor] = rank
-                # Report each only once: a second report would change the order.
-                self._events.register(descriptor, select.EPOLLIN | select.EPOLLET)
+        self._events = _watch(logs) if sys.platform == "linux" else -1
 
     def order(self) -> list[int]:
         """Ranks that have ended, the first one first."""
-        while self._events is not None and (ready := self._events.poll(0)):
-            self._order += [self._ranks[descriptor] for descriptor, _ in ready]
+        while self._events >= 0:
+            try:
+                events = os.read(self._events, _READ)
+            except BlockingIOError:
+                break
+            self._order += [rank for rank in _closed(events) if rank not in self._order]
         return list(self._order)
 
     def close(self) -> None:
         """Stop watching; `order` stays valid."""
         self.order()
-        if self._events is not None:
-            self._events.close()
-            self._events = None
-        while self._ranks:
-            os.close(self._ranks.popitem()[0])
+        if self._events >= 0:
+            os.close(self._events)
+            self._events = -1
+
+
+def _watch(folder: Path) -> int:
+    """Descriptor of the events; -1 if the kernel has none to spare or cannot watch this file system."""
+    library = ctypes.CDLL(None)
+    events = int(library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    if events >= 0 and library.inotify_add_watch(events, os.fsencode(folder), IN_CLOSE_WRITE) < 0:
+        os.close(events)
+        return -1
+    return events
+
+
+def _closed(events: bytes) -> list[int]:
+    """Ranks whose logs were closed, in the kernel's order. Pure."""
+    ranks, place = [], 0
+    while place < len(events):
+        length = _EVENT.unpack_from(events, place)[3]
+        place += _EVENT.size
+        name = events[place : place + length].rstrip(b"\0")
+        place += length
+        if found := re.fullmatch(rb"rank-(\d+)\.log", name):
+            ranks.append(int(found[1]))
+    return ranks

@@ -86,12 +86,20 @@ def die_with_parent() -> None:
 
 
 def redirect_output(path: Path) -> None:
-    """Redirect standard output and error, including those of libraries, to this rank's log."""
+    """Redirect standard output and error, including those of libraries, to this rank's log.
+
+    The log also stays open behind the connection to Hydra. The kernel closes a dead process's files from the last one
+    on, so the launcher sees the log closed before Hydra sees the connection closed and kills the other ranks.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    # A file of its own: children share the one of standard output, and may live longer.
+    own = open_regular(path, os.O_WRONLY | os.O_APPEND)
+    fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, int(os.environ.get("PMI_FD", own)) + 1)
+    os.close(own)
 
 
 def hold_ranks_lock(path: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -38,6 +37,8 @@ class Graph:
     """What of cuDNN's graph is used."""
 
     made: ClassVar[list[Graph]] = []
+    clock: ClassVar[float] = 0.0
+    """Seconds; time passes only while an algorithm runs."""
     supports = True
 
     def __init__(self, **types: Any) -> None:
@@ -86,7 +87,7 @@ class Graph:
 
     def execute(self, values: dict[Value, int], workspace: int, handle: Any) -> None:
         self.ran.append((self.selected, list(values.values()), workspace))
-        time.sleep(SPEEDS[self.selected] or 0)
+        Graph.clock += SPEEDS[self.selected] or 0
 
 
 class Call:
@@ -126,6 +127,7 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Choices:
     monkeypatch.setattr(convolution, "choices", lambda: kept)
     monkeypatch.setattr(convolution, "runtime", lambda: SimpleNamespace(wait=lambda stream: None))
     monkeypatch.setattr(convolution, "handle_on", lambda stream: "handle")
+    monkeypatch.setattr(convolution, "time", SimpleNamespace(perf_counter=lambda: Graph.clock))
     monkeypatch.setattr(Graph, "made", [])
     monkeypatch.setattr(Graph, "supports", True)
     fresh(monkeypatch)

@@ -1,66 +1,120 @@
-"""The order in which processes ended, without polling in between."""
+"""The order in which ranks ended, without polling in between."""
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ortflow.launchers.exits import Exits
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pidfds are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+from ortflow.workflow.rank import redirect_output
+redirect_output(Path(sys.argv[1]))
+os.write(int(os.environ["PMI_FD"]), b"!")
+time.sleep(60)
+"""
+
+
+class Rank:
+    """A process with a rank's log and, in place of the connection to Hydra, a pipe."""
+
+    def __init__(self, log: Path) -> None:
+        self.hydra, connection = os.pipe()
+        os.set_inheritable(connection, True)
+        command, own = [sys.executable, "-c", RANK, str(log)], {**os.environ, "PMI_FD": str(connection)}
+        self.process = subprocess.Popen(command, env=own, pass_fds=[connection])
+        self.connection = connection
+        os.close(connection)
+        self.log = log
+
+    def ready(self) -> None:
+        assert os.read(self.hydra, 1) == b"!"
+
+    def kill(self) -> None:
+        """Returns as soon as Hydra would know; the process may still be dying then."""
+        self.process.kill()
+        assert os.read(self.hydra, 1) == b""
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.hydra)
 
 
 @pytest.fixture
-def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
-    started = [subprocess.Popen(["sleep", "60"]) for _ in range(6)]
+def exits(tmp_path: Path) -> Iterator[Exits]:
+    exits = Exits(tmp_path)
+    yield exits
+    exits.close()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, exits: Exits) -> Iterator[list[Rank]]:
+    started = [Rank(tmp_path / f"rank-{rank:04d}.log") for rank in range(6)]
+    for rank in started:
+        rank.ready()
     yield started
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    # It stays a zombie: its parent reaps its children in another order.
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    for rank in started:
+        rank.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_order_is_that_of_the_exits(ranks, seed: int) -> None:
-    exits = Exits()
-    for rank, process in enumerate(ranks):
-        exits.add(rank, process.pid)
+def test_the_order_is_that_in_which_the_connections_closed(exits: Exits, ranks: list[Rank], seed: int) -> None:
     assert exits.order() == []
     order = random.Random(seed).sample(range(6), 6)
     for count, rank in enumerate(order, start=1):
-        kill(ranks[rank])
-        if count == 3:
-            assert exits.order() == order[:3]
+        ranks[rank].kill()
+        assert exits.order() == order[:count]
     exits.close()
     assert exits.order() == order
 
 
-def test_one_that_is_gone_is_left_out(ranks) -> None:
-    exits, gone = Exits(), ranks[0]
-    kill(gone)
-    gone.wait()
-    exits.add(0, gone.pid)
-    exits.add(1, ranks[1].pid)
-    kill(ranks[1])
-    assert exits.order() == [1]
+def test_the_log_stays_open_behind_the_connection(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        opened = Path("/proc", str(rank.process.pid), "fd")
+        assert max(int(each.name) for each in opened.iterdir() if each.resolve() == rank.log) > rank.connection
+
+
+def test_a_child_that_lives_longer_keeps_only_the_output(exits: Exits, tmp_path: Path) -> None:
+    log = tmp_path / "rank-0000.log"
+    child = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); os._exit(0)"
+    subprocess.run([sys.executable, "-c", f"{RANK.split('os.write')[0]}{child}", str(log)], check=True)
+    assert exits.order() == [0]
+    os.kill(int(log.read_text()), signal.SIGKILL)
+
+
+def test_other_files_do_not_count(exits: Exits, tmp_path: Path) -> None:
+    for name in ("launcher.log", "rank-0001.log.old", "rank-0002.txt"):
+        (tmp_path / name).write_text("")
+    assert exits.order() == []
+    (tmp_path / "rank-0012.log").write_text("")
+    (tmp_path / "rank-0012.log").write_text("again")
+    assert exits.order() == [12]
+
+
+def test_without_inotify_there_is_no_order(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    exits = Exits(tmp_path / "missing")
+    assert exits.order() == []
+    assert os.listdir("/proc/self/fd") == before
     exits.close()
 
 
-def test_nothing_stays_open(ranks) -> None:
+def test_nothing_stays_open(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
-    exits = Exits()
-    for rank, process in enumerate(ranks):
-        exits.add(rank, process.pid)
+    exits = Exits(tmp_path)
+    exits.close()
     exits.close()
     assert os.listdir("/proc/self/fd") == before
     assert exits.order() == []
