@@ -8,7 +8,11 @@ import psutil
 
 
 def available(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes. A cgroup's limit counts all of its processes; without cgroups of version 2, only what is free counts."""
+    """Bytes. A cgroup's limit counts all of its processes; without cgroups of version 2, only what is free counts.
+
+    Files in the page cache that nobody has read lately do not count as used, as for Kubernetes' working set: the kernel
+    drops them first.
+    """
     free = int(psutil.virtual_memory().available)
     try:
         line = next(line for line in proc.read_text().splitlines() if line.startswith("0::"))
@@ -19,9 +23,19 @@ def available(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys
         if each == cgroups.parent:
             break
         try:
-            limit, used = (each / "memory.max").read_text().strip(), int((each / "memory.current").read_text())
+            limit = (each / "memory.max").read_text().strip()
+            used = int((each / "memory.current").read_text()) - _inactive_files(each)
         except (OSError, ValueError):
             continue
         if limit != "max":
-            free = min(free, max(0, int(limit) - used))
+            free = min(free, max(0, int(limit) - max(0, used)))
     return free
+
+
+def _inactive_files(cgroup: Path) -> int:
+    """Bytes; 0 if the kernel does not tell. Raises ValueError if it tells no number."""
+    try:
+        lines = (cgroup / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

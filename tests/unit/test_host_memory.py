@@ -52,3 +52,13 @@ def test_a_limit_of_the_cgroup_or_of_one_around_it_counts(machine: Path) -> None
     limited(machine, "1", 0)
     (machine / "fs" / "job" / "memory.max").write_text("max")
     assert found(machine) == 8000
+
+
+def test_files_that_nobody_reads_any_more_are_not_used_memory(machine: Path) -> None:
+    folder = machine / "fs" / "job" / "task"
+    limited(folder, "9000", 8000)
+    (folder / "memory.stat").write_text("anon 2500\ninactive_file 5000\nactive_file 500\n")
+    assert found(machine) == 6000
+    # More than is used: the two were read at different times.
+    (folder / "memory.stat").write_text("inactive_file 8100\n")
+    assert found(machine) == 9000
