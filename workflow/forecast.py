@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflow.workflow.memory import ITEM, OFFLOADED
+from ortflow.workflow.memory import of_device
 from ortflow.workflow.parallel.division import folder_of
-from ortflow.workflow.spec.optimizers import moment_counts, moments
+from ortflow.workflow.spec.optimizers import moment_counts
 
 if TYPE_CHECKING:
     import onnx
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.model import Recomputed
     from ortflow.workflow.spec.run import RunSpec
 
-BUS = (25, 50)
-"""GB/s between a GPU and pinned memory over PCIe 4 and 5: estimates, beside which the log has a measured time."""
 SHOWN = 5
 """Number of largest values to report."""
 LOWER = "lower data.micro_batch (train.global_batch keeps the samples of a step)"
@@ -79,8 +77,8 @@ class Forecast:
 
     @property
     def total(self) -> int:
-        """Total bytes."""
-        return sum(count for name, count in self.parts.items() if name != OFFLOADED)
+        """Total bytes of the device."""
+        return of_device(self.parts, gpu=self.device == "cuda")
 
     @property
     def largest(self) -> str:
@@ -105,11 +103,13 @@ def forecast(spec: RunSpec) -> Forecast:
 
     from ortflow.workflow.assembly.saving import operations, without_recomputation
     from ortflow.workflow.planning.built import built
+    from ortflow.workflow.planning.formulas import formulas
 
     with built(spec) as found:
         memory, shards = _memory(spec, found)
         index = found.graphs.index if not spec.divides else _index_of(spec, found.graphs, memory.rank)
-        named, saving = formulas(index, spec, shards), None
+        messages = messages_of(shards, index, spec) if shards is not None else None
+        named, saving = formulas(index, spec, messages), None
         if spec.onnx_model.recompute:
             plain = without_recomputation(spec)
             with built(plain) as kept:
@@ -154,42 +154,6 @@ def _index_of(spec: RunSpec, graphs: GraphSet, rank: int) -> FlatIndex:
     from ortflow.workflow.trainer.divided_opening import division_of
 
     return division_of(graphs, spec).of(spec.grid.place(rank)).index
-
-
-def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> dict[str, str]:
-    """Formulas by part. Elements include padding; a rank's share is rounded up to a multiple of `layout.ALIGNMENT`."""
-    from ortflow.workflow.planning.holdings import staging_elements
-
-    zero, kept = spec.parallel.zero, len(moments(spec.train.optimizer))
-    trained, (start, end) = f"{index.trained:,}", index.span("state")
-    ranks = f" / {spec.replicas} rank(s)"
-    accumulated = "" if spec.accumulation == spec.parallel.chunks == 1 else f" + {trained}{ranks if zero >= 2 else ''}"
-    statistics = f" + 2 x {end - start:,}" if end > start else ""
-    if shards is not None:
-        rest = index.size - index.trained
-        behind = f" + {rest:,} + {index.size:,}{ranks}" if rest else ""
-        layer, message = messages_of(shards, index, spec)
-        return {
-            "parameters": f"{ITEM} B x ({trained}{ranks}{behind})",
-            "gradients": f"{ITEM} B x ({trained}{ranks}{statistics})",
-            "moments": f"{kept} x {ITEM} B x {trained}{ranks}",
-            "messages": f"{ITEM} B x {message:,} of a layer's gradients"
-            if spec.on_gpus
-            else f"{ITEM} B x ({layer:,} of the largest layer + {message:,} of gradients)",
-        }
-    all_moments = f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}"
-    staging = staging_elements(index, spec)
-    if staging is None:
-        held = {"moments": all_moments}
-    else:
-        moved = 2 * kept * ITEM * index.trained / (spec.replicas if zero else 1)
-        times = " or ".join(f"{1e3 * moved / 2 / rate / 1e9:.0f} ms at {rate} GB/s" for rate in BUS)
-        held = {
-            "moments": f"{ITEM} B x {staging:,} in the pieces that pass through the GPU",
-            OFFLOADED: f"{all_moments}, in the host's memory; copied both ways in each step, {times} each way, in part "
-            "behind the passes",
-        }
-    return {"gradients": f"{ITEM} B x ({trained}{accumulated}{statistics})", **held}
 
 
 def shards_of(graphs: GraphSet, spec: RunSpec) -> Sharded | None:

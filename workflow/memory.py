@@ -31,6 +31,7 @@ def buffers(
     messages: int = 0,
     chunks: int = 1,
     staging: int | None = None,
+    copied: int | None = KEPT,
 ) -> dict[str, int]:
     """Bytes of the flat buffers, and of the copy of this rank's share that a checkpoint makes, by part.
 
@@ -41,6 +42,7 @@ def buffers(
     elements in the buffers through which layers are fetched. If some parameters are not trained, a checkpoint saves a
     second share.
     With `staging`, the moments are off-loaded to the host, and pass through so many elements of the device.
+    A checkpoint copies at most `copied` bytes; None: all, as on GPUs.
     With several `chunks`, stages of one rank of a pipeline, gradients are accumulated within a single micro-batch, too.
     """
     start, stop = share(trained, rank, world_size)
@@ -58,7 +60,7 @@ def buffers(
     if staging is not None:
         parts[OFFLOADED], parts["moments"] = parts["moments"], staging * ITEM
     saved = -(-(trained * (1 + moments) + kept) * ITEM // world_size)
-    return {**parts, "checkpoint": min(saved, KEPT)}
+    return {**parts, "checkpoint": saved if copied is None else min(saved, copied)}
 
 
 LOWER = "lower it: train.global_batch or a larger train.gradient_accumulation keep the batch of a step"
@@ -92,6 +94,11 @@ ON_HOST = ("checkpoint", OFFLOADED)
 """Parts that are in the host's memory, on whatever device the rank computes."""
 
 
+def of_device(parts: Mapping[str, int], *, gpu: bool) -> int:
+    """Bytes of the parts that the device has: a GPU does not have those of the host."""
+    return sum(count for name, count in parts.items() if not (gpu and name in ON_HOST))
+
+
 def with_peak(parts: Mapping[str, int], highest: int, device: Mapping[str, int] | None = None) -> dict[str, int]:
     """The parts, `values` (the maximum used by graphs, libraries and data), and the `peak` itself.
 
@@ -99,8 +106,7 @@ def with_peak(parts: Mapping[str, int], highest: int, device: Mapping[str, int] 
     """
     if not device:
         return {**parts, "values": max(0, highest - sum(parts.values())), "peak": highest}
-    there = sum(count for name, count in parts.items() if name not in ON_HOST)
-    return {**parts, "values": max(0, device["gpu_peak"] - there), "peak": highest, **device}
+    return {**parts, "values": max(0, device["gpu_peak"] - of_device(parts, gpu=True)), "peak": highest, **device}
 
 
 def peak() -> int:

@@ -20,6 +20,7 @@ def test_parts_of_adamw() -> None:
         "parameters": 400, "gradients": 800, "moments": 0, "checkpoint": 200,
     }  # fmt: skip
     assert buffers(10**9, 0, 2)["checkpoint"] == KEPT
+    assert buffers(10**9, 0, 2, copied=None, world_size=4)["checkpoint"] == 3 * 10**9
     # Several stages of one rank may have gradients of the same weight.
     assert [buffers(100, 0, 0, chunks=2, accumulation=each)["gradients"] for each in (1, 4)] == [800, 800]
 

@@ -27,7 +27,10 @@ from ortflow.workflow.forecast import activations, forecast
 from ortflow.workflow.graph.memory.arena import UNIT, Arena
 from ortflow.workflow.graph.memory.concrete import concrete
 from ortflow.workflow.graph.memory.plan import length, peak_of, sizes_of
+from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.planning.formulas import formulas
+from ortflow.workflow.planning.holdings import received_of, state_of
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer.builder import write_forms
 
@@ -316,10 +319,34 @@ def test_the_command(tmp_path: Path) -> None:
     assert host["parts"]["offloaded"] == first["parts"]["moments"]
     # Two pieces of the first rank's 192 elements, with and without weight decay, each with its slot.
     assert host["parts"]["moments"] <= 3 * 2 * 4 * 192
-    assert host["total"] == sum(host["parts"].values()) - host["parts"]["offloaded"]
+    assert host["parts"]["checkpoint"] == 4 * (3 * 320 + 128) // 2, "half of the state, copied to the host"
+    assert host["total"] == sum(host["parts"].values()) - host["parts"]["offloaded"] - host["parts"]["checkpoint"]
+    assert "the host's memory, which `in all` leaves out" in host["formulas"]["checkpoint"]
+    assert "checkpoint" not in first["formulas"], "on CPUs it is a part like the others"
     assert says(host["formulas"]["offloaded"], "2 x 4 B x 320 / 2 rank(s) … host's memory")
     wrong = tiny.command("inspect")
     assert (wrong.code, "one model file is needed" in wrong.said) == (2, True)
     broken = tiny.command("inspect", "--plan", "run.yaml", "train.steps=no")
     assert broken.code == 2
     assert not tiny.run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "received"),
+    [
+        # 24M elements: a part has 8 Mi, of which each of 2 ranks sums a half; there is room for 4 parts.
+        ({}, 4 * 4 * (4 << 20)),
+        ({"resources": {"gpus_per_rank": 1, "ranks_per_node": 4}}, 4 * 3 * 4 * (2 << 20)),
+        ({"resources": {"gpus_per_rank": 1}}, 0),
+        ({"resources": {"gpus_per_rank": 1, "ranks_per_node": 2, "nodes": 2}}, 0),
+        ({"resources": {"ranks_per_node": 2}}, 0),
+        ({"train": {"steps": 1, "optimizer": {"name": "adam", "lr": 0.1}, "gradient_accumulation": 2}}, 0),
+        ({"parallel": {"zero": 1}}, 0),
+    ],
+)
+def test_gpus_of_one_machine_receive_gradients(changes: dict[str, Any], received: int) -> None:
+    spec = spec_of(**{"resources": {"gpus_per_rank": 1, "ranks_per_node": 2}, **changes})
+    index = FlatIndex.place([Tensor("w", (6, 1 << 22), "decay")])
+    assert received_of(spec, index) == state_of(spec, index).get("messages", 0) == received
+    assert ("messages" in formulas(index, spec)) == (received > 0)
+    assert received_of(spec, FlatIndex.place([Tensor("w", (1000,), "decay")])) == 0

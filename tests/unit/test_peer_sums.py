@@ -150,6 +150,9 @@ def test_a_receive_buffer_has_room_for_every_share_of_its_parts(ranks: int, monk
     flags = peer_sums.size_of(parts, ranks) - 4 * peer_sums.SLOTS * (ranks - 1) * largest
     assert 0 <= flags - 4 * 2 * len(parts) * ranks < 256
     assert flags % 256 == 0
+    monkeypatch.setattr(peer_sums, "LEAST", 4 * 3000)
+    assert peer_sums.size_of(parts, ranks) - flags <= peer_sums.most_received(3364, ranks)
+    assert peer_sums.most_received(2999, ranks) == peer_sums.most_received(3364, 1) == 0
 
 
 @pytest.mark.parametrize("failing", ["cudaIpcGetMemHandle", "cudaIpcOpenMemHandle"])

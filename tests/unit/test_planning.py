@@ -140,6 +140,8 @@ def test_bytes_that_a_rank_holds() -> None:
     assert first["moments"] == 2 * 4 * trained
     shares = 4 * (1600 + 2 * 1536)
     assert first["checkpoint"] == 2 * shares, "an eighth of the state, rounded up to 64, and the copy of it"
+    on_gpus = spec.model_copy(update={"resources": spec.resources.model_copy(update={"gpus_per_rank": 1})})
+    assert state_of(on_gpus, whole, division, 0)["checkpoint"] == 2 * shares
     zero = state_of(under(spec, Layout(2, 2, 2, 1)), whole, division, 0)
     assert zero["moments"] == first["moments"] // 2
     assert state_of(spec, whole, division, 7)["parameters"] == 4 * trained

@@ -38,13 +38,16 @@ def state_of(
     parts = buffers(
         index.trained, index.size - index.trained, kept, accumulation=spec.accumulation, world_size=replicas,
         zero=spec.parallel.zero, rank=replica, messages=messages, chunks=spec.parallel.chunks,
-        staging=staging_elements(index, spec),
+        staging=staging_elements(index, spec), copied=None if spec.on_gpus else KEPT,
     )  # fmt: skip
     start, end = index.span("state")
     # Running statistics are stored after the gradients, and once more as the start of a micro-batch.
     parts["gradients"] += 2 * (end - start) * ITEM
-    if division is not None:
-        parts["checkpoint"] = _canonical(whole, kept, rank, division.grid.world_size)
+    if division is None and (received := received_of(spec, index)):
+        parts["messages"] = received
+    elif division is not None:
+        shares = _canonical(whole, kept, rank, division.grid.world_size)
+        parts["checkpoint"] = shares + (shares if spec.on_gpus else min(shares, KEPT))
     return parts
 
 
@@ -61,8 +64,17 @@ def staging_elements(index: FlatIndex, spec: RunSpec) -> int | None:
     return staging_of(groups, len(moments(optimizer)))
 
 
+def received_of(spec: RunSpec, index: FlatIndex) -> int:
+    """Bytes in which a GPU receives the gradients of others, if those of one machine sum them by copies."""
+    if not spec.on_gpus or spec.resources.nodes > 1 or spec.accumulation > 1:
+        return 0
+    from ortflow.workflow.trainer.peer_sums import most_received
+    from ortflow.workflow.trainer.queued import holds_whole
+
+    return most_received(index.trained, spec.world_size) if holds_whole(spec) else 0
+
+
 def _canonical(whole: FlatIndex, moments: int, rank: int, world: int) -> int:
-    """Bytes of a rank's shares of the canonical state, and of the copy that is written."""
+    """Bytes of a rank's shares of the canonical state."""
     counts = [whole.size, *[whole.trained] * moments]
-    shares = sum(stop - start for start, stop in (share(count, rank, world) for count in counts)) * ITEM
-    return shares + min(shares, KEPT)
+    return sum(stop - start for start, stop in (share(count, rank, world) for count in counts)) * ITEM

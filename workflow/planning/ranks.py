@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ortflow.workflow.graph.memory.plan import Peak
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.memory import OFFLOADED
+from ortflow.workflow.memory import ON_HOST, of_device
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.parallel.schedule import schedule
@@ -35,11 +35,12 @@ class RankMemory:
     parts: Mapping[str, int]
     peak: Peak
     """Of its graphs' values."""
+    on_gpu: bool = False
 
     @property
     def total(self) -> int:
         """Total bytes of the device."""
-        return sum(count for name, count in self.parts.items() if name != OFFLOADED)
+        return of_device(self.parts, gpu=self.on_gpu)
 
 
 def memory_of(
@@ -75,14 +76,12 @@ def memory_of(
         Bytes of messages between stages.
     """
     held = state_of(spec, whole, division, rank, fetched)
-    checkpoint, offloaded = held.pop("checkpoint"), held.pop(OFFLOADED, None)
+    on_host = {name: held.pop(name) for name in ON_HOST if name in held}
     parts = {**held, "batch": batch, "activations": peak.held}
     if messages:
         parts["messages"] = parts.get("messages", 0) + messages
-    if offloaded is not None:
-        parts[OFFLOADED] = offloaded
-    own = {"context": CONTEXT} if spec.on_gpus else {"checkpoint": checkpoint, "process": FOLLOWER if rank else PROCESS}
-    return RankMemory(rank, {**parts, **own}, peak)
+    own = {"context": CONTEXT, **on_host} if spec.on_gpus else {**on_host, "process": FOLLOWER if rank else PROCESS}
+    return RankMemory(rank, {**parts, **own}, peak, spec.on_gpus)
 
 
 def pipeline_memory(

@@ -224,6 +224,13 @@ def size_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
     return flags_of(parts, ranks) + SLOTS * (ranks - 1) * ITEM * apart_of(parts, ranks)
 
 
+def most_received(elements: int, ranks: int) -> int:
+    """Bytes of a receive buffer at most, for so many elements of gradients; 0 if copies do not sum so few."""
+    if ranks < 2 or ITEM * elements < LEAST:
+        return 0
+    return SLOTS * (ranks - 1) * ITEM * share(min(PART, elements), 0, ranks)[1]
+
+
 def flags_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
     """Bytes of the flags at its beginning."""
     return -(-2 * len(parts) * ranks * ITEM // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,69 @@
+"""How the bytes of a part of a rank's memory follow from the run file, in words. Pure."""
+
+from __future__ import annotations
+
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.memory import ITEM, OFFLOADED
+from ortflow.workflow.planning.holdings import received_of, staging_elements
+from ortflow.workflow.spec.optimizers import moments
+from ortflow.workflow.spec.run import RunSpec
+
+BUS = (25, 50)
+"""GB/s between a GPU and pinned memory over PCIe 4 and 5: estimates, beside which the log has a measured time."""
+ON_THE_HOST = "the host's memory, which `in all` leaves out"
+
+
+def formulas(index: FlatIndex, spec: RunSpec, messages: tuple[int, int] | None = None) -> dict[str, str]:
+    """Formulas by part.
+
+    Parameters
+    ----------
+    index
+        Of the rank's parameters.
+    spec
+        The run.
+    messages
+        Elements of the memory in which parameters arrive, and of a message of gradients (ZeRO 3).
+    """
+    found = _formulas(index, spec, messages)
+    if received_of(spec, index):
+        found["messages"] = "gradients of other GPUs, if copies between them are fast; else NCCL sums"
+    if spec.on_gpus:
+        found["checkpoint"] = f"a rank's share, copied to {ON_THE_HOST}; at most half of what its node has available"
+    return found
+
+
+def _formulas(index: FlatIndex, spec: RunSpec, messages: tuple[int, int] | None) -> dict[str, str]:
+    """Of the parts that all devices have. Elements include padding; a share is rounded up to a multiple of
+    `layout.ALIGNMENT`.
+    """
+    zero, kept = spec.parallel.zero, len(moments(spec.train.optimizer))
+    trained, (start, end) = f"{index.trained:,}", index.span("state")
+    ranks = f" / {spec.replicas} rank(s)"
+    accumulated = "" if spec.accumulation == spec.parallel.chunks == 1 else f" + {trained}{ranks if zero >= 2 else ''}"
+    statistics = f" + 2 x {end - start:,}" if end > start else ""
+    if messages is not None:
+        rest = index.size - index.trained
+        behind = f" + {rest:,} + {index.size:,}{ranks}" if rest else ""
+        layer, message = messages
+        return {
+            "parameters": f"{ITEM} B x ({trained}{ranks}{behind})",
+            "gradients": f"{ITEM} B x ({trained}{ranks}{statistics})",
+            "moments": f"{kept} x {ITEM} B x {trained}{ranks}",
+            "messages": f"{ITEM} B x {message:,} of a layer's gradients"
+            if spec.on_gpus
+            else f"{ITEM} B x ({layer:,} of the largest layer + {message:,} of gradients)",
+        }
+    all_moments = f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}"
+    staging = staging_elements(index, spec)
+    if staging is None:
+        held = {"moments": all_moments}
+    else:
+        moved = 2 * kept * ITEM * index.trained / (spec.replicas if zero else 1)
+        times = " or ".join(f"{1e3 * moved / 2 / rate / 1e9:.0f} ms at {rate} GB/s" for rate in BUS)
+        held = {
+            "moments": f"{ITEM} B x {staging:,} in the pieces that pass through the GPU",
+            OFFLOADED: f"{all_moments}, in {ON_THE_HOST}; copied both ways in each step, {times} each way, in part "
+            "behind the passes",
+        }
+    return {"gradients": f"{ITEM} B x ({trained}{accumulated}{statistics})", **held}
