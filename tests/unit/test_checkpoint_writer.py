@@ -215,8 +215,8 @@ def test_a_large_state_is_written_from_where_it_lies(tmp_path: Path, monkeypatch
 def test_the_memory_of_a_large_state_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     monkeypatch.setattr(image, "CHUNK", 4096)
-    make = image.allocate
-    monkeypatch.setattr(image, "allocate", lambda size: taken.append(size) or make(size))
+    make = image.touch
+    monkeypatch.setattr(image, "touch", lambda memory: taken.append(len(memory)) or make(memory))
     copying = Copying(kept=1 << 16)
     writer = Writer(DirectoryStore(tmp_path), state(1, 1 << 20), rank=0, world_size=1, attempt=0, copying=copying)
     writer.start(1)
@@ -231,17 +231,18 @@ def test_a_large_state_is_copied_as_a_whole_where_there_is_room(
     """As that of a GPU: it may change while nothing of it is on the disk yet."""
     monkeypatch.setattr(image, "CHUNK", 4096)
     monkeypatch.setattr(image, "COPIED", 3 * 4096)
-    locked: list[int] = []
+    locked, may_lock = list[int](), threading.Event()
 
     def lock(memory: mmap.mmap) -> object:
+        assert may_lock.wait(10)
         locked.append(len(memory))
         return object()
 
     store, buffers, before = DirectoryStore(tmp_path), state(1, 20_000), state(1, 20_000)
     copying = Copying(kept=1 << 30, duty=1.0, lock=lock)
     writer = Writer(store, buffers, rank=0, world_size=1, attempt=0, copying=copying)
-    assert locked == [writer.copied]
     assert 0 <= writer.copied - writer.size < 4096
+    assert not locked, "the run starts before its memory is ready"
     written, gate = os.write, threading.Event()
 
     def slow_write(descriptor: int, data: memoryview) -> int:
@@ -252,7 +253,14 @@ def test_a_large_state_is_copied_as_a_whole_where_there_is_room(
     for step in (1, 2):
         gate.clear()
         writer.start(step)
+        if step == 1:
+            waiting = threading.Thread(target=writer.wait_copied, daemon=True)
+            waiting.start()
+            waiting.join(0.2)
+            assert waiting.is_alive()
+            may_lock.set()
         writer.wait_copied()
+        assert locked == [writer.copied]
         for name, buffer in buffers.items():
             buffer.write(7 * before[name].array if step == 1 else buffer.array)
         assert writer.poll().state == "writing"
@@ -261,3 +269,16 @@ def test_a_large_state_is_copied_as_a_whole_where_there_is_room(
         expected = {name: HostBuffer(buffer.array * (1 if step == 1 else 7)) for name, buffer in before.items()}
         assert same(load(store, step).buffers, expected)
         assert verify(store, step) == []
+
+
+def test_memory_that_cannot_be_prepared_fails_the_save(tmp_path: Path) -> None:
+    def lock(memory: mmap.mmap) -> object:
+        raise MemoryError("no memory to lock")
+
+    copying = Copying(kept=1 << 30, lock=lock)
+    writer = Writer(DirectoryStore(tmp_path), state(1, 20_000), rank=0, world_size=1, attempt=0, copying=copying)
+    writer.start(1)
+    status = writer.wait()
+    assert status.state == "failed"
+    assert "no memory to lock" in status.reason
+    assert not (tmp_path / "step-00000001" / "COMMITTED").exists()

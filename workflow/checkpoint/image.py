@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,10 +35,17 @@ class Image:
         self._layout, self._buffers = layout, buffers
         self._end = _pages(layout.size)
         self._split = _pages(max(0, layout.size - copying.kept))
-        # Allocated and touched here, so that no step waits for it.
-        self._kept = allocate(self._end - self._split)
-        self._piece = allocate(min(CHUNK, self._split))
-        self._locked = copying.lock(self._kept) if copying.lock is not None else None
+        self._kept = _memory(self._end - self._split)
+        self._piece = _memory(min(CHUNK, self._split))
+        touch(self._piece)
+        self._ready: Future[object] = Future()
+        if copying.lock is None:
+            # Here, so that no step waits for it.
+            touch(self._kept)
+            self._ready.set_result(None)
+        else:
+            # Seconds for tens of GB, and while a GPU computes most cores have nothing to do.
+            threading.Thread(target=self._prepare, args=(copying.lock,), name="checkpoint memory", daemon=True).start()
         self.released = threading.Event()
         """Set while the buffers may change."""
         self.released.set()
@@ -48,11 +56,19 @@ class Image:
         return self._end - self._split
 
     def copy(self) -> None:
-        """Copy the end; a small state may change afterwards."""
+        """Copy the end; a small state may change afterwards. The first time, wait until its memory is ready."""
+        self._ready.result()
         for start in range(self._split, self._end, COPIED):
             self._fill(self._kept, self._split, start, min(start + COPIED, self._end))
         if not self._split:
             self.released.set()
+
+    def _prepare(self, lock: Callable[[mmap.mmap], object]) -> None:
+        try:
+            touch(self._kept)
+            self._ready.set_result(lock(self._kept))
+        except BaseException as error:  # noqa: BLE001 - `copy` raises it
+            self._ready.set_exception(error)
 
     def pieces(self) -> Iterator[memoryview]:
         """The file in whole pages, with zeros after its end; each piece is valid until the next one. Call `copy`
@@ -86,10 +102,14 @@ def _pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def allocate(size: int) -> mmap.mmap:
-    """Page-aligned zeroed memory with every page touched; one page if nothing is needed."""
+def _memory(size: int) -> mmap.mmap:
+    """Page-aligned zeroed memory; one page if nothing is needed."""
     memory = mmap.mmap(-1, max(size, PAGE))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    np.frombuffer(memory, np.uint8).fill(0)
     return memory
+
+
+def touch(memory: mmap.mmap) -> None:
+    """Let the kernel provide every page now."""
+    np.frombuffer(memory, np.uint8)[::PAGE] = 0
