@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from candidate import Failed, measured
+from candidate import Failed, leave, measured
 
 ALONE = "one GPU"
 AGREEMENT = 1e-2
@@ -74,10 +73,7 @@ def measure(options: argparse.Namespace) -> None:
         found["gib"] = max(comm.gather(found["gib"]) or [0.0])
     if comm.rank == 0:
         print(json.dumps(found), flush=True)
-    comm.barrier()
-    sys.stdout.flush()
-    # Not left in order: what PyTorch has compiled may still hold NCCL.
-    os._exit(0)
+    leave(comm.barrier)
 
 
 def _measured(step: Step, config: Any, options: argparse.Namespace, least: int) -> dict[str, Any]:

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +26,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from candidate import Failed, leave, measured
 
 CALLS = 10
 SIZES = [1 << power for power in (20, 22, 24, 26, 28, 30)]
@@ -39,17 +39,12 @@ MODEL = ("layers", "width", "heads", "context", "vocabulary", "batch", "rounds")
 
 def start(what: str, ranks: int, options: argparse.Namespace, *words: str) -> dict[str, Any]:
     """Run this program on so many ranks; what rank 0 printed last. SystemExit if they fail."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     numbers = [word for name in MODEL for word in (f"--{name}", str(getattr(options, name)))]
     with tempfile.TemporaryDirectory() as folder:
-        command = ["mpirun", "-n", str(ranks), sys.executable, __file__, what, *numbers, "--folder", folder, *words]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PATH": path}, timeout=options.limit
-        )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}\n{done.stdout[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        try:
+            return measured(__file__, [what, *numbers, "--folder", folder, *words], ranks, options.limit)
+        except Failed as failed:
+            raise SystemExit(f"{what} on {ranks} rank(s) {failed}") from None
 
 
 def world_of() -> tuple[Any, Any, str]:
@@ -145,18 +140,7 @@ def measure_speed(options: argparse.Namespace) -> None:
     if comm.rank == 0:
         finite = all(np.isfinite(each["losses"]).all() for each in found.values() if isinstance(each, dict))
         print(json.dumps({**found, "finite": bool(finite)}), flush=True)
-    leave(comm)
-
-
-def leave(comm: Any) -> None:
-    """End this rank at once: what PyTorch has compiled may still hold NCCL."""
-    from mpi4py import MPI
-
-    comm.barrier()
-    sys.stdout.flush()
-    # Without this, Open MPI takes the end for an abort.
-    MPI.Finalize()
-    os._exit(0)
+    leave(comm.barrier)
 
 
 def speed(options: argparse.Namespace) -> None:
@@ -223,7 +207,7 @@ def measure_sums(options: argparse.Namespace) -> None:
         found[str(size)] = {name: statistics.median(each) for name, each in seconds.items()}
     if comm.rank == 0:
         print(json.dumps(found), flush=True)
-    leave(comm)
+    leave(comm.barrier)
 
 
 def sums(options: argparse.Namespace) -> None:
