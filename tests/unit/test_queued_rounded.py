@@ -117,13 +117,11 @@ def test_parameters_are_rounded_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_run_that_holds_a_part_keeps_its_casts(tmp_path: Path) -> None:
-    from ortflow.workflow.trainer.queued import holds_whole
-
     _, spec = graphs_in(tmp_path)
-    assert holds_whole(spec)
+    assert spec.holds_whole
     for changes in ({"parallel": spec.parallel.model_copy(update={"zero": 1})},
                     {"train": spec.train.model_copy(update={"offload": "optimizer"})}):  # fmt: skip
-        assert not holds_whole(spec.model_copy(update=changes))
+        assert not spec.model_copy(update=changes).holds_whole
 
 
 def test_which_casts_become_inputs(tmp_path: Path) -> None:

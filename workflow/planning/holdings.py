@@ -66,12 +66,11 @@ def staging_elements(index: FlatIndex, spec: RunSpec) -> int | None:
 
 def received_of(spec: RunSpec, index: FlatIndex) -> int:
     """Bytes in which a GPU receives the gradients of others, if those of one machine sum them by copies."""
-    if not spec.on_gpus or spec.resources.nodes > 1 or spec.accumulation > 1:
+    if not spec.on_gpus or not spec.holds_whole or spec.resources.nodes > 1 or spec.accumulation > 1:
         return 0
     from ortflow.workflow.trainer.peer_sums import most_received
-    from ortflow.workflow.trainer.queued import holds_whole
 
-    return most_received(index.trained, spec.world_size) if holds_whole(spec) else 0
+    return most_received(index.trained, spec.world_size)
 
 
 def _canonical(whole: FlatIndex, moments: int, rank: int, world: int) -> int:

@@ -248,6 +248,11 @@ class RunSpec(Section):
         return self.parallel.pipeline > 1 or self.parallel.horizontal > 1
 
     @property
+    def holds_whole(self) -> bool:
+        """Whether each rank holds all parameters, gradients and moments, and one update graph writes them."""
+        return not (self.parallel.zero or self.divides or self.train.offload != "none")
+
+    @property
     def replicas(self) -> int:
         """Copies of the model; each takes its own samples."""
         return self.grid.data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,7 +14,49 @@ APART = 0.5
 SHARE = 0.05
 """Fraction of the whole gradient's norm below which tensors are not judged."""
 
+COMPARED_SCALES = (65536.0, 1024.0, 16.0, 1.0)
+"""Loss scales with which gradients in fp16 are compared: the first without an overflow."""
+
 Vector = npt.NDArray[np.float32]
+
+
+def compare(
+    exact: Vector,
+    gradient: Callable[[float], Vector],
+    finite: Callable[[Vector], bool],
+    part: CheckedPart,
+    precision: str,
+    scales: bool,
+) -> str:
+    """What to warn of if a gradient in lower precision is far from the one in fp32; empty if it is not.
+
+    Parameters
+    ----------
+    exact
+        The flat gradient of the part in fp32.
+    gradient
+        That of training, at a loss scale.
+    finite
+        Whether such a gradient is finite on all ranks.
+    part
+        What this rank holds.
+    precision
+        That of training.
+    scales
+        Whether the loss is scaled. Only the direction counts: any scale without an overflow will do.
+    """
+    for scale in COMPARED_SCALES if scales else COMPARED_SCALES[-1:]:
+        found = gradient(scale)
+        if finite(found):
+            break
+    worst = apart(exact, found, part)
+    if worst is None:
+        return ""
+    difference, name = worst
+    return (
+        f"the gradient of {name!r} in {precision} differs from the one in fp32 by {difference:.0%}; use "
+        "train.precision: fp32, and report the model to ortflow"
+    )
 
 
 def apart(exact: Vector, other: Vector, part: CheckedPart) -> tuple[float, str] | None:

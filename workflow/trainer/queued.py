@@ -7,8 +7,7 @@ same memory is captured as CUDA graphs. Opened by `builder` in place of `GraphTr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,20 +23,17 @@ from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import TOKEN
 from ortflow.workflow.fusion.rounded import reading_rounded
-from ortflow.workflow.graph.attention.find import drops_weights
-from ortflow.workflow.graph.domains import MICROSOFT
-from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import FACTOR
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.sessions.session import Binding
-from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
+from ortflow.workflow.trainer.obstacles import copied_by, draw_alike, obstacle_in
 from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped
-from ortflow.workflow.trainer.precision_check import apart
+from ortflow.workflow.trainer.precision_check import compare
 from ortflow.workflow.trainer.rounded import Rounded
 
 if TYPE_CHECKING:
@@ -45,18 +41,6 @@ if TYPE_CHECKING:
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
 """Elements of the tail that are filled after the all-reduce: see `queued_gradient_graph`."""
-COMPARED_SCALES = (65536.0, 1024.0, 16.0, 1.0)
-"""Loss scales with which gradients in fp16 are compared: the first without an overflow."""
-SEEDED = frozenset(
-    {
-        "BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "Dropout", "Multinomial", "RandomNormal",
-        "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
-    }
-)  # fmt: skip
-"""Operators whose ONNX Runtime kernels count on the host: a captured one would draw the same numbers again.
-
-Dropouts are ortflow's, which read a seed from the GPU's memory, unless their ratio varies or its kernels are not used.
-"""
 
 
 class QueuedTrainer(GraphTrainer):
@@ -107,7 +91,7 @@ class QueuedTrainer(GraphTrainer):
         form = self._sessions.form_of(self._train_path)
         changes = self._device.precision in HALF_PRECISIONS or isinstance(self._comm, NcclCommunicator)
         # Under ZeRO, in a divided model and with off-loading, the gradient is summed and applied otherwise.
-        if form is None or not changes or not holds_whole(self._spec):
+        if form is None or not changes or not self._spec.holds_whole:
             return super()._open_train()
         found, model = None, self._with_rounded(onnx.load(form))
         if self._spec.accumulation == 1 and self._train_path == self._graphs.train:
@@ -376,23 +360,19 @@ class QueuedTrainer(GraphTrainer):
                 binding.run()
             return part.gradients.read()
 
-        expected = gradient(exact)
-        self._refresh()
-        # Only the direction of the fp16 gradient counts: any scale without overflow will do.
-        before = self._scale.read()
-        for scale in COMPARED_SCALES if LOSS_SCALE in self._first.inputs else (1.0,):
+        def scaled(scale: float) -> npt.NDArray[np.float32]:
             self._scale.send(np.array([scale * self._unit], np.float32))
-            found = gradient(self._first)
-            if part.totals(np.array([float(not np.isfinite(found).all())]))[0] == 0:
-                break
+            return gradient(self._first)
+
+        def finite(found: npt.NDArray[np.float32]) -> bool:
+            return bool(part.totals(np.array([float(not np.isfinite(found).all())]))[0] == 0)
+
+        expected, before = gradient(exact), self._scale.read()
+        self._refresh()
+        warning = compare(expected, scaled, finite, part, self._spec.train.precision, LOSS_SCALE in self._first.inputs)
         self._scale.send(before)
-        worst = apart(expected, found, part)
-        if worst is not None and (part.ranks == 1 or self._comm.rank == 0):
-            difference, name = worst
-            self._report.warn(
-                f"the gradient of {name!r} in {self._spec.train.precision} differs from the one in fp32 by "
-                f"{difference:.0%}; use train.precision: fp32, and report the model to ortflow"
-            )
+        if warning and (part.ranks == 1 or self._comm.rank == 0):
+            self._report.warn(warning)
 
     def give_memory_back(self) -> None:
         """See the protocol."""
@@ -412,35 +392,3 @@ class QueuedTrainer(GraphTrainer):
     def _drop_passes(self) -> None:
         super()._drop_passes()
         del self._first_run, self._further_run
-
-
-def holds_whole(spec: RunSpec) -> bool:
-    """Whether each rank holds all parameters, gradients and moments, and one update graph writes them."""
-    return not (spec.parallel.zero or spec.divides or spec.train.offload != "none")
-
-
-def copied_by(binding: Binding) -> str:
-    """Why runs of a binding must not be captured; empty if they may."""
-    copied = sorted(binding.read_on_host)
-    if not copied:
-        return ""
-    return f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it to the host for each micro-batch"
-
-
-def obstacle_in(graph: Path) -> str:
-    """Why runs of a graph must not be captured; empty if they may."""
-    found = _drawn_on_host(_nodes_of(graph))
-    return f"ONNX Runtime's {', '.join(found)} would draw the same numbers every time" if found else ""
-
-
-def draw_alike(graphs: Iterable[Path]) -> bool:
-    """Whether forms of one graph draw the same random numbers from a seed: ONNX Runtime and cuDNN draw others."""
-    return not any(_drawn_on_host(nodes) or any(map(drops_weights, nodes)) for nodes in map(_nodes_of, graphs))
-
-
-def _drawn_on_host(nodes: Iterable[onnx.NodeProto]) -> list[str]:
-    return sorted({node.op_type for node in nodes if node.domain in ("", MICROSOFT)} & SEEDED)
-
-
-def _nodes_of(graph: Path) -> list[onnx.NodeProto]:
-    return list(walk.all_nodes(onnx.load(graph)))

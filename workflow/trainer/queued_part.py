@@ -16,10 +16,10 @@ from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.device.capture import Agreement
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.checked_part import CheckedPart
+from ortflow.workflow.trainer.obstacles import draw_alike
 from ortflow.workflow.trainer.overlap import OverRanks
 from ortflow.workflow.trainer.part import PartTrainer
-from ortflow.workflow.trainer.precision_check import apart
-from ortflow.workflow.trainer.queued import COMPARED_SCALES, draw_alike
+from ortflow.workflow.trainer.precision_check import compare
 from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
 
 
@@ -50,23 +50,22 @@ class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
         precise = self._sessions.exact() is self._sessions
         if precise or self._spec.train.precision == "tf32" or not draw_alike(self._graphs_compared()):
             return
-        before = self._scale.read()
-        for scale in COMPARED_SCALES if self._scaler is not None else COMPARED_SCALES[-1:]:
+
+        def scaled(scale: float) -> npt.NDArray[np.float32]:
             self._scale.send(np.array([scale * self._unit], np.float32))
-            found = self.gradient_of(batch, seed)[1].read()
+            return self.gradient_of(batch, seed)[1].read()
+
+        def finite(found: npt.NDArray[np.float32]) -> bool:
             useful = self._sessions.device.allocate(1, np.float64)
             useful.fill(0.0 if np.isfinite(found).all() else 1.0)
             self._ranks.replica.all_reduce(useful)
-            if useful.read()[0] == 0:
-                break
+            return bool(useful.read()[0] == 0)
+
+        before, part = self._scale.read(), CheckedPart(self.index, self._parameters, self._gradients)
+        warning = compare(exact, scaled, finite, part, self._spec.train.precision, self._scaler is not None)
         self._scale.send(before)
-        worst = apart(exact, found, CheckedPart(self.index, self._parameters, self._gradients))
-        if worst is not None:
-            difference, name = worst
-            self._report.warn(
-                f"the gradient of {name!r} in {self._spec.train.precision} differs from the one in fp32 by "
-                f"{difference:.0%}; use train.precision: fp32, and report the model to ortflow"
-            )
+        if warning:
+            self._report.warn(warning)
 
     def _agreement(self) -> Agreement | None:
         parts = self._ranks.parts
