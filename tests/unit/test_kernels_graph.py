@@ -204,6 +204,7 @@ HALVES = "b = Slice x three end last; a = Slice x zero three last"
 TURNED = "n = Neg b; c = Concat n a; u = Mul c sin"
 FORWARD = f"{HALVES}; {TURNED}; v = Mul x cos; y = Add v u"
 PARTS = "z = Mul x sin; a,b = Split z; n = Neg a; d = Pad n behind; e = Pad b before"
+JOINED = "z = Mul x sin; a,b = Split z; n = Neg a; c = Concat b n; v = Mul x cos; y = Add v c"
 BACKWARD = f"v = Mul x cos; {PARTS}; f = Add d e; y = Add f v"
 ROTARY: dict[str, dict[str, object]] = {"c": {"axis": -1}, "a,b": {"axis": -1, "num_outputs": 2}}
 SWAP = {"perm": [0, 2, 1, 3]}
@@ -232,6 +233,8 @@ def rotation(
         (BACKWARD, (2, 3, 4, 6), (1, 1, 4, 6), "RotaryGrad"),
         (BACKWARD.replace("Add d e", "Add d v").replace("Add f v", "Add e f"), (2, 3, 4, 6), (4, 6), "RotaryGrad"),
         (BACKWARD.replace("y = Add", "s = Add") + "; y = Transpose s", (2, 3, 4, 6), (1, 1, 4, 6), "RotaryGrad"),
+        (JOINED, (2, 3, 4, 6), (1, 1, 4, 6), "RotaryGrad"),
+        (JOINED.replace("Add v c", "Add c v"), (5, 6), (6,), "RotaryGrad"),
     ],
 )
 def test_rotary_positions_are_one_node(
@@ -264,6 +267,9 @@ def test_tables_of_rotary_positions_may_be_constants(lines: str, operator: str, 
         (BACKWARD.replace("behind", "between"), (2, 3, 4, 6), (4, 6)),
         (BACKWARD.replace("Neg a", "Neg b").replace("Pad b", "Pad a"), (2, 3, 4, 6), (4, 6)),
         (BACKWARD.replace("y = Add f v", "w = Add f v; y = Add w z"), (2, 3, 4, 6), (4, 6)),
+        (JOINED.replace("Neg a", "Neg b").replace("Concat b", "Concat a"), (2, 3, 4, 6), (4, 6)),
+        (JOINED.replace("Concat b n", "Concat n b"), (2, 3, 4, 6), (4, 6)),
+        (JOINED.replace("y = Add v c", "w = Add v c; y = Add w z"), (2, 3, 4, 6), (4, 6)),
     ],
 )
 def test_what_only_resembles_rotary_positions_stays(lines: str, dims: tuple[int, ...], table: tuple[int, ...]) -> None:

@@ -7,6 +7,7 @@ With halves a and b of the last axis, exporters write y = x cos + (-b, a) sin. A
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx
 from onnx import TensorProto
@@ -72,7 +73,50 @@ def _rotation(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
 
 
 def _gradient(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
-    """The sum, in any order, of dy cos, b's part of dy sin at the place of a, and minus a's part at that of b."""
+    """The sum of dy cos, b's part of dy sin at the place of a, and minus a's part at that of b."""
+    found = _padded(rewriter, add) or _joined(rewriter, add)
+    if found is None:
+        return None
+    along, upper, lower, others = found
+    negative = rewriter.made_for(lower.reader, lower.value, "Neg")
+    if negative is None:
+        return None
+    a, b = _half(rewriter, negative.input[0], negative), _half(rewriter, upper.value, upper.reader)
+    if a is None or b is None or (a.of, a.number, b.number) != (b.of, 0, 1):
+        return None
+    halves = set_of([a.node, b.node])
+    turned = rewriter.maker(a.of)
+    if turned is None or turned.op_type != "Mul" or not rewriter.are_read_by(a.of, halves):
+        return None
+    dy = next((value for value in turned.input if value in along.input), None)
+    if dy is None:
+        return None
+    cosine, sine = (node.input[1 - list(node.input).index(dy)] for node in (along, turned))
+    return _Rotation("RotaryGrad", dy, cosine, sine, add.output[0], set_of([*others, negative, *halves, turned]))
+
+
+class _Read(NamedTuple):
+    value: str
+    reader: onnx.NodeProto
+
+
+_Parts = tuple[onnx.NodeProto, _Read, _Read, list[onnx.NodeProto]]
+"""dy cos, what is at the place of a and of b, and the nodes that put all of it together."""
+
+
+def _joined(rewriter: Rewriter, add: onnx.NodeProto) -> _Parts | None:
+    """The gradient of halves that a Split made: they are concatenated."""
+    for straight, across in (add.input, reversed(add.input)):
+        along, joined = rewriter.made_for(add, straight, "Mul"), rewriter.made_for(add, across, "Concat")
+        if along is None or joined is None or len(joined.input) != 2:
+            continue
+        if is_last_axis(joined, rewriter.dims(across)):
+            return along, _Read(joined.input[0], joined), _Read(joined.input[1], joined), [add, along, joined]
+    return None
+
+
+def _padded(rewriter: Rewriter, add: onnx.NodeProto) -> _Parts | None:
+    """The gradient of halves that Slices made: each is padded with zeros. The three terms are added in any order."""
     adds, terms = [add], list[tuple[str, onnx.NodeProto]]()
     for value in add.input:
         inner = rewriter.made_for(add, value, "Add")
@@ -91,22 +135,8 @@ def _gradient(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
             pads[place] = pad
     if along is None or len(pads) != 2:
         return None
-    negative = rewriter.made_for(pads[1], pads[1].input[0], "Neg")
-    if negative is None:
-        return None
-    a, b = _half(rewriter, negative.input[0], negative), _half(rewriter, pads[0].input[0], pads[0])
-    if a is None or b is None or (a.of, a.number, b.number) != (b.of, 0, 1):
-        return None
-    halves = set_of([a.node, b.node])
-    turned = rewriter.maker(a.of)
-    if turned is None or turned.op_type != "Mul" or not rewriter.are_read_by(a.of, halves):
-        return None
-    dy = next((value for value in turned.input if value in along.input), None)
-    if dy is None:
-        return None
-    cosine, sine = (node.input[1 - list(node.input).index(dy)] for node in (along, turned))
-    nodes = set_of([*adds, along, *pads.values(), negative, *halves, turned])
-    return _Rotation("RotaryGrad", dy, cosine, sine, add.output[0], nodes)
+    upper, lower = (_Read(pads[place].input[0], pads[place]) for place in (0, 1))
+    return along, upper, lower, [*adds, along, *pads.values()]
 
 
 @dataclass(frozen=True)
