@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import yaml
 from kernels import needs_kernels
 from messages import mentions, says
 from project import FEW_CORES, Project, command, logs, of_kind
+from rotation import rotating
 from tiny_runs import Tiny
 
 from ortflow.cli.validate import examine
@@ -42,8 +42,7 @@ LAYOUTS: Mapping[str, tuple[int, dict[str, Any]]] = {
     "data": (2, {}),
     "zero-3": (2, {"zero": 3}),
 }
-LONG = (pytest.mark.chaos, pytest.mark.skipif("ORTFLOW_CHAOS" in os.environ, reason="not in a short round"))
-"""For the layout whose schedule and number of stages `data-pipeline` has, too."""
+ALWAYS = ("data-pipeline", "horizontal", "zero-3")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def found(project: Project, file: Path, *arguments: str) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name == "1f1b" else ()) for name in LAYOUTS])
+@pytest.mark.parametrize("name", rotating(LAYOUTS, ALWAYS))
 def test_predicted_memory_is_what_ranks_measure(name: str, large: Project) -> None:
     """State to the byte on each rank; the graphs' values and messages, from a small to a large batch, within 10%."""
     ranks, parallel = LAYOUTS[name]
