@@ -118,7 +118,8 @@ def helps(run: Run, accidents: Accidents, how: dict[str, Any]) -> bool:
     if how["state"] not in ("lost", "failed") or how["waits"]:
         return False
     done = run.cluster.ortflow("resume", run.name, "--detach")
-    if "out of disk on" in done.stderr:
+    # The supervisor of a job that the controller has lost needs a moment to leave.
+    if "out of disk on" in done.stderr or "is in use by process" in done.stderr:
         return False
     assert done.returncode == 0 or "in Slurm" in done.stderr, f"{accidents.history}\n{done.stderr}\n{run.transcript()}"
     accidents.resumed()
