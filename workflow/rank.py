@@ -6,6 +6,7 @@ wait for imports; then the log, so that later errors are recorded; the heavy imp
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -98,8 +99,9 @@ def redirect_output(path: Path) -> None:
     os.close(descriptor)
     # A file of its own: children share the one of standard output, and may live longer.
     own = open_regular(path, os.O_WRONLY | os.O_APPEND)
-    fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, int(os.environ.get("PMI_FD", own)) + 1)
-    os.close(own)
+    with contextlib.suppress(OSError, ValueError):  # no descriptor is left behind it
+        fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, int(os.environ.get("PMI_FD", own)) + 1)
+        os.close(own)
 
 
 def hold_ranks_lock(path: Path) -> int:

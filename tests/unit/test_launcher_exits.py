@@ -94,6 +94,13 @@ def test_a_child_that_lives_longer_keeps_only_the_output(exits: Exits, tmp_path:
     os.kill(int(log.read_text()), signal.SIGKILL)
 
 
+def test_without_a_descriptor_behind_the_connection_a_rank_runs(exits: Exits, tmp_path: Path) -> None:
+    log = tmp_path / "rank-0003.log"
+    command = [sys.executable, "-c", f"{RANK.split('os.write')[0]}print('here')", str(log)]
+    subprocess.run(command, env={**os.environ, "PMI_FD": str(1 << 30)}, check=True)
+    assert (log.read_text(), exits.order()) == ("here\n", [3])
+
+
 def test_other_files_do_not_count(exits: Exits, tmp_path: Path) -> None:
     for name in ("launcher.log", "rank-0001.log.old", "rank-0002.txt"):
         (tmp_path / name).write_text("")
