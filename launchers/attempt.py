@@ -100,12 +100,15 @@ class Attempt(Child):
         found = {0: root} if self.world_size == 1 else processes.ranks_among(members)
         self.ranks.update(found)
 
-    def gone(self) -> set[int]:
-        """Ranks that no longer run."""
+    def gone(self) -> Sequence[int]:
+        """Ranks that no longer run; first those without a log, which ended as they started."""
         gone = {rank for rank, process in self.ranks.items() if not processes.runs(process)}
         if time.monotonic() > self._started + UNSEEN:
-            return gone | self._unseen
-        return gone | {rank for process, rank in self._named_processes().items() if not psutil.pid_exists(process)}
+            gone |= self._unseen
+        else:
+            gone |= {rank for process, rank in self._named_processes().items() if not psutil.pid_exists(process)}
+        order = [rank for rank in self._exits.order() if rank in gone]
+        return [*sorted(gone - set(order)), *order]
 
     @property
     def _unseen(self) -> set[int]:
@@ -119,9 +122,9 @@ class Attempt(Child):
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the ranks that did not end with 0, as far as mpirun reports it."""
         pids = self._named_processes() | {process.pid: rank for rank, process in self.ranks.items()}
-        order = self._exits.order()
-        # A rank without a log may have ended before all others.
-        return statuses(self.mpi, returncode, self.output(), pids, order if len(order) == self.world_size else ())
+        # A rank without a log may have ended before all others; one whose log is open has not ended yet.
+        known = all(self.run.log(self.number, rank).exists() for rank in range(self.world_size))
+        return statuses(self.mpi, returncode, self.output(), pids, self._exits.order() if known else ())
 
     def verdict(self, returncode: int) -> Cause | None:
         """None: mpirun reports exit statuses only."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,8 +64,8 @@ class Running(Protocol):
     def poll(self) -> int | None:
         """Exit code of mpirun, srun or the only rank, negative for a signal; None while it runs."""
 
-    def gone(self) -> set[int]:
-        """Ranks that are known to have ended."""
+    def gone(self) -> Sequence[int]:
+        """Ranks that are known to have ended, as far as is known in the order in which they did."""
 
     def statuses(self, returncode: int) -> dict[int, int]:
         """Known exit status of the ranks that did not end with 0, by rank; negative for a signal."""

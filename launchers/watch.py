@@ -89,7 +89,7 @@ class Watch:
                 patience = PATIENCE_REPORTED if newest(self._job.run, attempt.number, dead, "failure") else PATIENCE
                 if dead_since is not None and moment > dead_since + patience:
                     attempt.kill()
-                    return EXIT_FAILURE, self._unnoticed(min(dead))
+                    return EXIT_FAILURE, self._unnoticed(dead[0])
             self.pass_on()
             self._view.tick()
             self._clock.sleep(TICK)
@@ -132,10 +132,11 @@ class Watch:
             with suppress(OSError):
                 self._job.run.stop_request.unlink(missing_ok=True)
 
-    def _dead(self) -> set[int]:
-        """Ranks that have ended without a final event."""
+    def _dead(self) -> list[int]:
+        """Ranks that have ended without a final event, as far as is known in the order in which they did."""
         gone = self._attempt.gone()
-        return gone - ends_of(self._job.run, self._attempt.number, gone).keys()
+        ended = ends_of(self._job.run, self._attempt.number, gone)
+        return [rank for rank in gone if rank not in ended]
 
     def _unnoticed(self, rank: int) -> Cause:
         """Why a rank died that mpirun did not notice; `rank` is named if the record names none."""

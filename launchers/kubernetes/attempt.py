@@ -76,7 +76,7 @@ class PodAttempt(Child):
             return EXIT_USER
         return self._proven() if returncode == EXIT_DONE else returncode
 
-    def gone(self) -> set[int]:
+    def gone(self) -> Sequence[int]:
         """Ranks on hosts that are a different pod now, or have not answered for too long."""
         if (now := self._clock.monotonic()) >= self._next_check:
             self._next_check = now + POLL
@@ -85,12 +85,12 @@ class PodAttempt(Child):
                     self._heard[host] = now
                 elif address is not None or now > self._heard[host] + SILENCE:
                     self._lost.add(host)
-        return {
+        return [
             place * self._slots + k
             for place, host in enumerate(self._hosts)
             if host in self._lost
             for k in range(self._slots)
-        }
+        ]
 
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the ranks that did not end with 0, as far as mpirun reports it."""

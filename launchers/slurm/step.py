@@ -40,9 +40,9 @@ class StepAttempt(Child):
         self._mpirun = mpirun
         super().__init__(run, number, command, environment)
 
-    def gone(self) -> set[int]:
+    def gone(self) -> Sequence[int]:
         """Ranks that were never launched: srun reports them, and waits for the others forever."""
-        return never_launched(self.output())
+        return sorted(never_launched(self.output()))
 
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the rank that ended first and not with 0; it ends the others too."""

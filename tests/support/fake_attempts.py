@@ -41,8 +41,8 @@ class FakeAttempt:
             return EXIT_PREEMPTED
         return self.code if self.clock.now >= self.started_at + self.seconds else None
 
-    def gone(self) -> set[int]:
-        return {rank for rank, seconds in self.dead.items() if self.clock.now >= self.started_at + seconds}
+    def gone(self) -> list[int]:
+        return [rank for rank, seconds in self.dead.items() if self.clock.now >= self.started_at + seconds]
 
     def statuses(self, returncode: int) -> dict[int, int]:
         return {}

@@ -182,7 +182,7 @@ def test_a_host_is_lost_after_its_silence(folder: Path, clock: FakeClock) -> Non
         while not attempt.gone():
             clock.sleep(1.0)
         assert SILENCE < clock.now - begun <= SILENCE + POLL + 1.0
-        assert attempt.gone() == {0, 1}
+        assert attempt.gone() == [0, 1]
     finally:
         attempt.kill()
 

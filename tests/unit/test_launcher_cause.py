@@ -81,8 +81,37 @@ def test_a_rank_that_no_poll_has_seen_is_known_by_its_events(tmp_path: Path) -> 
     while (returncode := attempt.poll()) is None:
         time.sleep(0.01)
     assert not attempt.ranks
-    assert attempt.gone() == {1}
+    assert attempt.gone() == [1]
     assert attempt.statuses(returncode) == {1: -9}
+
+
+def test_a_rank_whose_log_is_still_open_did_not_end_first(tmp_path: Path) -> None:
+    """mpirun may be gone while the kernel still takes down a rank that Hydra has killed, and that Hydra names."""
+    run = RunDir(tmp_path)
+    words = HYDRA_KILLED.format(codes="9,9").replace("6736", str(os.getpid()))
+    EventLog(run.events(0), 0, 3).write("attempt_start", pid=os.getpid())
+    attempt = Attempt(run, 3, ["sh", "-c", f"echo '{words}'; exit 9"], os.environ, 2, "mpich")
+    while (returncode := attempt.poll()) is None:
+        time.sleep(0.01)
+    assert attempt.statuses(returncode) == {0: -9}, "without logs, only Hydra's word counts"
+    with run.log(3, 0).open("w"):
+        run.log(3, 1).write_text("")
+        assert attempt.statuses(returncode) == {1: -9}
+    assert attempt.statuses(returncode) == {1: -9}
+    attempt.kill()
+
+
+def test_ranks_that_are_gone_are_in_the_order_of_their_ends(tmp_path: Path) -> None:
+    run, dead = RunDir(tmp_path), []
+    for rank in range(3):
+        dead.append(subprocess.Popen(["true"]))
+        dead[rank].wait()
+        EventLog(run.events(rank), rank, 0).write("attempt_start", pid=dead[rank].pid)
+    attempt = Attempt(run, 0, ["true"], os.environ, 3, "mpich")
+    for rank in (2, 1):
+        run.log(0, rank).write_text("")
+    assert attempt.gone() == [0, 2, 1], "one without a log ended as it started"
+    attempt.kill()
 
 
 FAILED = {1: {"reason": "disk on fire", "exit_code": 1, "time": 5.0}}

@@ -190,6 +190,13 @@ def test_a_dead_rank_that_mpirun_does_not_notice(tmp_path: Path, reported: bool)
     assert ("no such key" in end["cause"]) is reported
 
 
+def test_the_first_of_two_dead_ranks_is_the_cause(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"dead": {1: 100.0, 0: 100.5}}, failures=0)
+    assert bench.supervise() == EXIT_FAILURE
+    (end,) = bench.ends()
+    assert (end["rank"], end["cause"]) == (1, "rank 1 died and mpirun did not notice")
+
+
 def test_a_dead_rank_is_the_cause_of_the_failed_call_of_another(tmp_path: Path) -> None:
     bench = Bench(tmp_path, {"dead": {1: 100.0}}, failures=0)
     failure = {"event": "failure", "time": 1.0, "attempt": 0, "rank": 0, "reason": "MPI_Recv failed", "exit_code": 1}
