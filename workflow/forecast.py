@@ -106,9 +106,8 @@ def forecast(spec: RunSpec) -> Forecast:
     from ortflow.workflow.planning.formulas import formulas
 
     with built(spec) as found:
-        memory, shards = _memory(spec, found)
+        memory, messages = _memory(spec, found)
         index = found.graphs.index if not spec.divides else _index_of(spec, found.graphs, memory.rank)
-        messages = messages_of(shards, index, spec) if shards is not None else None
         named, saving = formulas(index, spec, messages), None
         if spec.onnx_model.recompute:
             plain = without_recomputation(spec)
@@ -122,8 +121,8 @@ def forecast(spec: RunSpec) -> Forecast:
     )  # fmt: skip
 
 
-def _memory(spec: RunSpec, found: Built) -> tuple[RankMemory, Sharded | None]:
-    """The memory of the rank that needs most, and its graphs that fetch their parameters, if it has some."""
+def _memory(spec: RunSpec, found: Built) -> tuple[RankMemory, tuple[int, int] | None]:
+    """The memory of the rank that needs most, and `messages_of` it if it fetches its parameters."""
     from ortflow.workflow.planning.ranks import memory_of, most
 
     graphs = found.graphs
@@ -131,7 +130,8 @@ def _memory(spec: RunSpec, found: Built) -> tuple[RankMemory, Sharded | None]:
         return most(divided_memory(spec, graphs, found.shapes, found.bytes)), None
     shards = shards_of(graphs, spec)
     peak, fetched = activations(graphs, spec, found.shapes, shards), messages_of(shards, graphs.index, spec)
-    return memory_of(spec, graphs.index, peak, found.bytes, fetched=sum(fetched)), shards
+    memory = memory_of(spec, graphs.index, peak, found.bytes, fetched=sum(fetched))
+    return memory, fetched if shards is not None else None
 
 
 def divided_memory(

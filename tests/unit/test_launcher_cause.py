@@ -94,8 +94,9 @@ def test_a_rank_whose_log_is_still_open_did_not_end_first(tmp_path: Path) -> Non
     while (returncode := attempt.poll()) is None:
         time.sleep(0.01)
     assert attempt.statuses(returncode) == {0: -9}, "without logs, only Hydra's word counts"
+    run.log(3, 1).write_text("")
+    assert attempt.statuses(returncode) == {0: -9}, "rank 0 may have ended before it had a log"
     with run.log(3, 0).open("w"):
-        run.log(3, 1).write_text("")
         assert attempt.statuses(returncode) == {1: -9}
     assert attempt.statuses(returncode) == {1: -9}
     attempt.kill()

@@ -16,6 +16,7 @@ from ortflow.workflow.parallel.region import Region
 from ortflow.workflow.parallel.schedule import schedule
 from ortflow.workflow.parallel.stage import Cost
 from ortflow.workflow.parallel.timeline import bubble_by_formula
+from ortflow.workflow.planning import holdings
 from ortflow.workflow.planning.budget import may_measure
 from ortflow.workflow.planning.holdings import state_of
 from ortflow.workflow.planning.layout import Layout, layouts, on_ranks, refusal, section, under
@@ -130,6 +131,19 @@ def two_stages(horizontal: int = 1, data: int = 1) -> tuple[FlatIndex, Division]
     return whole, Division(whole, Grid(data, 2, horizontal), tuple(held))
 
 
+def test_a_gpus_state_is_copied_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "KEPT", 1000)
+    whole, division = two_stages(horizontal=2, data=2)
+    spec, alone = run_of(8, micro_batches=2, pipeline=2, horizontal=2), run_of(1)
+    shares, state = 4 * (1600 + 2 * 1536), 4 * (whole.size + 2 * whole.trained)
+    assert state_of(spec, whole, division, 0)["checkpoint"] == shares + 1000
+    assert state_of(alone, whole)["checkpoint"] == 1000
+    gpus = {"resources": spec.resources.model_copy(update={"gpus_per_rank": 1})}
+    assert state_of(spec.model_copy(update=gpus), whole, division, 0)["checkpoint"] == 2 * shares
+    gpus = {"resources": alone.resources.model_copy(update={"gpus_per_rank": 1})}
+    assert state_of(alone.model_copy(update=gpus), whole)["checkpoint"] == state
+
+
 def test_bytes_that_a_rank_holds() -> None:
     whole, division = two_stages(horizontal=2, data=2)
     spec = run_of(8, micro_batches=2, pipeline=2, horizontal=2)
@@ -140,8 +154,6 @@ def test_bytes_that_a_rank_holds() -> None:
     assert first["moments"] == 2 * 4 * trained
     shares = 4 * (1600 + 2 * 1536)
     assert first["checkpoint"] == 2 * shares, "an eighth of the state, rounded up to 64, and the copy of it"
-    on_gpus = spec.model_copy(update={"resources": spec.resources.model_copy(update={"gpus_per_rank": 1})})
-    assert state_of(on_gpus, whole, division, 0)["checkpoint"] == 2 * shares
     zero = state_of(under(spec, Layout(2, 2, 2, 1)), whole, division, 0)
     assert zero["moments"] == first["moments"] // 2
     assert state_of(spec, whole, division, 7)["parameters"] == 4 * trained

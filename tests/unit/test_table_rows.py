@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -265,16 +265,26 @@ def test_every_rank_has_the_sum_of_all_rows_and_buckets(counts: tuple[int, ...],
     assert len(set(on_threads(ranks, program))) == 1
 
 
-@needs_emulation
-def test_outside_of_a_step_a_rank_adds_its_own_rows() -> None:
-    """As in the check of the gradient, where ranks compute different things."""
+def on_one_rank(check: Callable[[CudaBuffer, Overlap, list[Any]], None]) -> LazyNccl:
+    """Call `check` with a rank's gradient, which is 1, and its sums; what NCCL was asked for."""
     library = LazyNccl()
 
     def program(below: Communicator) -> None:
         rows = TableRows("table", ENTRIES, BF16, adds=True)
         world, sync, overlap, _ = summing(below, library, rows, buckets_of(INDEX, 1))
         sync.fill(1)
-        kept: list[Any] = []
+        check(sync, overlap, [])
+        world.close()
+
+    on_threads(1, program)
+    return library
+
+
+@needs_emulation
+def test_outside_of_a_step_a_rank_adds_its_own_rows() -> None:
+    """As in the check of the gradient, where ranks compute different things."""
+
+    def check(sync: CudaBuffer, overlap: Overlap, kept: list[Any]) -> None:
         # More than a step's micro-batch has.
         indices, gradient = np.full(ENTRIES + 3, 4), np.full((ENTRIES + 3, WIDTH), 2.0)
         overlap.rows(0, tensor(indices, INT64, kept), tensor(gradient, BF16, kept))
@@ -284,10 +294,8 @@ def test_outside_of_a_step_a_rank_adds_its_own_rows() -> None:
         overlap.begin()
         with pytest.raises(OrtflowError, match="9 indices of 'table' and not 6 at most"):
             overlap.rows(0, tensor(indices, INT64, kept), tensor(gradient, BF16, kept))
-        world.close()
 
-    on_threads(1, program)
-    assert "ncclAllGather" not in library.calls
+    assert "ncclAllGather" not in on_one_rank(check).calls
 
 
 def test_tables_are_found_in_what_is_built(tmp_path: Path) -> None:
@@ -302,15 +310,9 @@ def test_tables_are_found_in_what_is_built(tmp_path: Path) -> None:
 @needs_emulation
 def test_an_index_outside_of_a_table_makes_all_of_its_gradient_nan() -> None:
     """Also the rows that were not looked up, though the rest of the gradient is there already."""
-    library = LazyNccl()
 
-    def program(below: Communicator) -> None:
-        rows = TableRows("table", ENTRIES, BF16, adds=True)
-        world, sync, overlap, _ = summing(below, library, rows, buckets_of(INDEX, 1))
-        sync.fill(1)
-        kept: list[Any] = []
+    def check(sync: CudaBuffer, overlap: Overlap, kept: list[Any]) -> None:
         overlap.rows(0, tensor(np.array([3, HEIGHT]), INT64, kept), tensor(np.ones((2, WIDTH)), BF16, kept))
         assert np.isnan(sync.read()[: HEIGHT * WIDTH]).all()
-        world.close()
 
-    on_threads(1, program)
+    on_one_rank(check)

@@ -226,7 +226,7 @@ def size_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
 
 def most_received(elements: int, ranks: int) -> int:
     """Bytes of a receive buffer at most, for so many elements of gradients; 0 if copies do not sum so few."""
-    if ranks < 2 or ITEM * elements < LEAST:
+    if ITEM * elements < LEAST:
         return 0
     return SLOTS * (ranks - 1) * ITEM * share(min(PART, elements), 0, ranks)[1]
 

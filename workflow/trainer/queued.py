@@ -328,8 +328,11 @@ class QueuedTrainer(GraphTrainer):
 
     def _set_scale(self, scaler: LossScale) -> None:
         if self._scaler is None or scaler.value != self._scaler.value:
-            self._scale.send(np.array([scaler.value * self._unit], np.float32))
+            self._scale_loss_by(scaler.value)
         self._scaler = scaler
+
+    def _scale_loss_by(self, scale: float) -> None:
+        self._scale.send(np.array([scale * self._unit], np.float32))
 
     def _adopt_statistics(self) -> None:
         before = self._state.writes
@@ -360,19 +363,32 @@ class QueuedTrainer(GraphTrainer):
                 binding.run()
             return part.gradients.read()
 
-        def scaled(scale: float) -> npt.NDArray[np.float32]:
-            self._scale.send(np.array([scale * self._unit], np.float32))
-            return gradient(self._first)
-
         def finite(found: npt.NDArray[np.float32]) -> bool:
             return bool(part.totals(np.array([float(not np.isfinite(found).all())]))[0] == 0)
 
-        expected, before = gradient(exact), self._scale.read()
+        expected = gradient(exact)
         self._refresh()
-        warning = compare(expected, scaled, finite, part, self._spec.train.precision, LOSS_SCALE in self._first.inputs)
-        self._scale.send(before)
+        warning = self._difference(expected, lambda: gradient(self._first), finite, part)
         if warning and (part.ranks == 1 or self._comm.rank == 0):
             self._report.warn(warning)
+
+    def _difference(
+        self,
+        exact: npt.NDArray[np.float32],
+        gradient: Callable[[], npt.NDArray[np.float32]],
+        finite: Callable[[npt.NDArray[np.float32]], bool],
+        part: CheckedPart,
+    ) -> str:
+        """See `compare`; the loss scale is the same afterwards. `gradient` computes that of training."""
+        before = self._scale.read()
+
+        def at(scale: float) -> npt.NDArray[np.float32]:
+            self._scale_loss_by(scale)
+            return gradient()
+
+        warning = compare(exact, at, finite, part, self._spec.train.precision, self._scaler is not None)
+        self._scale.send(before)
+        return warning
 
     def give_memory_back(self) -> None:
         """See the protocol."""

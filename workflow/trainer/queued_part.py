@@ -19,7 +19,6 @@ from ortflow.workflow.trainer.checked_part import CheckedPart
 from ortflow.workflow.trainer.obstacles import draw_alike
 from ortflow.workflow.trainer.overlap import OverRanks
 from ortflow.workflow.trainer.part import PartTrainer
-from ortflow.workflow.trainer.precision_check import compare
 from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
 
 
@@ -51,19 +50,14 @@ class QueuedPartTrainer(QueuedZeroTrainer, PartTrainer):
         if precise or self._spec.train.precision == "tf32" or not draw_alike(self._graphs_compared()):
             return
 
-        def scaled(scale: float) -> npt.NDArray[np.float32]:
-            self._scale.send(np.array([scale * self._unit], np.float32))
-            return self.gradient_of(batch, seed)[1].read()
-
         def finite(found: npt.NDArray[np.float32]) -> bool:
-            useful = self._sessions.device.allocate(1, np.float64)
-            useful.fill(0.0 if np.isfinite(found).all() else 1.0)
-            self._ranks.replica.all_reduce(useful)
-            return bool(useful.read()[0] == 0)
+            overflows = self._sessions.device.allocate(1, np.float64)
+            overflows.fill(0.0 if np.isfinite(found).all() else 1.0)
+            self._ranks.replica.all_reduce(overflows)
+            return bool(overflows.read()[0] == 0)
 
-        before, part = self._scale.read(), CheckedPart(self.index, self._parameters, self._gradients)
-        warning = compare(exact, scaled, finite, part, self._spec.train.precision, self._scaler is not None)
-        self._scale.send(before)
+        part = CheckedPart(self.index, self._parameters, self._gradients)
+        warning = self._difference(exact, lambda: self.gradient_of(batch, seed)[1].read(), finite, part)
         if warning:
             self._report.warn(warning)
 
