@@ -32,9 +32,9 @@ PLACE: dict[str, Any] = {
     },
 }
 RANKS = range(4)
-STARTS = 60.0
+STARTS = 120.0
 """Seconds from the submission to the first step, on two busy cores."""
-ENDS = 180.0
+ENDS = 300.0
 """Seconds that a run may take to its end, with a restart in it."""
 
 
@@ -64,7 +64,7 @@ class Cluster:
         shutil.copytree(project.folder / "set", volume / "project/set")
         return cls(space, project, volume, folder)
 
-    def ortflow(self, *arguments: str, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    def ortflow(self, *arguments: str, timeout: float = ENDS, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `ortflow ARGUMENTS` as a user with a kubeconfig does."""
         return subprocess.run(
             [*ORTFLOW, *arguments],

@@ -136,9 +136,9 @@ def test_a_busy_cluster(doctored: Cluster) -> None:
         cwd=doctored.project.folder, env=testbed.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    wait_until(lambda: "PENDING" in testbed.reported("squeue", "-h", "-n", "ortflow-doctor", "-o", "%T"), 15)
+    wait_until(lambda: "PENDING" in testbed.reported("squeue", "-h", "-n", "ortflow-doctor", "-o", "%T"), 60)
     process.send_signal(signal.SIGTERM)
-    _, words = process.communicate(timeout=20)
+    _, words = process.communicate(timeout=60)
     assert process.returncode == 1
     assert says(words.splitlines()[-1], "error: … SIGTERM … job was cancelled")
     assert testbed.reported("squeue", "-h", "-n", "ortflow-doctor") == ""

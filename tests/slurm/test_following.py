@@ -167,7 +167,7 @@ def test_logs_follow_across_a_restart(cluster_of: Cluster) -> None:
     follow = _start(cluster_of, "logs", "--follow", "followed")
     run.testbed.reported("scontrol", "requeue", run.job)
     run.finish()
-    out, err = follow.communicate(timeout=30)
+    out, err = follow.communicate(timeout=60)
     assert follow.returncode == 0, err
     for attempt in (0, 1):
         for line in (run.run_dir / f"logs/attempt-{attempt:02d}/rank-0000.log").read_text().splitlines():
@@ -180,7 +180,7 @@ def test_the_controller_is_away_while_a_run_is_followed(cluster_of: Cluster, und
     file = cluster_of.write("watched", **slow(0.5))
     follow = _start(cluster_of, "submit", "--follow", "--backend", "slurm", file.name)
     run = Run(cluster_of, "watched")
-    wait_until(lambda: bool(run.records("submit")), 20)
+    wait_until(lambda: bool(run.records("submit")), 60)
     run.until_step(5)
     testbed.controller("kill")
     start = time.monotonic()

@@ -54,7 +54,7 @@ class Laptop:
     def environment(self, **changes: str) -> dict[str, str]:
         return {**self.login.environment, **changes}
 
-    def ortflow(self, *arguments: str, timeout: float = 60, **changes: str) -> subprocess.CompletedProcess[str]:
+    def ortflow(self, *arguments: str, timeout: float = 180, **changes: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*ORTFLOW, *arguments], cwd=self.project.folder, env=self.environment(**changes), capture_output=True,
             text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
@@ -134,7 +134,7 @@ def test_follow_and_leave(testbed: Testbed, laptop: Laptop) -> None:
         try:
             run.until_step(2)
             os.killpg(follow.pid, signal.SIGINT)
-            out, err = follow.communicate(timeout=20)
+            out, err = follow.communicate(timeout=60)
         finally:
             follow.kill()
     assert follow.returncode == 130
