@@ -157,7 +157,8 @@ def tensors_of(call: Call, forward: Any) -> list[np.ndarray]:
 
 @contextlib.contextmanager
 def _kept(module: torch.nn.Module) -> Iterator[None]:
-    """Restore buffers after the block, which may update running statistics."""
+    """Restore the block's changes: updated running statistics, and what a `forward` keeps for its next call."""
+    attributes = [(part, dict(vars(part))) for part in module.modules()]
     buffers = [
         (part, name, buffer, buffer.clone())
         for part in module.modules()
@@ -170,6 +171,9 @@ def _kept(module: torch.nn.Module) -> Iterator[None]:
         for part, name, buffer, before in buffers:
             part._buffers[name] = buffer
             buffer.data.copy_(before)
+        for part, kept in attributes:
+            vars(part).clear()
+            vars(part).update(kept)
 
 
 @contextlib.contextmanager

@@ -120,6 +120,23 @@ def test_what_is_right_passes_and_the_module_stays_as_it_was(tmp_path: Path) -> 
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+def test_what_a_forward_keeps_for_the_next_is_forgotten(tmp_path: Path) -> None:
+    class Recurrent(TwoLayers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.first(x)
+            before = torch.zeros_like(hidden) if self.before is None else self.before
+            self.before = hidden
+            return self.second(hidden + before)
+
+    module = Recurrent()
+    ortflow.export_for_training(module, X, tmp_path / "model.onnx")
+    assert module.before is None
+
+
 def test_a_kink_at_the_example_is_not_a_difference(tmp_path: Path) -> None:
     class Kinks(TwoLayers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -10,10 +10,10 @@ from case import Case
 
 
 def names() -> list[str]:
-    """`library/family`, in the table's order."""
+    """`library/family`, in the table's order; of transformers `transformers/head/family`."""
     return [
         *vision_models.names(),
-        *(f"transformers/{family}" for family in language_families.FAMILIES),
+        *(f"transformers/{head}/{family}" for head, found in language_families.FAMILIES.items() for family in found),
         *handwritten.names(),
     ]
 
@@ -22,8 +22,8 @@ def case_of(name: str) -> Case:
     """The case of a name. Raises KeyError."""
     library, _, family = name.partition("/")
     if library == "transformers":
-        head, extra = language_families.FAMILIES[family]
-        return language_models.case(family, head, extra)
+        head, _, family = family.partition("/")
+        return language_models.case(family, head, language_families.FAMILIES[head][family])
     if library == "handwritten":
         return handwritten.case(family)
     return vision_models.case(library, family)

@@ -32,12 +32,14 @@ MODELS = (
     *(f"torchvision/{name}" for name in ("resnet18", "convnext", "mobilenet_v3_small", "swin", "vit", "densenet121")),
     *(f"timm/{name}" for name in ("beit", "deit", "convnext", "efficientnet", "eva", "pvt_v2", "mlp_mixer", "nfnet")),
     *(
-        f"transformers/{name}"
+        f"transformers/causal/{name}"
         for name in (
             "bart", "bert", "bloom", "camembert", "electra", "falcon", "gemma2", "gpt2", "gpt_bigcode", "gpt_neox",
-            "gptj", "granite", "llama", "mistral", "opt", "phi", "phi3", "qwen2", "qwen3", "roberta", "t5", "whisper",
+            "gptj", "granite", "llama", "mistral", "opt", "phi", "phi3", "qwen2", "qwen3", "whisper",
         )
     ),
+    "transformers/masked/roberta",
+    "transformers/seq2seq/t5",
 )  # fmt: skip
 
 

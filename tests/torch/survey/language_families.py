@@ -26,163 +26,134 @@ _WAVES = {
     "mask_feature_prob": 0.0,
 }
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "afmoe": ("causal", {}),
-    "apertus": ("causal", {}),
-    "arcee": ("causal", {}),
-    "aria_text": ("causal", {}),
-    "bailing_hybrid": ("causal", {}),
-    "bamba": ("causal", {}),
-    "bart": ("causal", {}),
-    "beam": ("causal", {}),
-    "bert": ("causal", {}),
-    "bert-generation": ("causal", {}),
-    "big_bird": ("causal", {}),
-    "bigbird_pegasus": ("causal", {}),
-    "biogpt": ("causal", {}),
-    "bitnet": ("causal", {}),
-    "blenderbot": ("causal", {}),
-    "blenderbot-small": ("causal", {}),
-    "bloom": ("causal", {}),
-    "camembert": ("causal", {}),
-    "codegen": ("causal", {}),
-    "cohere": ("causal", {}),
-    "cohere2": ("causal", {}),
-    "cohere2_moe": ("causal", {}),
-    "cpmant": ("causal", {}),
-    "ctrl": ("causal", {}),
-    "cwm": ("causal", {}),
-    "data2vec-text": ("causal", {}),
-    "deepseek_v3": ("causal", {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}),
-    "deepseek_v4": ("causal", {}),
-    "diffllama": ("causal", {}),
-    "doge": ("causal", {}),
-    "electra": ("causal", {}),
-    "ernie": ("causal", {}),
-    "ernie4_5": ("causal", {}),
-    "ernie4_5_moe": ("causal", {}),
-    "exaone4": ("causal", {}),
-    "exaone_moe": ("causal", {}),
-    "falcon": ("causal", {}),
-    "falcon_mamba": ("causal", {}),
-    "flex_olmo": ("causal", {}),
-    "flint": ("causal", {}),
-    "gemma": ("causal", {}),
-    "gemma2": ("causal", {}),
-    "gemma3_text": ("causal", {}),
-    "gemma4_text": ("causal", {}),
-    "gemma4_unified_text": ("causal", {}),
-    "glm": ("causal", {}),
-    "glm4": ("causal", {}),
-    "glm4_moe": ("causal", {}),
-    "gpt-sw3": ("causal", {}),
-    "gpt2": ("causal", {}),
-    "gpt_bigcode": ("causal", {}),
-    "gpt_neo": ("causal", {"attention_types": [[["global", "local"], 1]]}),
-    "gpt_neox": ("causal", {}),
-    "gpt_neox_japanese": ("causal", {}),
-    "gpt_oss": ("causal", {}),
-    "gptj": ("causal", {}),
-    "granite": ("causal", {}),
-    "granite_swa": ("causal", {}),
-    "granitemoe": ("causal", {}),
-    "granitemoe_swa": ("causal", {}),
-    "granitemoehybrid": ("causal", {}),
-    "granitemoeshared": ("causal", {}),
-    "helium": ("causal", {}),
-    "hrm_text": ("causal", {}),
-    "hy_v3": ("causal", {}),
-    "hy_v4": ("causal", {}),
-    "hyperclovax": ("causal", {}),
-    "inkling2_text": ("causal", {}),
-    "inkling_text": ("causal", {}),
-    "internlm3": ("causal", {}),
-    "iquestcoder": ("causal", {}),
-    "jais2": ("causal", {}),
-    "jamba": ("causal", {}),
-    "jetmoe": ("causal", {}),
-    "kolibri1": ("causal", {}),
-    "laguna": ("causal", {}),
-    "lfm2": ("causal", {}),
-    "lfm3": ("causal", {}),
-    "llama": ("causal", {}),
-    "llama4_text": ("causal", {}),
-    "mamba": ("causal", {}),
-    "mamba2": ("causal", {"num_heads": 4, "head_dim": 16}),
-    "marian": ("causal", {}),
-    "mbart": ("causal", {}),
-    "megatron-bert": ("causal", {}),
-    "mellum": ("causal", {}),
-    "mimo_v2_flash": ("causal", {}),
-    "minicpm3": ("causal", {"num_key_value_heads": 4}),
-    "minimax": ("causal", {}),
-    "minimax_m2": ("causal", {}),
-    "minimax_m3_vl_text": ("causal", {}),
-    "ministral3": ("causal", {}),
-    "mistral": ("causal", {}),
-    "mixtral": ("causal", {}),
-    "modernbert-decoder": ("causal", {}),
-    "moshi": ("causal", {}),
-    "mpt": ("causal", {}),
-    "mvp": ("causal", {}),
-    "nanochat": ("causal", {}),
-    "nemotron_h": ("causal", {}),
-    "olmo": ("causal", {}),
-    "olmo2": ("causal", {}),
-    "olmo3": ("causal", {}),
-    "olmo_hybrid": ("causal", {}),
-    "olmoe": ("causal", {}),
-    "openai-gpt": ("causal", {}),
-    "opt": ("causal", {}),
-    "pegasus": ("causal", {}),
-    "persimmon": ("causal", {}),
-    "phi": ("causal", {}),
-    "phi3": ("causal", {}),
-    "phimoe": ("causal", {}),
-    "plbart": ("causal", {}),
-    "prophetnet": ("causal", {}),
-    "qwen2": ("causal", {}),
-    "qwen2_moe": ("causal", {}),
-    "qwen3": ("causal", {}),
-    "esm": ("masked", {"position_embedding_type": "rotary", "vocab_size": 67, "mask_token_id": 3}),
-    "roberta": ("masked", {}),
-    "roformer": ("masked", {}),
-    "t5": ("seq2seq", {}),
-    "vit": ("image", _PATCHES),
-    "beit": ("image", _PATCHES),
-    "dinov2": ("image", _PATCHES),
-    "dinov2_with_registers": ("image", _PATCHES),
-    "vit_msn": ("image", _PATCHES),
-    "data2vec-vision": ("image", _PATCHES),
-    "ijepa": ("image", _PATCHES),
-    "siglip": ("image", {"vision_config": _TOWER}),
-    "clip": ("image", {"vision_config": _TOWER}),
-    "segformer": ("image", _STAGES | {"num_attention_heads": [1, 2, 4, 8], "decoder_hidden_size": 32}),
-    "convnext": ("image", _STAGES),
-    "convnextv2": ("image", _STAGES),
-    "resnet": ("image", _STAGES | {"embedding_size": 16}),
-    "regnet": ("image", _STAGES | {"embedding_size": 16, "groups_width": 8}),
-    "bit": ("image", _STAGES | {"embedding_size": 16, "num_groups": 4}),
-    "poolformer": ("image", _STAGES),
-    "focalnet": (
-        "image",
-        {"embed_dim": 16, "depths": [1, 1], "patch_size": 4, "focal_levels": [2, 2], "focal_windows": [3, 3]},
-    ),
-    "swin": ("image", {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 2}),
-    "swinv2": ("image", {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 2}),
-    "mobilevit": ("image", {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64]}),
-    "mobilenet_v1": ("image", {}),
-    "mobilenet_v2": ("image", {}),
-    "pvt_v2": ("image", _STAGES | {"num_attention_heads": [1, 2, 3, 4]}),
-    "swiftformer": ("image", {}),
-    "wav2vec2": ("audio", _WAVES),
-    "hubert": ("audio", _WAVES),
-    "wavlm": ("audio", _WAVES),
-    "unispeech": ("audio", _WAVES),
-    "unispeech-sat": ("audio", _WAVES | {"xvector_output_dim": 16}),
-    "sew": ("audio", _WAVES | {"squeeze_factor": 2}),
-    "sew-d": ("audio", _WAVES | {"squeeze_factor": 2}),
-    "data2vec-audio": ("audio", _WAVES | {"num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 5}),
-    "wav2vec2-conformer": ("audio", _WAVES),
+_QUERIES = {"num_key_value_heads": 4}
+_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "head_dim": 8}
+_LOCAL = {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [4, 4], "attn_layers": ["local", "local"]}
+"""Without the layers that hash by random rotations."""
+
+
+def _named(names: str) -> dict[str, dict[str, Any]]:
+    return {name: {} for name in names.split()}
+
+
+_CAUSAL = _named("""
+    afmoe apertus arcee aria_text bailing_hybrid bamba bart beam bert bert-generation big_bird bigbird_pegasus
+    biogpt bitnet blenderbot blenderbot-small bloom camembert codegen cohere cohere2 cohere2_moe cpmant ctrl cwm
+    data2vec-text deepseek_v4 diffllama doge electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon
+    falcon_mamba flex_olmo flint gemma gemma2 gemma3_text gemma4_text gemma4_unified_text glm glm4 glm4_moe
+    gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa
+    granitemoehybrid granitemoeshared helium hrm_text hy_v3 hy_v4 hyperclovax inkling2_text inkling_text
+    internlm3 iquestcoder jais2 jamba jetmoe kolibri1 laguna lfm2 lfm3 llama llama4_text mamba marian mbart
+    megatron-bert mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral3 mistral mixtral
+    modernbert-decoder moshi mpt mvp nanochat nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt
+    pegasus persimmon phi phi3 phimoe plbart prophetnet qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text
+    qwen3_moe qwen3_next qwen4_exp_text recurrent_gemma rembert roberta roberta-prelayernorm roformer rwkv
+    seed_oss smollm3 solar_open stablelm starcoder2 trocr vaultgemma whisper xglm xlm xlm-roberta xlm-roberta-xl
+    xlnet xlstm
+""")  # fmt: skip
+_MASKED = _named("""
+    albert bart bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie
+    eurobert flaubert fnet funnel gte ibert jina_embeddings_v3 layoutlm longformer mbart megatron-bert
+    mobilebert modernbert mpnet mra mvp nomic_bert nystromformer rembert roberta roberta-prelayernorm roformer
+    squeezebert tapas ultrabert xlm xlm-roberta xlm-roberta-xl yoso
+""")  # fmt: skip
+_SEQ2SEQ = _named("""
+    bart bigbird_pegasus blenderbot blenderbot-small fsmt led longt5 m2m_100 marian mbart mt5 mvp nllb-moe
+    pegasus pegasus_x plbart prophetnet seamless_m4t seamless_m4t_v2 switch_transformers t5 umt5
+""")  # fmt: skip
+_CLASSIFY = _named("""
+    albert bart bert bloom canine convbert ctrl deberta deberta-v2 distilbert electra falcon flaubert fnet
+    funnel gemma2 gpt2 gptj layoutlm llama longformer markuplm mobilebert modernbert mpnet mpt mra mt5
+    nystromformer openai-gpt opt qwen3 squeezebert tapas umt5 xlm xlnet yoso
+""")  # fmt: skip
+_IMAGE: dict[str, dict[str, Any]] = {
+    "vit": _PATCHES,
+    "beit": _PATCHES,
+    "dinov2": _PATCHES,
+    "dinov2_with_registers": _PATCHES,
+    "vit_msn": _PATCHES,
+    "data2vec-vision": _PATCHES,
+    "ijepa": _PATCHES,
+    "siglip": {"vision_config": _TOWER},
+    "clip": {"vision_config": _TOWER},
+    "segformer": _STAGES | {"num_attention_heads": [1, 2, 4, 8], "decoder_hidden_size": 32},
+    "convnext": _STAGES,
+    "convnextv2": _STAGES,
+    "resnet": _STAGES | {"embedding_size": 16},
+    "regnet": _STAGES | {"embedding_size": 16, "groups_width": 8},
+    "bit": _STAGES | {"embedding_size": 16, "num_groups": 4},
+    "poolformer": _STAGES,
+    "focalnet": {"embed_dim": 16, "depths": [1, 1], "patch_size": 4, "focal_levels": [2, 2], "focal_windows": [3, 3]},
+    "swin": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 2},
+    "swinv2": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 2},
+    "mobilevit": {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64]},
+    "mobilenet_v1": {},
+    "mobilenet_v2": {},
+    "pvt_v2": _STAGES | {"num_attention_heads": [1, 2, 3, 4]},
+    "swiftformer": {},
+    "donut-swin": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 2},
+    "pvt": _STAGES | {"num_attention_heads": [1, 2, 3, 4]},
+    "metaclip_2": {"vision_config": _TOWER, "text_config": {"num_hidden_layers": 1, "vocab_size": 67}},
+    "hgnet_v2": {
+        "embedding_size": 16,
+        "stem_channels": [3, 8, 16],
+        "hidden_sizes": [16, 32, 48, 64],
+        "stage_in_channels": [16, 16, 32, 48],
+        "stage_mid_channels": [8, 8, 8, 8],
+        "stage_out_channels": [16, 32, 48, 64],
+        "stage_num_blocks": [1, 1, 1, 1],
+    },
 }
-"""Family -> head, and values for its configuration."""
+_AUDIO: dict[str, dict[str, Any]] = {
+    "wav2vec2": _WAVES,
+    "hubert": _WAVES,
+    "wavlm": _WAVES,
+    "unispeech": _WAVES,
+    "unispeech-sat": _WAVES | {"xvector_output_dim": 16},
+    "sew": _WAVES | {"squeeze_factor": 2},
+    "sew-d": _WAVES | {"squeeze_factor": 2},
+    "data2vec-audio": _WAVES | {"num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 5},
+    "wav2vec2-conformer": _WAVES,
+}
+
+FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
+    "causal": _CAUSAL
+    | dict.fromkeys(("axk2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu"), _QUERIES)
+    | dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), _ROTARY)
+    | {
+        "deepseek_v3": _QUERIES | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+        "gemma3n_text": {"num_kv_shared_layers": 0},
+        "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+        "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+        "mamba2": {"num_heads": 4, "head_dim": 16},
+        "nemotron": {"num_key_value_heads": 2},
+        "reformer": _LOCAL | {"is_decoder": True},
+        "zaya": {"num_experts_per_tok": 1},
+    },
+    "masked": _MASKED
+    | {
+        "esm": {"position_embedding_type": "rotary", "vocab_size": 67, "mask_token_id": 3},
+        "esmc": _QUERIES,
+        "luke": {"entity_vocab_size": 16},
+        "reformer": _LOCAL | {"is_decoder": False},
+        "roc_bert": {
+            "pronunciation_vocab_size": 32,
+            "shape_vocab_size": 32,
+            "shape_embed_dim": 32,
+            "pronunciation_embed_dim": 32,
+        },
+        "xmod": {"default_language": "en_XX"},
+    },
+    "seq2seq": _SEQ2SEQ,
+    "classify": _CLASSIFY
+    | {
+        "deepseek_v3": _QUERIES,
+        "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+        "lilt": {"hidden_size": 48},
+        "t5": {"decoder_start_token_id": 1},
+    },
+    "image": _IMAGE,
+    "audio": _AUDIO,
+}
+"""Head -> family -> values for its configuration."""

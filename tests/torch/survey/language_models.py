@@ -123,7 +123,12 @@ def _seq2seq(generator: np.random.Generator, size: int) -> Batch:
 
 
 def _classify(generator: np.random.Generator, size: int) -> Batch:
-    return {"input_ids": _tokens(generator, size), "labels": generator.integers(0, CLASSES, size)}
+    """Texts that end with a token that some families look for, and padding, which most of them skip."""
+    tokens, places = _tokens(generator, size), np.arange(TIME)
+    last = generator.integers(TIME // 2, TIME, (size, 1))
+    tokens = np.where(places < last, tokens, np.where(places == last, TOKENS["eos_token_id"], TOKENS["pad_token_id"]))
+    mask = (places <= last).astype(np.int64)
+    return {"input_ids": tokens, "attention_mask": mask, "labels": generator.integers(0, CLASSES, size)}
 
 
 def _image(generator: np.random.Generator, size: int) -> Batch:
@@ -148,4 +153,4 @@ BATCHES = {
 
 def case(family: str, head: str, extra: Mapping[str, Any]) -> Case:
     """A case of the survey."""
-    return Case(f"transformers/{family}", lambda: model(family, head, extra), BATCHES[head], LOSS)
+    return Case(f"transformers/{head}/{family}", lambda: model(family, head, extra), BATCHES[head], LOSS)
