@@ -18,6 +18,8 @@ from tiny_runs import STEPS, Done, Tiny, has_traceback, result
 
 from ortflow.workflow.data.dataset import Dataset
 
+pytestmark = pytest.mark.rotates
+
 STRANGE = ("fifo", "socket", "device", "folder", "endless link", "holes")
 QUICK, SMALL = 1.0, 100 << 20
 """Seconds and bytes that a refusal may take on top of the same command on a file that is missing."""

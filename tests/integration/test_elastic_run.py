@@ -17,6 +17,8 @@ from project import FEW_CORES, ORTFLOW, Project, command, curve, environment, ev
 
 from ortflow.workflow.rundir import RunDir
 
+pytestmark = pytest.mark.rotates
+
 FAULTS = Path(__file__).parent.parent / "support" / "faults"
 SHAPE: dict[str, Any] = {
     "data__micro_batch": 2, "train__global_batch": 12, "train__steps": 36, "checkpoint__every_steps": 4,

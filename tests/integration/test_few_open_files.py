@@ -12,6 +12,8 @@ from tiny_runs import Done, Tiny, has_traceback
 
 from ortflow.launchers.open_files import OF_ANY_COMMAND
 
+pytestmark = pytest.mark.rotates
+
 LIMITS = [3, 4, 5, 6, 8, 10, 12, 16, 24, 31, 32, 40, 64]
 OF_PYTHON = 4
 """Up to here the interpreter itself has no file left to read a module from: the words are its own."""

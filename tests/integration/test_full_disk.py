@@ -25,6 +25,8 @@ from ortflow.launchers.status import read_status
 from ortflow.workflow.disk_space import Notice, OutOfDisk, is_full, out_of_disk
 from ortflow.workflow.rundir import RunDir
 
+pytestmark = pytest.mark.rotates
+
 NO_FAILURE = {"failures": 0, "backoff": {"first": 0.0, "limit": 0.0}}
 
 

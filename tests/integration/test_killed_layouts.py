@@ -18,7 +18,7 @@ from layout_table import PARALLEL
 from project import FEW_CORES, Project, command, curve, evaluations, logs, of_kind
 from rotation import rotating
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.rotates]
 SHAPE: dict[str, Any] = {
     "train__steps": 8, "train__global_batch": 8, "data__micro_batch": 2, "resources__cpus_per_rank": 1,
     "train__schedule": {"name": "constant"}, "train__evaluation": {"every_steps": 4}, "checkpoint__every_steps": 2,

@@ -15,6 +15,8 @@ import pytest
 from onnx import numpy_helper
 from project import FEW_CORES, Project, command, curve, evaluations, logs, of_kind
 
+pytestmark = pytest.mark.rotates
+
 SHAPE: dict[str, Any] = {
     "train__steps": 20, "train__global_batch": 8, "data__micro_batch": 2, "resources__cpus_per_rank": 1,
     "train__schedule": {"name": "constant"}, "train__evaluation": {"every_steps": 10}, "checkpoint__every_steps": 4,

@@ -13,6 +13,8 @@ from messages import mentions
 from onnx import numpy_helper
 from project import FEW_CORES, Project, command, curve, evaluations, logs, of_kind
 
+pytestmark = pytest.mark.rotates
+
 SHAPE: dict[str, Any] = {
     "train__steps": 20, "train__global_batch": 8, "data__micro_batch": 2, "resources__cpus_per_rank": 1,
     "train__schedule": {"name": "constant"}, "checkpoint__every_steps": 10,

@@ -12,6 +12,8 @@ from killing import run_and_kill
 from messages import mentions
 from project import Project, command, curve, logs, of_kind
 
+pytestmark = pytest.mark.rotates
+
 LAMB = {"name": "lamb", "lr": 5e-3, "weight_decay": 0.1}
 SHAPE: dict[str, Any] = {
     "parallel": {"zero": 2}, "train__gradient_accumulation": 2, "data__micro_batch": 2, "train__optimizer": LAMB,

@@ -23,6 +23,7 @@ from kubernetes_cluster import CLAIM, SHAPE, Cluster, make_project
 from kubernetes_disk import SmallDisk
 from kubernetes_testbed import SCRIPTS, Space, Testbed
 from project import Project
+from rotation import rotate
 
 # Started in the background or by nohup, a test run ignores these signals, and its child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,10 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # behind -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.kubernetes)
+    rotate(config, items)
 
 
 def missing() -> str | None:

@@ -14,6 +14,7 @@ from kubernetes_testbed import wait_until
 LACK = re.compile(r"out of disk on /ortflow\S*, [\d.]+ MB needed")
 
 
+@pytest.mark.rotates("Kubernetes")
 def test_a_volume_that_is_full_in_the_middle(cluster: Cluster, small_disk: SmallDisk, left_alone: Path) -> None:
     """Ranks wait for room: no attempt ends, and `status` and `list` name what is lacking."""
     run = cluster.submit("middle", **slow(cluster, 0.1))

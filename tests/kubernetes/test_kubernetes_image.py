@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+import pytest
 from kubernetes_testbed import Object, Space, image_pod
 
 CHECK = "ortflow image check --json"
@@ -54,6 +55,7 @@ def test_the_image_has_what_ranks_need(space: Space) -> None:
     assert found["login"] == "untested"
 
 
+@pytest.mark.rotates("Kubernetes")
 def test_broken_images(space: Space) -> None:
     broken = [f"{{ {do}; }} >/dev/null 2>&1; exec {CHECK}" for do in BREAKS]
     pods = [as_user(0, image_pod(f"broken-{i}", ["bash", "-c", script])) for i, script in enumerate(broken)]

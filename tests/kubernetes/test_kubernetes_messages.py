@@ -28,6 +28,7 @@ def jobs(cluster: Cluster, run: str) -> set[str]:
     return {one["metadata"]["name"] for one in found}
 
 
+@pytest.mark.rotates("Kubernetes")
 def test_two_mpijobs_of_one_name(cluster: Cluster) -> None:
     """One submitted, one applied; each handle is its own, and nobody's is cancelled with the other."""
     space = cluster.space
@@ -49,6 +50,7 @@ def test_two_mpijobs_of_one_name(cluster: Cluster) -> None:
     assert [status(cluster, name)["state"] for name in ("twin", handles[1])] == ["cancelled", "pending"]
 
 
+@pytest.mark.rotates("Kubernetes")
 def test_resume_starts_a_suspended_run(cluster: Cluster, left_alone: Path) -> None:
     """To the same end; with variables as they were written, and no probe in the workers' logs."""
     env = {"ODD": "$(HOME) $$(B) $"}
@@ -102,6 +104,7 @@ def test_a_run_that_the_operator_refuses(cluster: Cluster) -> None:
     assert mentions(done.stderr, "refused", "failed", "the MPIJob")
 
 
+@pytest.mark.rotates("Kubernetes")
 def test_a_name_in_a_second_namespace(cluster: Cluster) -> None:
     """From the same folder: the run in the first one stays in sight."""
     first = cluster.submit("known", backends__kubernetes__suspend=True)

@@ -31,6 +31,7 @@ def nodes(run: Run, component: str) -> set[str]:
     return {str(pod["spec"].get("nodeName", "")) for pod in run.pods(component)}
 
 
+@pytest.mark.rotates("Kubernetes")
 def test_launcher_and_workers_apart(two_kinds: Testbed, cluster: Cluster) -> None:
     run = cluster.submit(
         "apart",

@@ -131,6 +131,7 @@ def test_a_rank_hangs(cluster: Cluster, left_alone: Path) -> None:
     assert mentions(run.records("end")[0]["cause"], "hung", "8 s")
 
 
+@pytest.mark.rotates("Kubernetes")
 def test_a_worker_is_out_of_memory(cluster: Cluster, left_alone: Path) -> None:
     run = cluster.run("hog", **faults(cluster, 2, MIDDLE, "hog"))
     same_end(run.run_dir, left_alone)
@@ -310,6 +311,7 @@ def test_a_clock_is_set(cluster: Cluster, left_alone: Path, seconds: int) -> Non
     assert max(ends) - min(ends) > abs(seconds) - 600, "one worker's clock was set"
 
 
+@pytest.mark.rotates("Kubernetes")
 def test_openmpi(cluster: Cluster, left_alone: Path) -> None:
     """Rounding depends on the order in its all-reduce; as with MPICH, a lost worker loses no progress."""
     run = cluster.submit("openmpi", **OPENMPI)

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, Run
 from project import Project
+from rotation import rotate
 from testbed import SCRIPTS, Testbed
 
 # Started in the background or by nohup, a test run ignores these signals, and its child processes inherit that.
@@ -41,10 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slurm: on a real Slurm cluster on this machine; see tests/slurm/conftest.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # behind -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.slurm)
+    rotate(config, items)
 
 
 def missing() -> str | None:

@@ -35,6 +35,7 @@ def words(cluster: Cluster, job: str) -> str:
     return (cluster.project.folder / f"slurm-{job}.out").read_text()
 
 
+@pytest.mark.rotates("Slurm by hand")
 def test_a_fresh_run_begins_by_itself_and_comes_back(cluster_of: Cluster, undisturbed: Run) -> None:
     """It resumes after a preemption."""
     script = rendered(cluster_of, "by-hand", **slow(0.3, attempts=1))
@@ -59,6 +60,7 @@ def test_a_fresh_run_begins_by_itself_and_comes_back(cluster_of: Cluster, undist
     assert "has finished" in words(cluster_of, again)
 
 
+@pytest.mark.rotates("Slurm by hand")
 def test_a_second_submission_leaves_the_first_alone(cluster_of: Cluster, undisturbed: Run) -> None:
     script = rendered(cluster_of, "twice", **slow(0.3))
     first = sbatch(cluster_of, script, "--nodelist=" + ",".join(cluster_of.testbed.nodes[:2]))
@@ -84,6 +86,7 @@ def test_a_second_submission_leaves_the_first_alone(cluster_of: Cluster, undistu
     assert run.outcomes() == ["finished"]
 
 
+@pytest.mark.rotates("Slurm by hand")
 @pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
 def test_two_that_begin_in_the_same_moment(cluster_of: Cluster, locks: bool) -> None:
     name = "both" if locks else "both-unlocked"
@@ -103,6 +106,7 @@ def test_two_that_begin_in_the_same_moment(cluster_of: Cluster, locks: bool) -> 
     assert len(curve(run.run_dir)) == 6
 
 
+@pytest.mark.rotates("Slurm by hand")
 def test_the_script_of_a_submission_by_hand(cluster_of: Cluster, undisturbed: Run) -> None:
     """Two jobs with one comment: the second exits."""
     run = cluster_of.submit("owned", **slow(0.3))
@@ -116,6 +120,7 @@ def test_the_script_of_a_submission_by_hand(cluster_of: Cluster, undisturbed: Ru
     assert run.outcomes() == ["finished"]
 
 
+@pytest.mark.rotates("Slurm by hand")
 def test_it_continues_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run) -> None:
     script = rendered(cluster_of, "goes-on", **slow(0.2, attempts=2))
     first = sbatch(cluster_of, script)
@@ -166,6 +171,7 @@ def test_a_sweep(cluster_of: Cluster) -> None:
         assert f"seed: {task + 1}" in (run.run_dir / "run.yaml").read_text()
 
 
+@pytest.mark.rotates("Slurm by hand")
 def test_folders_that_slurm_has_patterns_for(cluster_of: Cluster) -> None:
     small = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1}
     short = {"train__steps": 4, "train__schedule": {"name": "constant"}, "resources": small}

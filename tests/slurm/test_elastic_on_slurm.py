@@ -31,6 +31,7 @@ def without_dropout(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) 
     return Cluster(testbed, Project.make(tmp_path_factory.mktemp("elastic"), dropout=0.0))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("node", "mpi"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from cluster import ENDS, Cluster, Run, rank_processes, same_end, slow
 from messages import mentions, says
 from project import of_kind
@@ -57,6 +58,7 @@ def test_more_nodes_are_named_than_the_run_has(cluster_of: Cluster) -> None:
     assert done.stderr.startswith("error: backends.slurm.nodelist: ")
 
 
+@pytest.mark.rotates("Slurm restarts")
 def test_signals_by_hand_are_not_a_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
     """Sent to the ranks, and to the batch step."""
     run = cluster_of.submit("signals", **slow(0.2))
@@ -74,6 +76,7 @@ def test_signals_by_hand_are_not_a_preemption(cluster_of: Cluster, undisturbed: 
     assert run.status()["preemptions"] == 0
 
 
+@pytest.mark.rotates("Slurm restarts")
 def test_a_time_limit_that_is_cut_while_the_job_runs(cluster_of: Cluster, undisturbed: Run) -> None:
     """Half of a minute is left for training; the usual lead of 90 seconds would leave nothing."""
     run = cluster_of.submit("cut", resources__time_limit="00:30:00", **slow(1.6, 1))

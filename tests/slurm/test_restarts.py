@@ -63,6 +63,7 @@ def test_time_limit(cluster_of: Cluster, undisturbed: Run) -> None:
     assert not of_kind(run.run_dir, "rewind")
 
 
+@pytest.mark.rotates("Slurm restarts")
 @pytest.mark.parametrize(
     "which", [pytest.param(0, id="the batch step's"), pytest.param(1, id="the other", marks=pytest.mark.chaos)]
 )
@@ -77,6 +78,7 @@ def test_node_off(cluster_of: Cluster, undisturbed: Run, which: int) -> None:
     assert "failure" not in run.outcomes(), "a lost node is not the run's fault"
 
 
+@pytest.mark.rotates("Slurm restarts")
 def test_two_starts_of_one_job_overlap(cluster_of: Cluster, undisturbed: Run) -> None:
     """The daemon of the batch step's node dies and its processes survive: Slurm starts the job elsewhere."""
     testbed = cluster_of.testbed
@@ -107,6 +109,7 @@ def test_rank_0_is_killed(cluster_of: Cluster, undisturbed: Run) -> None:
     assert set(left.values()) == {""}, left
 
 
+@pytest.mark.rotates("Slurm restarts")
 def test_four_failures_of_one_run(cluster_of: Cluster, undisturbed: Run) -> None:
     """A rank is killed, another raises, the step is cancelled, a rank freezes while the others wait for it."""
     restart = {"failures": 4, "hung_seconds": 10.0, "backoff": {"first": 0.0, "limit": 0.0}}
@@ -130,6 +133,7 @@ def test_four_failures_of_one_run(cluster_of: Cluster, undisturbed: Run) -> None
     assert run.restarts == 0, "within the allocation"
 
 
+@pytest.mark.rotates("Slurm restarts")
 def test_a_node_whose_clock_is_two_hours_ahead(cluster_of: Cluster, undisturbed: Run) -> None:
     """Compared with its clock every heartbeat is old."""
     ahead = skewed("ortflow.launchers.slurm.run_supervisor", 7200)
@@ -149,6 +153,7 @@ def test_out_of_memory(cluster_of: Cluster, undisturbed: Run) -> None:
     assert "out of memory" in first["cause"]
 
 
+@pytest.mark.rotates("Slurm restarts")
 @pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.chaos), "kill"])
 def test_the_controller_is_restarted(cluster_of: Cluster, undisturbed: Run, how: str) -> None:
     testbed = cluster_of.testbed
@@ -178,6 +183,7 @@ def test_a_controller_that_is_away_when_the_ranks_have_left(cluster_of: Cluster,
     same_end(run, undisturbed)
 
 
+@pytest.mark.rotates("Slurm restarts")
 def test_a_controller_that_is_away_when_ranks_start(cluster_of: Cluster, undisturbed: Run) -> None:
     """srun cannot confirm its allocation: not a failure of the run, and the failure budget is not spent."""
     testbed = cluster_of.testbed

@@ -3,11 +3,16 @@
 pytest FILE                              # those that always run
 ORTFLOW_PART=3/7 pytest FILE             # also every seventh of the others, from the fourth on; .ci/run counts commits
 pytest -m "chaos or not chaos" FILE      # all
+
+Of tests with the mark `rotates`, pytest runs all cases, and .ci/run a third:
+
+ORTFLOW_CASES=1/3 pytest FILE            # every third case of a test, from the second on, and at least one
 """
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +20,8 @@ import pytest
 
 T = TypeVar("T")
 PART = os.environ.get("ORTFLOW_PART", "")
+CASES = os.environ.get("ORTFLOW_CASES", "")
+ROTATED = pytest.StashKey[bool]()
 OTHERS = (pytest.mark.chaos, pytest.mark.skipif("ORTFLOW_CHAOS" in os.environ, reason="not in a short round"))
 """Marks of the cases that a plain pytest and a short round of the chaos tests leave out."""
 
@@ -52,9 +59,50 @@ def places(count: int, part: str) -> range:
     return range(first, count, every)
 
 
-def parsed(part: str) -> tuple[int, int]:
+def left_out(groups: Sequence[str | None], part: str = CASES) -> set[int]:
+    """Places of the cases that wait for another commit.
+
+    Parameters
+    ----------
+    groups
+        Of each case: the name of those among which it rotates, None if it always runs.
+    part
+        K/N: of each group every Nth case runs, from the Kth on; one if it has fewer than N. Empty: all.
+    """
+    if not part:
+        return set()
+    first, every = parsed(part, "ORTFLOW_CASES")
+    members: defaultdict[str, list[int]] = defaultdict(list)
+    for place, group in enumerate(groups):
+        if group is not None:
+            members[group].append(place)
+    skipped = set()
+    for found in members.values():
+        step = min(every, len(found))
+        skipped |= set(found) - set(found[first % step :: step])
+    return skipped
+
+
+def parsed(part: str, variable: str = "ORTFLOW_PART") -> tuple[int, int]:
     """K and N of K/N; raises ValueError for anything else."""
     first, slash, every = part.partition("/")
     if not (slash and first.isdecimal() and every.isdecimal() and int(first) < int(every)):
-        raise ValueError(f"ORTFLOW_PART is {part!r}: give K/N with 0 <= K < N, such as 3/7")
+        raise ValueError(f"{variable} is {part!r}: give K/N with 0 <= K < N, such as 3/7")
     return int(first), int(every)
+
+
+@pytest.hookimpl(trylast=True)  # of what -m and -k have left
+def rotate(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the cases of tests marked `rotates` that wait for another commit. Several conftest files may call it."""
+    if config.stash.get(ROTATED, False):
+        return
+    config.stash[ROTATED] = True
+    skipped = left_out([_group_of(item) for item in items])
+    config.hook.pytest_deselected(items=[items[place] for place in skipped])
+    items[:] = [item for place, item in enumerate(items) if place not in skipped]
+
+
+def _group_of(item: pytest.Item) -> str | None:
+    """The group that the mark names, or the cases of the test."""
+    mark = item.get_closest_marker("rotates")
+    return None if mark is None else str(mark.args[0]) if mark.args else item.nodeid.partition("[")[0]

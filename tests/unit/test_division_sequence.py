@@ -22,7 +22,7 @@ from ortflow.workflow.graph.ir.shapes import shape, value_types
 from ortflow.workflow.graph.types import LOSS_SUM
 from ortflow.workflow.sessions import collectives
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.rotates]
 FORMS = {
     "plain": Sizes(),
     "packed": Sizes(packed=True),

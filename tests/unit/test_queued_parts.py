@@ -38,7 +38,7 @@ from ortflow.workflow.trainer.queued_part import QueuedPartTrainer
 from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
-pytestmark = needs_compilers
+pytestmark = [needs_compilers, pytest.mark.rotates]
 HEADS = 2
 
 

@@ -37,7 +37,7 @@ from ortflow.workflow.trainer.queued_exchange import QueuedExchange
 from ortflow.workflow.trainer.queued_sharded import OffloadedShardedTrainer, QueuedShardedTrainer
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
-pytestmark = needs_compilers
+pytestmark = [needs_compilers, pytest.mark.rotates]
 DEPTH = 5
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from rotation import piece, rotating
+import rotation
+from rotation import left_out, piece, rotating
 
 NAMES = [f"case-{number}" for number in range(23)]
 ALWAYS = ("case-2", "case-19")
+CONFTEST = "from rotation import rotate as pytest_collection_modifyitems"
+pytest_plugins = ("pytester",)
 
 
 def run(part: str) -> list[str]:
@@ -43,3 +47,45 @@ def test_a_wrong_part_is_refused(part: str) -> None:
 def test_a_case_that_always_runs_must_be_there() -> None:
     with pytest.raises(ValueError, match="pipelin-2"):
         rotating(NAMES, ("pipelin-2",), "")
+
+
+def test_a_third_of_the_cases_runs_and_all_in_three_commits() -> None:
+    groups = ["long"] * 8 + [None, "pair", "long", "pair", None, "alone"]
+    kept = [set(range(len(groups))) - left_out(groups, f"{first}/3") for first in range(3)]
+    assert {place for each in kept for place in each} == set(range(len(groups)))
+    for each in kept:
+        assert [groups[place] for place in sorted(each)].count("long") == 3
+        assert {8, 12, 13} <= each, "what does not rotate, and a group of one"
+        assert len(each & {9, 11}) == 1
+    assert left_out(groups, "") == set()
+    with pytest.raises(ValueError, match="ORTFLOW_CASES"):
+        left_out(groups, "3/3")
+
+
+def test_pytest_leaves_out_the_other_cases(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(rotation.__file__).parent))
+    monkeypatch.setenv("ORTFLOW_CASES", "1/3")
+    (pytester.path / "inner").mkdir()
+    for folder in (pytester.path, pytester.path / "inner"):
+        (folder / "conftest.py").write_text(CONFTEST)
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.rotates
+        @pytest.mark.parametrize("number", range(7))
+        def test_numbers(number): pass
+
+        def test_always(): pass
+
+        @pytest.mark.rotates("together")
+        def test_one(): pass
+
+        @pytest.mark.rotates("together")
+        def test_other(): pass
+        """
+    )
+    (pytester.path / "inner/test_inner.py").write_text("def test_inner(): pass")
+    done = pytester.runpytest_subprocess("-v", "-p", "no:cacheprovider", "-W", "ignore")
+    done.assert_outcomes(passed=5, deselected=6)
+    done.stdout.fnmatch_lines(["*test_numbers?1?*", "*test_numbers?4?*", "*test_always*", "*test_other*"])

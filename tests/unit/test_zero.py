@@ -24,6 +24,8 @@ from ortflow.workflow.spec.optimizers import OPTIMIZERS
 from ortflow.workflow.trainer.graph import TAIL
 from ortflow.workflow.trainer.sharded import ShardedTrainer
 
+pytestmark = pytest.mark.rotates
+
 RANKS = (1, 2, 3, 4)
 DECAY = {"lr": 1e-2, "weight_decay": 0.1}
 RULES: dict[str, dict[str, Any]] = {

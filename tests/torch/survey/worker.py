@@ -5,6 +5,7 @@ Called by `__main__` as `worker.py CASE FOLDER`; prints one JSON object, the row
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -112,7 +113,8 @@ class Reference:
         for batch in batches:
             start = time.process_time()
             optimizer.zero_grad()
-            loss = case.torch_loss(module, _cast(batch, dtype))
+            with by_default(dtype):
+                loss = case.torch_loss(module, _cast(batch, dtype))
             loss.backward()
             if not self.gradients:
                 self.gradients = {n: p.grad.double().numpy().copy() for n, p in trained.items() if p.grad is not None}
@@ -120,6 +122,17 @@ class Reference:
             self.losses.append(loss.item())
             seconds.append(time.process_time() - start)
         self.seconds = float(np.median(seconds[1:]))
+
+
+@contextlib.contextmanager
+def by_default(dtype: torch.dtype) -> Iterator[None]:
+    """The precision of tensors that a module makes without saying which."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def in_double_precision(case: Case, batches: Sequence[Batch], share: float = 0.0) -> Reference:
@@ -232,7 +245,8 @@ def gradient_errors(ours: dict[str, np.ndarray], float32: Sequence[Reference], f
     exact = float64.gradients
     whole = np.sqrt(sum(float((g**2).sum()) for g in exact.values()))
     count = sum(g.size for g in exact.values())
-    scales = {n: max(float(np.linalg.norm(g)), FLOOR * whole * np.sqrt(g.size / count)) for n, g in exact.items()}
+    least = {n: FLOOR * whole * np.sqrt(g.size / count) or 1.0 for n, g in exact.items()}  # some have no elements
+    scales = {n: max(float(np.linalg.norm(g)), least[n]) for n, g in exact.items()}
     own = {n: max(float(np.linalg.norm(r.gradients[n] - g)) for r in float32) / scales[n] for n, g in exact.items()}
     rounding = max(own.values())
     errors = {}
