@@ -94,9 +94,13 @@ def not_in_onnx(module: torch.nn.Module) -> Iterator[str]:
     """What PyTorch does with the module in training, but the ONNX model does not."""
     import torch
 
+    from ortflow.export_stops import keeps_stops
+
+    if keeps_stops():
+        return
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None and part.weight.requires_grad:
             yield (
-                f"{name!r} has padding_idx={part.padding_idx}, which ONNX cannot express: PyTorch does not "
-                f"train that row, the ONNX model does"
+                f"{name!r} has padding_idx={part.padding_idx}, which PyTorch {torch.__version__} cannot export: it "
+                f"does not train that row, the ONNX model does; with PyTorch 2.8 or newer neither does"
             )

@@ -35,6 +35,11 @@ class Result:
     outputs: list[np.ndarray]
     gradients: dict[str, np.ndarray]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether there is neither NaN nor infinity in it."""
+        return all(bool(np.isfinite(value).all()) for value in [*self.outputs, *self.gradients.values()])
+
 
 @dataclass(frozen=True)
 class Call:

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 _DOMAIN, _OPERATOR = "ortflow", "StopGradient"
 
 
+def keeps_stops() -> bool:
+    """Whether this PyTorch can export a stop: from 2.8 on."""
+    import torch
+
+    return hasattr(torch.onnx, "ops")
+
+
 @contextlib.contextmanager
 def stops_noted(module: torch.nn.Module) -> Iterator[None]:
     """Record stops as nodes while the module is traced inside the block.
@@ -30,7 +37,7 @@ def stops_noted(module: torch.nn.Module) -> Iterator[None]:
     """
     import torch
 
-    if not hasattr(torch.onnx, "ops"):  # before PyTorch 2.8
+    if not keeps_stops():
         yield
         return
     forward, mode = module.forward, _mode()
@@ -88,12 +95,13 @@ def _mode() -> Any:
                 return result
             # A tensor that is changed in place stays the same tensor.
             before = {id(tensor) for tensor in given}
-            return pytree.tree_map(lambda leaf: _stopped(leaf) if id(leaf) not in before else leaf, result)
+            return pytree.tree_map(lambda leaf: stopped(leaf) if id(leaf) not in before else leaf, result)
 
     return Noting()
 
 
-def _stopped(value: Any) -> Any:
+def stopped(value: Any) -> Any:
+    """The value without its gradient, as the file keeps it; integers as they are."""
     import torch
 
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():

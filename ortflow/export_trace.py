@@ -14,7 +14,7 @@ from ortflow.export_bags import embedding_bag
 from ortflow.export_ctc import ctc_loss
 from ortflow.export_reasons import refusal
 from ortflow.export_recurrent import lstm_forward
-from ortflow.export_stops import stops_noted
+from ortflow.export_stops import keeps_stops, stopped, stops_noted
 from ortflow.export_translations import translations
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(
             _replaced(torch._C._nn, "cross_entropy_loss", _cross_entropy(torch._C._nn.cross_entropy_loss))
         )
+        stack.enter_context(_replaced(torch, "embedding", _embedding(torch.embedding)))
         stack.enter_context(_replaced(torch, "embedding_bag", embedding_bag))
         stack.enter_context(_replaced(torch, "ctc_loss", ctc_loss))
         stack.enter_context(_replaced(torch, "cdist", _distances(torch.cdist)))
@@ -95,6 +96,20 @@ def _cross_entropy(original: Any) -> Any:
         return original(logits, target, weight, reduction, *rest)
 
     return cross_entropy
+
+
+def _embedding(original: Any) -> Any:
+    """A look-up whose row `padding_idx` has no gradient."""
+
+    def embedding(weight: Any, indices: Any, padding_idx: int = -1, *rest: Any) -> Any:
+        import torch
+
+        rows = original(weight, indices, -1, *rest)
+        if padding_idx < 0 or not weight.requires_grad or not keeps_stops():
+            return rows
+        return torch.where((indices == padding_idx).unsqueeze(-1), stopped(rows), rows)
+
+    return embedding
 
 
 def _distances(original: Any) -> Any:

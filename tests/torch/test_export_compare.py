@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
+import onnx
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -111,13 +112,52 @@ def test_what_is_right_passes_and_the_module_stays_as_it_was(tmp_path: Path) -> 
     module = Everything()
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     random = torch.get_rng_state()
-    with pytest.warns(UserWarning, match="padding_idx") as caught:
-        ortflow.export_for_training(module, torch.arange(15).reshape(3, 5) % 7, tmp_path / "model.onnx")
-    assert len(caught) == 1
+    ortflow.export_for_training(module, torch.arange(15).reshape(3, 5) % 7, tmp_path / "model.onnx")
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
     assert all(part.training for part in module.modules())
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_module_that_overflows_in_double_precision_is_compared_in_single(tmp_path: Path) -> None:
+    class Overflowing(TwoLayers):
+        sign = 1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.Turn.apply(self.first(x), self.sign))
+
+        class Turn(torch.autograd.Function):
+            @staticmethod
+            def forward(context, x, sign):
+                context.sign = sign
+                return x + (float("nan") if x.dtype == torch.float64 else 0)
+
+            @staticmethod
+            def backward(context, gradient):
+                return gradient * context.sign, None
+
+    ortflow.export_for_training(Overflowing(), X, tmp_path / "model.onnx")
+    Overflowing.sign = -1
+    with pytest.raises(UserError, match=r"'first.weight' is 200\.0% off"):
+        ortflow.export_for_training(Overflowing(), X, tmp_path / "other.onnx")
+
+
+def test_the_padding_row_of_a_table_has_no_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Padded(TwoLayers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(9, 3, padding_idx=-2)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(self.table(tokens))) @ self.second.weight @ self.first.weight
+
+    tokens = torch.tensor([[7, 1], [0, 7], [3, 7]])
+    ortflow.export_for_training(Padded(), tokens, tmp_path / "model.onnx")
+    choices = [node for node in onnx.load(tmp_path / "model.onnx").graph.node if node.op_type == "Where"]
+    assert len(choices) == 1
+    monkeypatch.setattr(ortflow.export_trace, "keeps_stops", lambda: False)
+    with pytest.raises(UserError, match=r"gradient of 'table.weight' is"):
+        ortflow.export_for_training(Padded(), tokens, tmp_path / "other.onnx")
 
 
 def test_what_a_forward_keeps_for_the_next_is_forgotten(tmp_path: Path) -> None:

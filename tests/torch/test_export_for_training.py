@@ -215,7 +215,7 @@ def test_what_onnx_cannot_express_is_warned_about(tmp_path: Path) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed = nn.Embedding(11, 4, padding_idx=3)
+            self.embed = nn.Embedding(11, 4)
             self.norm = nn.BatchNorm1d(4)
             self.register_buffer("calls", torch.zeros(()))
 
@@ -228,7 +228,7 @@ def test_what_onnx_cannot_express_is_warned_about(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as caught:  # noqa: PT030
         export(module, torch.arange(4), tmp_path / "net.onnx")
     messages = sorted(str(warning.message) for warning in caught)
-    assert alike(messages, ["'embed' has padding_idx=3 …", "buffer 'calls' changes in forward …"])
+    assert alike(messages, ["buffer 'calls' changes in forward …"])
     assert {warning.filename for warning in caught} == {__file__}
 
 

@@ -28,10 +28,10 @@ _WAVES = {
 
 _QUERIES = {"num_key_value_heads": 4}
 _ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "head_dim": 8}
-_LOCAL = {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [4, 4], "attn_layers": ["local", "local"]}
-"""Without the layers that hash by random rotations."""
 
 
+# Without those that PyTorch cannot export (fsmt, ibert, led, longformer, longt5, switch_transformers), or only without
+# their own backward pass (reformer, yoso), or do not compute in double precision (canine's classes).
 def _named(names: str) -> dict[str, dict[str, Any]]:
     return {name: {} for name in names.split()}
 
@@ -53,18 +53,18 @@ _CAUSAL = _named("""
 """)  # fmt: skip
 _MASKED = _named("""
     albert bart bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie
-    eurobert flaubert fnet funnel gte ibert jina_embeddings_v3 layoutlm longformer mbart megatron-bert
+    eurobert flaubert fnet funnel gte jina_embeddings_v3 layoutlm mbart megatron-bert
     mobilebert modernbert mpnet mra mvp nomic_bert nystromformer rembert roberta roberta-prelayernorm roformer
-    squeezebert tapas ultrabert xlm xlm-roberta xlm-roberta-xl yoso
+    squeezebert tapas ultrabert xlm xlm-roberta xlm-roberta-xl
 """)  # fmt: skip
 _SEQ2SEQ = _named("""
-    bart bigbird_pegasus blenderbot blenderbot-small fsmt led longt5 m2m_100 marian mbart mt5 mvp nllb-moe
-    pegasus pegasus_x plbart prophetnet seamless_m4t seamless_m4t_v2 switch_transformers t5 umt5
+    bart bigbird_pegasus blenderbot blenderbot-small m2m_100 marian mbart mt5 mvp nllb-moe
+    pegasus pegasus_x plbart prophetnet seamless_m4t seamless_m4t_v2 t5 umt5
 """)  # fmt: skip
 _CLASSIFY = _named("""
-    albert bart bert bloom canine convbert ctrl deberta deberta-v2 distilbert electra falcon flaubert fnet
-    funnel gemma2 gpt2 gptj layoutlm llama longformer markuplm mobilebert modernbert mpnet mpt mra mt5
-    nystromformer openai-gpt opt qwen3 squeezebert tapas umt5 xlm xlnet yoso
+    albert bart bert bloom convbert ctrl deberta deberta-v2 distilbert electra falcon flaubert fnet
+    funnel gemma2 gpt2 gptj layoutlm llama markuplm mobilebert modernbert mpnet mpt mra mt5
+    nystromformer openai-gpt opt qwen3 squeezebert tapas umt5 xlm
 """)  # fmt: skip
 _IMAGE: dict[str, dict[str, Any]] = {
     "vit": _PATCHES,
@@ -128,7 +128,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
         "mamba2": {"num_heads": 4, "head_dim": 16},
         "nemotron": {"num_key_value_heads": 2},
-        "reformer": _LOCAL | {"is_decoder": True},
         "zaya": {"num_experts_per_tok": 1},
     },
     "masked": _MASKED
@@ -136,7 +135,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "esm": {"position_embedding_type": "rotary", "vocab_size": 67, "mask_token_id": 3},
         "esmc": _QUERIES,
         "luke": {"entity_vocab_size": 16},
-        "reformer": _LOCAL | {"is_decoder": False},
         "roc_bert": {
             "pronunciation_vocab_size": 32,
             "shape_vocab_size": 32,

@@ -19,6 +19,7 @@ from ortflow.workflow.graph.autodiff import (  # noqa: F401 - imported for its s
     selections,
     shaping,
     slicing,
+    spectral,
     unary,
 )
 from ortflow.workflow.graph.autodiff.rule import RULES
