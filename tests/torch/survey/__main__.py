@@ -1,6 +1,6 @@
 """Trains third-party models, each against PyTorch, and prints a table.
 
-    python tests/torch/survey                      all of them: half an hour on two cores
+    python tests/torch/survey                      all of them: an hour on two cores
     python tests/torch/survey --part 3/10          every tenth, from the third on
     python tests/torch/survey --only 'timm/res*'   by name
     python tests/torch/survey --table FILE         the table as Markdown, too

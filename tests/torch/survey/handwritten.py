@@ -259,6 +259,22 @@ class Metric(nn.Module):
         return near * self.temperature.exp() - torch.cdist(x, self.prototypes).pow(2) * 0.01
 
 
+class Fourier(nn.Module):
+    """A filter of learned frequencies (GFNet, Fourier neural operators), over time and over images."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.sizes, self.axes = sizes, tuple(range(1, 1 + len(sizes)))
+        self.first, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.filter = nn.Parameter(0.5 * torch.randn(*sizes[:-1], sizes[-1] // 2 + 1, WIDTH, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).reshape(len(x), *self.sizes, WIDTH)
+        spectrum = torch.fft.rfftn(x, dim=self.axes, norm="ortho") * torch.view_as_complex(self.filter)
+        mixed = torch.fft.irfftn(spectrum, s=self.sizes, dim=self.axes, norm="ortho")
+        return self.head((x + functional.gelu(mixed)).mean(self.axes))
+
+
 Make = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -301,6 +317,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Make, Target]] = {
     "grid-sample": (Sampled, _images, ()),
     "encoder-mask": (Encoder, _series, ()),
     "metric": (Metric, _rows, ()),
+    "fourier": (lambda: Fourier(TIME), _series, ()),
+    "fourier-2d": (lambda: Fourier(3, 4), _series, ()),
 }
 """Name -> module, its input, shape of a label; None where it is trained towards real values."""
 SHAPES = {"dcgan": (3, 16, 16), "flow": (WIDTH,), "autoencoder": (WIDTH,)}

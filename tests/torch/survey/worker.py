@@ -256,7 +256,8 @@ def gradient_errors(ours: dict[str, np.ndarray], float32: Sequence[Reference], f
             errors[f"{name} is not trained"] = float("inf") if missing else 0.0
             continue
         error = float(np.linalg.norm(ours[name].reshape(gradient.shape) - gradient)) / scales[name]
-        errors[name] = error / max(GRADIENT_TOLERANCE, 10 * own[name], 2 * rounding)
+        relative = error / max(GRADIENT_TOLERANCE, 10 * own[name], 2 * rounding)
+        errors[name] = relative if np.isfinite(relative) else float("inf")
     return errors
 
 

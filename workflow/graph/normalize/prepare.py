@@ -9,6 +9,7 @@ import onnx
 
 from ortflow.workflow.graph.decompose.bags import replace_bags
 from ortflow.workflow.graph.decompose.scatter import replace_combining_scatters
+from ortflow.workflow.graph.decompose.spectral import replace_inverse_halves
 from ortflow.workflow.graph.file.limits import check_inferred, check_sizes
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.functions import inline_functions
@@ -55,6 +56,7 @@ def prepare(
     notes += to_opset_18(copy, where)
     notes += replace_combining_scatters(copy, where)
     notes += replace_bags(copy)
+    notes += replace_inverse_halves(copy)
     tidy.cast_like_to_cast(copy)
     tidy.pad_before_pooling(copy)
     tidy.constants_to_initializers(copy)

@@ -1,0 +1,56 @@
+"""Writes the inverse of a one-sided Fourier transform with operators that ONNX Runtime has.
+
+PyTorch's exporter writes `irfft` as a DFT that is both inverse and one-sided. ONNX has forbidden that up to opset 20,
+and ONNX Runtime refuses it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, context_of
+
+
+def replace_inverse_halves(model: onnx.ModelProto) -> list[str]:
+    """Rewrite each such DFT of the main graph, in place; returns log lines. One of unknown sizes stays."""
+    if not any(_is_inverse_half(node) for node in model.graph.node):
+        return []
+    context, nodes, count = context_of(model), list[onnx.NodeProto](), 0
+    for node in model.graph.node:
+        made = _whole(node, context) if _is_inverse_half(node) else None
+        nodes += [node] if made is None else made
+        count += made is not None
+    replace(model.graph.node, nodes)
+    return [f"{count} inverse one-sided DFT written as two-sided"] if count else []
+
+
+def _is_inverse_half(node: onnx.NodeProto) -> bool:
+    flags = attribute(node, "inverse", 0), attribute(node, "onesided", 0)
+    return node.op_type == "DFT" and node.domain == "" and all(flags)
+
+
+def _whole(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """The N real numbers x with the one-sided spectrum X: with w = 1 for frequencies 0 and N/2, and 2 for the others,
+
+    x[n] = sum over k <= N/2 of Re(w[k] X[k] exp(2 pi i k n / N)) / N,
+
+    because X[N - k] is the conjugate of X[k]. The other elements of the two-sided spectrum are zeros.
+    """
+    w = Replacement(node, context)
+    dims = w.shape(0)
+    axis = int(w.attribute("axis", 1)) % len(dims)
+    held, length = dims[axis], w.value(1)
+    if held is None:
+        return None
+    size = 2 * (held - 1) if not w.input(1) else None if length is None else int(length.reshape(-1)[0])
+    if size is None or size < 1:
+        return None
+    count = min(size // 2 + 1, held)
+    weights = np.array([1 if 2 * k in (0, size) else 2 for k in range(count)], np.float32)
+    shape = [-1, *[1] * (len(dims) - 1 - axis)]
+    spectrum = w("Slice", w.input(0), w.ints(0), w.ints(count), w.ints(axis)) if count < held else w.input(0)
+    whole = w("Mul", spectrum, w.constant(weights.reshape(shape)))
+    found = w("DFT", whole, w.constant(size, np.int64), axis=axis, inverse=1)
+    return w.done(w("Slice", found, w.ints(0), w.ints(1), w.ints(-1)))
