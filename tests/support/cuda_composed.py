@@ -247,7 +247,16 @@ def _apart(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """Operators that compute what two of the others do, as these two."""
     if node.op_type == "CrossEntropyWithGrad":
         return _loss_and_gradient(node)
+    if node.op_type == "Softmax" and node.domain == CUDA_DOMAIN and not any(node.input[1:]):
+        return _masked(node)
     return [*_without_residual(_without_sums(node)), *_sums(node)]
+
+
+def _masked(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Softmax with a mask of zeros: a function cannot do without an input."""
+    zeros, masked = f"{node.output[0]}/zeros", onnx.NodeProto.FromString(node.SerializeToString())
+    masked.input[:] = [node.input[0], zeros]
+    return [helper.make_node("Constant", [], [zeros], value_float=0.0), masked]
 
 
 def _without_sums(node: onnx.NodeProto) -> onnx.NodeProto:
