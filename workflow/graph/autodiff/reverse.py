@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ortflow.workflow.graph.autodiff.choices import drop_choices
 from ortflow.workflow.graph.autodiff.path import gradient_path
 from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
@@ -113,6 +114,7 @@ def vector_jacobian_product(
     graph.initializer.extend(constants.values())
     for name in reached:
         graph.output.append(helper.make_value_info(f"{name}_grad", context.types[name]))
+    drop_choices(graph, context.types)
     prune(graph)
     outputs = {value.name for value in graph.output}
     new = {name for node in made for name in node.output} - outputs

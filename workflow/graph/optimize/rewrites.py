@@ -15,7 +15,6 @@ from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described, dims_of
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.optimize import gelu, group_norm, rms
-from ortflow.workflow.graph.optimize.choices import drop_equal_choices
 
 Dims = tuple[int | str | None, ...]
 _NORM_GRADIENTS = ("LayerNormalizationGrad", "SimplifiedLayerNormalizationGrad")
@@ -34,7 +33,6 @@ def after(graph: onnx.GraphProto) -> None:
     """Insert kernels that use all threads and make fewer passes over memory, in place."""
     gelu.unfuse(graph)
     rms.unfuse(graph)
-    drop_equal_choices(graph)
     edit = Editor(graph)
     rows = _Rows(edit)
     _bias_gradients(graph, rows)
