@@ -101,10 +101,10 @@ def _cross_entropy(original: Any) -> Any:
 def _embedding(original: Any) -> Any:
     """A look-up whose row `padding_idx` has no gradient."""
 
-    def embedding(weight: Any, indices: Any, padding_idx: int = -1, *rest: Any) -> Any:
+    def embedding(weight: Any, indices: Any, padding_idx: int = -1, *rest: Any, **further: Any) -> Any:
         import torch
 
-        rows = original(weight, indices, -1, *rest)
+        rows = original(weight, indices, -1, *rest, **further)
         if padding_idx < 0 or not weight.requires_grad or not keeps_stops():
             return rows
         return torch.where((indices == padding_idx).unsqueeze(-1), stopped(rows), rows)

@@ -40,7 +40,10 @@ def test_it_is_the_inverse(held: int, axis: int, length: int | None) -> None:
     np.testing.assert_allclose(found, expected[..., None], atol=1e-5)
 
 
-def test_what_has_no_known_size_stays() -> None:
-    model = model_of(("batch", "frequencies", 2), None, 1)
+@pytest.mark.parametrize(
+    "shape", [("batch", "frequencies", 2), (2, 2**40, 2), (2, 0, 2), ()], ids=["unknown", "vast", "empty", "scalar"]
+)
+def test_what_has_no_usable_size_stays(shape: tuple[int | str, ...]) -> None:
+    model = model_of(shape, None, 1)
     assert replace_inverse_halves(model) == []
     assert [node.name for node in model.graph.node] == ["inverse"]

@@ -6,20 +6,31 @@ and ONNX Runtime refuses it.
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import onnx
 
+from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import replace
-from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, context_of
+from ortflow.workflow.graph.ir.replacement import MISFITS, Context, Replacement, attribute, context_of
+
+LONGEST = 2**24
+"""Frequencies of a spectrum that is rewritten: the file holds a number for each."""
 
 
 def replace_inverse_halves(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each such DFT of the main graph, in place; returns log lines. One of unknown sizes stays."""
+    """Rewrite each such DFT of the main graph, in place; returns log lines. One of unknown sizes stays, for ONNX
+    Runtime to refuse.
+    """
     if not any(_is_inverse_half(node) for node in model.graph.node):
         return []
     context, nodes, count = context_of(model), list[onnx.NodeProto](), 0
     for node in model.graph.node:
-        made = _whole(node, context) if _is_inverse_half(node) else None
+        made = None
+        if _is_inverse_half(node):
+            with contextlib.suppress(*MISFITS):
+                made = _whole(node, context)
         nodes += [node] if made is None else made
         count += made is not None
     replace(model.graph.node, nodes)
@@ -39,15 +50,15 @@ def _whole(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | Non
     because X[N - k] is the conjugate of X[k]. The other elements of the two-sided spectrum are zeros.
     """
     w = Replacement(node, context)
-    dims = w.shape(0)
+    dims, length = shapes.shape(context.types, w.input(0)) or [], w.value(1)
     axis = int(w.attribute("axis", 1)) % len(dims)
-    held, length = dims[axis], w.value(1)
-    if held is None:
+    held = dims[axis]
+    if held is None or (w.input(1) and length is None):
         return None
-    size = 2 * (held - 1) if not w.input(1) else None if length is None else int(length.reshape(-1)[0])
-    if size is None or size < 1:
-        return None
+    size = 2 * (held - 1) if length is None else int(length.reshape(-1)[0])
     count = min(size // 2 + 1, held)
+    if not 0 < count <= LONGEST:
+        return None
     weights = np.array([1 if 2 * k in (0, size) else 2 for k in range(count)], np.float32)
     shape = [-1, *[1] * (len(dims) - 1 - axis)]
     spectrum = w("Slice", w.input(0), w.ints(0), w.ints(count), w.ints(axis)) if count < held else w.input(0)
