@@ -138,10 +138,10 @@ def test_a_dead_start_loses_what_came_behind_its_beginning(ranks: Ranks) -> None
     """What was there before is another program's, dead or not; the user's other files are nobody's business."""
     before, other = ranks.segment("mpich_shm_00000001_0"), ranks.segment("my_shm")
     start = ranks.start()
-    left = ranks.segment()
+    left = [ranks.segment(name).name for name in ("mpich_shm_0123abcd_0", "ucx_shm_posix_69fb3fd")]
     assert sweep(ranks.folder) == []  # alive
     ranks.die(start)
-    assert sweep(ranks.folder) == [left.name]
+    assert sweep(ranks.folder) == left
     assert before.exists()
     assert other.exists()
     assert ranks.records() == []
@@ -276,10 +276,11 @@ def test_segments_of_mpich_lose_their_names_once_all_have_mapped_them(ranks: Ran
     assert ranks.records() == []
 
 
-def test_what_mpich_names_for_a_moment_goes_with_the_rank_that_had_started(ranks: Ranks) -> None:
-    before, start = ranks.segment("mpich_shar_tmpA1b2C3"), ranks.start()
+@pytest.mark.parametrize("name", ["mpich_shar_tmp{}1b2C3", "ucx_shm_posix_{}9fb3fd"])
+def test_what_is_named_for_a_moment_goes_with_the_rank_that_had_started(ranks: Ranks, name: str) -> None:
+    before, start = ranks.segment(name.format("A")), ranks.start()
     start.done()
-    passing, unrelated = ranks.segment("mpich_shar_tmpZ1b2C3"), ranks.segment()
+    passing, unrelated = ranks.segment(name.format("B")), ranks.segment()
     ranks.die(start)
     assert sweep(ranks.folder) == [passing.name]
     assert before.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -89,3 +91,12 @@ def test_pytest_leaves_out_the_other_cases(pytester: pytest.Pytester, monkeypatc
     done = pytester.runpytest_subprocess("-v", "-p", "no:cacheprovider", "-W", "ignore")
     done.assert_outcomes(passed=5, deselected=6)
     done.stdout.fnmatch_lines(["*test_numbers?1?*", "*test_numbers?4?*", "*test_always*", "*test_other*"])
+
+
+@pytest.mark.parametrize("file", ["unit/test_zero.py", "integration/test_layouts.py"])
+def test_the_folders_of_tests_rotate(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTFLOW_CASES", "0/3")
+    tests = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", str(tests / file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tests.parent)
+    assert " deselected" in done.stdout, done.stdout

@@ -2,10 +2,11 @@
 
 MPICH's names are removed as soon as all ranks have mapped the segments, so that a kill leaves nothing (`Start.done`).
 The next rank on a machine removes what else a killed rank left: what MPI created while it started, what MPICH creates
-for a moment when a collective is first used, and all segments of Open MPI, which may open its files by name later. Each
-rank lists its segments in a record in /dev/shm, written before its MPI starts. The rank holds a lock on the record, so
-that its death is visible in every container that sees the folder, whatever its process id is there. No clock is read.
-The record also names Open MPI's session folder (see `daemon_files`). Linux only; elsewhere there is nothing to find.
+for a moment when a collective is first used, what UCX creates for a moment, and all segments of Open MPI, which may
+open its files by name later. Each rank lists its segments in a record in /dev/shm, written before its MPI starts. The
+rank holds a lock on the record, so that its death is visible in every container that sees the folder, whatever its
+process id is there. No clock is read. The record also names Open MPI's session folder (see `daemon_files`). Linux only;
+elsewhere there is nothing to find.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from ortflow.workflow.comm import daemon_files
 FOLDER = Path("/dev/shm")
 SETTLE = 0.2
 """Seconds within which a process that starts MPI maps the segments that it has created."""
-_PASSING = "mpich_shar_tmp"
-"""Segments that MPICH may name for a moment at any time, until all ranks have mapped them."""
-_SEGMENT = r"(?:mpich_shm_|mpich_shar_tmp|vader_segment\.|sm_segment\.)[\w.\-]+"
+_PASSING = ("mpich_shar_tmp", "ucx_shm_posix_")
+"""Segments that MPICH and its UCX may name for a moment at any time, until they are mapped."""
+_SEGMENT = r"(?:mpich_shm_|mpich_shar_tmp|ucx_shm_posix_|vader_segment\.|sm_segment\.)[\w.\-]+"
 _MAPPED = re.compile(rf"/({_SEGMENT})(?: \(deleted\))?$", re.MULTILINE)
 _RECORD = re.compile(r"ortflow_mpi_\d+_[0-9a-f]{16}")
 
