@@ -30,8 +30,9 @@ _QUERIES = {"num_key_value_heads": 4}
 _ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "head_dim": 8}
 
 
-# Without those that PyTorch cannot export (fsmt, ibert, led, longformer, longt5, switch_transformers), or only without
-# their own backward pass (reformer, yoso), or do not compute in double precision (canine's classes).
+# Without those that PyTorch cannot export (fsmt, ibert, led, longformer, longt5, switch_transformers, classes of
+# xlnet), or only without their own backward pass (reformer, yoso), or that are NaN in double precision (classes of
+# canine).
 def _named(names: str) -> dict[str, dict[str, Any]]:
     return {name: {} for name in names.split()}
 
