@@ -102,7 +102,6 @@ def compute(call: Call, weights: Sequence[np.ndarray | None] | None) -> tuple[Re
 
     args, kwargs = call.inputs
     kind = next((p.dtype for p in call.module.parameters()), torch.float32)
-    before = torch.get_default_dtype()
     try:
         with (
             torch.random.fork_rng(devices=[]),
@@ -110,9 +109,9 @@ def compute(call: Call, weights: Sequence[np.ndarray | None] | None) -> tuple[Re
             fixed_in_pytorch(),
             torch.enable_grad(),
             _kept(call.module),
+            by_default(kind),
         ):
             warnings.simplefilter("ignore")
-            torch.set_default_dtype(kind)
             returned = call.module(*args, **kwargs)
             outputs = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
             if weights is None:
@@ -129,10 +128,21 @@ def compute(call: Call, weights: Sequence[np.ndarray | None] | None) -> tuple[Re
         raise NotCompared(f"{error} is random") from None
     except Exception as error:  # noqa: BLE001 - whatever the user's forward raises
         raise NotCompared(f"the module does not run on the example inputs in training mode ({_line(error)})") from None
-    finally:
-        torch.set_default_dtype(before)
     known = {n: g.detach().to_dense().numpy() for n, g in zip(parameters, gradients, strict=False) if g is not None}
     return Result([output.detach().numpy() for output in outputs], known), list(weights)
+
+
+@contextlib.contextmanager
+def by_default(dtype: torch.dtype) -> Iterator[None]:
+    """The precision of tensors that a module makes without saying which, inside the block."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _drawn(outputs: Sequence[torch.Tensor]) -> list[np.ndarray | None]:

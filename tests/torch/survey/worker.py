@@ -5,7 +5,6 @@ Called by `__main__` as `worker.py CASE FOLDER`; prints one JSON object, the row
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +26,7 @@ from flat import FlatRun
 from torch import nn
 
 import ortflow
+from ortflow.export_reference import by_default
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
@@ -122,17 +122,6 @@ class Reference:
             self.losses.append(loss.item())
             seconds.append(time.process_time() - start)
         self.seconds = float(np.median(seconds[1:]))
-
-
-@contextlib.contextmanager
-def by_default(dtype: torch.dtype) -> Iterator[None]:
-    """The precision of tensors that a module makes without saying which."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def in_double_precision(case: Case, batches: Sequence[Batch], share: float = 0.0) -> Reference:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import onnx
 
-from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import bypass
 from ortflow.workflow.graph.ir.stops import stops_gradient
 
 
@@ -19,17 +20,16 @@ def drop_choices(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) ->
     For a differentiated graph that is pruned afterwards; `types` are those of its forward values.
     """
     stopped = {node.output[0]: node.input[0] for node in graph.node if stops_gradient(node)}
-    kept = {value.name for value in graph.output}
-    for node in graph.node if stopped else ():
-        for inner in walk.subgraphs(node):
-            kept |= walk.captured(inner)
-    names: dict[str, str] = {}
-    for node in graph.node if stopped else ():
-        node.input[:] = [names.get(name, name) for name in node.input]
-        if node.op_type != "Where" or node.domain != "" or node.output[0] in kept:
-            continue
+    if not stopped:
+        return
+
+    def source(node: onnx.NodeProto) -> str:
+        if node.op_type != "Where" or node.domain != "":
+            return ""
         first, second = node.input[1:]
         value = second if stopped.get(first) == second else first if stopped.get(second) == first else ""
         dims = shapes.named_shape(types, value)
-        if dims is not None and None not in dims and dims == shapes.named_shape(types, node.output[0]):
-            names[node.output[0]] = value
+        fits = dims is not None and None not in dims and dims == shapes.named_shape(types, node.output[0])
+        return value if fits else ""
+
+    bypass(graph, source)

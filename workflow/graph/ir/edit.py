@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,24 @@ def replace(field: Any, items: Sequence[Any]) -> None:
     copies = [type(item).FromString(item.SerializeToString()) for item in items]
     del field[:]
     field.extend(copies)
+
+
+def bypass(graph: onnx.GraphProto, replaced_by: Callable[[onnx.NodeProto], str]) -> bool:
+    """Let the readers of nodes read other values, in place; returns whether there was one to bypass.
+
+    `replaced_by` names the value for a node, empty if the node stays. One whose first output the graph gives, or a
+    subgraph reads, stays. Nodes are in order; whoever calls it prunes the graph.
+    """
+    kept = {value.name for value in graph.output}
+    for node in graph.node:
+        for inner in walk.subgraphs(node):
+            kept |= walk.captured(inner)
+    names: dict[str, str] = {}
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        if (value := replaced_by(node)) and node.output[0] not in kept:
+            names[node.output[0]] = value
+    return bool(names)
 
 
 def used(graph: onnx.GraphProto) -> set[str]:

@@ -11,8 +11,7 @@ import onnx
 from onnx import numpy_helper
 
 from ortflow.workflow.graph.domains import MICROSOFT
-from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described, dims_of
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, bypass, constants_of, described, dims_of
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.optimize import gelu, group_norm, rms
 
@@ -45,18 +44,12 @@ def after(graph: onnx.GraphProto) -> None:
 def _casts(graph: onnx.GraphProto) -> None:
     """Bypass a Cast to the element type that a value already has; normalisations often have two."""
     kinds = {name: value.type.tensor_type.elem_type for name, value in described(graph).items()}
-    kept = {value.name for value in graph.output}
-    for node in graph.node:
-        for inner in walk.subgraphs(node):
-            kept |= walk.captured(inner)
-    names: dict[str, str] = {}
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        if node.op_type != "Cast" or node.domain != "" or node.output[0] in kept:
-            continue
-        if kinds.get(node.input[0], 0) == attributes_of(node)["to"]:
-            names[node.output[0]] = node.input[0]
-    if names:
+
+    def source(node: onnx.NodeProto) -> str:
+        same = node.op_type == "Cast" and node.domain == "" and kinds.get(node.input[0], 0) == attributes_of(node)["to"]
+        return node.input[0] if same else ""
+
+    if bypass(graph, source):
         prune(graph)
 
 
