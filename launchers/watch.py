@@ -79,10 +79,10 @@ class Watch:
                 return EXIT_PREEMPTED, Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, sentence)
             if moment >= next_check:
                 next_check = moment + 1.0
-                if liveness is not None and liveness.hung(moment) and asked_at is None:
+                hung = liveness.hung(moment) if liveness is not None else None
+                if hung is not None and asked_at is None:
                     attempt.kill()
-                    sentence = f"the ranks hung: no heartbeat for {limit:g} s"
-                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
+                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, hung)
                 dead = self._dead()
                 dead_since = (dead_since or moment) if dead else None
                 # Another rank's report may mean that its call to the dead one failed: mpirun must name that one.

@@ -25,7 +25,7 @@ TAKEN_AWAY = May(preemptions=1, ends=f"{SAVED}|{LOST}")
 """A pod was told to end, or was gone without a word."""
 NODE = May(preemptions=2, ends=f"{SAVED}|{LOST}")
 """The worker and the launcher pod of one node."""
-HUNG = r"failure: the ranks hung: no heartbeat"
+HUNG = r"failure: the ranks (hung|did not start): no heartbeat"
 
 MAY: dict[str, May] = {
     "the launcher pod deleted": TAKEN_AWAY,

@@ -122,13 +122,13 @@ def test_all_ranks_are_killed_while_they_start(cluster: Cluster, left_alone: Pat
 
 @pytest.mark.chaos
 def test_a_rank_hangs(cluster: Cluster, left_alone: Path) -> None:
-    restart = {"failures": 3, "hung_seconds": 8.0, "backoff": {"first": 0.0, "limit": 0.0}}
+    restart = {"failures": 3, "hung_seconds": 20.0, "backoff": {"first": 0.0, "limit": 0.0}}
     run = cluster.submit("hangs", restart=restart)
     run.until_step(MIDDLE)
     rank_processes(run)[3].suspend()
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert mentions(run.records("end")[0]["cause"], "hung", "8 s")
+    assert mentions(run.records("end")[0]["cause"], "hung", "20 s")
 
 
 @pytest.mark.rotates("Kubernetes")

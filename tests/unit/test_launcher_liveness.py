@@ -13,7 +13,7 @@ import pytest
 from signal_handlers import restored
 
 from ortflow.launchers.budget import MOST_WITHOUT_STEP
-from ortflow.launchers.liveness import FileChanges, Liveness
+from ortflow.launchers.liveness import START, FileChanges, Liveness
 from ortflow.launchers.stop import Stop
 from ortflow.launchers.supervised import Job, Running
 from ortflow.launchers.supervisor import Supervisor
@@ -82,9 +82,25 @@ def test_ranks_are_alive_while_one_of_them_writes(tmp_path: Path) -> None:
     touch(run.events(2), 2)
     assert not silent(1106.0)
     assert not silent(1190.0), "rank 2 has written"
-    assert silent(1210.0)
+    assert silent(1210.0) == "the ranks hung: no heartbeat for 100 s"
     touch(run.heartbeat, 2)
     assert not silent(1211.0)
+
+
+@pytest.mark.parametrize("limit", [10.0, 300.0])
+def test_ranks_that_start_have_time_until_the_first_heartbeat(tmp_path: Path, limit: float) -> None:
+    """Also where a heartbeat of the attempt before is left, and where mpirun prints something."""
+    run = RunDir(tmp_path)
+    touch(run.heartbeat, 1)
+    silent = Liveness(run, 0, 2, limit, 1000.0).hung
+    touch(run.launcher_log(0), 1)
+    assert not silent(1001.0)
+    given = max(limit, START)
+    assert not silent(1000.0 + given)
+    assert silent(1002.0 + given) == f"the ranks did not start: no heartbeat for {given:g} s"
+    touch(run.heartbeat, 2)
+    assert not silent(1003.0 + given)
+    assert silent(1004.0 + given + limit) == f"the ranks hung: no heartbeat for {limit:g} s"
 
 
 def test_lost_attempts_without_a_step_count(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ class Restart(Section):
     """Number of preemptions after which the run is restarted; no limit by default."""
     hung_seconds: PositiveFloat | None = 1800.0
     """Seconds without a heartbeat from rank 0 after which an attempt counts as hung, which is a failure; null disables
-    the check."""
+    the check. Ranks that start have at least 120 seconds until the first heartbeat."""
     shrink_seconds: NonNegativeFloat = 60.0
     """Seconds that an elastic run waits for missing nodes before it continues with fewer; Slurm decides that itself."""
     grow_seconds: PositiveFloat = 300.0
