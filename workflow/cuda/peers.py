@@ -11,8 +11,9 @@ from ortflow.workflow.cuda.operators import Operators
 from ortflow.workflow.cuda.source import source
 
 _THREADS, _VECTOR, _WARP = 256, 4, 32
-_BLOCKS = 64
-"""Thread blocks of a sum at most: the backward pass needs the others."""
+_BLOCKS = 1056
+"""Thread blocks of a sum at most, eight for each multiprocessor of an H100: a sum that is soon over delays the backward
+pass less than one that leaves multiprocessors free (docs/benchmarks.md)."""
 
 
 class PeerKernels:
