@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rotation import rotate
 from site_of_gridengine import Site, grid_engine
 
 TESTS = Path(__file__).parent.parent
+
+pytest_collection_modifyitems = rotate
 
 
 @pytest.fixture(scope="session")

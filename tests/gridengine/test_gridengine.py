@@ -12,6 +12,8 @@ from site_of_gridengine import Site, grid_engine
 
 from ortflow.launchers.tail import last_records
 
+pytestmark = pytest.mark.rotates("Grid Engine")
+
 SLOW = {"FAKE_STEPS": "100000", "FAKE_PAUSE": "0.05"}
 
 

@@ -15,6 +15,8 @@ from tiny_runs import Tiny, has_traceback, is_root
 from ortflow.launchers.records import State
 from ortflow.workflow.disk_space import Notice, OutOfDisk, has_room
 
+pytestmark = pytest.mark.rotates("quotas")
+
 LIMIT = 8 << 20
 
 

@@ -16,7 +16,7 @@ from layout_table import PARALLEL
 from project import FEW_CORES, Project, command, curve, logs, of_kind
 from rotation import rotating
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.rotates]
 FAULTS = str(Path(__file__).parent.parent / "support" / "faults")
 STEPS = 3
 SHAPE: dict[str, Any] = {

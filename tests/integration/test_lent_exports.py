@@ -19,7 +19,7 @@ from tiny_runs import Tiny, has_traceback, is_root
 
 from ortflow.workflow.rundir import RunDir
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.rotates("lent exports")]
 FAULTS = str(Path(__file__).parent.parent / "support" / "faults")
 MODEL = Path("export", "model.onnx")
 SHAPES: dict[str, dict[str, Any]] = {

@@ -16,6 +16,8 @@ from ortflow.workflow.assembly.timing import recorded
 from ortflow.workflow.graph.stages.node_costs import NAME, NodeCosts
 from ortflow.workflow.rundir import RunDir
 
+pytestmark = pytest.mark.rotates("measured runs")
+
 SHAPE: dict[str, Any] = {
     "parallel": {"pipeline": 2}, "resources": {"ranks_per_node": 2, "cpus_per_rank": 1},
     "data": {"train": "wide.arrow", "micro_batch": 64},

@@ -12,6 +12,8 @@ import yaml
 from project import command, curve, logs, of_kind
 from small_network import save_model
 
+pytestmark = pytest.mark.rotates
+
 SAMPLES, STEPS = 320, 40
 IGNORED = -100
 

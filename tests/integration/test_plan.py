@@ -25,7 +25,7 @@ from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer.divided_opening import division_of
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.rotates("plans")]
 STATE = ("parameters", "gradients", "moments", "checkpoint")
 QUICK: dict[str, Any] = {
     "train__steps": 2, "train__schedule": {"name": "constant"}, "train__evaluation": None, "data__eval": None,

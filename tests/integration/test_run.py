@@ -81,6 +81,7 @@ def test_an_extended_run_continues_exactly(project: Project) -> None:
     assert exported(parts) == exported(whole)
 
 
+@pytest.mark.rotates("numbers of ranks")
 def test_another_number_of_ranks_follows_the_same_curve(project: Project) -> None:
     """4 ranks, then 2, then 1: every step takes the same 16 samples under the same dropout masks."""
     epochs = {"train__steps": None, "train__epochs": 1, "train__schedule": {"name": "constant"}}
@@ -111,6 +112,7 @@ def test_another_number_of_ranks_follows_the_same_curve(project: Project) -> Non
     assert "a step takes 16 samples: 1 rank(s) x micro_batch 4 x gradient_accumulation 4" in logs(parts)
 
 
+@pytest.mark.rotates("numbers of ranks")
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
 def test_a_run_continues_with_another_number_of_ranks_and_another_batch(
     project: Project, before: int, after: int

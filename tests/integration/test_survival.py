@@ -16,6 +16,8 @@ from project import ORTFLOW, Project, command, curve, environment, logs, of_kind
 from ortflow.launchers.processes import family, ranks_among
 from ortflow.workflow.rundir import RunDir
 
+pytestmark = pytest.mark.rotates("survival")
+
 ALONE = {"resources__ranks_per_node": 1, "resources__cpus_per_rank": 1}
 FAULTS = Path(__file__).parent.parent / "support" / "faults"
 

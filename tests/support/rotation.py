@@ -4,9 +4,9 @@ pytest FILE                              # those that always run
 ORTFLOW_PART=3/7 pytest FILE             # also every seventh of the others, from the fourth on; .ci/run counts commits
 pytest -m "chaos or not chaos" FILE      # all
 
-Of tests with the mark `rotates`, pytest runs all cases, and .ci/run a third:
+Of tests with the mark `rotates`, pytest runs all cases, and .ci/run a fifth:
 
-ORTFLOW_CASES=1/3 pytest FILE            # every third case of a test, from the second on, and at least one
+ORTFLOW_CASES=1/5 pytest FILE            # every fifth case of a test, from the second on, and at least one
 """
 
 from __future__ import annotations

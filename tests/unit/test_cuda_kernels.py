@@ -37,6 +37,8 @@ from ortflow.workflow.cuda.spread import leading_axes
 from ortflow.workflow.cuda.table import OPERATORS
 from ortflow.workflow.errors import OrtflowError
 
+pytestmark = pytest.mark.rotates
+
 MIXED = [(kind,) * 4 for kind in KINDS] + [(FLOAT, BF16, BF16, FLOAT), (FP16, FLOAT, FLOAT, FP16)]
 
 

@@ -22,7 +22,7 @@ from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.types import LOSS_SUM
 from ortflow.workflow.parallel.region import Region
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.rotates("division")]
 FORMS = {
     "plain": Sizes(),
     "packed": Sizes(packed=True),

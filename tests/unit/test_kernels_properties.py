@@ -17,7 +17,7 @@ from kernels import LEVELS, Array, compute, library_of, needs_kernels, view
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from operators_on_gpu import rotated
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.rotates]
 CASES = 400
 SMALL = (0, 1, 1, 2, 3, 4, 5)
 MIDDLE = (1, 2, 3, 6, 7, 8, 9, 13, 14, 15, 16, 17, 28, 31, 32, 33, 48, 63, 64, 65)

@@ -34,6 +34,8 @@ from ortflow.workflow.planning.holdings import received_of, state_of
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer.builder import write_forms
 
+pytestmark = pytest.mark.rotates("memory")
+
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 

@@ -32,6 +32,8 @@ from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
 from ortflow.workflow.trainer.stage_runner import AHEAD
 from ortflow.workflow.trainer.stage_wire import Wire
 
+pytestmark = pytest.mark.rotates
+
 LAYOUTS: list[tuple[Kind, int, int]] = [
     ("gpipe", 2, 1), ("gpipe", 4, 1), ("1f1b", 2, 1), ("1f1b", 3, 1), ("1f1b", 4, 1), ("interleaved", 2, 2),
 ]  # fmt: skip

@@ -93,7 +93,7 @@ def test_pytest_leaves_out_the_other_cases(pytester: pytest.Pytester, monkeypatc
     done.stdout.fnmatch_lines(["*test_numbers?1?*", "*test_numbers?4?*", "*test_always*", "*test_other*"])
 
 
-@pytest.mark.parametrize("file", ["unit/test_zero.py", "integration/test_layouts.py"])
+@pytest.mark.parametrize("file", ["unit/test_zero.py", "integration/test_layouts.py", "gridengine"])
 def test_the_folders_of_tests_rotate(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTFLOW_CASES", "0/3")
     tests = Path(__file__).parent.parent
