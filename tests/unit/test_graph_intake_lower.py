@@ -252,6 +252,16 @@ def test_a_double_mask_stays_finite() -> None:
     np.testing.assert_array_equal(numpy_helper.to_array(ready.graph.initializer[0]), [0, np.finfo(np.float32).min])
 
 
+def test_negative_sizes_are_unknown() -> None:
+    """Paddle2ONNX writes -1 for any size. onnx's inference of the Slice ends the process otherwise."""
+    slice_ = helper.make_node("Slice", ["x", "start", "end"], ["y"], "slice")
+    given = model([slice_], {"start": np.array([0]), "end": np.array([1])}, shape=(-1, 4, 6, -1))
+    prepared, _ = prepare(given)
+    (x,) = prepared.graph.input
+    sizes = [dim.WhichOneof("value") and dim.dim_value for dim in x.type.tensor_type.shape.dim]
+    assert sizes == [None, 4, 6, None]
+
+
 def test_initializers_among_the_inputs() -> None:
     original = model([node("MatMul", "x", "w")], {"w": np.ones((6, 2), np.float32)}, opset=13, ir_version=3)
     original.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [6, 2]))

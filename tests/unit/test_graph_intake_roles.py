@@ -44,6 +44,17 @@ class TestByPlace:
         )
         assert judged(model) == {"w": "trained", name: "trained"}
 
+    def test_bias_behind_a_product_that_was_rearranged(self) -> None:
+        """tf2onnx writes a convolution along one axis as one along two, whose other axis it removes again."""
+        nodes = [
+            node("Conv", "x", "w", output="wide"),
+            node("Squeeze", "wide", "last", output="h"),
+            node("Add", "h", "const_fold_opt__209"),
+        ]
+        tensors = {"w": random(3, 2, 3, 1), "const_fold_opt__209": random(1, 3, 1), "last": np.array([3])}
+        model = graph(nodes, tensors, {"x": (TensorProto.FLOAT, ["batch", 2, 8, 1])})
+        assert judged(model) == {"w": "trained", "const_fold_opt__209": "trained", "last": "constant"}
+
     def test_convolution_and_its_norm(self) -> None:
         model = graph(
             [

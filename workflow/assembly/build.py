@@ -23,6 +23,7 @@ from ortflow.workflow.assembly.training import TRAIN, synced_files, training_for
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.intake.user_graphs import user_optimizer_graph
+from ortflow.workflow.graph.objective.logits import logits_note
 from ortflow.workflow.graph.objective.loss import output_of
 from ortflow.workflow.graph.objective.metrics import with_outputs
 from ortflow.workflow.graph.objective.signature import batch_inputs, check_batches
@@ -60,7 +61,8 @@ def build_graphs(
         forward = source.forward(output_of(source.skeleton.graph, section.loss))
         batch = batch_input(forward.graph, source)
         training = training_of(forward, spec, source, batch, length)
-        notes, warnings = [*source.notes, *training.notes], [*source.warnings, *_untrained(source, training.trained)]
+        notes = [*source.notes, *logits_note(forward.graph, section.loss), *training.notes]
+        warnings = [*source.warnings, *_untrained(source, training.trained)]
         evaluate, bounds = eval_graph(forward, spec, source, batch)
         data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
         inputs = batch_inputs([training.plain.graph, evaluate.graph], source.tensors, data)

@@ -39,7 +39,8 @@ class CrossEntropy(Section):
     kind: Literal["cross_entropy"]
     """Kind of loss."""
     output: Text | None = None
-    """Graph output with the logits; required if the graph has several outputs."""
+    """Graph output with the logits, or with the probabilities that a Softmax makes of them; required if the graph has
+    several outputs."""
     label: Text = "labels"
     """Name of the label input (int64) of the training graph."""
     ignore_index: int = -100
@@ -67,7 +68,7 @@ class BinaryCrossEntropy(Section):
     kind: Literal["bce_with_logits"]
     """Kind of loss."""
     output: Text | None = None
-    """Graph output with the logits."""
+    """Graph output with the logits, or with the probabilities that a Sigmoid makes of them."""
     label: Text = "labels"
     """Name of the label input (the logits' shape and type)."""
 

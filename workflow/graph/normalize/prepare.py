@@ -46,6 +46,7 @@ def prepare(
     for node in walk.all_nodes(copy):
         if node.domain == "ai.onnx":
             node.domain = ""
+    tidy.forget_negative_sizes(copy)
     tidy.initializers_are_no_inputs(copy)
     inline_functions(copy)
     check_sizes(copy, where)

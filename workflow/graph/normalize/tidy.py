@@ -22,6 +22,17 @@ def initializers_are_no_inputs(model: onnx.ModelProto) -> None:
     replace(model.graph.input, [value for value in model.graph.input if value.name not in names])
 
 
+def forget_negative_sizes(model: onnx.ModelProto) -> None:
+    """Make every negative size of an axis unknown, in place: Paddle2ONNX writes -1, and onnx's inference of a Slice
+    along such an axis ends the process.
+    """
+    for graph in walk.all_graphs(model):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_value < 0:
+                    dim.Clear()
+
+
 def constants_to_initializers(model: onnx.ModelProto) -> None:
     """Convert the main graph's Constant nodes to initializers with the same names, in place."""
     kept = []

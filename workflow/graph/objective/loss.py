@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.edit import Editor, described, dims_of
+from ortflow.workflow.graph.objective.logits import read_logits
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID
 from ortflow.workflow.spec.model import CrossEntropy, Loss, OutputLoss
 
@@ -55,7 +56,8 @@ def output_of(graph: onnx.GraphProto, loss: Loss) -> str:
 def attach(graph: onnx.GraphProto, loss: Loss, batch: str, padded: bool) -> Target:
     """Add the loss to the graph's only output, in place; `batch` is an input whose first axis is the batch.
 
-    Adds the label input unless it exists, and with `padded` the input `ortflow.valid`.
+    Adds the label input unless it exists, and with `padded` the input `ortflow.valid`. A loss of logits reads those
+    behind an output of probabilities.
     """
     edit = Editor(graph)
     output = graph.output[0]
@@ -77,9 +79,10 @@ def attach(graph: onnx.GraphProto, loss: Loss, batch: str, padded: bool) -> Targ
             where="model.loss",
             fix="export the model with shapes, or name another output",
         )
+    value = read_logits(edit, loss)
     if isinstance(loss, CrossEntropy):
-        return _cross_entropy(edit, loss, output.name, dims, padded)
-    return _elementwise(edit, loss.kind, loss.label, output, dims, padded)
+        return _cross_entropy(edit, loss, output.name, value, dims, padded)
+    return _elementwise(edit, loss.kind, loss.label, value, dims, padded)
 
 
 def _own(edit: Editor, output: str, dims: Dims | None, batch: str) -> Target:
@@ -96,7 +99,7 @@ def _own(edit: Editor, output: str, dims: Dims | None, batch: str) -> Target:
     return Target(output, None, None, None)
 
 
-def _cross_entropy(edit: Editor, loss: CrossEntropy, output: str, dims: Dims, padded: bool) -> Target:
+def _cross_entropy(edit: Editor, loss: CrossEntropy, output: str, logits: str, dims: Dims, padded: bool) -> Target:
     """Sum of -log softmax(logits)[label] over the labels that are not `ignore_index`.
 
     With smoothing e, as in torch.nn.CrossEntropyLoss: (1 - e) times that + e times the sum over the labels of the mean
@@ -117,18 +120,17 @@ def _cross_entropy(edit: Editor, loss: CrossEntropy, output: str, dims: Dims, pa
     if padded:
         counts = _valid_rows(edit, label, rank - 1)
         label = edit("Where", counts, label, edit.constant(loss.ignore_index, "int64"))
-    logits = output
     if axis == rank - 1 and rank > 2:
         if classes is not None:
             shape = edit.ints(-1, classes)
         else:
-            last = edit("Slice", edit("Shape", output), edit.ints(rank - 1), edit.ints(rank))
+            last = edit("Slice", edit("Shape", logits), edit.ints(rank - 1), edit.ints(rank))
             shape = edit("Concat", edit.ints(-1), last, axis=0)
-        logits = edit("Reshape", output, shape)
+        logits = edit("Reshape", logits, shape)
         label = edit("Reshape", label, edit.ints(-1))
     elif axis != 1:
         order = [0, axis, *(i for i in range(1, rank) if i != axis)]
-        logits = edit("Transpose", output, perm=order)
+        logits = edit("Transpose", logits, perm=order)
     counted = edit("Not", edit("Equal", label, edit.constant(loss.ignore_index, "int64")))
     weights = edit.cast(counted)
     edit.total(weights, LOSS_WEIGHT)
@@ -150,11 +152,8 @@ def _cross_entropy(edit: Editor, loss: CrossEntropy, output: str, dims: Dims, pa
     return Target(logits, label, None, classes)
 
 
-def _elementwise(
-    edit: Editor, kind: str, label_name: str, output: onnx.ValueInfoProto, dims: Dims, padded: bool
-) -> Target:
+def _elementwise(edit: Editor, kind: str, label_name: str, name: str, dims: Dims, padded: bool) -> Target:
     """Sums over all elements: (x - y)^2, |x - y|, or -y log s(x) - (1 - y) log(1 - s(x)) with s the sigmoid."""
-    name = output.name
     label = _label_input(edit, label_name, TensorProto.FLOAT, dims)
     if kind == "bce_with_logits":
         # = |x|/2 + x (1/2 - y) + log(1 + exp(-|x|)): no overflow, and its derivative at x = 0 is s(0) - y.

@@ -121,10 +121,12 @@ def is_open(node: onnx.NodeProto, place: int) -> bool:
 
 
 def is_bias(node: onnx.NodeProto, place: int, shape: tuple[int, ...], producers: dict[str, onnx.NodeProto]) -> bool:
-    """Whether this is an Add of a vector to the result of a matrix product or a convolution."""
+    """Whether this is an Add of a vector to the result, also rearranged, of a matrix product or a convolution."""
     if node.op_type != "Add" or place not in (0, 1) or sum(d != 1 for d in shape) > 1:
         return False
     other = producers.get(node.input[1 - place])
+    while other is not None and other.op_type in _VIEWS:
+        other = producers.get(other.input[0])
     return other is not None and other.op_type in _LINEAR
 
 

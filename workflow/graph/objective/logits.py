@@ -1,0 +1,142 @@
+"""Finds the logits behind an output that gives probabilities. Pure.
+
+Exported models often end with a Softmax or a Sigmoid: Keras, JAX and PaddlePaddle write such files. Cross-entropy and
+`bce_with_logits` take logits, so that a loss of the probabilities would compute softmax(softmax(x)): it trains, slowly,
+towards something else. Called by `loss`, which lets the loss read the logits, and by `build`, which says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described, dims_of
+from ortflow.workflow.graph.ir.stops import stops_gradient
+from ortflow.workflow.spec.model import CrossEntropy, Loss, OutputLoss
+
+_MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that keep the elements in their order."""
+_SPREADING = frozenset({"Expand", "Identity"})
+Dims = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """How an output's probabilities are made."""
+
+    node: onnx.NodeProto
+    """The node that gives them."""
+    logits: str
+    """What they are probabilities of."""
+    after: Sequence[onnx.NodeProto]
+    """Layout operators between `node` and the output, the last one first."""
+
+
+class _Graph:
+    """What is looked up in a graph."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._makers = walk.producers(graph)
+        self._known, self.constants = described(graph), constants_of(graph)
+
+    def maker(self, value: str) -> onnx.NodeProto | None:
+        node = self._makers.get(value)
+        return None if node is None or node.domain or stops_gradient(node) else node
+
+    def dims(self, value: str) -> Dims | None:
+        return dims_of(self._known[value]) if value in self._known else None
+
+
+def probabilities(graph: onnx.GraphProto, loss: Loss) -> Probabilities | None:
+    """How the first output gives probabilities, if the loss takes logits; None if it does not, as far as nodes show.
+
+    For cross-entropy they are those of a Softmax over the classes, whole or written out, for binary cross-entropy of a
+    Sigmoid.
+    """
+    if isinstance(loss, OutputLoss) or loss.kind not in ("cross_entropy", "bce_with_logits"):
+        return None
+    known, value, after = _Graph(graph), str(graph.output[0].name), list[onnx.NodeProto]()
+    dims, axis = known.dims(value), None
+    if isinstance(loss, CrossEntropy):
+        if not dims or not -len(dims) <= loss.class_axis < len(dims):
+            return None
+        axis = loss.class_axis % len(dims)
+    while (node := known.maker(value)) is not None:
+        logits = _logits(known, node, axis, dims)
+        if logits is not None:
+            return Probabilities(node, logits, after) if logits else None
+        if node.op_type not in _MOVING | {"Identity", "Transpose"}:
+            return None
+        value = node.input[0]
+        before = known.dims(value)
+        if axis is not None and (axis := _moved(node, axis, before, dims)) is None:
+            return None
+        dims = before
+        after.append(node)
+    return None
+
+
+def _logits(known: _Graph, node: onnx.NodeProto, axis: int | None, dims: Dims | None) -> str | None:
+    """The logits of a node that gives probabilities; empty if they are others, None if it gives none."""
+    if node.op_type == ("Sigmoid" if axis is None else "Softmax"):
+        along = axis is None or (dims is not None and axis == attributes_of(node).get("axis", -1) % len(dims))
+        return str(node.input[0]) if along else ""
+    if node.op_type == "Div" and axis is not None:
+        return _exponentials(known, node, axis)
+    return None
+
+
+def _moved(node: onnx.NodeProto, axis: int, before: Dims | None, after: Dims | None) -> int | None:
+    """The axis of a layout operator's input that is this axis of its output; None if that is not certain."""
+    if node.op_type == "Identity":
+        return axis
+    if before is None or after is None:
+        return None
+    if node.op_type == "Transpose":
+        order: list[int] = attributes_of(node).get("perm", [*range(len(before))][::-1])
+        return order[axis]
+    last = axis == len(after) - 1 and bool(before) and isinstance(after[-1], int) and before[-1] == after[-1]
+    return len(before) - 1 if last else None
+
+
+def _exponentials(known: _Graph, node: onnx.NodeProto, axis: int) -> str:
+    """Of exp(x) / (sum of exp(x) along an axis): x, else an empty name."""
+    upper = known.maker(node.input[0])
+    if upper is None or upper.op_type != "Exp":
+        return ""
+    value = node.input[1]
+    while (lower := known.maker(value)) is not None and lower.op_type in _SPREADING:
+        value = lower.input[0]
+    dims, whole = known.dims(value), known.dims(node.input[0])
+    if dims is None or whole is None or len(dims) != len(whole) or dims[axis] != 1:
+        return ""
+    while (lower := known.maker(value)) is not None and lower.op_type in _MOVING:
+        value = lower.input[0]
+    if lower is None or lower.op_type != "ReduceSum" or lower.input[0] != node.input[0]:
+        return ""
+    axes = known.constants.get(lower.input[1]) if len(lower.input) > 1 else None
+    return upper.input[0] if axes is not None and [int(each) % len(whole) for each in axes] == [axis] else ""
+
+
+def read_logits(edit: Editor, loss: Loss) -> str:
+    """The value that a loss reads: the graph's first output, or the logits that it gives probabilities of."""
+    output = str(edit.graph.output[0].name)
+    if (found := probabilities(edit.graph, loss)) is None:
+        return output
+    value = found.logits
+    for node in reversed(found.after):
+        value = edit(node.op_type, value, *node.input[1:], **attributes_of(node))
+    return value
+
+
+def logits_note(graph: onnx.GraphProto, loss: Loss) -> list[str]:
+    """The line of the log about what `read_logits` does, if that is not the output."""
+    if (found := probabilities(graph, loss)) is None:
+        return []
+    return [
+        f"output {walk.quoted(graph.output[0].name)} gives probabilities, and {loss.kind} takes logits: the loss reads"
+        f" {walk.quoted(found.logits)}, before {walk.called(found.node)}; the exported model keeps it"
+    ]
