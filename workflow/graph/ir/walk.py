@@ -109,6 +109,16 @@ def consumers(graph: onnx.GraphProto) -> dict[str, list[tuple[onnx.NodeProto, in
     return found
 
 
+def readers(graph: onnx.GraphProto) -> dict[str, list[tuple[onnx.NodeProto, int]]]:
+    """As `consumers`, with the nodes of subgraphs in place of those that have the subgraphs."""
+    found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    for node in nodes(graph.node):
+        for place, name in enumerate(node.input):
+            if name:
+                found.setdefault(name, []).append((node, place))
+    return found
+
+
 def producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Value name -> the node that produces it."""
     return {name: node for node in graph.node for name in node.output if name}
