@@ -213,16 +213,15 @@ def test_operators_of_a_branch_are_decomposed(condition: np.ndarray) -> None:
 
 
 def test_a_branch_may_give_a_captured_value() -> None:
-    """prepare lets branches give a weight whose alias it removes; ONNX Runtime runs such a branch."""
+    """ONNX Runtime wants an Identity there, which the branches of the gradient have."""
     other = Branch([node("Mul x w -> e")], ["e"])
     model = model_of([choice("c", Branch([], ["x"]), other, "y")], {"c": np.array(True), "x": X, "w": W})
     derived, reached = differentiate(model, ["x", "w"], "loss")
     assert reached == ["x", "w"]
-    assert all(each.input[0] in {"c", *_values(derived)} for each in derived.graph.node if each.op_type == "If")
-
-
-def _values(model: onnx.ModelProto) -> set[str]:
-    return {name for each in model.graph.node for name in each.output}
+    (gradient,) = (each for each in derived.graph.node if each.op_type == "If" and len(each.output) == 2)
+    for branch in walk.subgraphs(gradient):
+        made = {name for each in branch.node for name in each.output}
+        assert made.issuperset(value.name for value in branch.output)
 
 
 def test_a_branch_without_gradient_names_its_node() -> None:
@@ -270,19 +269,31 @@ def test_dropout_in_evaluation_mode_passes_the_gradient(condition: np.ndarray) -
 def test_weights_in_branches_are_parameters() -> None:
     def branch(weight: str, output: str) -> Branch:
         value = numpy_helper.from_array(V.T.astype(np.float32))
-        bias = {"bias": np.array([1, 2], np.float32)}
         nodes = [node(f"Constant -> {weight}", value=value), node(f"Gemm x {weight} bias -> {output}")]
-        return Branch(nodes, [output], bias)
+        return Branch(nodes, [output], {"bias": np.array([1.0, 2.0])})
 
-    nodes = [choice("c", branch("net.a", "t"), branch("net.b", "e"), "y")]
-    model, _ = prepare(model_of(nodes, {"c": np.array(True), "x": X}))
+    added = [node("Constant -> inner.bias", value_floats=[3.0, 4.0]), node("MatMul x v -> m"),
+             node("Add m inner.bias -> u")]  # fmt: skip
+    inner = choice("d", branch("net.a", "t"), Branch(added, ["u"]), "i")
+    nodes = [choice("c", Branch([inner], ["i"]), branch("net.b", "e"), "y")]
+    inputs = {"c": np.array(True), "d": np.array(False), "x": X}
+    model, _ = prepare(model_of(nodes, inputs, {"v": V.T}))
     roles = classify(model, ParameterPatterns(), [])
     assert {role.name: role.reason for role in roles if role.role == "trained"} == {
+        "v": "weight of MatMul", "inner.bias": "bias",
         "net.a": "weight of Gemm", "net.b": "weight of Gemm",
         "bias.1": "weight of Gemm", "bias.2": "weight of Gemm",
     }  # fmt: skip
     _, reached = differentiate(model, roles.trained, "loss")
     assert sorted(reached) == sorted(roles.trained)
+
+
+def test_readers_in_branches_stand_for_the_if() -> None:
+    inner = choice("d", Branch([node("Mul x w -> t")], ["t"]), Branch([node("Neg x -> e")], ["e"]), "i")
+    nodes = [choice("c", Branch([inner], ["i"]), Branch([node("Add w x -> f")], ["f"]), "y")]
+    found = walk.readers(model_of(nodes, {"c": np.array(True), "d": np.array(False), "x": X, "w": W}).graph)
+    assert [(each.op_type, place) for each, place in found["w"]] == [("Add", 0), ("Mul", 1)]
+    assert [(each.op_type, place) for each, place in found["d"]] == [("If", 0)]
 
 
 def test_a_branch_chosen_by_numbers_is_not_captured(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def _chosen_by_data(model: onnx.ModelProto) -> onnx.NodeProto | None:
     for node in walk.all_nodes(model):
         if node.op_type == "Loop" and node.domain == "":
             return node
-        waiting, seen = [node.input[0]] if node.op_type == "If" and node.domain == "" else [], set(constants)
+        waiting, seen = [node.input[0]] if walk.is_if(node) else [], set(constants)
         while waiting:
             name = waiting.pop()
             if name in seen:

@@ -41,7 +41,7 @@ class Branch:
 
 def branches_of(node: onnx.NodeProto, context: Context, path: Collection[str]) -> Iterator[Branch]:
     """The branches of an If, none for another node; `path` are the values between trained parameters and the loss."""
-    if node.op_type != "If" or node.domain != "":
+    if not walk.is_if(node):
         return
     results = [place for place, name in enumerate(node.output) if name in path]
     for name in BRANCHES:

@@ -14,8 +14,8 @@ from onnx import TensorProto
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import rename_values, replace
 from ortflow.workflow.graph.ir.functions import fresh_names
-from ortflow.workflow.graph.ir.replacement import attribute
 from ortflow.workflow.graph.ir.writer import Fresh
+from ortflow.workflow.graph.normalize.tidy import constant_of
 
 
 def weights_of_branches_to_initializers(model: onnx.ModelProto) -> None:
@@ -32,7 +32,7 @@ def weights_of_branches_to_initializers(model: onnx.ModelProto) -> None:
 
 def _move(nodes: Iterable[onnx.NodeProto], main: onnx.GraphProto, made: Counter[str], fresh: Fresh) -> None:
     for node in nodes:
-        for branch in walk.subgraphs(node) if node.op_type == "If" and node.domain == "" else ():
+        for branch in walk.subgraphs(node) if walk.is_if(node) else ():
             outputs = {value.name for value in branch.output}
             names: dict[str, str] = {}
             for tensor in _weights(branch, outputs):
@@ -41,7 +41,7 @@ def _move(nodes: Iterable[onnx.NodeProto], main: onnx.GraphProto, made: Counter[
                 main.initializer.append(tensor)
                 main.initializer[-1].name = names[old]
             replace(branch.initializer, [tensor for tensor in branch.initializer if tensor.name not in names])
-            replace(branch.node, [each for each in branch.node if each.output[0] not in names])
+            replace(branch.node, [each for each in branch.node if names.keys().isdisjoint(each.output)])
             for each in branch.node:
                 rename_values(each, names)
             _move(branch.node, main, made, fresh)
@@ -49,12 +49,7 @@ def _move(nodes: Iterable[onnx.NodeProto], main: onnx.GraphProto, made: Counter[
 
 def _weights(branch: onnx.GraphProto, outputs: set[str]) -> list[onnx.TensorProto]:
     """Tensors under the names of their values; a branch's own output stays in it."""
-    found = list(branch.initializer)
-    for node in branch.node:
-        tensor = attribute(node, "value", None) if node.op_type == "Constant" and node.domain == "" else None
-        if tensor is not None:
-            found.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
-            found[-1].name = node.output[0]
+    found = [*branch.initializer, *filter(None, map(constant_of, branch.node))]
     return [
         tensor
         for tensor in found

@@ -117,7 +117,7 @@ def classify(model: onnx.ModelProto, patterns: ParameterPatterns, labels: Sequen
     """
     graph = model.graph
     consumers = walk.readers(graph)
-    producers = {name: node for node in walk.nodes(graph.node) for name in node.output if name}
+    producers = {name: node for node in walk.with_branches(graph.node) for name in node.output if name}
     known = _from_metadata(model)
     trains = any(role_heuristics.in_training(node) for node in graph.node)
     judged = [
