@@ -18,7 +18,10 @@ from ortflow.workflow.graph.autodiff.expand import make_differentiable, undiffer
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.graph.normalize.randomness import seed_random_operators
 from ortflow.workflow.graph.roles.decide import classify
+from ortflow.workflow.graph.types import SEED
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.spec.model import ParameterPatterns
 from ortflow.workflow.trainer.obstacles import obstacle_in
 
@@ -255,6 +258,20 @@ def test_what_would_differ_when_it_is_computed_again_is_refused(nodes: list[onnx
     model = model_of([choice("c", Branch(nodes, ["t"]), other, "y")], inputs, constants)
     with pytest.raises(UserError, match=r"node 'If\.y' \(If\) has no gradient here: node " + message):
         differentiate(model, ["x"], "loss")
+
+
+def test_seeded_random_numbers_are_the_same_when_they_are_drawn_again() -> None:
+    then = Branch([node("RandomNormal -> r", shape=[2, 3]), node("Mul r w -> t")], ["t"])
+    chosen = choice("c", then, Branch([node("Neg w -> e")], ["e"]), "y")
+    inputs = {"c": np.array(True), "w": W}
+    model = model_of([chosen], inputs)
+    model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+    assert seed_random_operators(model)
+    derived, _ = differentiate(model, ["w"], "loss")
+    session = onnxruntime.InferenceSession(derived.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {"c": inputs["c"], "w": W.astype(np.float32), SEED: np.array([7])}
+    drawn, gradient = session.run(["y", "w_grad"], feeds)
+    np.testing.assert_allclose(gradient, 2 * drawn * (drawn / feeds["w"]), rtol=1e-5)
 
 
 @both

@@ -110,8 +110,9 @@ def _check_statistics(b: Backward, branch: onnx.GraphProto) -> None:
 def _check_repeatable(b: Backward, gradient: onnx.GraphProto) -> None:
     """Raises UserError if a branch of the gradient draws random numbers again, which would be others."""
     for node in walk.nodes(gradient.node):
-        drawn = node.op_type in RANDOM or (node.op_type == "Dropout" and _draws(node, gradient))
-        if drawn and node.domain == "":
+        # ONNX Runtime has forms of Dropout, such as BiasDropout.
+        dropout = node.op_type.endswith("Dropout") and (node.domain != "" or _draws(node, gradient))
+        if dropout or node.op_type in RANDOM:
             raise b.refusal(f"{walk.called(node)} in one of its branches would draw other random numbers again")
 
 
