@@ -96,22 +96,25 @@ def test_only_the_path_is_written_out() -> None:
     assert [n.name for n in model.graph.node] == ["a", "m", "h", "loss"]
 
 
-def test_a_subgraph_on_the_path_is_named() -> None:
-    branches = [
-        helper.make_graph(
-            [node(op, "w", output=f"in {op}")],
-            op,
-            [],
-            [helper.make_tensor_value_info(f"in {op}", TensorProto.FLOAT, [4])],
-        )
-        for op in ("Relu", "Neg")
-    ]
-    choice = node("If", "positive", output="h", then_branch=branches[0], else_branch=branches[1])
+def test_a_loop_on_the_path_is_named() -> None:
+    body = helper.make_graph(
+        [node("Mul", "w", "state", output="next"), node("Identity", "go", output="again")],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, [4]),
+        ],
+        [
+            helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, [4]),
+        ],
+    )
     model = graph(
         node("ReduceMax", "x", output="largest", keepdims=0),
-        node("Cast", "largest", output="positive", to=9),
-        choice,
+        node("Cast", "largest", output="count", to=TensorProto.INT64),
+        node("Loop", "count", "", "x", output="h", body=body),
         LOSS,
     )
-    with pytest.raises(UserError, match=r"node 'h' \(If\).*cannot be differentiated"):
+    with pytest.raises(UserError, match=r"node 'h' \(Loop\).*cannot be differentiated"):
         make_differentiable(model, ["w"], "loss")

@@ -23,6 +23,8 @@ SEEDED = frozenset(
 Dropouts are ortflow's, which read a seed from the GPU's memory, unless their ratio varies or its kernels are not used.
 """
 
+_OF_SIZES = frozenset({"Shape", "Size"})
+
 
 def copied_by(binding: Binding) -> str:
     """Why runs of a binding must not be captured; empty if they may."""
@@ -34,8 +36,11 @@ def copied_by(binding: Binding) -> str:
 
 def obstacle_in(graph: Path) -> str:
     """Why runs of a graph must not be captured; empty if they may."""
-    found = _drawn_on_host(_nodes_of(graph))
-    return f"ONNX Runtime's {', '.join(found)} would draw the same numbers every time" if found else ""
+    model = onnx.load(graph)
+    if found := _drawn_on_host(walk.all_nodes(model)):
+        return f"ONNX Runtime's {', '.join(found)} would draw the same numbers every time"
+    chosen = _chosen_by_data(model)
+    return f"{walk.called(chosen)} would take the same branch every time" if chosen else ""
 
 
 def draw_alike(graphs: Iterable[Path]) -> bool:
@@ -45,6 +50,26 @@ def draw_alike(graphs: Iterable[Path]) -> bool:
 
 def _drawn_on_host(nodes: Iterable[onnx.NodeProto]) -> list[str]:
     return sorted({node.op_type for node in nodes if node.domain in ("", MICROSOFT)} & SEEDED)
+
+
+def _chosen_by_data(model: onnx.ModelProto) -> onnx.NodeProto | None:
+    """An If or Loop whose condition depends on the numbers of a batch, not only on its sizes; None without any."""
+    makers = {name: node for node in walk.all_nodes(model) for name in node.output}
+    constants = {tensor.name for graph in walk.all_graphs(model) for tensor in graph.initializer}
+    for node in walk.all_nodes(model):
+        if node.op_type == "Loop" and node.domain == "":
+            return node
+        waiting, seen = [node.input[0]] if walk.is_if(node) else [], set(constants)
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name not in makers:
+                return node
+            if makers[name].op_type not in _OF_SIZES:
+                waiting += walk.inputs(makers[name])
+    return None
 
 
 def _nodes_of(graph: Path) -> list[onnx.NodeProto]:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 import onnx
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.autodiff.branch_models import branches_of
 from ortflow.workflow.graph.autodiff.path import gradient_path
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.decompose.operators import DECOMPOSITIONS
@@ -22,6 +23,7 @@ from ortflow.workflow.graph.ir.functions import instantiate, schema_function
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.replacement import MISFITS, Context, context_of, no_gradient
+from ortflow.workflow.graph.ir.writer import Fresh
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.normalize.opset import OPSET, at_opset_18
 
@@ -73,22 +75,39 @@ def undifferentiable(model: onnx.ModelProto, trained: Collection[str], losses: S
 
 
 def _without_gradient(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[onnx.NodeProto]:
-    path = gradient_path(model.graph, shapes.value_types(model), trained, losses)
-    nodes = [model.graph.node[place] for place in sorted(path.nodes)]
-    return [node for node in nodes if (node.domain, node.op_type) not in RULES]
+    context = context_of(model)
+    path = gradient_path(model.graph, context.types, trained, losses)
+    found = []
+    for node in (model.graph.node[place] for place in sorted(path.nodes)):
+        if (node.domain, node.op_type) not in RULES:
+            found.append(node)
+        for branch in branches_of(node, context, path.values):
+            found += _without_gradient(branch.model, branch.variables, branch.losses)
+    return found
 
 
 def _expand_once(
-    model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str], expanded: Counter[str]
+    model: onnx.ModelProto,
+    trained: Collection[str],
+    losses: Sequence[str],
+    expanded: Counter[str],
+    fresh: Fresh | None = None,
 ) -> bool:
-    """Decompose each node on the path that needs it, in place; returns whether there was any."""
+    """Decompose each node on the path that needs it, in place; returns whether there was any.
+
+    `fresh` makes the names for a branch, which must differ from those around it.
+    """
     context = context_of(model)
     path = gradient_path(model.graph, context.types, trained, losses)
-    context = dataclasses.replace(context, gradients=path.values)
+    context = dataclasses.replace(context, gradients=path.values, fresh=fresh or context.fresh)
     nodes: list[onnx.NodeProto] = []
     changed = False
     for place, node in enumerate(model.graph.node):
         replacement = _replacement(node, context) if place in path.nodes else None
+        for branch in branches_of(node, context, path.values) if place in path.nodes else ():
+            if _expand_once(branch.model, branch.variables, branch.losses, expanded, context.fresh):
+                replace(branch.graph.node, branch.model.graph.node)
+                changed = True
         if replacement is not None:
             expanded[node.op_type] += 1
             inherit(replacement, node)

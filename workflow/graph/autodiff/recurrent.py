@@ -77,12 +77,12 @@ class Direction:
         for name in step(body, *own):
             inner = any(name in node.output for node in body.nodes) and name not in made
             made.append(name if inner else body("Identity", name))
-        graph = helper.make_graph(
-            body.nodes,
-            "step",
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for names in own for name in names],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in made],
-        )
+        # ONNX Runtime needs the ranks, which it cannot infer behind an If whose branches give different ones.
+        described = [
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]) for name in names]
+            for names in ([*own[0], *own[1]], made)
+        ]
+        graph = helper.make_graph(body.nodes, "step", *described)
         turned = int(self.backwards == in_time)
         return b.several(
             "Scan",

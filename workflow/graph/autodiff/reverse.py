@@ -98,16 +98,17 @@ def vector_jacobian_product(
         except KeyError:
             raise no_gradient(node, f"there is no rule for {node.op_type}") from None
         try:
-            yielded = list(found(backward))
+            yielded: list[tuple[int | str, str]] = [*found(backward)]
         except MISFITS:
             raise no_gradient(node, "its attributes do not match its inputs") from None
         inherit(backward.nodes, node)
         made += backward.nodes
-        for i, gradient in yielded:
-            if backward.wants(i):
-                terms.setdefault(node.input[i], []).append(gradient)
-            if node.input[i] in context.types:
-                described[gradient] = context.types[node.input[i]]
+        for source, gradient in yielded:
+            value = source if isinstance(source, str) else backward.input(source)
+            if value in path.values:
+                terms.setdefault(value, []).append(gradient)
+            if value in context.types:
+                described[gradient] = context.types[value]
     reached = [name for name in wanted if total(name)]
     renamed = _name_outputs(made, {name: total(name) for name in reached})
     graph.node.extend(made)

@@ -1,8 +1,9 @@
 """The interface of a rule, and the writer it uses.
 
 A rule is a generator. For one node of the forward graph, it yields for each input that needs a gradient the input's
-position and the gradient's name. The decorator `rule` registers it in `RULES`, where `reverse` looks it up. If a rule
-yields nothing for an input, the gradient stops there.
+position and the gradient's name; for a value that a subgraph captures, its name in place of a position. The decorator
+`rule` registers it in `RULES`, where `reverse` looks it up. If a rule yields nothing for an input, the gradient stops
+there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ortflow.workflow.graph.ir.replacement import Context, Replacement
 
 Gradients = Iterator[tuple[int, str]]
 """Pairs of an input's position and the name of the loss's gradient with respect to it, which has the input's shape."""
+GradientsByName = Iterator[tuple[str, str]]
+"""The same with the names of values, which a node's subgraphs capture, in place of positions."""
 
 Constants = MutableMapping[tuple[str, tuple[int, ...], bytes], onnx.TensorProto]
 """(Element type, shape, bytes) -> the initializer that holds them."""
@@ -30,8 +33,9 @@ Dims = Sequence[int | str | None]
 class Backward(Replacement):
     """Collects the nodes that compute the gradients of one node's inputs.
 
-    `node` is the forward node, to which a rule may add outputs (`saved_output`). A rule may read any value of the
-    forward graph: the value is either kept or recomputed, as ONNX Runtime and `recompute` decide.
+    `node` is the forward node, to which a rule may add outputs (`saved_output`); `path` are the values between a
+    trained parameter and the loss. A rule may read any value of the forward graph: the value is either kept or
+    recomputed, as ONNX Runtime and `recompute` decide.
     """
 
     def __init__(
@@ -43,7 +47,8 @@ class Backward(Replacement):
         constants: Constants,
     ) -> None:
         super().__init__(node, context)
-        self._gradients, self._path, self._shared = gradients, path, constants
+        self._gradients, self._shared = gradients, constants
+        self.path = path
         self._prefix += "_Grad"
 
     def gradient(self, place: int = 0) -> str:
@@ -52,7 +57,7 @@ class Backward(Replacement):
 
     def wants(self, place: int) -> bool:
         """Whether the gradient of an input is needed."""
-        return self.input(place) in self._path
+        return self.input(place) in self.path
 
     def saved_output(self, place: int) -> str:
         """Name of an output of the forward node, which is added if it was omitted."""
@@ -144,7 +149,7 @@ class Backward(Replacement):
         return self("Reshape", self("ReduceSum", gradient, axes, keepdims=1, noop_with_empty_axes=1), small)
 
 
-Rule = Callable[[Backward], Gradients]
+Rule = Callable[[Backward], Gradients | GradientsByName]
 _REAL = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
 RULES: dict[tuple[str, str], Rule] = {}
 """(Domain, operator) -> its rule."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ortflow.workflow.graph.autodiff import (  # noqa: F401 - imported for its side effect
     activations,
     attention,
+    branches,
     channel_norms,
     collectives,
     convolutions,

@@ -86,15 +86,11 @@ def reverse_sequence(b: Backward) -> Gradients:
 
 
 @rule("Trilu")
+@rule("Trilu", domain=MICROSOFT)
 def triangle(b: Backward) -> Gradients:
+    """ONNX Runtime's is the same; ONNX has it since opset 14."""
     offset = [b.input(1)] if b.input(1) else []
     yield 0, b("Trilu", b.gradient(), *offset, upper=b.attribute("upper", 1))
-
-
-@rule("Trilu", domain=MICROSOFT)
-def own_triangle(b: Backward) -> Gradients:
-    """Same as ONNX's Trilu, which exists since opset 14."""
-    yield from triangle(b)
 
 
 @rule("DepthToSpace")

@@ -134,6 +134,6 @@ def _value(value: onnx.ValueInfoProto) -> Value:
 
 
 def _tied(model: onnx.ModelProto, roles: Roles) -> dict[str, list[str]]:
-    consumers = walk.consumers(model.graph)
+    consumers = walk.readers(model.graph)
     readers = {name: consumers.get(name, []) for name in roles.of("trained", "frozen")}
     return {name: [node.name for node, _ in found] for name, found in readers.items() if len(found) > 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,19 @@ def bypass(graph: onnx.GraphProto, replaced_by: Callable[[onnx.NodeProto], str])
         if (value := replaced_by(node)) and node.output[0] not in kept:
             names[node.output[0]] = value
     return bool(names)
+
+
+def rename_values(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Rename the values of a node and of its subgraphs, in place."""
+    node.input[:] = [names.get(name, name) for name in node.input]
+    node.output[:] = [names.get(name, name) for name in node.output]
+    for graph in walk.subgraphs(node):
+        for inner in graph.node:
+            rename_values(inner, names)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            value.name = names.get(value.name, value.name)
+        for tensor in graph.initializer:
+            tensor.name = names.get(tensor.name, tensor.name)
 
 
 def used(graph: onnx.GraphProto) -> set[str]:

@@ -109,6 +109,32 @@ def consumers(graph: onnx.GraphProto) -> dict[str, list[tuple[onnx.NodeProto, in
     return found
 
 
+def readers(graph: onnx.GraphProto) -> dict[str, list[tuple[onnx.NodeProto, int]]]:
+    """As `consumers`, with the nodes in the branches of an If, which read values under the same names, in its place."""
+    found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    for node in with_branches(graph.node):
+        for place, name in enumerate(node.input):
+            if name:
+                found.setdefault(name, []).append((node, place))
+        for subgraph in subgraphs(node) if not is_if(node) else ():
+            for name in captured(subgraph):
+                found.setdefault(name, []).append((node, -1))
+    return found
+
+
+def with_branches(top: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Each node of `top`, and of the branches of each If."""
+    for node in top:
+        yield node
+        for graph in subgraphs(node) if is_if(node) else ():
+            yield from with_branches(graph.node)
+
+
+def is_if(node: onnx.NodeProto) -> bool:
+    """Whether this is an If of ONNX."""
+    return bool(node.op_type == "If" and node.domain == "")
+
+
 def producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Value name -> the node that produces it."""
     return {name: node for node in graph.node for name in node.output if name}

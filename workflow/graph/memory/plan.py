@@ -170,8 +170,8 @@ def peak_of(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[
 
 
 def unknown_of(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> tuple[str, ...]:
-    """Values whose size is unknown, sorted."""
-    names = {str(name) for node in graph.node for name in node.output if name}
+    """Values whose size is unknown, sorted; so are those in the branches of an If, of which only one takes memory."""
+    names = {str(name) for node in walk.with_branches(graph.node) for name in node.output if name}
     return tuple(sorted(names - sizes.keys() - set(bound)))
 
 

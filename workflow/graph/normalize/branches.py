@@ -8,6 +8,7 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
+from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.functions import instantiate
 from ortflow.workflow.graph.ir.known import Known
 from ortflow.workflow.graph.ir.writer import Fresh
@@ -15,7 +16,7 @@ from ortflow.workflow.graph.ir.writer import Fresh
 
 def chosen_branch(node: onnx.NodeProto, known: Known, fresh: Fresh) -> list[onnx.NodeProto] | None:
     """The nodes of the branch that an If takes; None if that depends on the batch."""
-    if node.op_type != "If" or node.domain != "":
+    if not walk.is_if(node):
         return None
     condition = known.numbers(node.input[0])
     if condition is None or node.input[0] in known.inexact:

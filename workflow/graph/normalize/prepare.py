@@ -15,6 +15,7 @@ from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.functions import inline_functions
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.normalize import tidy
+from ortflow.workflow.graph.normalize.branch_weights import weights_of_branches_to_initializers
 from ortflow.workflow.graph.normalize.fold import fold_integers
 from ortflow.workflow.graph.normalize.opset import opset_of, raise_old_opset, to_opset_18
 from ortflow.workflow.graph.normalize.precision import to_single
@@ -31,8 +32,9 @@ def prepare(
     """Return a copy of `model`, or itself, in the normal form, and log lines about the changes.
 
     The form: IR version 10, opset 18 and com.microsoft 1, fp32, functions inlined, each weight a used initializer with
-    its own name that is not an input, aliases resolved, Constant nodes converted to initializers, every node named,
-    shapes inferred. Inputs and outputs keep their names. Raises UserError if a node has no form in opset 18.
+    its own name that is not an input, aliases resolved, Constant nodes and weights in branches of an If converted to
+    initializers, every node named, shapes inferred. Inputs and outputs keep their names. Raises UserError if a node has
+    no form in opset 18.
     """
     copy = model
     if not in_place:
@@ -61,6 +63,7 @@ def prepare(
     tidy.cast_like_to_cast(copy)
     tidy.pad_before_pooling(copy)
     tidy.constants_to_initializers(copy)
+    weights_of_branches_to_initializers(copy)
     fold_integers(copy)
     tidy.drop_transposes_that_move_nothing(copy)
     notes += tidy.resolve_aliases(copy)

@@ -37,26 +37,28 @@ def constants_to_initializers(model: onnx.ModelProto) -> None:
     """Convert the main graph's Constant nodes to initializers with the same names, in place."""
     kept = []
     for node in model.graph.node:
-        tensor = _constant(node) if node.op_type == "Constant" and node.domain == "" else None
+        tensor = constant_of(node)
         if tensor is None:
             kept.append(node)
         else:
-            tensor.name = node.output[0]
             model.graph.initializer.append(tensor)
     replace(model.graph.node, kept)
 
 
-def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    if len(node.attribute) != 1:
+def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """A copy of a Constant node's value, named like its output; None for other nodes, texts and sparse values."""
+    if node.op_type != "Constant" or node.domain != "" or len(node.attribute) != 1:
         return None
     attribute = node.attribute[0]
     if attribute.name == "value":
-        return onnx.TensorProto.FromString(attribute.t.SerializeToString())
+        tensor = onnx.TensorProto.FromString(attribute.t.SerializeToString())
+        tensor.name = node.output[0]
+        return tensor
     kind = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     if attribute.name not in kind:
         return None
     value = helper.get_attribute_value(attribute)
-    return numpy_helper.from_array(np.array(value, kind[attribute.name]))
+    return numpy_helper.from_array(np.array(value, kind[attribute.name]), node.output[0])
 
 
 def cast_like_to_cast(model: onnx.ModelProto) -> None:

@@ -131,7 +131,7 @@ def _repeat(
     """
     own = {id(node) for node in part}
     others = (node for node in first if id(node) not in own and not node.name.startswith(_OURS))
-    kept = {name for node in others for name in node.input}
+    kept = {name for node in others for name in walk.inputs(node)}
     constants = constants_of(edit.graph)
     copyable = [node for node in part if _is_copyable(node, constants)]
     masks = {node.output[1] for node in part if node.op_type == "Dropout" and len(node.output) > 1}
@@ -218,12 +218,14 @@ def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto], r
     """The first gradient that is combined with values computed from `values`, and is not computed from them itself."""
     gradients, touched = set(roots), set(values)
     for node in later:
-        if touched.intersection(node.input):
-            found = [str(name) for name in node.input if name in gradients and name not in touched]
+        # A subgraph's values come last, in a fixed order.
+        read = [*node.input, *sorted(walk.inputs(node).difference(node.input))]
+        if touched.intersection(read):
+            found = [str(name) for name in read if name in gradients and name not in touched]
             if found:
                 return found[0]
             touched.update(node.output)
-        if node.op_type not in _NOT_REAL and gradients.intersection(node.input):
+        if node.op_type not in _NOT_REAL and gradients.intersection(read):
             gradients.update(node.output)
     return None
 

@@ -116,7 +116,8 @@ def classify(model: onnx.ModelProto, patterns: ParameterPatterns, labels: Sequen
         there is nothing to train.
     """
     graph = model.graph
-    consumers, producers = walk.consumers(graph), walk.producers(graph)
+    consumers = walk.readers(graph)
+    producers = {name: node for node in walk.with_branches(graph.node) for name in node.output if name}
     known = _from_metadata(model)
     trains = any(role_heuristics.in_training(node) for node in graph.node)
     judged = [
@@ -211,7 +212,7 @@ def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
         for name in names:
             if name in tensors and tensors[name].data_type == TensorProto.FLOAT:
                 found[name] = _role(tensors[name], METADATA[key], RECORDED)
-    consumers = walk.consumers(model.graph)
+    consumers = walk.readers(model.graph)
     for name in [n for n in found if any(role_heuristics.is_state(*use) for use in consumers.get(n, ()))]:
         if found[name].role != "frozen":
             del found[name]

@@ -32,7 +32,7 @@ def _parents(module: str) -> Iterator[str]:
 
 def _borrowing(model: onnx.ModelProto, parameters: set[str]) -> Iterator[str]:
     """Modules that read a parameter under the name that it has in another module."""
-    consumers = walk.consumers(model.graph)
+    consumers = walk.readers(model.graph)
     for name in parameters:
         for node, _ in role_heuristics.uses(name, consumers):
             module = scopes.innermost(node)
@@ -71,7 +71,7 @@ def _has_folded(node: onnx.NodeProto, initializers: set[str]) -> bool:
 
 def folded_scales(model: onnx.ModelProto, roles: Roles) -> list[str]:
     """Scales and shifts of normalisations that became constants, and would not be trained."""
-    producers, consumers = walk.producers(model.graph), walk.consumers(model.graph)
+    producers, consumers = walk.producers(model.graph), walk.readers(model.graph)
     lost = scopes.exported_tensors(model)["PARAMETER"]
     present = {tensor.name for tensor in model.graph.initializer}
     if lost and present.issuperset(lost):

@@ -15,7 +15,7 @@ import onnx
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import dims_of
+from ortflow.workflow.graph.ir.edit import dims_of, rename_values
 from ortflow.workflow.graph.ir.recorded_roles import PROPERTIES, recorded
 from ortflow.workflow.graph.stages.same_names import SameName, same_names
 
@@ -183,7 +183,7 @@ def _append(
     copy.CopyFrom(model)
     known = {node.name for node in whole.graph.node}
     for node in copy.graph.node:
-        _rename(node, names)
+        rename_values(node, names)
         if node.name:
             node.name = _free(node.name, number, known)
     tensors = [tensor for tensor in copy.graph.initializer if tensor.name not in shared]
@@ -219,19 +219,6 @@ def _record_roles(
         lists = [each.get(key, []) for each in said]
         names = [new.get(name, name) for new, found in zip(renamed, lists, strict=True) for name in found]
         whole.metadata_props.add(key=key, value=json.dumps(list(dict.fromkeys(names))))
-
-
-def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Rename the values of a node and of its subgraphs, in place."""
-    node.input[:] = [names.get(name, name) for name in node.input]
-    node.output[:] = [names.get(name, name) for name in node.output]
-    for graph in walk.subgraphs(node):
-        for inner in graph.node:
-            _rename(inner, names)
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            value.name = names.get(value.name, value.name)
-        for tensor in graph.initializer:
-            tensor.name = names.get(tensor.name, tensor.name)
 
 
 def _names(values: Iterable[onnx.ValueInfoProto]) -> str:
