@@ -323,3 +323,14 @@ def test_a_branch_chosen_by_numbers_is_not_captured(tmp_path: Path) -> None:
         onnx.save(model_of(nodes, {"x": X}, constants), path := tmp_path / f"{place}.onnx")
         found.append(obstacle_in(path))
     assert found == ["node 'If.y' (If) would take the same branch every time", ""]
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_parameter_whose_gradient_is_that_of_an_output(condition: bool) -> None:
+    """The sum's gradient gets the name of v's, and the branches of the gradient read it."""
+
+    def build(real: int) -> Sequence[onnx.NodeProto]:
+        then, other = Branch([node("Mul x w -> a")], ["a"]), Branch([node("Mul w w -> b")], ["b"])
+        return [choice("condition", then, other, "chosen", real), node("Add chosen v -> y")]
+
+    check(build, {"condition": np.array(condition), "x": X, "w": W, "v": V}, ["w", "v"], unknown=[False])

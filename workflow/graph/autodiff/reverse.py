@@ -19,6 +19,7 @@ from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.autodiff.sizes import unified
 from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import rename_values
 from ortflow.workflow.graph.ir.named_sizes import named_sizes
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.origin import inherit
@@ -143,6 +144,5 @@ def _name_outputs(made: list[onnx.NodeProto], gradients: dict[str, str]) -> dict
         else:
             made.append(helper.make_node("Identity", [gradient], [output], f"{output}/Identity"))
     for node in made:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
+        rename_values(node, renamed)
     return renamed

@@ -62,7 +62,7 @@ def bypass(graph: onnx.GraphProto, replaced_by: Callable[[onnx.NodeProto], str])
     """Let the readers of nodes read other values, in place; returns whether there was one to bypass.
 
     `replaced_by` names the value for a node, empty if the node stays. One whose first output the graph gives, or a
-    subgraph reads, stays. Nodes are in order; whoever calls it prunes the graph.
+    subgraph reads, stays. The nodes must be sorted, and the caller prunes the graph.
     """
     kept = {value.name for value in graph.output}
     for node in graph.node:

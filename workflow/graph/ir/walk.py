@@ -6,7 +6,7 @@ Reads only; callers may change the messages they get.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx
 
@@ -98,25 +98,24 @@ def inputs(node: onnx.NodeProto) -> set[str]:
 
 def consumers(graph: onnx.GraphProto) -> dict[str, list[tuple[onnx.NodeProto, int]]]:
     """Value name -> the nodes that read it, each with the input's position (-1: read by a subgraph)."""
-    found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            if name:
-                found.setdefault(name, []).append((node, place))
-        for subgraph in subgraphs(node):
-            for name in captured(subgraph):
-                found.setdefault(name, []).append((node, -1))
-    return found
+    return _read_by(graph.node, subgraphs)
 
 
 def readers(graph: onnx.GraphProto) -> dict[str, list[tuple[onnx.NodeProto, int]]]:
     """As `consumers`, with the nodes in the branches of an If, which read values under the same names, in its place."""
+    return _read_by(with_branches(graph.node), lambda node: () if is_if(node) else subgraphs(node))
+
+
+def _read_by(
+    nodes: Iterable[onnx.NodeProto], closed: Callable[[onnx.NodeProto], Iterable[onnx.GraphProto]]
+) -> dict[str, list[tuple[onnx.NodeProto, int]]]:
+    """Of `nodes`, those that read each value; `closed` are a node's subgraphs whose own nodes are not among them."""
     found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-    for node in with_branches(graph.node):
+    for node in nodes:
         for place, name in enumerate(node.input):
             if name:
                 found.setdefault(name, []).append((node, place))
-        for subgraph in subgraphs(node) if not is_if(node) else ():
+        for subgraph in closed(node):
             for name in captured(subgraph):
                 found.setdefault(name, []).append((node, -1))
     return found
