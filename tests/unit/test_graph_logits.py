@@ -39,6 +39,7 @@ WITH_MAXIMUM: Chain = [
 TENSORS = {
     "last": np.array([2]),
     "middle": np.array([1]),
+    "both": np.array([1, 2]),
     "column": np.array([0, 3, 1]),
     "full": np.array([BATCH, 3, CLASSES]),
     "rows": np.array([-1, 3, CLASSES]),
@@ -131,12 +132,14 @@ def softmax(x: Array, axis: int) -> Array:
         ([("Softmax", ["_"], {"axis": 1})], lambda y: softmax(y, 1)),
         ([("Exp", ["_"], {}), ("ReduceSum", ["n0", "middle"], {"keepdims": 1}), ("Div", ["n0", "n1"], {})],
          lambda y: softmax(y, 1)),
+        ([("Exp", ["_"], {}), ("ReduceSum", ["n0", "both"], {"keepdims": 1}), ("Div", ["n0", "n1"], {})],
+         lambda y: np.exp(y) / np.exp(y).sum((1, 2), keepdims=True)),
         ([*SOFTMAX, ("Mul", ["n0", "two"], {})], lambda y: 2 * softmax(y, -1)),
         ([("Exp", ["_"], {}), ("Div", ["n0", "two"], {})], lambda y: np.exp(y) / 2),
         ([("Sigmoid", ["_"], {})], lambda y: 1 / (1 + np.exp(-y))),
         ([("LogSoftmax", ["_"], {"axis": -1})], lambda y: y),
     ],
-    ids=["another axis", "another sum", "scaled", "no sum", "sigmoid", "logarithms"],
+    ids=["another axis", "another sum", "a sum over two axes", "scaled", "no sum", "sigmoid", "logarithms"],
 )  # fmt: skip
 def test_what_is_not_a_distribution_over_the_classes_is_read_as_it_is(
     tmp_path: Path, chain: Chain, function: Callable[[Array], Array]
