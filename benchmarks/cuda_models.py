@@ -7,7 +7,9 @@ tokens, and, if asked for, the example's GPT in the size of GPT-2 at micro-batch
 `gpt2-drop-8` have the dropout of 0.1 with which they are fine-tuned: of embeddings, attention's weights, and what is
 added to the residual. BERT, Llama and ResNet are exported by `ortflow.export_for_training`. All are trained from the
 same weights on the same batches, AdamW (fused in PyTorch), clipping, the host waiting for each loss; PyTorch by
-autocast to bf16 with its fused attention, ResNet-50 in its channels-last layout. Each candidate has a process of its
+autocast to bf16 with its fused attention, ResNet-50 in its channels-last layout. The next batch is copied to the GPU
+while a step runs: PyTorch's from pinned memory that holds it already, on a stream of its own, and ortflow's, which must
+be copied to pinned memory too, as in a run. Each candidate has a process of its
 own, so that one that fails or takes longer than `--limit` loses none of the others. Those of `--together` models are
 made ready at the same time and measured one after the other, while the others wait; with `--apart` each has the GPU's
 memory to itself. The losses of the first steps must agree. With dropout they do because the models have not learned
@@ -18,6 +20,7 @@ machine.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -26,7 +29,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,8 @@ FIRST, MORE = 3, 4
 MARK = "measured: "
 CANDIDATES = "ortflow", "torch eager", "torch.compile", "max-autotune"
 Arrays = dict[str, np.ndarray]
+Losses = Callable[[Iterable[Arrays]], Iterator[float]]
+"""Trains on a stream of batches: the loss of each step, before its update."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +190,8 @@ def spec_of(name: str, folder: Path) -> RunSpec:
     )
 
 
-def ortflow_step(name: str, folder: Path) -> Callable[[Arrays], float]:
-    """One step of the trainer that ranks run: the loss before the update."""
+def ortflow_losses(name: str, folder: Path) -> Losses:
+    """The trainer that ranks run."""
     from ortflow.workflow.device.choice import cuda_runtime
     from ortflow.workflow.device.cuda import CudaDevice
 
@@ -199,11 +204,43 @@ def ortflow_step(name: str, folder: Path) -> Callable[[Arrays], float]:
     spec = spec_of(name, folder) if exported else run_file(batch, folder, on_gpus=True, precision="bf16")
     found = cuda_runtime()
     device = CudaDevice(found, found.describe(0), precision="bf16")
-    return OrtflowStep(graphs, spec, 4, None, device).of
+    return OrtflowStep(graphs, spec, 4, None, device).over
 
 
-def torch_step(name: str, folder: Path, *, compiled: bool, mode: str | None = None) -> Callable[[Arrays], float]:
-    """One step as PyTorch's users write it."""
+def on_gpu(stream: Iterable[Arrays]) -> Iterator[dict[str, torch.Tensor]]:
+    """The batches on the GPU: each is copied there while the one before is used. Each array is pinned once."""
+    copies, pinned = torch.cuda.Stream(), dict[int, torch.Tensor]()
+
+    def sent(arrays: Arrays) -> dict[str, torch.Tensor]:
+        for array in arrays.values():
+            if id(array) not in pinned:
+                pinned[id(array)] = torch.from_numpy(array).pin_memory()
+        with torch.cuda.stream(copies):
+            return {key: pinned[id(array)].cuda(non_blocking=True) for key, array in arrays.items()}
+
+    ahead = None
+    for arrays in stream:
+        following = sent(arrays)
+        if ahead is not None:
+            yield ahead
+        torch.cuda.current_stream().wait_stream(copies)
+        for tensor in following.values():
+            tensor.record_stream(torch.cuda.current_stream())
+        ahead = following
+    if ahead is not None:
+        yield ahead
+
+
+def torch_losses(name: str, folder: Path, *, compiled: bool, mode: str | None = None) -> Losses:
+    """Training as PyTorch's users write it."""
+    step = torch_step(name, folder, compiled=compiled, mode=mode)
+    return lambda stream: map(step, on_gpu(stream))
+
+
+def torch_step(
+    name: str, folder: Path, *, compiled: bool, mode: str | None = None
+) -> Callable[[dict[str, torch.Tensor]], float]:
+    """One step, on tensors of the GPU: the loss before the update."""
     case = CASES[name]
     if name not in EXPORTED:
         weights = load_file(GraphSet.load(folder / "graphs").initial)
@@ -221,8 +258,8 @@ def torch_step(name: str, folder: Path, *, compiled: bool, mode: str | None = No
 
     forward: Any = torch.compile(loss_of, mode=mode) if compiled else loss_of
 
-    def step(arrays: Arrays) -> float:
-        input, labels = (torch.from_numpy(arrays[key]).cuda(non_blocking=True) for key in ("input", "labels"))
+    def step(arrays: dict[str, torch.Tensor]) -> float:
+        input, labels = arrays["input"], arrays["labels"]
         if case.channels_last:
             input = input.to(memory_format=torch.channels_last)
         with torch.autocast("cuda", torch.bfloat16):
@@ -236,12 +273,12 @@ def torch_step(name: str, folder: Path, *, compiled: bool, mode: str | None = No
     return step
 
 
-def step_of(name: str, candidate: str, folder: Path) -> Callable[[Arrays], float]:
-    """One step of a candidate."""
+def losses_of(name: str, candidate: str, folder: Path) -> Losses:
+    """The training of a candidate."""
     if candidate == "ortflow":
-        return ortflow_step(name, folder)
+        return ortflow_losses(name, folder)
     mode = "max-autotune" if candidate == "max-autotune" else None
-    return torch_step(name, folder, compiled=candidate != "torch eager", mode=mode)
+    return torch_losses(name, folder, compiled=candidate != "torch eager", mode=mode)
 
 
 def child(name: str, candidate: str, folder: Path, rounds: int) -> None:
@@ -249,15 +286,15 @@ def child(name: str, candidate: str, folder: Path, rounds: int) -> None:
     case, random = CASES[name], np.random.default_rng(0)
     arrays = [case.feeds(random) for _ in range(4)]
     begun = time.perf_counter()
-    step = step_of(name, candidate, folder)
-    losses = [step(arrays[place % 4]) for place in range(FIRST + MORE)][:FIRST]
+    steps = losses_of(name, candidate, folder)(itertools.cycle(arrays))
+    losses = [next(steps) for _ in range(FIRST + MORE)][:FIRST]
     print(MARK + json.dumps({"losses": losses, "ready": time.perf_counter() - begun}), flush=True)
     sys.stdin.readline()
     seconds = []
     # One untimed: the GPU's clock has fallen while it waited.
-    for place in range(rounds + 1):
+    for _ in range(rounds + 1):
         start = time.perf_counter()
-        step(arrays[place % 4])
+        next(steps)
         seconds.append(time.perf_counter() - start)
     memory = torch.cuda.mem_get_info()
     print(MARK + json.dumps({"seconds": seconds[1:], "used": memory[1] - memory[0]}), flush=True)

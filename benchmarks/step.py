@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +80,31 @@ class OrtflowStep:
         """The loss before the update."""
         return self.of({"tokens": tokens, "labels": labels}, rate=rate)
 
+    def over(self, stream: Iterable[dict[str, npt.NDArray[Any]]]) -> Iterator[float]:
+        """The losses of a stream, each batch of which is prefetched while the one before is computed, as in a run."""
+        from ortflow.workflow.data.batches import StepBatch
+        from ortflow.workflow.data.plan import Position
+        from ortflow.workflow.steps.shard import prefetched
+
+        def steps() -> Iterator[StepBatch]:
+            for arrays in stream:
+                rows = len(arrays["labels"])
+                yield StepBatch([MicroBatch(arrays, rows)], 0, rows, Position(0, 0), epoch_end=False)
+
+        with prefetched(steps(), self._trainer.prefetch) as ahead:
+            for step in ahead:
+                yield self._of(step.micro_batches[0])
+
     def close(self) -> None:
         """Release the trainer's memory. Called by all ranks."""
         self._trainer.end_training()
 
     def of(self, arrays: dict[str, npt.NDArray[Any]], *, rate: float = RATE) -> float:
         """The same of a model's inputs by name; the first axis of each is the batch."""
+        return self._of(MicroBatch(arrays, len(arrays["labels"])), rate=rate)
+
+    def _of(self, batch: MicroBatch, *, rate: float = RATE) -> float:
         self._update += 1
-        batch = MicroBatch(arrays, len(arrays["labels"]))
         number = self._update
         return self._trainer.step([batch], learning_rate=rate, update=number, seeds=[number], control_values=()).loss
 

@@ -119,13 +119,17 @@ class TorchStep:
         self._forward: Callable[[Tensor, Tensor], Tensor] = model
 
     def __call__(
-        self, tokens: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], *, rate: float | None = None
+        self,
+        tokens: npt.NDArray[np.int64] | torch.Tensor,
+        labels: npt.NDArray[np.int64] | torch.Tensor,
+        *,
+        rate: float | None = None,
     ) -> float:
         """The loss before the update, at a learning rate of its own if `rate` is given."""
         for group in self._optimizer.param_groups if rate is not None else ():
             group["lr"] = rate
         with torch.autocast(**self._autocast):
-            loss = self._forward(*(torch.from_numpy(array).to(self._device) for array in (tokens, labels)))
+            loss = self._forward(*(torch.as_tensor(array).to(self._device) for array in (tokens, labels)))
         loss.backward()
         nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
         self._optimizer.step()

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-_WORTHWHILE_SECONDS = 5e-4
+WORTHWHILE_SECONDS = 5e-4
 """Seconds between two items above which reading in the background is faster, despite the cost of waking a thread."""
 
 
@@ -35,7 +35,7 @@ class ReadAhead(Generic[Item]):
         Seconds between two items above which the next ones are read in the background.
     """
 
-    def __init__(self, groups: Iterable[Sequence[Item]], depth: int, worthwhile: float = _WORTHWHILE_SECONDS) -> None:
+    def __init__(self, groups: Iterable[Sequence[Item]], depth: int, worthwhile: float = WORTHWHILE_SECONDS) -> None:
         self._groups = iter(groups)
         self._depth, self._worthwhile = depth, worthwhile
         self._ready: deque[Item] = deque()

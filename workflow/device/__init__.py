@@ -103,7 +103,7 @@ class Device(Protocol):
     def view(self, pointer: int, count: int, dtype: npt.DTypeLike) -> Buffer:
         """Return a buffer over `count` elements of memory of this device that belongs to someone else."""
 
-    def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> Buffer:
+    def lend(self, array: npt.NDArray[Any], before: Buffer | None = None, *, prefetched: bool = False) -> Buffer:
         """Return a buffer with an array's values, valid until the next call.
 
         Parameters
@@ -112,6 +112,20 @@ class Device(Protocol):
             Array in host memory. On the CPU the buffer is the array itself.
         before
             A buffer of an earlier call, whose memory may be reused.
+        prefetched
+            Whether arrays for this buffer may be given to `prefetch` first.
+        """
+
+    def prefetch(self, array: npt.NDArray[Any], buffer: Buffer) -> None:
+        """Start to copy an array to the device, if that is worthwhile; may be called by another thread.
+
+        Parameters
+        ----------
+        array
+            An array that a later `lend` will be called with. It must not change until then.
+        buffer
+            The buffer that `lend` returned before for the same input. At most one array that has not been lent may be
+            prefetched for it when this is called.
         """
 
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:

@@ -95,9 +95,12 @@ class CpuDevice:
         memory = (ctypes.c_byte * (count * kind.itemsize)).from_address(pointer)
         return HostBuffer(np.ctypeslib.as_array(memory).view(kind))
 
-    def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> HostBuffer:
+    def lend(self, array: npt.NDArray[Any], before: Buffer | None = None, *, prefetched: bool = False) -> HostBuffer:
         """The array itself."""
         return HostBuffer(np.ascontiguousarray(array).reshape(-1))
+
+    def prefetch(self, array: npt.NDArray[Any], buffer: Buffer) -> None:
+        """Nothing to do."""
 
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
         """The CPU provider alone."""

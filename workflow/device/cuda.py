@@ -1,8 +1,8 @@
 """Flat buffers in the memory of one NVIDIA GPU, and ONNX Runtime's CUDA provider on one stream.
 
 All work of a rank is queued on that stream: copies, graphs, sums. Each operation therefore sees the earlier ones, and
-only reading waits for the GPU. Other threads, which write checkpoints, read on their own streams: they neither wait for
-the queued step nor become part of a captured one.
+only reading waits for the GPU. Other threads, which write checkpoints or prefetch batches, copy on streams of their
+own: they neither wait for the queued step nor become part of a captured one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.cudart import TO_DEVICE, TO_HOST, WITHIN, Blas, CudaError, Gpu, Runtime
+from ortflow.workflow.device.prefetch import WORTHWHILE, Prefetch
 from ortflow.workflow.device.staging import Locked, Readback, Staging
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.memory import HELP, KEPT, fullest
@@ -93,6 +94,27 @@ class CudaBuffer:
         self._is_written()
         self._device.send(self._memory, self._pointer, np.ascontiguousarray(values, self._dtype))
 
+    def prefetch(self, array: npt.NDArray[Any]) -> None:
+        """See `Device.prefetch`."""
+        prefetch = self._memory.prefetch
+        if prefetch is not None and prefetch.takes(array):
+            try:
+                prefetch.send(array)
+            except CudaError as error:
+                raise self._device.failure(error.message) from error
+
+    def fetch(self, array: npt.NDArray[Any]) -> None:
+        """Queue a copy from an array that may have been prefetched."""
+        prefetch = self._device.prefetch_to(self._memory, array.nbytes)
+        if prefetch is None or not prefetch.takes(array):
+            self.send(array)
+            return
+        self._is_written()
+        try:
+            prefetch.deliver(array, self._pointer)
+        except CudaError as error:
+            raise self._device.failure(error.message) from error
+
     def read(self, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """A copy on the host, in `out` if given.
 
@@ -148,12 +170,14 @@ class _Memory:
 
     staging: Staging | None
     """Pinned memory for copies to it."""
+    prefetch: Prefetch | None
+    """The same for arrays that are prefetched."""
 
     writes = 0
 
     def __init__(self, runtime: Runtime, size: int) -> None:
         self._runtime = runtime
-        self.size, self.staging = size, None
+        self.size, self.staging, self.prefetch = size, None, None
         self.pointer = runtime.allocate(size)
 
     def __del__(self) -> None:
@@ -170,6 +194,7 @@ class _Foreign:
     def __init__(self, pointer: int, size: int) -> None:
         self.pointer, self.size = pointer, size
         self.staging: Staging | None = None
+        self.prefetch: Prefetch | None = None
 
 
 class CudaDevice:
@@ -196,6 +221,7 @@ class CudaDevice:
         self.owner = threading.get_ident()
         self._settled: int | None = None
         self._drain: tuple[int, int] | None = None
+        self._copies: int | None = None
         self._others = threading.Lock()
         self._pins = True
         self._least_free = gpu.free
@@ -240,7 +266,7 @@ class CudaDevice:
         """Address of `size` bytes that are never freed nor zeroed. Raises CudaError."""
         return self.here().allocate(size)
 
-    def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> CudaBuffer:
+    def lend(self, array: npt.NDArray[Any], before: Buffer | None = None, *, prefetched: bool = False) -> CudaBuffer:
         """See the protocol."""
         buffer = None
         if isinstance(before, CudaBuffer) and before.dtype == array.dtype:
@@ -248,8 +274,35 @@ class CudaDevice:
             buffer = before.grown(array.size)
         if buffer is None:
             buffer = self.allocate(array.size, array.dtype)
-        buffer.send(array)
+        if prefetched:
+            buffer.fetch(array)
+        else:
+            buffer.send(array)
         return buffer
+
+    def prefetch(self, array: npt.NDArray[Any], buffer: Buffer) -> None:
+        """See the protocol."""
+        assert isinstance(buffer, CudaBuffer)
+        buffer.prefetch(array)
+
+    def prefetch_to(self, memory: _Memory | _Foreign, size: int) -> Prefetch | None:
+        """What copies arrays of so many bytes to an allocation; None if that gains nothing or cannot pin memory."""
+        if memory.prefetch is None and self._pins and size >= WORTHWHILE:
+            try:
+                memory.prefetch = Prefetch(self, memory.size)
+            except CudaError as error:
+                self._cannot_pin(error)
+        return memory.prefetch
+
+    def copy_stream(self) -> int:
+        """The stream for copies of batches from pinned memory."""
+        if self._copies is None:
+            self._copies = self.here().stream()
+        return self._copies
+
+    def _cannot_pin(self, error: CudaError) -> None:
+        self._pins = False
+        print(f"batches are copied through pageable memory: {error.message}", flush=True)
 
     def send(self, memory: _Memory | _Foreign, target: int, array: npt.NDArray[Any]) -> None:
         """Queue a copy of a contiguous array into a part of an allocation, through pinned memory of the same size.
@@ -261,8 +314,7 @@ class CudaDevice:
             try:
                 memory.staging = Staging(runtime, memory.size)
             except CudaError as error:
-                self._pins = False
-                print(f"batches are copied through pageable memory: {error.message}", flush=True)
+                self._cannot_pin(error)
         if memory.staging is None:
             self.copy(target, array.ctypes.data, array.nbytes, TO_DEVICE)
             return

@@ -219,6 +219,8 @@ class Binding:
         if device.kind == "cuda":
             self._queued.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._kept: dict[str, Any] = {}
+        self.prefetches = False
+        """Whether arrays may be given to `prefetch` before `feed`."""
         self._bound: dict[str, None] = {}
         """Outputs in the order in which they were tied, which ONNX Runtime keeps."""
         self._fed: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -266,9 +268,15 @@ class Binding:
 
     def feed(self, name: str, array: npt.NDArray[Any]) -> None:
         """Bind an input to an array's values; the array must live until the run has finished."""
-        buffer = self.device.lend(array, self._kept.get(name))
+        buffer = self.device.lend(array, self._kept.get(name), prefetched=self.prefetches)
         self._fed[name] = (buffer.pointer, array.shape)
         self.read_from(name, buffer, array.shape)
+
+    def prefetch(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Start to copy an array that will be fed; see `Device.prefetch`. The first one of an input is not."""
+        buffer = self._kept.get(name)
+        if buffer is not None:
+            self.device.prefetch(array, buffer)
 
     @property
     def fed(self) -> tuple[tuple[str, int, tuple[int, ...]], ...]:

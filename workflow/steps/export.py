@@ -82,6 +82,7 @@ def export(context: Context) -> None:
     context.trainer.before_export()
     if context.leads:
         path = output(context)
+        context.stream.close()
         context.trainer.end_training()
         del context.saver
         try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ortflow.workflow.data.ahead import WORTHWHILE_SECONDS, ReadAhead
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.dataset import Dataset
@@ -28,7 +29,8 @@ Source = tuple[Dataset, tuple[Feed, ...]]
 class Stream:
     """The samples of this rank's replica: training samples from the run's position, and the evaluation set on request.
 
-    Raises Faults if the data does not fit `inputs` and `limits`.
+    `prefetch` is called with the micro-batches of the next step while one is computed. Raises Faults if the data does
+    not fit `inputs` and `limits`.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Stream:
         limits: Limits,
         place: Place,
         progress: Progress,
+        prefetch: Callable[[Sequence[MicroBatch]], None] | None = None,
     ) -> None:
         self._spec, self._inputs = spec, inputs
         self._replica = spec.grid.place(place.rank).data
@@ -58,7 +61,8 @@ class Stream:
             world_size=self._replicas,
             last_batch=section.last_batch,
         )
-        self._training = batches.read_from(Position(progress.epoch, progress.sample))
+        self._read = batches.read_from(Position(progress.epoch, progress.sample))
+        self._training = self._read if prefetch is None else prefetched(self._read, prefetch)
 
     def _open_both(self, section: DataSection) -> tuple[Source, Source]:
         """Training set and held-out set (the training set if there is none). Raises Faults with all their problems."""
@@ -131,16 +135,33 @@ class Stream:
             yield from reader
 
     def close(self) -> None:
-        """Stop prefetching."""
+        """Stop reading training samples."""
         self._training.close()
+        self._read.close()
+
+
+def prefetched(
+    steps: Iterable[StepBatch],
+    prefetch: Callable[[Sequence[MicroBatch]], None],
+    worthwhile: float = WORTHWHILE_SECONDS,
+) -> ReadAhead[StepBatch]:
+    """The steps, the next one of which is given to `prefetch` in the background: see `Trainer.prefetch`."""
+
+    def each() -> Iterator[list[StepBatch]]:
+        for step in steps:
+            prefetch(step.micro_batches)
+            yield [step]
+
+    return ReadAhead(each(), 1, worthwhile)
 
 
 def shard(context: Context) -> None:
     """Open this rank's part of the data at the run's position. Tries the export and the training with real samples."""
     from ortflow.workflow.steps.export import try_export
 
-    inputs, limits = context.builder.inputs()
-    context.stream = Stream(context.spec, context.plan, inputs, limits, context.place, context.progress)
+    (inputs, limits), trainer = context.builder.inputs(), context.trainer
+    prefetch = trainer.prefetch if trainer.prefetches else None
+    context.stream = Stream(context.spec, context.plan, inputs, limits, context.place, context.progress, prefetch)
     try_export(context)
     context.leave_if_asked()
     attempt = context.try_on_all if context.trainer.together else context.try_on_rank_0

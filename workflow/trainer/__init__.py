@@ -187,6 +187,8 @@ class Trainer(Protocol):
     """Position of each tensor in the buffer `parameters`."""
     together: bool = False
     """Whether no rank can train alone, because each has a part of the model: all ranks then call `check`."""
+    prefetches: bool = False
+    """Whether the steps call `prefetch`."""
     before_update: Callable[[], None]
     """`step` must call it before it changes anything in `state`, because a save may still be reading. Step `runtime`
     sets it; until then it does nothing.
@@ -259,6 +261,14 @@ class Trainer(Protocol):
         StepOutcome
             Equal on all ranks.
         """
+
+    def prefetch(self, batches: Sequence[MicroBatch]) -> None:
+        """Start to copy the micro-batches of a step to this rank's device.
+
+        Called by another thread while an earlier step runs, with the same objects that `step` gets: the batches of each
+        step in order, at most one step ahead of the one that `step` computes. Not called once `end_training` has been.
+        """
+        return
 
     def numbers(self) -> Mapping[str, float]:
         """Return small numbers that a checkpoint stores besides the buffers, equal on all ranks; called between

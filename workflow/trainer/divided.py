@@ -65,6 +65,7 @@ class DividedTrainer(Trainer):
         self.before_update: Callable[[], None] = lambda: None
         self._graphs, self._spec, self._sessions, self._ranks = graphs, spec, sessions, ranks
         self._part, self._report = part, report
+        self.prefetches = part.prefetches
         self._canonical: CanonicalState | None = CanonicalState(division, ranks.world, part.state())
         self._shares: Mapping[str, Shard] = self._canonical.shares
         self.lent: LentTensors | None = None
@@ -117,6 +118,10 @@ class DividedTrainer(Trainer):
     def numbers(self) -> Mapping[str, float]:
         """The loss scale's state, which is the same on all ranks."""
         return self._part.numbers()
+
+    def prefetch(self, batches: Sequence[MicroBatch]) -> None:
+        """See the protocol."""
+        self._part.prefetch(batches)
 
     def restore(self, numbers: Mapping[str, float]) -> None:
         """See the protocol."""

@@ -46,6 +46,7 @@ NORM, USEFUL = TAIL - 2, TAIL - 1
 class QueuedTrainer(GraphTrainer):
     """See the module."""
 
+    prefetches = True
     _gradients: CudaBuffer
     _rate: CudaBuffer
     rounded: Rounded | None = None
@@ -198,6 +199,7 @@ class QueuedTrainer(GraphTrainer):
 
     def _repeat(self) -> None:
         """The passes over micro-batches and the scaling, as work that is queued repeatedly."""
+        self._first.prefetches = self._further.prefetches = True
         asked = self._spec.resources.cuda_graph
         drawn = obstacle_in(self._sessions.fastest_form_of(self._graphs.train)) if asked else ""
         drawn = copied_by(self._first) or drawn
@@ -261,6 +263,12 @@ class QueuedTrainer(GraphTrainer):
             self._forget_gradients()
         self._device.settle()
         return outcome
+
+    def prefetch(self, batches: Sequence[MicroBatch]) -> None:
+        """See the protocol. Further micro-batches are copied while the first one is computed."""
+        first = next((batch for batch in batches if batch.count), None)
+        for name, array in first.arrays.items() if first is not None else ():
+            self._first.prefetch(name, array)
 
     def _forward_and_backward(self, batch: MicroBatch, seed: int, *, fresh: bool = True) -> npt.NDArray[np.float32]:
         """See GraphTrainer. Only queues: the sums stay on the device, and the samples are in the tail already."""

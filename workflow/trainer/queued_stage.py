@@ -24,6 +24,8 @@ from ortflow.workflow.trainer.stage_trainer import StageTrainer
 class QueuedStageTrainer(QueuedPartTrainer, StageTrainer):
     """See the module."""
 
+    prefetches = False
+
     def _open_passes(self) -> None:
         self._overlap = None
         super()._open_passes()
