@@ -17,7 +17,7 @@ from queued import network
 from safetensors.numpy import load_file
 
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.fusion.buckets import MOST_INPUTS, OPERATOR, TOKEN, buckets_of, with_buckets
+from ortflow.workflow.fusion.buckets import MOST_INPUTS, OPERATOR, TOKEN, buckets_of, with_buckets, with_small_end
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.trainer.overlap import Overlap
@@ -47,6 +47,19 @@ def test_buckets_cover_the_gradient_and_end_with_their_group(least: int) -> None
     ends = {INDEX.span("decay")[1], INDEX.trained}
     assert all(bucket.stop - bucket.start >= least for bucket in buckets if bucket.stop not in ends)
     assert len(buckets) == {1: 10, 256: 5, 300: 4, 10**9: 2}[least]
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_the_last_bucket_is_cut_into_smaller_ones(place: int) -> None:
+    buckets = buckets_of(INDEX, 300)
+    last = buckets[place]
+    cut = with_small_end(buckets, last, INDEX, 128)
+    assert [bucket.start for bucket in cut] == [0, *(bucket.stop for bucket in cut[:-1])]
+    assert cut[-1].stop == INDEX.trained
+    assert [bucket for bucket in cut if bucket in buckets and bucket != last] == [b for b in buckets if b != last]
+    pieces = [bucket for bucket in cut if last.start <= bucket.start < last.stop]
+    assert tuple(name for piece in pieces for name in piece.names) == last.names
+    assert len(pieces) == [3, 3, 1, 2][place]
 
 
 def test_a_bucket_of_more_tensors_than_a_node_takes() -> None:
@@ -140,7 +153,8 @@ class Sums:
     def begin_all_reduce(self, buffer: Any) -> None:
         self.done.append((buffer.pointer, buffer.count))
 
-    def sum_parts(self, buffers: Sequence[Any]) -> None:
+    def sum_parts(self, buffers: Sequence[Any], gathered: Sequence[Any]) -> None:
+        assert not gathered
         self.done += [(buffer.pointer, buffer.count) for buffer in buffers]
 
     def join(self) -> None:

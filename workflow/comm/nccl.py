@@ -179,9 +179,16 @@ class NcclCommunicator(StagedCommunicator):
         element = BFLOAT16 if bfloat16 else TYPES[source.dtype.name]
         self._on([(name, given, made, count, element, *operation)], self.device.stream)
 
-    def sum_parts(self, buffers: Sequence[CudaBuffer]) -> None:
-        """Queue sums over the ranks, in place, together. May be captured; `watch` must be called after each launch."""
-        self._on([("ncclAllReduce", *_place(buffer), SUM) for buffer in buffers], self.device.stream)
+    def sum_parts(self, buffers: Sequence[CudaBuffer], gathered: Sequence[tuple[CudaBuffer, CudaBuffer]] = ()) -> None:
+        """Queue sums over the ranks, in place, and all-gathers, from a rank's part into the whole, in one launch.
+
+        May be captured; `watch` must be called after each launch.
+        """
+        calls: list[tuple[Any, ...]] = [("ncclAllReduce", *_place(buffer), SUM) for buffer in buffers]
+        for part, whole in gathered:
+            given, made = ctypes.c_void_p(part.pointer), ctypes.c_void_p(whole.pointer)
+            calls.append(("ncclAllGather", given, made, ctypes.c_size_t(part.size), BYTE))
+        self._on(calls, self.device.stream)
 
     def broadcast_parts(self, parts: Sequence[tuple[int, int, int]], stream: int) -> None:
         """Queue broadcasts on a stream, together. May be captured; `watch` must be called after each launch.

@@ -193,7 +193,7 @@ class Operators:
         self.shards: dict[int, Shards] = {}
         """By channel: what exchanges the parameters and gradients of a graph."""
         try:
-            self._compiler = Compiler(device.gpu.capability)
+            self.compiler = Compiler(device.gpu.capability)
         except OSError as error:
             self.note = str(error)
             return
@@ -241,7 +241,7 @@ class Operators:
         for node in model.graph.node:
             if node.domain == CUDA_DOMAIN:
                 self._bind(node, types)
-        launch = ctypes.cast(self._compiler.driver.cuLaunchKernel, ctypes.c_void_p)
+        launch = ctypes.cast(self.compiler.driver.cuLaunchKernel, ctypes.c_void_p)
         callback = ctypes.cast(self._callback, ctypes.c_void_p)
         self._library.ortflow_cuda_setup(launch, callback, ctypes.c_void_p(self.stream))
         return bytes(model.SerializeToString())
@@ -282,7 +282,7 @@ class Operators:
         # The same text has the same stored types, and so the same options.
         if source not in self._fused:
             names = SUMMING if sums else KERNELS
-            functions = [self._compiler.function(source, name, options) for name in names]
+            functions = [self.compiler.function(source, name, options) for name in names]
             both = [None] * len(KERNELS) + functions if sums else functions + [None] * len(SUMMING)
             self._fused[source] = int(self._library.ortflow_cuda_function(*both, lanes))
         return self._fused[source]
@@ -336,10 +336,10 @@ class Operators:
         stream: int | None = None,
     ) -> None:
         """See Call; on another stream than the sessions' if one is given."""
-        compiled = self._compiler.function(source, function, options)
+        compiled = self.compiler.function(source, function, options)
         grids, blocks = (([*size, 1, 1] if not isinstance(size, int) else [size, 1, 1])[:3] for size in (grid, block))
         values = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
-        code = self._compiler.driver.cuLaunchKernel(
+        code = self.compiler.driver.cuLaunchKernel(
             compiled, *grids, *blocks, shared, ctypes.c_void_p(self.stream if stream is None else stream), values, None
         )
         if code:

@@ -172,9 +172,13 @@ class Repeated:
         try:
             fault = graph_fault(runtime, graph)
             if not fault:
+                for edit in self._device.edits:
+                    edit(graph)
                 made = runtime.instantiate(graph)
         except CudaError as error:
             fault = error.message
+        except OrtflowError as error:
+            fault = str(error)
         if fault:
             with contextlib.suppress(CudaError):
                 runtime.forget_graph(graph, 0)

@@ -230,6 +230,8 @@ class CudaDevice:
         """Whether queued work is being captured, so that nothing may wait."""
         self.captured: weakref.WeakSet[Captured] = weakref.WeakSet() if captured is None else captured
         """Work that `memory_moves` discards."""
+        self.edits: list[Callable[[int], object]] = []
+        """Called with each captured graph, a cudaGraph_t, before it is instantiated. May raise OrtflowError."""
         self.after_wait: list[Callable[[], None]] = []
         """Called after each wait; each raises if the wait ended because a collective of its was aborted."""
 

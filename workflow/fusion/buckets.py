@@ -26,6 +26,8 @@ ROWS = "TableRows"
 """The operator of `table_rows`, whose nodes are brought into the order of all ranks with the others."""
 LEAST = 6_000_000
 """Elements of a bucket: 24 MB of fp32, from which an all-reduce over NVLink comes near its full rate."""
+LEAST_LAST = LEAST // 4
+"""The same of the last bucket, beside whose sum nothing is left to compute."""
 MOST_INPUTS = 60
 """operators.c passes 64 at most."""
 
@@ -45,9 +47,19 @@ def buckets_of(index: FlatIndex, least: int = LEAST, alone: Collection[str] = ()
     A piece ends with its group: the vectors behind the matrices are complete only at the end of the backward pass. Each
     tensor of `alone` is a piece. They cover [0, index.trained) without gaps.
     """
-    trained = [entry for entry in index if entry.offset < index.trained]
+    return _cut([entry for entry in index if entry.offset < index.trained], index.trained, least, alone)
+
+
+def with_small_end(buckets: Sequence[Bucket], last: Bucket, index: FlatIndex, least: int = LEAST_LAST) -> list[Bucket]:
+    """The buckets with `last`, which the backward pass completes at its end, in pieces of at least `least` elements."""
+    pieces = _cut([index[name] for name in last.names], last.stop, least)
+    return [piece for bucket in buckets for piece in (pieces if bucket == last else [bucket])]
+
+
+def _cut(entries: Sequence[Entry], end: int, least: int, alone: Collection[str] = ()) -> list[Bucket]:
+    """Neighbouring tensors up to element `end` in pieces: see `buckets_of`."""
     pieces: list[list[Entry]] = []
-    for entry in trained:
+    for entry in entries:
         last = pieces[-1] if pieces else []
         size = entry.offset - last[0].offset if last else 0
         apart = entry.name in alone or (last and last[0].name in alone)
@@ -55,7 +67,7 @@ def buckets_of(index: FlatIndex, least: int = LEAST, alone: Collection[str] = ()
             pieces.append([entry])
         else:
             last.append(entry)
-    stops = [*(piece[0].offset for piece in pieces[1:]), index.trained]
+    stops = [*(piece[0].offset for piece in pieces[1:]), end]
     return [
         Bucket(piece[0].offset, stop, tuple(entry.name for entry in piece))
         for piece, stop in zip(pieces, stops, strict=True)

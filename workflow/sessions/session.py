@@ -161,6 +161,7 @@ def _operators_of(device: Device) -> Operators | None:
 
     if not isinstance(device, CudaDevice):
         return None
+    from ortflow.workflow.cuda.memsets import memsets_as_kernels
     from ortflow.workflow.cuda.operators import Operators
 
     kernels = Operators(device)
@@ -173,6 +174,7 @@ def _operators_of(device: Device) -> Operators | None:
     if kernels.path is None:
         print(f"kernels are not fused: {kernels.note}", flush=True)
         return None
+    device.edits.append(functools.partial(memsets_as_kernels, kernels.compiler))
     return kernels
 
 

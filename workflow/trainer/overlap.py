@@ -19,7 +19,7 @@ from ortflow.workflow.device.capture import Stage
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.cuda import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.fusion.buckets import LEAST, Bucket, buckets_of, with_buckets
+from ortflow.workflow.fusion.buckets import LEAST, Bucket, buckets_of, with_buckets, with_small_end
 from ortflow.workflow.fusion.table_rows import with_rows
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.session import Sessions
@@ -108,11 +108,9 @@ class Overlap:
         """
         for buffer in self._buckets[self._next or 0 :]:
             self._beside.begin_all_reduce(buffer)
-        for table in self._tables:
-            if self._next is None:
-                table.put_nothing()
-            table.gather()
-        self._comm.sum_parts(self._rest)
+        for table in self._tables if self._next is None else ():
+            table.put_nothing()
+        self._comm.sum_parts(self._rest, [part for table in self._tables for part in table.parts])
         self._beside.join()
         for table in self._tables:
             table.add()
@@ -187,7 +185,10 @@ def overlapped(
     if (operators := sessions.operators) is None:
         return None
     model, rows = with_rows(form, index, elements, communicator.world_size, LEAST)
-    model, order = with_buckets(model, buckets_of(index, LEAST, {each.table for each in rows}))
+    whole, buckets = model, buckets_of(index, LEAST, {each.table for each in rows})
+    model, order = with_buckets(whole, buckets)
+    if last := [bucket for bucket in order if bucket.stop < index.trained][-1:]:
+        model, order = with_buckets(whole, with_small_end(buckets, last[0], index))
     early = [sync.slice(bucket.start, bucket.stop) for bucket in early_of(order, index.trained)]
     beside: Sums | str = peer_sums(communicator, operators, sync, early) if early else "there is one bucket"
     way = "by copies between the GPUs"

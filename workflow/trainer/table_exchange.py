@@ -16,7 +16,6 @@ from ortflow.workflow.cuda.operators import Operators, PlacedCall, Tensor
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.table_rows import TableRows
-from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.sessions.gpu_collectives import stored_type
 
 
@@ -44,7 +43,7 @@ class TableExchange:
         gradient: CudaBuffer,
         shape: tuple[int, int],
     ) -> None:
-        self._rows, self._comm, self._device, self._operators = rows, communicator, device, operators
+        self._rows, self._device, self._operators = rows, device, operators
         self._operator, self._width = TableGrad({"rows": shape[0]}), shape[1]
         self._table = Tensor(gradient.pointer, shape, TensorProto.FLOAT)
         ranks, rank = communicator.world_size, communicator.rank
@@ -72,11 +71,10 @@ class TableExchange:
         for buffer in self._own:
             buffer.fill(0)
 
-    def gather(self) -> None:
-        """Queue the exchange."""
-        half = self._rows.kind == TensorProto.BFLOAT16
-        for own, every, bfloat16 in zip(self._own, self._all, (False, half), strict=True):
-            self._comm.collect(Kind.ALL_GATHER, own, every, bfloat16=bfloat16)
+    @property
+    def parts(self) -> list[tuple[CudaBuffer, CudaBuffer]]:
+        """What is to be gathered from all ranks between `put` and `add`: this rank's part, and the whole."""
+        return list(zip(self._own, self._all, strict=True))
 
     def add(self) -> None:
         """Queue the sum of what was gathered, behind everything that computes the rest of the table's gradient."""
