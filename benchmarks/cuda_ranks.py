@@ -15,6 +15,7 @@ turns, the medians of rounds: the time of CALLS in a row. mpirun of the environm
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import socket
 import statistics
@@ -29,6 +30,8 @@ from unittest import mock
 
 from candidate import Failed, leave, measured
 
+BATCHES = 8
+"""Different batches of each rank."""
 CALLS = 10
 SIZES = [1 << power for power in (20, 22, 24, 26, 28, 30)]
 """Bytes."""
@@ -116,26 +119,30 @@ def measure_speed(options: argparse.Namespace) -> None:
     found: dict[str, Any] = {"sums": means, "gpu": device.gpu.name, "torch": torch.__version__}
     for name, make in candidates.items():
         # Each rank has batches of its own, each candidate the same ones.
-        stream = batches(config, options.batch, seed=comm.rank)
+        made = itertools.cycle(list(itertools.islice(batches(config, options.batch, seed=comm.rank), BATCHES)))
         step = make()
-        losses = [step(*next(stream)) for _ in range(5)]
+        if isinstance(step, OrtflowStep):
+            steps = step.over({"tokens": tokens, "labels": labels} for tokens, labels in made)
+        else:
+            steps = itertools.starmap(step, made)
+        losses = [next(steps) for _ in range(5)]
         if name == "torch.compile":
             every = comm.below.gather(losses) if comm.world_size > 1 else [losses]
             losses = [sum(each) / len(each) for each in zip(*every, strict=True)] if every else []
         seconds = []
         for _ in range(options.rounds):
-            arrays = next(stream)
             begun = time.perf_counter()
-            step(*arrays)
+            next(steps)
             seconds.append(time.perf_counter() - begun)
         found[name] = {"seconds": statistics.median(seconds), "losses": losses}
         print(
             f"{comm.world_size} rank(s), {name}: {1e3 * statistics.median(seconds):.2f} ms", file=sys.stderr, flush=True
         )
         if isinstance(step, OrtflowStep):
+            steps.close()
             step.close()
         device.memory_moves()
-        del step
+        del step, steps
         torch.cuda.empty_cache()
     if comm.rank == 0:
         finite = all(np.isfinite(each["losses"]).all() for each in found.values() if isinstance(each, dict))

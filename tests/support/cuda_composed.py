@@ -316,6 +316,13 @@ def _of_images(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     out = f"{node.output[0]}/out"
     inputs = [first[place] if place >= 0 else f"{out}/extra" for place in given]
     outputs = [out if wanted else "" for wanted in made]
+    if node.op_type == "MaxPool" and len(node.output) > 1:
+        # ONNX Runtime's gradient reads the image and the elements' numbers in it.
+        nodes.append(helper.make_node("Identity", first[:1], [f"{node.output[1]}/image"]))
+        outputs.append(f"{node.output[1]}/indices")
+    if node.op_type == "MaxPoolGrad":
+        del nodes[1:]
+        inputs = [first[0], f"{node.input[1]}/image", f"{node.input[1]}/indices"]
     if node.op_type == "ConvolutionDataGrad":
         height, width = next(helper.get_attribute_value(a) for a in node.attribute if a.name == "sizes")
         shape, size = f"{out}/shape", f"{out}/size"
@@ -335,8 +342,6 @@ def _of_images(node: onnx.NodeProto) -> list[onnx.NodeProto]:
             helper.make_node("Concat", [f"{out}/outputs", f"{out}/channels", f"{out}/kernel"], [shape], axis=0),
             helper.make_node("ConstantOfShape", [shape], [f"{out}/extra"]),
         ]
-    if node.op_type == "MaxPoolGrad":
-        nodes.append(helper.make_node("MaxPool", [first[1]], [f"{out}/again", f"{out}/extra"], **settings))
     nodes.append(helper.make_node(operator, inputs, outputs, domain=domain, **settings))
     nodes.append(helper.make_node("Transpose", [out], node.output[:1], perm=[0, 2, 3, 1]))
     return nodes
@@ -348,7 +353,7 @@ _IMAGES = {
     "ConvolutionDataGrad": ("ConvGrad", MICROSOFT, (0, -1, 1), (True, False, False)),
     "ConvolutionWeightGrad": ("ConvGrad", MICROSOFT, (0, 1, -1), (False, True, False)),
     "MaxPool": ("MaxPool", "", (0,), (True,)),
-    "MaxPoolGrad": ("MaxPoolGrad", MICROSOFT, (0, 1, -1), (True,)),
+    "MaxPoolGrad": ("MaxPoolGrad", MICROSOFT, (0,), (True,)),
 }
 
 

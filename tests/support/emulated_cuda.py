@@ -33,7 +33,9 @@ _ARGUMENTS: dict[str, Any] = {"*": ctypes.c_void_p, "i64": ctypes.c_int64, "int"
 _GUARD = 64
 _FILL = 0xFF
 """Bytes that make no number of every type."""
-SIZES = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2, TensorProto.INT64: 8}
+SIZES = {
+    TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2, TensorProto.INT64: 8, TensorProto.UINT8: 1
+}  # fmt: skip
 
 
 def parameters(source: str) -> dict[str, list[str]]:
@@ -103,7 +105,10 @@ def to_bytes(array: Array, kind: int) -> npt.NDArray[np.uint8]:
         words = np.ascontiguousarray(array, np.float32).view(np.uint32)
         rounded = ((words.astype(np.uint64) + 0x7FFF + ((words >> 16) & 1)) >> 16).astype(np.uint16)
         return rounded.reshape(-1).view(np.uint8)
-    types = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.INT64: np.int64}
+    types = {
+        TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.INT64: np.int64,
+        TensorProto.UINT8: np.uint8,
+    }  # fmt: skip
     return np.ascontiguousarray(array, types[kind]).reshape(-1).view(np.uint8)
 
 
@@ -111,7 +116,7 @@ def from_bytes(content: npt.NDArray[np.uint8], kind: int, shape: Sequence[int]) 
     """The stored array as fp32."""
     if kind == TensorProto.BFLOAT16:
         return (content.copy().view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    types = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
+    types = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.UINT8: np.uint8}
     return content.copy().view(types[kind]).astype(np.float32).reshape(shape)
 
 

@@ -15,8 +15,9 @@ Given = tuple[Array, int]
 Compute = Callable[[str, dict[str, Any], Sequence[Given | None], Sequence[int]], list[Array]]
 """(operator, attributes, inputs with their element types, element types of the outputs) -> the outputs as fp32."""
 
-FLOAT, FP16, BF16, INT64 = (
-    int(kind) for kind in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64)
+FLOAT, FP16, BF16, INT64, UINT8 = (
+    int(kind)
+    for kind in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64, TensorProto.UINT8)
 )
 KINDS = (FLOAT, FP16, BF16)
 NAMES = {FLOAT: "fp32", FP16: "fp16", BF16: "bf16"}
@@ -290,7 +291,10 @@ def check_max_pool(
             dx[:, h, w] += np.where(first == number, dy[0][:, row, column], 0)
     (found,) = twice(compute, "MaxPool", settings, [x], [of_x])
     np.testing.assert_array_equal(found, y.astype(np.float32))
-    (found,) = twice(compute, "MaxPoolGrad", settings, [dy, x, stored(y, of_x)], [of_dx])
+    found, first = twice(compute, "MaxPool", settings, [x], [of_x, UINT8])
+    np.testing.assert_array_equal(found, y.astype(np.float32))
+    settings["sizes"] = [height, width]
+    (found,) = twice(compute, "MaxPoolGrad", settings, [dy, (first, UINT8)], [of_dx])
     check("MaxPoolGrad", found, dx, of_dx)
 
 

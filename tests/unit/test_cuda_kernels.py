@@ -16,6 +16,7 @@ from operators_on_gpu import (
     FP16,
     INT64,
     KINDS,
+    UINT8,
     Array,
     check,
     check_batch_norm,
@@ -431,10 +432,11 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
                 table = stored(np.zeros((5, width)), FLOAT)
                 yield from launched(operator, [stored(np.zeros((2, 3, 5, width)), kind), table, table], [kind])
         windows = {"kernel_shape": (2, 2), "strides": (2, 2)}
-        yield from launched("MaxPool", [(of_image, kind)], [kind], **windows)
-        yield from launched("MaxPoolGrad", [(of_pool, kind), (of_image, kind), (of_pool, kind)], [kind], **windows)
+        yield from launched("MaxPool", [(of_image, kind)], [kind, UINT8], **windows)
+        yield from launched("MaxPoolGrad", [(of_pool, kind), (of_pool, UINT8)], [kind], **windows, sizes=[4, 4])
         if kind != FLOAT:
             yield source.source("convolution", (("X", kind),)), "widen"
+    yield source.source("memsets", ()), "set_bytes"
     for ranks in (2, 8):
         numbers = ("RANKS", ranks), ("RANK", ranks - 1), ("VECTOR", 4)
         for function in ("next_step", "notify", "wait_for", "add_up"):

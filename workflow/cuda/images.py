@@ -9,10 +9,12 @@ read and write channels last, so that a Transpose back is only left where a node
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 
 import onnx
 from onnx import TensorProto
 
+from ortflow.workflow.cuda.pooling import NOWHERE
 from ortflow.workflow.cuda.windows import AXES
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir.edit import attributes_of
@@ -234,6 +236,7 @@ class _Images:
         if indices and not self._w.are_read_by(indices, readers):
             return
         fits = given.get("auto_pad", b"NOTSET") == b"NOTSET" and not given.get("ceil_mode", 0)
+        fits = fits and prod(given["kernel_shape"]) <= NOWHERE
         dims = self._w.dims(image) or ()
         if image not in self._made or not fits or not all(isinstance(size, int) for size in dims[1:]):
             return
@@ -242,17 +245,18 @@ class _Images:
         windows: dict[str, object] = {name: list(given[name]) for name in (*_WINDOWS, "kernel_shape") if name in given}
         self._w.drop(node)
         made = self._new(f"{out}/last", out)
-        self._w.add("MaxPool", [x], [made], **windows)
+        places = [self._new(f"{out}/places", out, TensorProto.UINT8)] if indices else []
+        self._w.add("MaxPool", [x], [made, *places], **windows)
         self._back(made, out)
         if indices:
-            self._pools[indices] = str(out), dict[str, object](windows)
+            self._pools[indices] = places[0], dict[str, object](windows, sizes=[int(size) for size in dims[2:]])
 
     def _max_pool_gradient(self, node: onnx.NodeProto) -> None:
         gradient, image, indices = node.input
         if indices not in self._pools:
             return
-        (result, windows), out = self._pools[indices], node.output[0]
-        given = [self.last(gradient), self.last(image), self.last(result)]
+        (places, windows), out = self._pools[indices], node.output[0]
+        given = [self.last(gradient), places]
         self._w.drop(node)
         made = self._new(f"{out}/last", image)
         self._w.add("MaxPoolGrad", given, [made], **windows)

@@ -42,7 +42,7 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "BatchStatistics": (frozenset({0}), frozenset()),
     "BatchGradients": (frozenset({0, 1}), frozenset()),
     "MaxPool": (frozenset({0}), frozenset({0})),
-    "MaxPoolGrad": (frozenset({0, 1, 2}), frozenset({0})),
+    "MaxPoolGrad": (frozenset({0}), frozenset({0})),
 }
 """Operator -> positions of the inputs, and of the outputs, that may be fp16 or bf16, each independently."""
 HALF_ALONE = frozenset(

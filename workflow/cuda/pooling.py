@@ -1,23 +1,28 @@
 """The largest of each window of images, channels last, and the gradient; see pooling.cu.
 
-MaxPool (x) -> y; MaxPoolGrad (dy, x, y) -> dx: the gradient of a window goes to its first largest element. The
-attributes are those of ONNX's MaxPool. Values are [samples, height, width, channels]; y has the element type of x.
+MaxPool (x) -> y, places (optional): the number, u8, of the element in its window that the gradient goes to, the first
+largest one. MaxPoolGrad (dy, places) -> dx. The attributes are those of ONNX's MaxPool, and for the gradient `sizes`,
+height and width of x. Values are [samples, height, width, channels]; y has the element type of x.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_void_p
 from typing import Any
 
-from ortflow.workflow.cuda.operators import Call, Tensor
+from onnx import TensorProto
+
+from ortflow.workflow.cuda.operators import Call
 from ortflow.workflow.cuda.source import blocks, source, vector
 from ortflow.workflow.cuda.windows import AXES, Windows
 from ortflow.workflow.errors import OrtflowError
 
 _BLOCK = 256
+NOWHERE = 255
+"""The place in a window that has no element; windows have at most so many elements."""
 
 
 class Sizes(ctypes.Structure):
@@ -33,30 +38,31 @@ class _Node:
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self._windows = Windows.of(attributes)
 
-    def _made(self, x: Tensor) -> tuple[int, int, int, int]:
+    def _made(self, image: Sequence[int]) -> tuple[int, int, int, int]:
         """The shape of y."""
-        if len(x.shape) != AXES + 2:
-            raise OrtflowError(f"a pooling of {list(x.shape)}")
-        return x.shape[0], *self._windows.counts(x.shape[1:3]), x.shape[3]
+        if len(image) != AXES + 2 or math.prod(self._windows.kernel) > NOWHERE:
+            raise OrtflowError(f"a pooling of {list(image)} by {list(self._windows.kernel)}")
+        return image[0], *self._windows.counts(image[1:3]), image[3]
 
     def _launch(
-        self, call: Call, function: str, types: Mapping[str, tuple[int, int]], made: tuple[int, ...],
-        x: Tensor, places: int,
+        self, call: Call, function: str, types: Mapping[str, tuple[int, int]], pointers: Sequence[int],
+        image: Sequence[int], made: Sequence[int], of_image: bool,
     ) -> None:  # fmt: skip
-        """`types`: name in the source -> pointer and element type; `places` is the number of threads' places."""
-        channels = x.shape[3]
+        """`types`: name in the source -> pointer and element type. A thread has a place `of_image`, or of `made`."""
+        channels = image[3]
         lanes = vector(channels, types.values())
         windows = self._windows
         numbers = {
             "VECTOR": lanes, "PH": windows.kernel[0], "PW": windows.kernel[1], "SH": windows.strides[0],
             "SW": windows.strides[1], "DH": windows.dilations[0], "DW": windows.dilations[1], "TOP": windows.pads[0],
-            "LEFT": windows.pads[1],
+            "LEFT": windows.pads[1], "NOWHERE": NOWHERE,
         }  # fmt: skip
-        kinds = {"X": x.type, "Y": x.type, "G": x.type, "D": x.type} | {name: kind for name, (_, kind) in types.items()}
+        kinds = dict.fromkeys("XYGD", TensorProto.FLOAT) | {name: kind for name, (_, kind) in types.items()}
         text = source("pooling", tuple(kinds.items()), tuple(numbers.items()))
-        count = places * (channels // lanes)
-        sizes = Sizes(count, x.shape[1], x.shape[2], made[1], made[2], channels)
-        call.launch(text, function, blocks(count, _BLOCK), _BLOCK, *(c_void_p(p) for p, _ in types.values()), sizes)
+        count = math.prod((image if of_image else made)[:3]) * (channels // lanes)
+        if count:
+            sizes = Sizes(count, image[1], image[2], made[1], made[2], channels)
+            call.launch(text, function, blocks(count, _BLOCK), _BLOCK, *map(c_void_p, pointers), sizes)
 
 
 class MaxPool(_Node):
@@ -65,25 +71,27 @@ class MaxPool(_Node):
     def run(self, call: Call) -> None:
         """See Operator."""
         x = call.given(0)
-        made = self._made(x)
-        y = call.output(0, made)
-        if math.prod(made):
-            values = {"X": (x.pointer, x.type), "Y": (y, call.types[0])}
-            self._launch(call, "max_pool", values, made, x, math.prod(made[:3]))
+        made = self._made(x.shape)
+        y, places = call.output(0, made), call.output(1, made) if len(call.types) > 1 else 0
+        values = {"X": (x.pointer, x.type), "Y": (y, call.types[0])}
+        self._launch(call, "max_pool", values, (x.pointer, y, places), x.shape, made, of_image=False)
 
 
 class MaxPoolGrad(_Node):
     """See the module's docstring."""
 
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        super().__init__(attributes)
+        self._sizes = [int(size) for size in attributes["sizes"]]
+
     def run(self, call: Call) -> None:
-        """See Operator. Raises OrtflowError if shapes do not match, or y has another element type than x."""
-        dy, x, y = (call.given(place) for place in range(3))
-        made = self._made(x)
-        if dy.shape != made or y.shape != made or y.type != x.type:
-            raise OrtflowError(f"a gradient of {list(dy.shape)} for a pooling of {list(x.shape)} to {list(y.shape)}")
-        dx = call.output(0, x.shape)
-        if math.prod(x.shape):
-            values = {
-                "G": (dy.pointer, dy.type), "X": (x.pointer, x.type), "Y": (y.pointer, y.type), "D": (dx, call.types[0])
-            }  # fmt: skip
-            self._launch(call, "max_pool_gradient", values, made, x, math.prod(x.shape[:3]))
+        """See Operator. Raises OrtflowError if shapes do not match."""
+        dy, places = call.given(0), call.given(1)
+        image = (dy.shape[0], *self._sizes, dy.shape[-1])
+        made = self._made(image)
+        if dy.shape != made or places.shape != made:
+            raise OrtflowError(f"a gradient of {list(dy.shape)} for a pooling of {list(image)} to {list(places.shape)}")
+        dx = call.output(0, image)
+        values = {"G": (dy.pointer, dy.type), "D": (dx, call.types[0])}
+        pointers = dy.pointer, places.pointer, dx
+        self._launch(call, "max_pool_gradient", values, pointers, image, made, of_image=True)
