@@ -22,6 +22,7 @@ from operators_on_gpu import (
     Array,
     check,
     check_batch_norm,
+    check_channels_last,
     check_column_sums,
     check_cross_entropy,
     check_join,
@@ -280,6 +281,12 @@ POOLS = [
     ((3, 17, 13, 5), (3, 2), (1, 2), (1, 0, 1, 1), (1, 1)),
     ((2, 20, 21, 16), (3, 3), (2, 3), (2, 2, 2, 2), (2, 2)),
 ]
+
+
+@pytest.mark.parametrize("dims", [(128, 3, 224, 224), (64, 3, 7, 7), (5, 1, 33, 31), (2, 8, 9, 9)], ids=str)
+def test_few_channels_are_padded(compute: OnGpu, dims: tuple[int, ...]) -> None:
+    for kinds in ((FLOAT, BF16), (FP16, FP16), (FLOAT, FP16)):
+        check_channels_last(compute, dims, *kinds)
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=str)

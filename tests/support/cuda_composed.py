@@ -13,6 +13,7 @@ from graph_build_models import run_graph
 from kernels import off
 from onnx import helper, parser
 
+from ortflow.workflow.cuda.channels import PADDED
 from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN, MICROSOFT
 from ortflow.workflow.graph.ir.edit import import_domain, replace
 
@@ -300,13 +301,15 @@ def _of_images(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
     Gradients are ONNX Runtime's in the training wheel, or composed before (`autodiff.compose`).
     """
+    if node.domain == CUDA_DOMAIN and node.op_type == "ChannelsLast":
+        return _padded(*node.input, *node.output)
     if node.domain != CUDA_DOMAIN or node.op_type not in _IMAGES:
         return [node]
     operator, domain, given, made = _IMAGES[node.op_type]
     settings = {
         each.name: helper.get_attribute_value(each)
         for each in node.attribute
-        if each.name not in ("channels_last", "sizes")
+        if each.name not in ("channels", "channels_last", "sizes")
     }
     first = [f"{node.output[0]}/in.{place}" for place in range(len(node.input))]
     nodes = [
@@ -343,8 +346,30 @@ def _of_images(node: onnx.NodeProto) -> list[onnx.NodeProto]:
             helper.make_node("ConstantOfShape", [shape], [f"{out}/extra"]),
         ]
     nodes.append(helper.make_node(operator, inputs, outputs, domain=domain, **settings))
-    nodes.append(helper.make_node("Transpose", [out], node.output[:1], perm=[0, 2, 3, 1]))
+    if node.op_type == "ConvolutionWeightGrad":
+        channels = next(helper.get_attribute_value(each) for each in node.attribute if each.name == "channels")
+        ends = [f"{out}/start", f"{out}/end", f"{out}/axis"]
+        nodes += [
+            helper.make_node("Constant", [], [name], value_ints=[number])
+            for name, number in zip(ends, (0, channels, 1), strict=True)
+        ]
+        nodes.append(helper.make_node("Slice", [out, *ends], node.output[:1]))
+    else:
+        nodes.append(helper.make_node("Transpose", [out], node.output[:1], perm=[0, 2, 3, 1]))
     return nodes
+
+
+def _padded(x: str, y: str) -> list[onnx.NodeProto]:
+    last, pads = f"{y}/last", f"{y}/pads"
+    return [
+        helper.make_node("Transpose", [x], [last], perm=[0, 2, 3, 1]),
+        helper.make_node("Shape", [last], [f"{y}/channels"], start=3),
+        helper.make_node("Constant", [], [f"{y}/none"], value_ints=[0] * 7),
+        helper.make_node("Constant", [], [f"{y}/whole"], value_ints=[PADDED]),
+        helper.make_node("Sub", [f"{y}/whole", f"{y}/channels"], [f"{y}/more"]),
+        helper.make_node("Concat", [f"{y}/none", f"{y}/more"], [pads], axis=0),
+        helper.make_node("Pad", [last, pads], [y]),
+    ]
 
 
 _IMAGES = {

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from emulated_cuda import from_bytes, to_bytes
 from onnx import TensorProto
 
+from ortflow.workflow.cuda.channels import PADDED
+
 Array = npt.NDArray[Any]
 Given = tuple[Array, int]
 Compute = Callable[[str, dict[str, Any], Sequence[Given | None], Sequence[int]], list[Array]]
@@ -258,6 +260,15 @@ def check_batch_norm(compute: Compute, dims: tuple[int, ...], of_x: int, of_dy: 
         float(np.abs(g * normal).sum(axes).max()) / 10,
     )
     check("BatchGradients dbias", found[4], g.sum(axes), FLOAT, sums, float(np.abs(g).sum(axes).max()) / 10)
+
+
+def check_channels_last(compute: Compute, dims: tuple[int, ...], of_x: int, of_y: int) -> None:
+    """Images [samples, channels, height, width] as channels last, padded."""
+    x = stored(np.random.default_rng(sum(dims)).normal(0, 3, dims), of_x)
+    (found,) = twice(compute, "ChannelsLast", {}, [x], [of_y])
+    expected = np.zeros((dims[0], *dims[2:], PADDED))
+    expected[..., : dims[1]] = x[0].transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(found, stored(expected, of_y)[0])
 
 
 def check_max_pool(

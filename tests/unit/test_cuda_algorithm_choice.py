@@ -186,12 +186,12 @@ def test_fp32_is_not_rounded_unless_that_is_wanted(monkeypatch: pytest.MonkeyPat
 def test_the_gradient_of_a_weight_is_converted_from_where_it_was_written() -> None:
     call = Call([Tensor(1, (2, 7, 7, 4), BF16), Tensor(2, (2, 9, 9, 8), BF16)])
     convolution.ConvolutionWeightGrad({"kernel_shape": (3, 3), "channels_last": 1}).run(call)  # type: ignore[arg-type]
-    assert call.shape == (4, 3, 3, 8)
+    assert call.shape == (4, 8, 3, 3), "channels first"
     name, (dy, x, written), workspace = Graph.made[-1].ran[-1]
     assert (name, dy, x) == ("quick", 1, 2)
     assert written == call.base
     assert workspace >= written + 2 * 4 * 3 * 3 * 8
-    assert call.launched == [("widen", [written, 99, 4 * 3 * 3 * 8])]
+    assert call.launched == [("channels_first", [written, 99, 4 * 8, 3 * 3, 8, 8])]
 
 
 def test_what_cudnn_does_not_support_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

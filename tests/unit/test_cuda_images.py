@@ -118,15 +118,15 @@ def test_a_residual_network_is_channels_last_from_its_input_on(tmp_path: Path) -
     placed, counts = check(residual(tmp_path / "m.onnx"))
     wanted = {
         "Convolution": 4, "ConvolutionDataGrad": 3, "ConvolutionWeightGrad": 4, "BatchStatistics": 4,
-        "BatchGradients": 4, "MaxPool": 1, "MaxPoolGrad": 1,
+        "BatchGradients": 4, "MaxPool": 1, "MaxPoolGrad": 1, "ChannelsLast": 2,
     }  # fmt: skip
     assert {name: counts[name] for name in wanted} == wanted
     turned = [node for node in placed.graph.node if node.op_type == "Transpose"]
     weights = {name for node in turned for name in (node.input[0], node.output[0]) if name.startswith("w")}
     images = [node for node in turned if weights.isdisjoint((node.input[0], node.output[0]))]
-    # The input, the mean over all pixels, and its gradient; weights of 1 x 1 are not moved.
-    assert len(images) <= 3, [(node.input[0], node.output[0]) for node in images]
-    assert len(turned) - len(images) == 4
+    # The mean over all pixels, and its gradient; weights of 1 x 1 are not moved, and few channels are padded.
+    assert len(images) <= 2, [(node.input[0], node.output[0]) for node in images]
+    assert len(turned) - len(images) == 1
 
 
 def test_fp32_graphs_keep_their_convolutions(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from operators_on_gpu import (
     Array,
     check,
     check_batch_norm,
+    check_channels_last,
     check_column_sums,
     check_cross_entropy,
     check_max_pool,
@@ -435,7 +436,9 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
         yield from launched("MaxPool", [(of_image, kind)], [kind, UINT8], **windows)
         yield from launched("MaxPoolGrad", [(of_pool, kind), (of_pool, UINT8)], [kind], **windows, sizes=[4, 4])
         if kind != FLOAT:
-            yield source.source("convolution", (("X", kind),)), "widen"
+            yield source.source("convolution", (("X", kind),)), "channels_first"
+        for stored_as in {FLOAT, kind}:
+            yield from launched("ChannelsLast", [(of_image.transpose(0, 3, 1, 2), stored_as)], [kind])
     yield source.source("memsets", ()), "set_bytes"
     for ranks in (2, 8):
         numbers = ("RANKS", ranks), ("RANK", ranks - 1), ("VECTOR", 4)
@@ -473,6 +476,31 @@ def _nvrtc() -> Any:
 )  # fmt: skip
 def test_batch_norms(dims: tuple[int, ...], of_x: int, of_dy: int) -> None:
     check_batch_norm(Emulated(), dims, of_x, of_dy)
+
+
+@needs_emulation
+@pytest.mark.parametrize("dims", [(2, 3, 7, 9), (1, 1, 1, 1), (3, 8, 5, 4), (64, 3, 7, 7), (0, 3, 4, 4)], ids=str)
+@pytest.mark.parametrize(("of_x", "of_y"), [(FLOAT, BF16), (BF16, BF16), (FP16, FP16), (FLOAT, FLOAT)], ids=str)
+def test_images_of_few_channels_are_padded(dims: tuple[int, ...], of_x: int, of_y: int) -> None:
+    check_channels_last(Emulated(), dims, of_x, of_y)
+
+
+@needs_emulation
+@pytest.mark.parametrize(("kind", "dims", "channels"), [
+    (BF16, (5, 9, 8), 3), (FP16, (40, 1, 24), 24), (BF16, (33, 6, 7), 7), (FLOAT, (2, 49, 8), 1),
+])  # fmt: skip
+def test_the_gradient_of_a_weight_gets_channels_first(kind: int, dims: tuple[int, int, int], channels: int) -> None:
+    outputs, places, width = dims
+    values, _ = stored(np.random.default_rng(0).normal(size=dims), kind)
+    call = EmulatedCall([(values, kind)], [FLOAT])
+    made = call.output(0, (outputs, channels, places))
+    count = outputs * channels
+    call.launch(
+        source.source("convolution", (("X", kind),)), "channels_first", -(-count // 256), 256,
+        ctypes.c_void_p(call.given(0).pointer), ctypes.c_void_p(made), ctypes.c_int64(count),
+        *map(ctypes.c_int, (places, width, channels)),
+    )  # fmt: skip
+    np.testing.assert_array_equal(call.results()[0], values[:, :, :channels].transpose(0, 2, 1))
 
 
 @needs_emulation

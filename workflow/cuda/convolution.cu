@@ -1,5 +1,12 @@
-/* Halves [count] as fp32. */
-extern "C" __global__ void __launch_bounds__(256) widen(const X *__restrict__ from, float *__restrict__ to, i64 count) {
-    const i64 step = (i64)gridDim.x * blockDim.x;
-    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) to[i] = wide(from[i]);
+
+/* Weights [outputs, places, stored], channels last, as fp32 [outputs, channels, places]: the first channels of those
+ * stored. A thread has an output and a channel. */
+extern "C" __global__ void __launch_bounds__(256)
+    channels_first(const X *__restrict__ from, float *__restrict__ to, i64 count, int places, int stored,
+                   int channels) {
+    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (i >= count) return;
+    const i64 output = i / channels;
+    const X *first = from + output * places * stored + i % channels;
+    for (int place = 0; place < places; place++) to[i * places + place] = wide(first[(i64)place * stored]);
 }

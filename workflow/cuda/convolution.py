@@ -2,9 +2,10 @@
 
 Convolution (x, w) -> y; ConvolutionDataGrad (dy, w) -> dx, whose height and width are the attribute `sizes`;
 ConvolutionWeightGrad (dy, x) -> dw, fp32. The attributes are those of ONNX's Conv, and `channels_last`: images are then
-[samples, height, width, channels] and weights [outputs, height, width, channels]. All values of a node have one element
-type. cuDNN's Python package builds a plan for each shape, once per process; only algorithms with the same result in
-every run are used, the fastest of those that it proposes.
+[samples, height, width, channels] and weights [outputs, height, width, channels]. dw has ONNX's order of axes in either
+case, and the first `channels` channels if that attribute is given. All other values of a node have one element type.
+cuDNN's Python package builds a plan for each shape, once per process; only algorithms with the same result in every run
+are used, the fastest of those that it proposes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_int64, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,7 @@ from onnx import TensorProto
 from ortflow.workflow.cuda.algorithms import choices, fastest
 from ortflow.workflow.cuda.cudnn import available, cudnn, handle_on
 from ortflow.workflow.cuda.operators import Call
-from ortflow.workflow.cuda.source import source
+from ortflow.workflow.cuda.source import BYTES, blocks, source
 from ortflow.workflow.cuda.windows import AXES, TYPES, Shape, Windows, shape_of
 from ortflow.workflow.device.cudart import runtime
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -39,7 +40,7 @@ _UNWANTED = (
 """Notes of algorithms that give other bits in each run, or lose digits of halves."""
 _FLOAT = int(TensorProto.FLOAT)
 _ALIGNED = 256
-_BLOCK, _LARGEST_GRID = 256, 4096
+_BLOCK = 256
 Write = Callable[[Any, Shape], Sequence[Any]]
 Pointers = Callable[[int], Sequence[int]]
 
@@ -236,6 +237,7 @@ class _Node:
         if reason is not None:
             raise UserError(reason, where="train.precision", fix="use fp32 here, or `pip install 'ortflow[cuda]'`")
         self._windows, self._sizes = Windows.of(attributes), attributes.get("sizes", ())
+        self._channels = int(attributes.get("channels", 0))
 
 
 class Convolution(_Node):
@@ -267,13 +269,20 @@ class ConvolutionWeightGrad(_Node):
         """See Operator. Halves are converted: where cuDNN writes fp32 itself, ResNet-50 takes twice as long."""
         dy, x = call.given(0), call.given(1)
         shape = shape_of(self._windows, image=x, made=dy)
-        dw = call.output(0, shape.stored(shape.weight))
-        if shape.type == _FLOAT:
+        outputs, stored, *kernel = shape.weight
+        channels = self._channels or stored
+        dw = call.output(0, (outputs, channels, *kernel))
+        places = math.prod(kernel) if self._windows.channels_last else 1
+        if shape.type == _FLOAT and channels == stored and places == 1:
             _run(call, shape, weight_gradient, lambda _: (dy.pointer, x.pointer, dw))
             return
-        count = math.prod(shape.weight)
-        spare = -(-2 * count // _ALIGNED) * _ALIGNED
-        rounded = _run(call, shape, weight_gradient, lambda memory: (dy.pointer, x.pointer, memory), spare)
-        grid = min(-(-count // _BLOCK), _LARGEST_GRID)
-        text = source("convolution", (("X", shape.type),))
-        call.launch(text, "widen", grid, _BLOCK, c_void_p(rounded), c_void_p(dw), c_int64(count))
+        if not self._windows.channels_last:
+            # Nothing moves.
+            channels = stored = math.prod(shape.weight) // outputs
+        spare = -(-BYTES[shape.type] * math.prod(shape.weight) // _ALIGNED) * _ALIGNED
+        made = _run(call, shape, weight_gradient, lambda memory: (dy.pointer, x.pointer, memory), spare)
+        count = outputs * channels
+        call.launch(
+            source("convolution", (("X", shape.type),)), "channels_first", blocks(count, _BLOCK), _BLOCK,
+            c_void_p(made), c_void_p(dw), c_int64(count), *map(c_int, (places, stored, channels)),
+        )  # fmt: skip

@@ -14,6 +14,7 @@ from math import prod
 import onnx
 from onnx import TensorProto
 
+from ortflow.workflow.cuda.channels import PADDED
 from ortflow.workflow.cuda.pooling import NOWHERE
 from ortflow.workflow.cuda.windows import AXES
 from ortflow.workflow.graph.domains import MICROSOFT
@@ -72,6 +73,8 @@ class _Images:
         """Image -> the same with channels last."""
         self._made: set[str] = set()
         """Images that are computed with channels last."""
+        self._padded: dict[str, str] = {}
+        """Image or weight of few channels -> the same with channels last, padded."""
         self._pools: dict[str, tuple[str, dict[str, object]]] = {}
         """The indices that a pooling does not compute any more -> its result and windows."""
         self._inverses: dict[str, str] = {}
@@ -128,13 +131,29 @@ class _Images:
                 self._w("Transpose", weight, output=self._last[weight], perm=LAST)
         return self._last[weight]
 
+    def _has_few(self, image: str, weight: str) -> bool:
+        """Whether a convolution reads an image of few channels which is not computed with channels last."""
+        channels, group = (self._w.dims(image) or ())[1], (self._w.dims(weight) or ())[1]
+        return image not in self._made and channels == group and int(channels or 0) < PADDED
+
+    def _pad(self, value: str) -> str:
+        if value not in self._padded:
+            self._padded[value] = f"{value}/padded"
+            samples, _, *pixels = self._w.dims(value) or ()
+            self._w.describe(self._padded[value], TensorProto.FLOAT, (samples, *pixels, PADDED))
+            self._w.add("ChannelsLast", [value], [self._padded[value]])
+        return self._padded[value]
+
     def _convolution(self, node: onnx.NodeProto) -> None:
         image, weight, *bias = node.input
         windows = windows_of(self._w, image, weight, node)
         if windows is None:
             return
         out = node.output[0]
-        given, shaped = self.last(image), self._weight(weight)
+        if self._has_few(image, weight):
+            given, shaped = self._pad(image), self._pad(weight)
+        else:
+            given, shaped = self.last(image), self._weight(weight)
         self._w.drop(node)
         made = self._new(f"{out}/last", out)
         biased = bool(bias and bias[0])
@@ -154,13 +173,9 @@ class _Images:
         dy, dims = self.last(gradient), self._w.dims(weight) or ()
         self._w.drop(node)
         if of_weight:
-            made = self._new(f"{of_weight}/last", weight)
-            self._w.add("ConvolutionWeightGrad", [dy, self.last(image)], [made], **windows)
-            if dims[AXES:] == (1, 1):
-                shape = self._w.ints(*(int(size or 0) for size in dims))
-                self._w("Reshape", made, shape, output=of_weight)
-            else:
-                self._w("Transpose", made, output=of_weight, perm=FIRST)
+            x = self._pad(image) if self._has_few(image, weight) else self.last(image)
+            self._w.describe(of_weight, TensorProto.FLOAT, dims)
+            self._w.add("ConvolutionWeightGrad", [dy, x], [of_weight], **windows, channels=int(dims[1] or 0))
         if of_bias:
             self._w.describe(of_bias, TensorProto.FLOAT, dims[:1])
             self._w.add("ColumnSums", [dy], [of_bias], axes=RANK - 1)

@@ -36,6 +36,7 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "SoftmaxGrad": (frozenset({0, 1}), frozenset({0})),
     "Attention": (frozenset({0, 1, 2}), frozenset({0})),
     "AttentionGrad": (frozenset({0, 1, 2, 3, 4}), frozenset({0, 1, 2})),
+    "ChannelsLast": (frozenset(), frozenset({0})),
     "Convolution": (frozenset({0, 1}), frozenset({0})),
     "ConvolutionDataGrad": (frozenset({0, 1}), frozenset({0})),
     "ConvolutionWeightGrad": (frozenset({0, 1}), frozenset()),
@@ -46,8 +47,8 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
 }
 """Operator -> positions of the inputs, and of the outputs, that may be fp16 or bf16, each independently."""
 HALF_ALONE = frozenset(
-    {"Attention", "AttentionGrad", "Convolution", "ConvolutionDataGrad", "ConvolutionWeightGrad", "MaxPool"}
-    | {"MaxPoolGrad"}
+    {"Attention", "AttentionGrad", "ChannelsLast", "Convolution", "ConvolutionDataGrad", "ConvolutionWeightGrad"}
+    | {"MaxPool", "MaxPoolGrad"}
 )
 """Operators of `HALF` that are placed only for half precision: all values that may be half are."""
 
