@@ -5,6 +5,7 @@ Dropouts become those of ortflow's CPU library.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -227,6 +228,10 @@ _FUNCTIONS = (
 )
 
 
+_BATCH = ["slope", "offset", "mean", "variance", "inverse", "correction"]
+"""Outputs of BatchStatistics that every node has."""
+
+
 def composed(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that any runtime accepts."""
     copy = onnx.ModelProto()
@@ -250,7 +255,30 @@ def _apart(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         return _loss_and_gradient(node)
     if node.op_type == "Softmax" and node.domain == CUDA_DOMAIN and not any(node.input[1:]):
         return _masked(node)
+    if node.op_type == "BatchStatistics" and len(node.output) > len(_BATCH):
+        return _with_updates(node)
     return [*_without_residual(_without_sums(node)), *_sums(node)]
+
+
+def _with_updates(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The statistics of a batch, and what it moves by them."""
+    alone = onnx.NodeProto.FromString(node.SerializeToString())
+    settings = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    del alone.input[3:], alone.output[len(_BATCH) :], alone.attribute[:]
+    alone.attribute.append(helper.make_attribute("epsilon", settings["epsilon"]))
+    mean, variance, correction = (node.output[_BATCH.index(name)] for name in ("mean", "variance", "correction"))
+    names = iter(f"{node.output[0]}/update.{place}" for place in itertools.count())
+    made = [alone]
+
+    def add(operator: str, *inputs: str, output: str | None = None, **attributes: float) -> str:
+        made.append(helper.make_node(operator, list(inputs), [output or next(names)], **attributes))
+        return str(made[-1].output[0])
+
+    kept, fresh = (add("Constant", value_float=settings[name]) for name in ("momentum", "fresh"))
+    batches = mean, add("Mul", variance, correction)
+    for old, batch, new in zip(node.input[3:], batches, node.output[len(_BATCH) :], strict=True):
+        add("Add", add("Mul", old, kept), add("Mul", batch, fresh), output=new)
+    return made
 
 
 def _masked(node: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -29,6 +29,8 @@ static u32 __float_as_uint(float x) { u32 y; memcpy(&y, &x, 4); return y; }
 #define INFINITE __int_as_float(0x7f800000)
 #define NO_NUMBER __int_as_float(0x7fffffff)
 static float rsqrtf(float x) { return 1 / sqrtf(x); }
+static float __fmul_rn(float a, float b) { volatile float product = a * b; return product; }
+static float __fadd_rn(float a, float b) { return a + b; }
 static int __popc(u32 x) { return __builtin_popcount(x); }
 template <class T> static T min(T a, T b) { return a < b ? a : b; }
 template <class T> static T max(T a, T b) { return a > b ? a : b; }

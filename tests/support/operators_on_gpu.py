@@ -231,7 +231,15 @@ def check_batch_norm(compute: Compute, dims: tuple[int, ...], of_x: int, of_dy: 
     average, variance = exact.mean(axes), exact.var(axes)
     inverse = 1 / np.sqrt(variance + np.float32(epsilon))
     given = [x, scale, bias]
-    found = twice(compute, "BatchStatistics", {"epsilon": epsilon}, given, [FLOAT] * 6)
+    without = twice(compute, "BatchStatistics", {"epsilon": epsilon}, given, [FLOAT] * 6)
+    old, kept, fresh = stored(random.normal(0, 1, (2, width)), FLOAT)[0], np.float32(0.7), np.float32(0.3)
+    settings = {"epsilon": epsilon, "momentum": float(kept), "fresh": float(fresh)}
+    found = twice(compute, "BatchStatistics", settings, [*given, *((each, FLOAT) for each in old)], [FLOAT] * 8)
+    for one, other in zip(without, found, strict=False):
+        np.testing.assert_array_equal(one, other, err_msg="BatchStatistics has other bits with running statistics")
+    # As ONNX's nodes compute them, to the last bit.
+    for place, batch in enumerate((found[2], found[3] * found[5])):
+        np.testing.assert_array_equal(found[6 + place], old[place] * kept + batch * fresh)
     tolerance = 1e-6 * max(1.0, float(np.prod(dims[:-1])) ** 0.5 / 10)
     check("BatchStatistics mean", found[2], average, FLOAT, tolerance)
     check("BatchStatistics variance", found[3], variance, FLOAT, 4 * tolerance)

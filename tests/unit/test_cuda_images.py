@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ortflow.workflow.fusion.half import half
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.edit import described
+from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.types import GraphSet
 
 CHANNELS, CLASSES = 8, 5
@@ -89,7 +90,11 @@ def feeds_of(graphs: GraphSet, size: int = 12) -> dict[str, Array]:
 
 def check(path: Path) -> tuple[onnx.ModelProto, Counter[str]]:
     """Check that the placed graph computes the same; it, and the number of our nodes of each operator."""
-    graphs, model = differentiated(path)
+    return check_graph(*differentiated(path))
+
+
+def check_graph(graphs: GraphSet, model: onnx.ModelProto) -> tuple[onnx.ModelProto, Counter[str]]:
+    """The same for a differentiated graph."""
     placed = place(model, halves=True)
     kinds = {name: given.type.tensor_type.elem_type for name, given in described(placed.graph).items()}
     for node in placed.graph.node:
@@ -127,6 +132,92 @@ def test_a_residual_network_is_channels_last_from_its_input_on(tmp_path: Path) -
     # The mean over all pixels, and its gradient; weights of 1 x 1 are not moved, and few channels are padded.
     assert len(images) <= 2, [(node.input[0], node.output[0]) for node in images]
     assert len(turned) - len(images) == 1
+
+
+def statistics_of(placed: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in placed.graph.node if node.op_type == "BatchStatistics"]
+
+
+def moving(placed: onnx.ModelProto) -> set[str]:
+    """The running statistics that our nodes move, which the graph gives back under the names that trainers bind."""
+    found = {name for node in statistics_of(placed) for name in node.output[6:]}
+    assert found <= {value.name for value in placed.graph.output}
+    return found
+
+
+def test_running_statistics_move_with_those_of_the_batch(tmp_path: Path) -> None:
+    placed, _ = check(residual(tmp_path / "m.onnx"))
+    states = {value.name for value in placed.graph.output if value.name.endswith("_new")}
+    assert len(states) == 8
+    assert moving(placed) == states
+    for node in statistics_of(placed):
+        assert [f"{name}_new" for name in node.input[3:]] == list(node.output[6:])
+        readers = [each.op_type for each in placed.graph.node if not set(node.input[3:]).isdisjoint(each.input)]
+        assert readers == ["BatchStatistics"]
+
+
+def test_a_layer_that_is_called_twice_moves_its_statistics_twice(tmp_path: Path) -> None:
+    m = Model()
+    x = m.norm(m.convolution("x", 3, CHANNELS, 3), CHANNELS)
+    first = m.nodes[-1]
+    first.attribute.append(helper.make_attribute("momentum", 0.7))
+    again = m.convolution(m.add("Relu", x), CHANNELS, CHANNELS, 3)
+    m.nodes.append(onnx.NodeProto.FromString(first.SerializeToString()))
+    m.nodes[-1].name, m.nodes[-1].input[0], m.nodes[-1].output[0] = "/again", again, "again"
+    placed, _ = check(m.save(tmp_path / "m.onnx", m.convolution("again", CHANNELS, CHANNELS, 1)))
+    one, other = statistics_of(placed)
+    assert list(other.input[3:]) == list(one.output[6:])
+    assert {name.removesuffix("_new") for name in other.output[6:]} == set(one.input[3:])
+
+
+def reader(model: onnx.ModelProto, operator: str, *values: str) -> onnx.NodeProto:
+    """The first node of an operator that reads these values."""
+    return next(each for each in model.graph.node if each.op_type == operator and set(values) <= set(each.input))
+
+
+def other_count(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(2, np.float32), "two"))
+    node = reader(model, "Max")
+    node.input[1] = "two"
+
+
+def other_momentum(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.25, np.float32), "quarter"))
+    node = reader(model, "Mul", "w4")
+    node.input[1] = "quarter"
+
+
+def a_difference(model: onnx.ModelProto) -> None:
+    node = reader(model, "Add", reader(model, "Mul", "w3").output[0])
+    node.op_type = "Sub"
+
+
+def two_readers(model: onnx.ModelProto) -> None:
+    """What is kept of the old statistic is read for something else."""
+    kept = reader(model, "Mul", "w4").output[0]
+    model.graph.node.append(helper.make_node("Identity", [kept], ["kept"], name="/kept"))
+    model.graph.output.append(helper.make_tensor_value_info("kept", TensorProto.FLOAT, [CHANNELS]))
+
+
+def a_cycle(model: onnx.ModelProto) -> None:
+    """What moves depends on what is normalised."""
+    norm = next(each for each in model.graph.node if each.op_type == "BatchNormalization")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 2, 3]), "all"))
+    mean = helper.make_node("ReduceMean", [norm.output[0], "all"], ["far"], name="/far", keepdims=0)
+    model.graph.value_info.append(helper.make_tensor_value_info("far", TensorProto.FLOAT, [CHANNELS]))
+    node = reader(model, "Mul", "w3")
+    node.input[0] = "far"
+    model.graph.node.append(mean)
+    sort_nodes(model.graph)
+
+
+@pytest.mark.parametrize("change", [other_count, other_momentum, a_difference, two_readers, a_cycle])
+def test_statistics_that_move_otherwise_stay(tmp_path: Path, change: Callable[[onnx.ModelProto], None]) -> None:
+    graphs, model = differentiated(residual(tmp_path / "m.onnx"))
+    change(model)
+    placed, counts = check_graph(graphs, model)
+    assert counts["BatchStatistics"] == 4
+    assert len(moving(placed)) == 6, "those of the other three"
 
 
 def test_fp32_graphs_keep_their_convolutions(tmp_path: Path) -> None:

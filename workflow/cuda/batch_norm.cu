@@ -77,12 +77,19 @@ DEVICE void of_column(const float *part, i64 count, i64 width, float &one, float
     other = sum<32>(of_block[1][lane][group]);
 }
 
-/* y = slope x + offset; the unbiased variance is correction variance. */
+/* A running statistic after a batch, rounded as an Add of two Muls rounds it: without fused multiply-add. */
+DEVICE float moved(float old, float momentum, float batch, float fresh) {
+    return __fadd_rn(__fmul_rn(old, momentum), __fmul_rn(batch, fresh));
+}
+
+/* y = slope x + offset; the unbiased variance is correction variance. Running statistics move if there are any. */
 extern "C" __global__ void __launch_bounds__(1024)
     batch_statistics(const float *__restrict__ part, const X *__restrict__ x, const float *__restrict__ scale,
                      const float *__restrict__ bias, float *__restrict__ slope, float *__restrict__ offset,
                      float *__restrict__ mean, float *__restrict__ variance, float *__restrict__ inverse,
-                     float *__restrict__ correction, float epsilon, i64 count, i64 rows, i64 width) {
+                     float *__restrict__ correction, const float *old_mean, const float *old_variance,
+                     float *new_mean, float *new_variance, float epsilon, float momentum, float fresh, i64 count,
+                     i64 rows, i64 width) {
     float one, other;
     of_column(part, count, width, one, other);
     const i64 column = (i64)blockIdx.x * 32 + threadIdx.x / 32;
@@ -95,7 +102,11 @@ extern "C" __global__ void __launch_bounds__(1024)
     inverse[column] = one_over;
     slope[column] = factor;
     offset[column] = bias[column] - average * factor;
-    if (column == 0) *correction = (float)rows / (float)(rows > 1 ? rows - 1 : 1);
+    const float elements = rows, unbiased = elements / fmaxf(elements - 1, 1);
+    if (column == 0) *correction = unbiased;
+    if (!old_mean) return;
+    new_mean[column] = moved(old_mean[column], momentum, average, fresh);
+    new_variance[column] = moved(old_variance[column], momentum, __fmul_rn(spread, unbiased), fresh);
 }
 
 /* dx = slope dy + factor x + offset: with n = (x - mean) inverse and means over the rows,

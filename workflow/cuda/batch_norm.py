@@ -1,7 +1,9 @@
 """Normalisation by the statistics of a batch, channels last: what each channel is multiplied with; see batch_norm.cu.
 
-BatchStatistics (x [..., channels], scale, bias) -> slope, offset, mean, variance, 1 / deviation, correction []:
-y = slope x + offset, and the unbiased variance is correction variance. BatchGradients (dy, x, scale, mean,
+BatchStatistics (x [..., channels], scale, bias, running mean?, running variance?) -> slope, offset, mean, variance,
+1 / deviation, correction [], new running mean?, new running variance?: y = slope x + offset, and the unbiased variance
+is correction variance. A running statistic becomes `momentum` times itself and `fresh` times the batch's, with the bits
+of the nodes that `running` finds. BatchGradients (dy, x, scale, mean,
 1 / deviation) -> slope, factor, offset, dscale, dbias: dx = slope dy + factor x + offset. All other outputs are fp32
 [channels]; x and dy may be half. Elementwise kernels compute y and dx, together with their neighbours.
 """
@@ -51,17 +53,20 @@ class BatchStatistics:
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self._epsilon = float(attributes.get("epsilon", _EPSILON))
+        self._momentum, self._fresh = (float(attributes.get(name, 0)) for name in ("momentum", "fresh"))
 
     def run(self, call: Call) -> None:
         """See Operator."""
         x, scale, bias = (call.given(place) for place in range(3))
-        rows, width = _sizes(x, (scale, bias))
+        old = [call.given(place) for place in range(3, len(call.inputs))]
+        rows, width = _sizes(x, (scale, bias, *old))
         made = [*(call.output(place, (width,)) for place in range(5)), call.output(5, ())]
+        running = [*(each.pointer for each in old), *(call.output(6 + place, (width,)) for place in range(len(old)))]
         text, part, chunks = _sums(call, x, None, 0, rows, width)
-        pointers = part, x.pointer, scale.pointer, bias.pointer, *made
+        pointers = part, x.pointer, scale.pointer, bias.pointer, *made, *(running or [0] * 4)
         call.launch(
             text, "batch_statistics", -(-width // _COLUMNS_A_BLOCK), _FINISHING, *map(c_void_p, pointers),
-            c_float(self._epsilon), c_int64(chunks), c_int64(rows), c_int64(width),
+            *map(c_float, (self._epsilon, self._momentum, self._fresh)), c_int64(chunks), c_int64(rows), c_int64(width),
         )  # fmt: skip
 
 

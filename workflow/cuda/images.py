@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from ortflow.workflow.cuda.channels import PADDED
 from ortflow.workflow.cuda.pooling import NOWHERE
+from ortflow.workflow.cuda.running import correction_of, updates_of
 from ortflow.workflow.cuda.windows import AXES
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir.edit import attributes_of
@@ -192,32 +193,27 @@ class _Images:
         if len(node.output) != 3 or not all(node.output):
             return
         (out, mean, variance), channels = node.output, (self._w.dims(image) or ())[1:2]
-        x = self.last(image)
-        self._w.drop(node)
-        slope, offset = (self._vector(f"{out}/{name}", channels) for name in ("slope", "offset"))
+        x, inputs = self.last(image), list(node.input[1:3])
+        settings = {"epsilon": float(given.get("epsilon", 1e-5))}
+        ratio = correction_of(self._w, (x, image), mean, variance)
+        correction = ratio.output[0] if ratio is not None else f"{out}/correction"
+        updates = updates_of(self._w, node, correction, channels) if ratio is not None else None
+        self._w.drop(node, *([ratio] if ratio is not None else []))
+        slope, offset, inverse = (self._vector(f"{out}/{name}", channels) for name in ("slope", "offset", "inverse"))
         for name in (mean, variance):
             self._vector(name, channels)
-        correction = self._correction(x, variance) or f"{out}/correction"
         self._w.describe(correction, TensorProto.FLOAT, ())
-        self._inverses[mean] = self._vector(f"{out}/inverse", channels)
-        made_of = [slope, offset, mean, variance, self._inverses[mean], correction]
-        self._w.add("BatchStatistics", [x, *node.input[1:3]], made_of, epsilon=float(given.get("epsilon", 1e-5)))
+        self._inverses[mean] = inverse
+        made_of = [slope, offset, mean, variance, inverse, correction]
+        for update in updates or ():
+            self._w.drop(*update.makers)
+            inputs.append(update.old)
+            made_of.append(self._vector(update.new, channels))
+            settings |= {"momentum": update.momentum, "fresh": update.fresh}
+        self._w.add("BatchStatistics", [x, *inputs], made_of, **settings)
         made = self._new(f"{out}/last", image)
         self._w("Add", self._product(x, slope, f"{out}/scaled", image), offset, output=made)
         self._back(made, out)
-
-    def _correction(self, x: str, variance: str) -> str:
-        """The factor from the variance to the unbiased one, count / max(count - 1, 1), whose node is dropped."""
-        for reader in self._w.readers(variance):
-            for name in reader.input if reader.op_type == "Mul" else ():
-                ratio = self._w.maker(name)
-                count = self._w.maker(ratio.input[0]) if ratio is not None and ratio.op_type == "Div" else None
-                pixels = self._w.maker(count.input[0]) if count is not None and count.op_type == "Cast" else None
-                size = self._w.maker(pixels.input[0]) if pixels is not None and pixels.op_type == "Div" else None
-                if ratio is not None and size is not None and size.op_type == "Size" and size.input[0] == x:
-                    self._w.drop(ratio)
-                    return str(name)
-        return ""
 
     def _batch_norm_gradient(self, node: onnx.NodeProto) -> None:
         gradient, image, scale, mean, inverse = node.input
