@@ -28,6 +28,7 @@ from operators_on_gpu import (
     check_join,
     check_max_pool,
     check_norms,
+    check_pixel_means,
     check_rotary,
     check_softmax,
     check_table_gradient,
@@ -281,6 +282,12 @@ POOLS = [
     ((3, 17, 13, 5), (3, 2), (1, 2), (1, 0, 1, 1), (1, 1)),
     ((2, 20, 21, 16), (3, 3), (2, 3), (2, 2, 2, 2), (2, 2)),
 ]
+
+
+@pytest.mark.parametrize("dims", [(128, 7, 7, 2048), (70_000, 2, 1, 8), (3, 112, 112, 64), (5, 9, 7, 33)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_means_over_pixels(compute: OnGpu, dims: tuple[int, ...], kind: int) -> None:
+    check_pixel_means(compute, dims, kind)
 
 
 @pytest.mark.parametrize("dims", [(128, 3, 224, 224), (64, 3, 7, 7), (5, 1, 33, 31), (2, 8, 9, 9)], ids=str)

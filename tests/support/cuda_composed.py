@@ -331,6 +331,12 @@ def _of_images(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """
     if node.domain == CUDA_DOMAIN and node.op_type == "ChannelsLast":
         return _padded(*node.input, *node.output)
+    if node.domain == CUDA_DOMAIN and node.op_type == "PixelMeans":
+        axes = f"{node.output[0]}/axes"
+        return [
+            helper.make_node("Constant", [], [axes], value_ints=[1, 2]),
+            helper.make_node("ReduceMean", [node.input[0], axes], node.output),
+        ]
     if node.domain != CUDA_DOMAIN or node.op_type not in _IMAGES:
         return [node]
     operator, domain, given, made = _IMAGES[node.op_type]

@@ -30,6 +30,8 @@ _HEADER = Path(__file__).parent / "emulated_cuda.h"
 _TYPES = Path(__file__).parents[2] / "workflow" / "cuda" / "types.cuh"
 _KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([\w, /]+\)\s+)?(\w+)\(([^)]*)\)')
 _ARGUMENTS: dict[str, Any] = {"*": ctypes.c_void_p, "i64": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float}
+FORM = "2"
+"""Of the compiled files: to be changed with the compiler's options."""
 _GUARD = 64
 _FILL = 0xFF
 """Bytes that make no number of every type."""
@@ -67,13 +69,14 @@ def _library(source: str) -> Any:
     folder = Path(tempfile.gettempdir()) / "ortflow-emulated"
     folder.mkdir(exist_ok=True)
     program = f"{_HEADER.read_text()}\n{text}\n{call}\n" + "\n".join(wrappers)
-    path = folder / f"{hashlib.sha256(program.encode()).hexdigest()[:24]}.so"
+    path = folder / f"{hashlib.sha256((program + FORM).encode()).hexdigest()[:24]}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as work:
             (Path(work) / "k.cc").write_text(program)
             command = [
-                str(_COMPILER), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", "-o",
-                f"{work}/k.so", f"{work}/k.cc",
+                # Shared memory of a function that several sources define must not be one for all of them.
+                str(_COMPILER), "-fno-gnu-unique", "-std=c++17", "-O1", "-w", "-fPIC", "-shared",
+                "-fno-strict-aliasing", "-o", f"{work}/k.so", f"{work}/k.cc",
             ]  # fmt: skip
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr[:3000]

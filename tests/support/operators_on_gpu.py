@@ -270,6 +270,13 @@ def check_batch_norm(compute: Compute, dims: tuple[int, ...], of_x: int, of_dy: 
     check("BatchGradients dbias", found[4], g.sum(axes), FLOAT, sums, float(np.abs(g).sum(axes).max()) / 10)
 
 
+def check_pixel_means(compute: Compute, dims: tuple[int, ...], kind: int) -> None:
+    """Means over height and width of images [samples, height, width, channels]."""
+    x = stored(np.random.default_rng(sum(dims)).normal(1, 3, dims), kind)
+    (found,) = twice(compute, "PixelMeans", {}, [x], [FLOAT])
+    check("PixelMeans", found, x[0].astype(np.float64).mean((1, 2), keepdims=True), FLOAT)
+
+
 def check_channels_last(compute: Compute, dims: tuple[int, ...], of_x: int, of_y: int) -> None:
     """Images [samples, channels, height, width] as channels last, padded."""
     x = stored(np.random.default_rng(sum(dims)).normal(0, 3, dims), of_x)

@@ -25,6 +25,7 @@ from operators_on_gpu import (
     check_cross_entropy,
     check_max_pool,
     check_norms,
+    check_pixel_means,
     check_rotary,
     check_softmax,
     check_table_gradient,
@@ -411,6 +412,7 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2]], [kind, FLOAT])
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2], given], [kind, FLOAT])
             yield from launched("ColumnSums", [given], [FLOAT])
+            yield from launched("PixelMeans", [(x.reshape(1, 2, 1, width), kind)], [FLOAT])
             yield from launched("BatchStatistics", [given, fp32[0], fp32[0]], [FLOAT] * 6)
             yield from launched("BatchGradients", [given, given, *[fp32[0]] * 3], [FLOAT] * 5)
             yield from launched("Join", [given, given], [kind], axis=-1)
@@ -483,6 +485,13 @@ def test_batch_norms(dims: tuple[int, ...], of_x: int, of_dy: int) -> None:
 @pytest.mark.parametrize(("of_x", "of_y"), [(FLOAT, BF16), (BF16, BF16), (FP16, FP16), (FLOAT, FLOAT)], ids=str)
 def test_images_of_few_channels_are_padded(dims: tuple[int, ...], of_x: int, of_y: int) -> None:
     check_channels_last(Emulated(), dims, of_x, of_y)
+
+
+@needs_emulation
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dims", [(2, 7, 7, 40), (3, 1, 1, 9), (1, 30, 20, 64), (2, 5, 3, 520), (0, 3, 3, 8)], ids=str)
+def test_means_over_pixels(dims: tuple[int, ...], kind: int) -> None:
+    check_pixel_means(Emulated(), dims, kind)
 
 
 @needs_emulation

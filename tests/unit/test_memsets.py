@@ -42,7 +42,8 @@ class Driver:
         return self._list(list(self.nodes), place, count)
 
     def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:  # noqa: N802
-        kind._obj.value = MEMSET if isinstance(self.nodes[node.value], tuple) else KERNEL
+        found = self.nodes[node.value]
+        kind._obj.value = MEMSET if isinstance(found, tuple) else found if isinstance(found, int) else KERNEL
         return 0
 
     def cuGraphMemsetNodeGetParams(self, node: Any, place: Any) -> int:  # noqa: N802
@@ -113,6 +114,13 @@ def test_a_failure_is_an_error(name: str) -> None:
     driver.failing = name
     with pytest.raises(OrtflowError, match=r"a memset of a CUDA graph cannot be replaced \(error 1\)"):
         memsets_as_kernels(Compiler(driver), 5)
+
+
+@pytest.mark.parametrize("allocates", [10, 11])
+def test_graphs_that_allocate_memory_stay(allocates: int) -> None:
+    driver = Driver({1: (4096, 0, 1, 4, 1), 2: allocates}, {(1, 2)})
+    assert memsets_as_kernels(Compiler(driver), 5) == 0
+    assert driver.nodes.keys() == {1, 2}
 
 
 def test_another_driver_changes_nothing() -> None:

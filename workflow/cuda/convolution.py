@@ -29,7 +29,7 @@ from ortflow.workflow.errors import OrtflowError, UserError
 
 LARGEST_WORKSPACE = 1 << 28
 """In bytes. Algorithms that need more are not used."""
-TRIED = 6
+TRIED = 10
 """Algorithms that are measured, at most."""
 ROUNDS = 5
 """Runs of each that are timed, behind one that is not."""

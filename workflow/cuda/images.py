@@ -281,14 +281,16 @@ class _Images:
         alone = node.op_type == "GlobalAveragePool"
         if image not in self._made or not (alone or sorted(axis % RANK for axis in axes or ()) == _PIXELS):
             return
-        x, pixels = self.last(image), self._w.ints(1, 2)
+        x, dims = self.last(image), self._w.dims(image) or ()
         self._w.drop(node)
+        means = f"{out}/last"
+        self._w.describe(means, TensorProto.FLOAT, (dims[0], 1, 1, dims[1]))
+        self._w.add("PixelMeans", [x], [means])
         if alone or given.get("keepdims", 1):
-            dims = self._w.dims(image) or ()
             self._w.describe(out, TensorProto.FLOAT, (*dims[:2], 1, 1))
-            self._back(self._w("ReduceMean", x, pixels, output=self._new(f"{out}/last", out), keepdims=1), out)
+            self._back(means, out)
         else:
-            self._w("ReduceMean", x, pixels, output=out, keepdims=0)
+            self._w("Squeeze", means, self._w.ints(1, 2), output=out)
 
     def _expand(self, node: onnx.NodeProto) -> None:
         """A gradient that is the same for all pixels: as large as an image with channels last."""

@@ -15,8 +15,8 @@ from ortflow.workflow.errors import OrtflowError
 
 LARGEST = 4096
 """Bytes of a memset that a single thread block sets at once."""
-_MEMSET = 2
-"""CU_GRAPH_NODE_TYPE_MEMSET."""
+_MEMSET, _ALLOCATES, _FREES = 2, 10, 11
+"""CUgraphNodeType: a memset, and nodes that allocate and free memory."""
 _THREADS = 128
 _FUNCTIONS = (
     "cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphMemsetNodeGetParams", "cuGraphNodeGetDependencies",
@@ -51,20 +51,29 @@ class _Kernel(ctypes.Structure):
 def memsets_as_kernels(compiler: Compiler, graph: int) -> int:
     """Replace the small memsets of a graph, which must not be instantiated yet; returns how many.
 
-    Those whose edges the driver does not describe by their ends alone stay. Raises OrtflowError.
+    They stay in a graph that allocates memory, which cannot be changed, and where the driver does not describe their
+    edges by the ends alone. Raises OrtflowError.
     """
     driver, found = compiler.driver, 0
     if not all(hasattr(driver, name) for name in _FUNCTIONS):
         return 0
-    for node in _listed(driver.cuGraphGetNodes, ctypes.c_void_p(graph)) or ():
-        kind, memset = ctypes.c_int(), _Memset()
-        _check(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
-        if kind.value != _MEMSET:
+    kinds = {node: _kind(driver, node) for node in _listed(driver.cuGraphGetNodes, ctypes.c_void_p(graph)) or ()}
+    if not {_ALLOCATES, _FREES}.isdisjoint(kinds.values()):
+        return 0
+    for node, kind in kinds.items():
+        memset = _Memset()
+        if kind != _MEMSET:
             continue
         _check(driver.cuGraphMemsetNodeGetParams(ctypes.c_void_p(node), ctypes.byref(memset)))
         if memset.height == 1 and memset.size <= LARGEST:
             found += _replace(compiler, graph, node, memset)
     return found
+
+
+def _kind(driver: Any, node: int) -> int:
+    kind = ctypes.c_int()
+    _check(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+    return kind.value
 
 
 def _replace(compiler: Compiler, graph: int, node: int, memset: _Memset) -> bool:

@@ -29,6 +29,7 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "CrossEntropyGrad": (frozenset({2}), frozenset({0})),
     "CrossEntropyShare": (frozenset({1}), frozenset()),
     "ColumnSums": (frozenset({0}), frozenset()),
+    "PixelMeans": (frozenset({0}), frozenset()),
     "TableGrad": (frozenset({1, 2}), frozenset({0})),
     "Rotary": (frozenset({0}), frozenset({0})),
     "RotaryGrad": (frozenset({0}), frozenset({0})),

@@ -3,16 +3,17 @@
 #define COUNT (READS * VECTOR)
 #define TILE (LANES * COUNT)
 
-/* out [gridDim.y, width]: what each row of blocks sums. A block has TILE columns. */
-extern "C" __global__ void __launch_bounds__(256)
-    column_sums(const X *__restrict__ x, float *__restrict__ out, i64 rows, i64 width) {
+/* out [width]: the sums of the block's rows, of every `step` groups of GROUPS the one at `start`, over `divisor`. A
+ * block has TILE columns. */
+DEVICE void sum_rows(const X *__restrict__ x, float *__restrict__ out, i64 start, i64 groups, i64 rows, i64 width,
+                     float divisor) {
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
-    const i64 first = (i64)blockIdx.x * TILE, step = (i64)gridDim.y * GROUPS;
+    const i64 first = (i64)blockIdx.x * TILE, step = groups * GROUPS;
     float sums[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) sums[i] = 0;
 #pragma unroll 4
-    for (i64 row = (i64)blockIdx.y * GROUPS + group; row < rows; row += step) {
+    for (i64 row = start * GROUPS + group; row < rows; row += step) {
         const X *from = x + row * width + first;
 #pragma unroll
         for (int k = 0; k < READS; k++) {
@@ -34,7 +35,22 @@ extern "C" __global__ void __launch_bounds__(256)
         i64 column = first + (element / VECTOR * LANES + thread) * VECTOR + element % VECTOR;
         float all = 0;
         for (int row = 0; row < GROUPS; row++) all += of_block[element * 256 + row * LANES + thread];
-        if (column < width) out[(i64)blockIdx.y * width + column] = all;
+        if (column < width) out[column] = all / divisor;
+    }
+}
+
+/* out [gridDim.y, width]: what each row of blocks sums. */
+extern "C" __global__ void __launch_bounds__(256)
+    column_sums(const X *__restrict__ x, float *__restrict__ out, i64 rows, i64 width) {
+    sum_rows(x, out + (i64)blockIdx.y * width, blockIdx.y, gridDim.y, rows, width, 1);
+}
+
+/* out [samples, width]: means over the rows of x [samples, rows, width]; a row of blocks has a sample. */
+extern "C" __global__ void __launch_bounds__(256)
+    column_means(const X *__restrict__ x, float *__restrict__ out, i64 samples, i64 rows, i64 width) {
+    for (i64 sample = blockIdx.y; sample < samples; sample += gridDim.y) {
+        sum_rows(x + sample * rows * width, out + sample * width, 0, 1, rows, width, (float)rows);
+        __syncthreads();
     }
 }
 

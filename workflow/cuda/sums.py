@@ -1,6 +1,7 @@
-"""Sums over leading axes in a fixed order, for the gradients of biases; see sums.cu.
+"""Sums over axes in a fixed order; see sums.cu. x may be half, the results are fp32.
 
-ColumnSums (x) -> the sum over all axes but the last, or over the first `axes`; x may be half, the sums are fp32.
+ColumnSums (x) -> the sum over all axes but the last, or over the first `axes`, for the gradients of biases. PixelMeans
+(x [samples, height, width, channels]) -> the means over height and width [samples, 1, 1, channels].
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from onnx import TensorProto
 
 from ortflow.workflow.cuda.operators import Call
 from ortflow.workflow.cuda.source import columns_of, source, vector
+from ortflow.workflow.errors import OrtflowError
 
 _BLOCKS = 1056
 """Largest number of blocks, if a row needs fewer: as many as a large GPU holds, and the same on every GPU, so that the
@@ -57,6 +59,29 @@ class ColumnSums:
         )
         if chunks > 1:
             finish(call, part, chunks, width, out)
+
+
+class PixelMeans:
+    """See the module's docstring."""
+
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        pass
+
+    def run(self, call: Call) -> None:
+        """See Operator. Raises OrtflowError if there are no pixels."""
+        x = call.given(0)
+        samples, height, width, channels = x.shape
+        out = call.output(0, (samples, 1, 1, channels))
+        if not height * width:
+            raise OrtflowError(f"the mean over the pixels of {list(x.shape)}")
+        if not samples * channels:
+            return
+        columns = columns_of(channels, vector(channels, [(x.pointer, x.type)]), 8)
+        call.launch(
+            source("sums", (("X", x.type),), columns.numbers()), "column_means",
+            (columns.tiles, min(samples, _LARGEST_GRID_Y)), _THREADS, c_void_p(x.pointer), c_void_p(out),
+            *map(c_int64, (samples, height * width, channels)),
+        )  # fmt: skip
 
 
 def finish(call: Call, part: int, count: int, width: int, *outs: int) -> None:

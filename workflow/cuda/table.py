@@ -50,6 +50,7 @@ OPERATORS: Mapping[str, type[Operator]] = {
     "CrossEntropyShare": cross_entropy.CrossEntropyShare,
     "CrossEntropyWithGrad": cross_entropy.CrossEntropyWithGrad,
     "ColumnSums": sums.ColumnSums,
+    "PixelMeans": sums.PixelMeans,
     "Product": product.Product,
     "Rotary": rotary.Rotary,
     "RotaryGrad": rotary.RotaryGrad,
