@@ -24,10 +24,12 @@ OWN = "ortflow"
 VIEWS = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"])
 """Operators whose output shares the memory of their input."""
 IN_PLACE = frozenset([
-    "Abs", "Add", "Cast", "Ceil", "Clip", "Div", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "LeakyRelu", "Log", "Mul",
-    "Neg", "Not", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Sum", "Tanh",
+    "Cast", "Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign",
+    "Tanh", "ThresholdedRelu",
 ])  # fmt: skip
-"""ONNX operators whose output ONNX Runtime may write over an input that has no later reader."""
+"""ONNX operators whose output ONNX Runtime writes over their first input if it has no later reader; its kernels of
+arithmetic, such as Add and Exp, do not.
+"""
 OWN_IN_PLACE: Mapping[str, int] = {
     "CrossEntropyGrad": 2, "GeluGrad": 0, "LayerNormalizationGrad": 0, "RMSNormalizationGrad": 0, "SoftmaxGrad": 0,
 }  # fmt: skip
@@ -219,7 +221,7 @@ def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[s
 def _written_over(node: onnx.NodeProto) -> list[str]:
     """The inputs that a node may overwrite with its first output."""
     if not node.domain:
-        return [str(name) for name in node.input] if node.op_type in IN_PLACE else []
+        return [str(node.input[0])] if node.op_type in IN_PLACE else []
     place = OWN_IN_PLACE.get(node.op_type) if node.domain == OWN else None
     return [str(node.input[place])] if place is not None and place < len(node.input) else []
 
