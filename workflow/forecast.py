@@ -194,40 +194,52 @@ def activations(
     """
     from ortflow.workflow.graph.memory.plan import peak_of, sizes_of
 
-    _, model, types = _followed(graphs, spec, batch)
+    found = _followed(graphs, spec, batch)
+    model, types = found.model, found.types
     if shards is not None:
         from ortflow.workflow.graph.memory.concrete import concrete
 
         model = shards.train[0]
         types = {**types, **concrete(model, batch, types)}
     bound = {value.name for value in (*model.graph.input, *model.graph.output)}
-    return peak_of(model.graph, sizes_of(types), bound)
+    return peak_of(model.graph, sizes_of(types), bound, found.conditions)
 
 
 def training_work(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> Work:
     """What the training graph computes, and exchanges within layers, for inputs of these shapes."""
     from ortflow.workflow.planning.passes import work_of
 
-    plain, model, types = _followed(graphs, spec, batch)
-    return work_of(plain.graph, model.graph, types)
+    found = _followed(graphs, spec, batch)
+    return work_of(found.plain.graph, found.model.graph, found.types)
 
 
-def _followed(
-    graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]
-) -> tuple[onnx.ModelProto, onnx.ModelProto, dict[str, Type]]:
-    """The training graph in its plain form and in the one for the device, and the types of the values of both."""
+@dataclass(frozen=True)
+class _Followed:
+    """The training graph in its plain form and in the one for the device."""
+
+    plain: onnx.ModelProto
+    model: onnx.ModelProto
+    types: Mapping[str, Type]
+    """Of the values of both."""
+    conditions: Mapping[str, bool]
+    """Those of each If that are known."""
+
+
+def _followed(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> _Followed:
     import onnx
 
-    from ortflow.workflow.graph.memory.concrete import concrete
+    from ortflow.workflow.graph.memory.branches import conditions_of
+    from ortflow.workflow.graph.memory.concrete import followed
 
     plain = onnx.load(graphs.train)
-    types = concrete(plain, batch)
+    types, values = followed(plain, batch)
     form = _form(graphs, spec)
     if form is None:
-        return plain, plain, types
+        return _Followed(plain, plain, types, conditions_of(values))
     model = onnx.load(form)
     # Values of both graphs have the same shape; our own nodes keep the names of the values they replace.
-    return plain, model, {**types, **concrete(model, batch, types)}
+    own, values = followed(model, batch, types)
+    return _Followed(plain, model, {**types, **own}, conditions_of(values))
 
 
 def has_kernels(spec: RunSpec) -> bool:
