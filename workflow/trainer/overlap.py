@@ -20,7 +20,7 @@ from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.cuda import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import LEAST, Bucket, buckets_of, with_buckets
-from ortflow.workflow.fusion.table_rows import with_rows
+from ortflow.workflow.fusion.table_rows import TableRows, with_rows
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer.peer_sums import PeerSums, peer_sums
@@ -153,6 +153,17 @@ def early_of(buckets: Sequence[Bucket], trained: int) -> list[Bucket]:
     return early[:-1] if len(early) > 1 else early
 
 
+def in_buckets(
+    form: onnx.ModelProto, index: FlatIndex, elements: Mapping[str, int], ranks: int
+) -> tuple[onnx.ModelProto, list[Bucket], list[TableRows]]:
+    """A training graph with its buckets, where copies sum them, and the tables whose rows are exchanged then.
+
+    See `overlapped` for `elements`.
+    """
+    model, rows = with_rows(form, index, elements, ranks, LEAST)
+    return *with_buckets(model, buckets_of(index, LEAST, {each.table for each in rows})), rows
+
+
 @dataclass(frozen=True)
 class Overlapped:
     """A training graph with its buckets, as sessions open it, and their sums."""
@@ -186,8 +197,7 @@ def overlapped(
         return None
     if (operators := sessions.operators) is None:
         return None
-    model, rows = with_rows(form, index, elements, communicator.world_size, LEAST)
-    model, order = with_buckets(model, buckets_of(index, LEAST, {each.table for each in rows}))
+    model, order, rows = in_buckets(form, index, elements, communicator.world_size)
     early = [sync.slice(bucket.start, bucket.stop) for bucket in early_of(order, index.trained)]
     beside: Sums | str = peer_sums(communicator, operators, sync, early) if early else "there is one bucket"
     way = "by copies between the GPUs"
