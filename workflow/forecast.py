@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.layout import FlatIndex
     from ortflow.workflow.planning.built import Built
+    from ortflow.workflow.planning.exchange import Exchange
     from ortflow.workflow.planning.passes import Work
     from ortflow.workflow.planning.ranks import RankMemory
     from ortflow.workflow.spec.model import Recomputed
@@ -106,9 +107,9 @@ def forecast(spec: RunSpec) -> Forecast:
     from ortflow.workflow.planning.formulas import formulas
 
     with built(spec) as found:
-        memory, messages = _memory(spec, found)
+        memory, messages, exchange = _memory(spec, found)
         index = found.graphs.index if not spec.divides else _index_of(spec, found.graphs, memory.rank)
-        named, saving = formulas(index, spec, messages), None
+        named, saving = formulas(index, spec, messages, exchange), None
         if spec.onnx_model.recompute:
             plain = without_recomputation(spec)
             with built(plain) as kept:
@@ -121,17 +122,24 @@ def forecast(spec: RunSpec) -> Forecast:
     )  # fmt: skip
 
 
-def _memory(spec: RunSpec, found: Built) -> tuple[RankMemory, tuple[int, int] | None]:
-    """The memory of the rank that needs most, and `messages_of` it if it fetches its parameters."""
+def _memory(spec: RunSpec, found: Built) -> tuple[RankMemory, tuple[int, int] | None, Exchange]:
+    """The memory of the rank that needs most, `messages_of` it if it fetches its parameters, and `exchange_in` it."""
     from ortflow.workflow.planning.ranks import memory_of, most
 
-    graphs = found.graphs
+    graphs, exchange = found.graphs, exchange_in(found.graphs, spec)
     if spec.divides:
-        return most(divided_memory(spec, graphs, found.shapes, found.bytes)), None
+        return most(divided_memory(spec, graphs, found.shapes, found.bytes)), None, exchange
     shards = shards_of(graphs, spec)
     peak, fetched = activations(graphs, spec, found.shapes, shards), messages_of(shards, graphs.index, spec)
-    memory = memory_of(spec, graphs.index, peak, found.bytes, fetched=sum(fetched))
-    return memory, fetched if shards is not None else None
+    memory = memory_of(spec, graphs.index, peak, found.bytes, fetched=sum(fetched), messages=exchange.size)
+    return memory, fetched if shards is not None else None, exchange
+
+
+def exchange_in(graphs: GraphSet, spec: RunSpec) -> Exchange:
+    """The buffers in which a GPU receives the gradients of others of its machine."""
+    from ortflow.workflow.planning.exchange import exchange_of
+
+    return exchange_of(spec, _form(graphs, spec), graphs.index, graphs.elements(spec.data.micro_batch))
 
 
 def divided_memory(
@@ -194,40 +202,52 @@ def activations(
     """
     from ortflow.workflow.graph.memory.plan import peak_of, sizes_of
 
-    _, model, types = _followed(graphs, spec, batch)
+    found = _followed(graphs, spec, batch)
+    model, types = found.model, found.types
     if shards is not None:
         from ortflow.workflow.graph.memory.concrete import concrete
 
         model = shards.train[0]
         types = {**types, **concrete(model, batch, types)}
     bound = {value.name for value in (*model.graph.input, *model.graph.output)}
-    return peak_of(model.graph, sizes_of(types), bound)
+    return peak_of(model.graph, sizes_of(types), bound, found.conditions)
 
 
 def training_work(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> Work:
     """What the training graph computes, and exchanges within layers, for inputs of these shapes."""
     from ortflow.workflow.planning.passes import work_of
 
-    plain, model, types = _followed(graphs, spec, batch)
-    return work_of(plain.graph, model.graph, types)
+    found = _followed(graphs, spec, batch)
+    return work_of(found.plain.graph, found.model.graph, found.types)
 
 
-def _followed(
-    graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]
-) -> tuple[onnx.ModelProto, onnx.ModelProto, dict[str, Type]]:
-    """The training graph in its plain form and in the one for the device, and the types of the values of both."""
+@dataclass(frozen=True)
+class _Followed:
+    """The training graph in its plain form and in the one for the device."""
+
+    plain: onnx.ModelProto
+    model: onnx.ModelProto
+    types: Mapping[str, Type]
+    """Of the values of both."""
+    conditions: Mapping[str, bool]
+    """Those of each If that are known."""
+
+
+def _followed(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> _Followed:
     import onnx
 
-    from ortflow.workflow.graph.memory.concrete import concrete
+    from ortflow.workflow.graph.memory.branches import conditions_of
+    from ortflow.workflow.graph.memory.concrete import followed
 
     plain = onnx.load(graphs.train)
-    types = concrete(plain, batch)
+    types, values = followed(plain, batch)
     form = _form(graphs, spec)
     if form is None:
-        return plain, plain, types
+        return _Followed(plain, plain, types, conditions_of(values))
     model = onnx.load(form)
     # Values of both graphs have the same shape; our own nodes keep the names of the values they replace.
-    return plain, model, {**types, **concrete(model, batch, types)}
+    own, values = followed(model, batch, types)
+    return _Followed(plain, model, {**types, **own}, conditions_of(values))
 
 
 def has_kernels(spec: RunSpec) -> bool:

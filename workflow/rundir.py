@@ -12,8 +12,10 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from ortflow.workflow.files import open_regular, read_whole
@@ -164,7 +166,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Replace `path` atomically at the end of the block: written beside it, fsynced, renamed; the folder is fsynced,
-    too.
+    too. In a `scratch_folder` nothing is fsynced.
 
     If the block raises, the old file stays. The user's umask applies. Raises OSError that names the file.
     """
@@ -178,7 +180,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if _outlives(path):
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):
@@ -190,9 +193,32 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames in a folder durable."""
+    """Make renames in a folder durable, unless it is removed anyway."""
+    if not _outlives(path):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_SCRATCH: ContextVar[tuple[Path, ...]] = ContextVar("scratch", default=())
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder, removed at the end of the block. Files that this thread writes there need not survive a power
+    failure.
+    """
+    with TemporaryDirectory(prefix=prefix) as folder:
+        before = _SCRATCH.set((*_SCRATCH.get(), Path(folder)))
+        try:
+            yield Path(folder)
+        finally:
+            _SCRATCH.reset(before)
+
+
+def _outlives(path: Path) -> bool:
+    """Whether a file is there after the process has ended."""
+    return not any(path.is_relative_to(folder) for folder in _SCRATCH.get())

@@ -202,9 +202,9 @@ def test_freed_memory_ends_the_graphs(device: CudaDevice, graphs: GraphSet, monk
 def test_the_gradient_of_batch_norm_is_checked(device: CudaDevice, graphs: GraphSet) -> None:
     trainer, _ = trainer_on(device, graphs)
     (batch,) = steps_of([[8]])[0]
-    compared = trainer.check_gradient(batch, 0)
-    assert compared is not None
-    assert mentions(compared, "ONNX Runtime's operators … differences of the loss")
+    checked = trainer.check_gradient(batch, 0)
+    assert checked is not None
+    assert mentions(checked.compared, "ONNX Runtime's operators … differences of the loss")
 
 
 def test_overflows_lower_the_loss_scale_and_a_trainer_resumes_bit_for_bit(

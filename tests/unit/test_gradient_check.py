@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_build_models import Array, built, run_file, save_model, value
+from messages import says
 from onnx import helper, numpy_helper
 from trainers import trainer_on
 
@@ -15,7 +16,8 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import find_library
-from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer import MicroBatch, Report, first_gradient
+from ortflow.workflow.trainer.first_gradient import Checked
 from ortflow.workflow.trainer.graph import GraphTrainer
 
 needs_kernels = pytest.mark.skipif(find_library().path is None, reason="no kernels of our own here")
@@ -74,9 +76,12 @@ def trainer_of(model: Path, graphs: GraphSet) -> GraphTrainer:
 def test_a_right_gradient_passes_and_nothing_has_changed(model: Path) -> None:
     trainer = trainer_of(model, built(model))
     before = {name: buffer.read() for name, buffer in trainer.state().items()}
-    compared = trainer.check_gradient(batch(), 5)
-    assert compared is not None
-    assert compared.startswith("5 tensors")
+    checked = trainer.check_gradient(batch(), 5)
+    assert checked is not None
+    assert checked.decided
+    assert checked.compared.startswith("5 tensors")
+    # That of a bias before a batch's mean is taken off is zero.
+    assert checked.compared.endswith("differences of the loss, 1 of 5 undecided")
     assert all(np.array_equal(buffer.read(), before[name]) for name, buffer in trainer.state().items())
     untouched = trainer_of(model, built(model))
     steps = [t.step([batch()], learning_rate=0.1, update=1, seeds=[3], control_values=[]) for t in (trainer, untouched)]
@@ -171,3 +176,26 @@ def test_a_model_that_magnifies_rounding_is_not_refused(tmp_path: Path) -> None:
     x = (1 + 1e-5 * random.normal(size=(16, 6))).astype("float32")
     close = MicroBatch({"x": x, "labels": random.integers(0, 3, 16)}, 16)
     assert trainer_of(model, built(model)).check_gradient(close, 5) is not None
+
+
+def test_a_slope_below_the_rounding_of_the_loss_is_not_decided(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log says so, and the check is repeated."""
+    small = onnx.load(model)
+    (last,) = (node for node in small.graph.node if node.name == "/out")
+    last.output[0] = "large"
+    small.graph.initializer.append(numpy_helper.from_array(np.float32(1e-6), "small"))
+    small.graph.node.append(helper.make_node("Mul", ["large", "small"], ["y"], name="/small"))
+    onnx.save(small, model)
+    trainer = trainer_of(model, built(model))
+    checked = trainer.check_gradient(batch(), 5)
+    assert checked is not None
+    assert not checked.decided
+    assert "differences" not in checked.compared
+    warned, noted, kept = list[str](), list[str](), list[str]()
+    monkeypatch.setattr(first_gradient, "remember", kept.append)
+    report = Report(note=noted.append, warn=warned.append)
+    for known in (checked, Checked("5 tensors against differences of the loss")):
+        first_gradient.check_now("key", [batch()], 2, lambda _, known=known: known, report)  # type: ignore[misc]
+    assert [says(line, "… not checked against differences of the loss …") for line in warned] == [True]
+    assert kept == ["key"], "of the check that decided"
+    assert len(noted) == 1 + bool(checked.compared)

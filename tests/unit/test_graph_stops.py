@@ -129,9 +129,9 @@ def test_the_check_takes_what_is_stopped_for_a_constant(tmp_path: Path, ratio: f
     model = with_stops(tmp_path / "model.onnx", ratio)
     graphs = built(model, LOSS)
     batch = MicroBatch({"x": X, "labels": RNG.normal(size=(5, 3)).astype("float32")}, 5)
-    compared = trainer_on(graphs, run_file(model, LOSS)).check_gradient(batch, 5)
-    assert compared is not None
-    assert "differences of the loss" in compared
+    checked = trainer_on(graphs, run_file(model, LOSS)).check_gradient(batch, 5)
+    assert checked is not None
+    assert "differences of the loss" in checked.compared
     # With the marks treated as identities, the same gradient is wrong.
     train = onnx.load(graphs.train)
     for node in train.graph.node:

@@ -6,13 +6,14 @@ import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from emulated_cuda import EmulatedCall, Memory, needs_emulation, to_bytes
-from fake_cuda import fake_device
+from fake_cuda import FakeCuda, fake_device
 from gpu_tables import LENGTH, tables_in
 from lazy_cuda import LazyCuda, LazyNccl
 from onnx import TensorProto, helper
@@ -29,7 +30,7 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.types import half_of
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.trainer.overlap import Overlap
-from ortflow.workflow.trainer.table_exchange import TableExchange
+from ortflow.workflow.trainer.table_exchange import TableExchange, gathered_size
 
 FLOAT, BF16, INT64 = TensorProto.FLOAT, TensorProto.BFLOAT16, TensorProto.INT64
 HEIGHT, WIDTH, ENTRIES = 50, 8, 6
@@ -296,6 +297,21 @@ def test_outside_of_a_step_a_rank_adds_its_own_rows() -> None:
             overlap.rows(0, tensor(indices, INT64, kept), tensor(gradient, BF16, kept))
 
     assert "ncclAllGather" not in on_one_rank(check).calls
+
+
+@pytest.mark.parametrize("kind", [BF16, FLOAT])
+def test_the_size_of_the_buffers_is_what_is_allocated(kind: int) -> None:
+    cuda, ranks = FakeCuda(), 3
+    device = fake_device(cuda)
+    part = device.allocate(HEIGHT * WIDTH, np.float32)
+    world: Any = SimpleNamespace(world_size=ranks, rank=1)
+    rows, before = TableRows("table", 600, kind, adds=True), set(cuda.blocks)
+    made = TableExchange(rows, world, device, None, part, (HEIGHT, WIDTH))  # type: ignore[arg-type]
+    allocated = sum(cuda.blocks[address].nbytes for address in cuda.blocks.keys() - before)
+    size = ranks * 600 * (8 + WIDTH * (2 if kind == BF16 else 4))
+    assert gathered_size(rows, WIDTH, ranks) == size
+    assert size <= allocated < size + 1024, "CUDA rounds up"
+    del made
 
 
 def test_tables_are_found_in_what_is_built(tmp_path: Path) -> None:

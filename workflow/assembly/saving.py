@@ -9,7 +9,8 @@ import onnx
 from ortflow.workflow.assembly.files import give_inputs
 from ortflow.workflow.assembly.training import Training
 from ortflow.workflow.data.inputs import BatchInput
-from ortflow.workflow.graph.memory.concrete import concrete
+from ortflow.workflow.graph.memory.branches import conditions_of
+from ortflow.workflow.graph.memory.concrete import concrete, followed
 from ortflow.workflow.graph.memory.plan import peak_of
 from ortflow.workflow.graph.memory.plan import sizes_of as bytes_of
 from ortflow.workflow.graph.stages.costs import costs_for
@@ -86,9 +87,9 @@ def activations(training: Training, batch: Shapes, *, kernels: bool) -> int:
         form = _on_gpus(form, fused=kernels)
     types = concrete(plain, batch)
     # Values of both graphs have the same shape.
-    types = {**types, **concrete(form, batch, types)}
+    own, values = followed(form, batch, types)
     bound = {value.name for value in (*form.graph.input, *form.graph.output)}
-    return peak_of(form.graph, bytes_of(types), bound).held
+    return peak_of(form.graph, bytes_of({**types, **own}), bound, conditions_of(values)).held
 
 
 def _on_gpus(model: onnx.ModelProto, *, fused: bool) -> onnx.ModelProto:

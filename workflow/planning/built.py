@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.rundir import RunDir, scratch_folder
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import MicroBatch, TrainerBuilder
 
@@ -70,8 +69,8 @@ def built(spec: RunSpec) -> Iterator[Built]:
             fix="start the run: its event memory reports it",
         )
     warnings: list[str] = []
-    with TemporaryDirectory(prefix="ortflow-plan-") as folder:
-        run_dir, report = RunDir(Path(folder)), Report(warn=warnings.append)
+    with scratch_folder("ortflow-plan-") as folder:
+        run_dir, report = RunDir(folder), Report(warn=warnings.append)
         if spec.run_dir is not None:
             copy_record(RunDir(Path(spec.run_dir)).graphs, run_dir.graphs)
         builder = builder_of(spec, run_dir, report)

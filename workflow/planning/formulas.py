@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import ITEM, OFFLOADED
-from ortflow.workflow.planning.holdings import received_of, staging_elements
+from ortflow.workflow.planning.exchange import Exchange
+from ortflow.workflow.planning.holdings import staging_elements
 from ortflow.workflow.spec.optimizers import moments
 from ortflow.workflow.spec.run import RunSpec
 
 BUS = (25, 50)
 """GB/s between a GPU and pinned memory over PCIe 4 and 5: estimates, beside which the log has a measured time."""
+NOTHING = Exchange()
 ON_THE_HOST = "the host's memory, which `in all` leaves out"
 
 
-def formulas(index: FlatIndex, spec: RunSpec, messages: tuple[int, int] | None = None) -> dict[str, str]:
+def formulas(
+    index: FlatIndex, spec: RunSpec, messages: tuple[int, int] | None = None, exchange: Exchange = NOTHING
+) -> dict[str, str]:
     """Formulas by part.
 
     Parameters
@@ -24,10 +28,12 @@ def formulas(index: FlatIndex, spec: RunSpec, messages: tuple[int, int] | None =
         The run.
     messages
         Elements of the memory in which parameters arrive, and of a message of gradients (ZeRO 3).
+    exchange
+        The buffers in which gradients of other GPUs arrive.
     """
     found = _formulas(index, spec, messages)
-    if received_of(spec, index):
-        found["messages"] = "gradients of other GPUs, if copies between them are fast; else NCCL sums"
+    if exchange.size:
+        found["messages"] = exchange.formula
     if spec.on_gpus:
         found["checkpoint"] = f"a rank's share, copied to {ON_THE_HOST}; at most half of what its node has available"
     return found

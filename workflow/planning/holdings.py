@@ -43,9 +43,7 @@ def state_of(
     start, end = index.span("state")
     # Running statistics are stored after the gradients, and once more as the start of a micro-batch.
     parts["gradients"] += 2 * (end - start) * ITEM
-    if division is None and (received := received_of(spec, index)):
-        parts["messages"] = received
-    elif division is not None:
+    if division is not None:
         shares = _canonical(whole, kept, rank, division.grid.world_size)
         parts["checkpoint"] = shares + (shares if spec.on_gpus else min(shares, KEPT))
     return parts
@@ -62,15 +60,6 @@ def staging_elements(index: FlatIndex, spec: RunSpec) -> int | None:
     mine = pieces(segments(optimizer, index), *share(index.trained, 0, ranks))
     groups = groups_of(mine, whole=OPTIMIZERS[optimizer.name].whole_tensors)
     return staging_of(groups, len(moments(optimizer)))
-
-
-def received_of(spec: RunSpec, index: FlatIndex) -> int:
-    """Bytes in which a GPU receives the gradients of others, if those of one machine sum them by copies."""
-    if not spec.on_gpus or not spec.holds_whole or spec.resources.nodes > 1 or spec.accumulation > 1:
-        return 0
-    from ortflow.workflow.trainer.peer_sums import most_received
-
-    return most_received(index.trained, spec.world_size)
 
 
 def _canonical(whole: FlatIndex, moments: int, rank: int, world: int) -> int:

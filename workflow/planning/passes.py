@@ -13,7 +13,8 @@ from pathlib import Path
 import onnx
 
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
-from ortflow.workflow.graph.memory.concrete import Type, concrete
+from ortflow.workflow.graph.memory.branches import conditions_of
+from ortflow.workflow.graph.memory.concrete import Type, followed
 from ortflow.workflow.graph.memory.plan import BYTES, Event, events, sizes_of, unknown_of
 from ortflow.workflow.graph.stages.costs import KnownCosts
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, with_kernels_of
@@ -52,17 +53,21 @@ class _Pass:
     model: onnx.ModelProto
     types: dict[str, Type]
     """Of the values of both."""
+    conditions: Mapping[str, bool]
+    """Those of each If that are known."""
 
     @classmethod
     def read(cls, path: Path, shapes: Shapes, known: Mapping[str, Type], *, kernels: bool) -> _Pass:
         plain = onnx.load(path)
-        types = {**known, **concrete(plain, shapes)}
+        types, values = followed(plain, shapes)
+        types = {**known, **types}
         own = with_kernels_of(path)
         if not (kernels and own.exists()):
-            return cls(plain, plain, types)
+            return cls(plain, plain, types, conditions_of(values))
         model = onnx.load(own)
         # Values of both graphs have the same shape; our own nodes keep the names of the values they replace.
-        return cls(plain, model, {**types, **concrete(model, shapes, types)})
+        more, values = followed(model, shapes, types)
+        return cls(plain, model, {**types, **more}, conditions_of(values))
 
     @property
     def inputs(self) -> set[str]:
@@ -78,11 +83,11 @@ class _Pass:
 
     def events(self, kept: Sequence[str] = ()) -> tuple[Event, ...]:
         bound = (self.inputs | set(self.outputs)) - set(kept)
-        return tuple(events(self.model.graph, sizes_of(self.types), bound, kept))
+        return tuple(events(self.model.graph, sizes_of(self.types), bound, kept, self.conditions))
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        return unknown_of(self.model.graph, sizes_of(self.types), self.inputs)
+        return unknown_of(self.model.graph, sizes_of(self.types), self.inputs, self.conditions)
 
 
 def work_of(plain: onnx.GraphProto, model: onnx.GraphProto, types: Mapping[str, Type]) -> Work:

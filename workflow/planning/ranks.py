@@ -73,7 +73,7 @@ def memory_of(
     fetched
         Elements of the buffers through which layers are fetched (ZeRO 3).
     messages
-        Bytes of messages between stages.
+        Bytes of messages between stages, or of the buffers in which gradients of other GPUs arrive.
     """
     held = state_of(spec, whole, division, rank, fetched)
     on_host = {name: held.pop(name) for name in ON_HOST if name in held}

@@ -13,7 +13,7 @@ from typing import Any
 from ortflow.workflow.assembly.timing import Timing
 from ortflow.workflow.assembly.variants import Variants
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.forecast import activations, has_kernels, messages_of, shards_of, training_work
+from ortflow.workflow.forecast import activations, exchange_in, has_kernels, messages_of, shards_of, training_work
 from ortflow.workflow.graph.memory.plan import Peak
 from ortflow.workflow.graph.shards.graphs import Sharded
 from ortflow.workflow.graph.types import GraphSet
@@ -231,7 +231,8 @@ class _DividedModels:
         assert shape.peak is not None
         if shape.division is not None:
             return most(part_memory(spec, index, shape.division, shape.peak, batch))
-        return memory_of(spec, index, shape.peak, batch, fetched=shape.fetched)
+        exchange = exchange_in(self.found.graphs, spec)
+        return memory_of(spec, index, shape.peak, batch, fetched=shape.fetched, messages=exchange.size)
 
     def _passes(self, graphs: GraphSet, spec: RunSpec, shards: Sharded | None = None) -> tuple[Peak, Work]:
         return activations(graphs, spec, self.found.shapes, shards), training_work(graphs, spec, self.found.shapes)

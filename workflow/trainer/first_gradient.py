@@ -9,38 +9,54 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.trainer import MicroBatch, Report
 
 
-def check_once(
-    key: str, samples: Iterable[MicroBatch], rows: int, check: Callable[[MicroBatch], str | None], report: Report
-) -> None:
-    """`check` the first `rows` samples, unless a check with the same `key` has passed before.
+@dataclass(frozen=True)
+class Checked:
+    """A check that found nothing wrong."""
 
-    `check` returns what it compared, or None if the micro-batch has no finite gradient.
-    """
+    compared: str
+    """What was compared; empty if nothing was."""
+    decided: bool = True
+    """Whether differences of the loss could show that a gradient is wrong."""
+
+
+Check: TypeAlias = "Callable[[MicroBatch], Checked | None]"
+"""None: the micro-batch has no finite gradient."""
+
+
+def check_once(key: str, samples: Iterable[MicroBatch], rows: int, check: Check, report: Report) -> None:
+    """`check` the first `rows` samples, unless a check with the same `key` has passed before."""
     if not has_passed(key):
         check_now(key, samples, rows, check, report)
 
 
-def check_now(
-    key: str, samples: Iterable[MicroBatch], rows: int, check: Callable[[MicroBatch], str | None], report: Report
-) -> None:
+def check_now(key: str, samples: Iterable[MicroBatch], rows: int, check: Check, report: Report) -> None:
     """The same, whatever has passed before."""
     start = time.perf_counter()
     for batch in islice(samples, 1):
-        compared = check(cut(batch, rows))
-        if compared is None:
+        checked = check(cut(batch, rows))
+        if checked is None:
             report.warn("the gradient was not checked, because the first micro-batch has no finite gradient")
             return
-        seconds = time.perf_counter() - start
-        report.record("gradient_check", seconds=round(seconds, 6), compared=compared)
-        report.note(f"gradient checked: {compared}, {seconds:.1f} s")
-        remember(key)
+        if not checked.decided:
+            report.warn(
+                "the gradient was not checked against differences of the loss, because the loss changes along it by no "
+                "more than single precision rounds it"
+            )
+        if checked.compared:
+            seconds = time.perf_counter() - start
+            report.record("gradient_check", seconds=round(seconds, 6), compared=checked.compared)
+            report.note(f"gradient checked: {checked.compared}, {seconds:.1f} s")
+        if checked.decided:
+            remember(key)
 
 
 def has_passed(key: str) -> bool:

@@ -21,10 +21,19 @@ from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer.checked_part import CheckedPart, CheckedTensor
-from ortflow.workflow.trainer.differences import SMALLEST_SCALE, Differences, Disagreement, Tensor, Vector, norm
+from ortflow.workflow.trainer.differences import (
+    SMALLEST_SCALE,
+    Differences,
+    Disagreement,
+    Tensor,
+    Undecided,
+    Vector,
+    norm,
+)
+from ortflow.workflow.trainer.first_gradient import Checked
 from ortflow.workflow.trainer.same_masks import standard_graph
 
-VERSION = 3
+VERSION = 4
 """Version of the check: changing it repeats the check in every run."""
 TOLERANCE = 1e-2
 """Tolerance between two sets of kernels, for a tensor's gradient."""
@@ -74,8 +83,8 @@ class GradientCheck:
         self._parameters, self._gradients, self._trained = part.parameters, part.gradients, part.tensors
         self._standard = standard_graph(sessions, graphs.train)
 
-    def run(self, training: Binding) -> str | None:
-        """Check `training`; what was compared, None if the micro-batch has no finite loss and gradient.
+    def run(self, training: Binding) -> Checked | None:
+        """Check `training`; None if the micro-batch has no finite loss and gradient.
 
         Raises UserError that names the tensors and the first node that differs.
         """
@@ -85,13 +94,17 @@ class GradientCheck:
         gradients = self._gradients.read()
         if not np.isfinite(loss) or not self._finite(gradients):
             return None
-        compared = ""
+        others = []
         if self._sessions.form_of(self._graphs.train) is not None:
             self._compare_kernels(training, loss, gradients)
-            compared = "ONNX Runtime's operators and "
-        groups = self._compare_differences(training, loss, gradients, max(SECONDS, STEPS * step_seconds))
+            others.append("ONNX Runtime's operators")
+        groups, undecided = self._compare_differences(training, loss, gradients, max(SECONDS, STEPS * step_seconds))
         grouped = f" in {groups} groups" if groups < len(self._trained) else ""
-        return f"{len(self._trained)} tensors against {compared}differences of the loss{grouped}"
+        if undecided < groups:
+            some = f", {undecided} of {groups} undecided" if undecided else ""
+            others.append(f"differences of the loss{grouped}{some}")
+        compared = f"{len(self._trained)} tensors against {' and '.join(others)}" if others else ""
+        return Checked(compared, decided=undecided < groups)
 
     def _loss(self, binding: Binding) -> float:
         with self._part.passing():
@@ -219,7 +232,10 @@ class GradientCheck:
                     return maker(standard, name)
         return None
 
-    def _compare_differences(self, training: Binding, loss: float, gradients: Vector, seconds: float) -> int:
+    def _compare_differences(
+        self, training: Binding, loss: float, gradients: Vector, seconds: float
+    ) -> tuple[int, int]:
+        """The groups of tensors, and of how many differences of the loss decide nothing."""
         forward = self._forward(training, loss)
         tensors = [
             Tensor(tensor.name, self._parameters.slice(tensor.start, tensor.stop).read(), _part(gradients, tensor))
@@ -232,20 +248,24 @@ class GradientCheck:
         each = (time.perf_counter() - start) / differences.evaluations
         groups = _groups(tensors, self._part.agreed(max(1, int(seconds / each) // EVALUATIONS)))
         moved: dict[str, float] = {}
+        undecided = 0
         for group in groups:
             found = differences.check(group, rounding)
-            if found is not None:
+            undecided += isinstance(found, Undecided)
+            if isinstance(found, Disagreement):
                 if not moved:
                     self._shaken(training)
                     moved = self._errors(gradients)
-                alone = [t for t in group if len(group) > 1 and differences.check([t], rounding) is not None]
+                alone = [
+                    t for t in group if len(group) > 1 and isinstance(differences.check([t], rounding), Disagreement)
+                ]
                 # A gradient that is more than rounding stays nearly the same where the parameters are shaken.
                 some = alone or group
                 norms = self._norms(tensor.gradient for tensor in some)
                 exact = [t.name for t, size in zip(some, norms, strict=True) if moved[t.name] <= NOISY * size]
                 if exact:
                     raise self._contradiction(exact, found)
-        return len(groups)
+        return len(groups), undecided
 
     def _forward(self, training: Binding, loss: float) -> Binding:
         """The loss without its gradients, if it draws the same random numbers as the training graph.

@@ -34,6 +34,7 @@ from ortflow.workflow.trainer.inference import export_checked
 
 if TYPE_CHECKING:
     from ortflow.workflow.trainer.checked_part import CheckedPart
+    from ortflow.workflow.trainer.first_gradient import Checked
 
 SILENT = Report()
 TAIL = 64
@@ -327,8 +328,8 @@ class GraphTrainer(Trainer):
 
         return key_of(self._graphs, self._sessions.kernels)
 
-    def check_gradient(self, batch: MicroBatch, seed: int) -> str | None:
-        """Check on a real micro-batch that the gradient is the loss's; what was compared.
+    def check_gradient(self, batch: MicroBatch, seed: int) -> Checked | None:
+        """Check on a real micro-batch that the gradient is the loss's.
 
         On this rank alone, if it holds all parameters. None if the micro-batch has no finite loss. Parameters are as
         before afterwards. Raises UserError if the gradient is wrong, naming tensors and node.
@@ -352,10 +353,10 @@ class GraphTrainer(Trainer):
             seed=seed,
         )
         try:
-            compared = check.run(training)
-            if compared is not None and training is not self._first:
+            checked = check.run(training)
+            if checked is not None and training is not self._first:
                 self._compare_precision(part, training, batch, seed)
-            return compared
+            return checked
         finally:
             part.gradients.fill(0)
 

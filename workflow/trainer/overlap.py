@@ -20,7 +20,7 @@ from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.cuda import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import LEAST, Bucket, buckets_of, with_buckets, with_small_end
-from ortflow.workflow.fusion.table_rows import with_rows
+from ortflow.workflow.fusion.table_rows import TableRows, with_rows
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer.peer_sums import PeerSums, peer_sums
@@ -151,6 +151,21 @@ def early_of(buckets: Sequence[Bucket], trained: int) -> list[Bucket]:
     return early[:-1] if len(early) > 1 else early
 
 
+def in_buckets(
+    form: onnx.ModelProto, index: FlatIndex, elements: Mapping[str, int], ranks: int
+) -> tuple[onnx.ModelProto, list[Bucket], list[TableRows]]:
+    """A training graph with its buckets, where copies sum them, and the tables whose rows are exchanged then.
+
+    See `overlapped` for `elements`.
+    """
+    model, rows = with_rows(form, index, elements, ranks, LEAST)
+    buckets = buckets_of(index, LEAST, {each.table for each in rows})
+    made, order = with_buckets(model, buckets)
+    if last := [bucket for bucket in order if bucket.stop < index.trained][-1:]:
+        made, order = with_buckets(model, with_small_end(buckets, last[0], index))
+    return made, order, rows
+
+
 @dataclass(frozen=True)
 class Overlapped:
     """A training graph with its buckets, as sessions open it, and their sums."""
@@ -184,11 +199,7 @@ def overlapped(
         return None
     if (operators := sessions.operators) is None:
         return None
-    model, rows = with_rows(form, index, elements, communicator.world_size, LEAST)
-    whole, buckets = model, buckets_of(index, LEAST, {each.table for each in rows})
-    model, order = with_buckets(whole, buckets)
-    if last := [bucket for bucket in order if bucket.stop < index.trained][-1:]:
-        model, order = with_buckets(whole, with_small_end(buckets, last[0], index))
+    model, order, rows = in_buckets(form, index, elements, communicator.world_size)
     early = [sync.slice(bucket.start, bucket.stop) for bucket in early_of(order, index.trained)]
     beside: Sums | str = peer_sums(communicator, operators, sync, early) if early else "there is one bucket"
     way = "by copies between the GPUs"

@@ -21,7 +21,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -84,7 +84,8 @@ class PeerSums:
         self._comm, self._device, self._memory, self._received = communicator, device, memory, received
         self._rank, self._ranks = communicator.rank, communicator.world_size
         self._start, self._buckets, self._parts = start, buckets, parts_of(buckets)
-        self._apart, self._flags = apart_of(self._parts, self._ranks), flags_of(self._parts, self._ranks)
+        self._apart = apart_of([part.count for part in self._parts], self._ranks)
+        self._flags = flags_of(len(self._parts), self._ranks)
         ends = list(accumulate((-(-bucket.count // PART) for bucket in buckets), initial=0))
         self._parts_of = {
             bucket.pointer: range(first, last) for bucket, first, last in zip(buckets, ends, ends[1:], strict=False)
@@ -214,26 +215,27 @@ def parts_of(buckets: Sequence[CudaBuffer]) -> list[CudaBuffer]:
     return [bucket.slice(at, at + PART) for bucket in buckets for at in range(0, bucket.count, PART)]
 
 
-def apart_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
-    """Elements between the beginnings of two shares in a receive buffer."""
-    return max(share(part.count, 0, ranks)[1] for part in parts)
+def counts_of(buckets: Iterable[int]) -> list[int]:
+    """Elements of the pieces of buckets of so many elements."""
+    return [min(PART, count - at) for count in buckets for at in range(0, count, PART)]
 
 
-def size_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
-    """Bytes of a receive buffer."""
-    return flags_of(parts, ranks) + SLOTS * (ranks - 1) * ITEM * apart_of(parts, ranks)
+def apart_of(parts: Sequence[int], ranks: int) -> int:
+    """Elements between the beginnings of two shares in a receive buffer, for parts of so many elements."""
+    return max(share(count, 0, ranks)[1] for count in parts)
 
 
-def most_received(elements: int, ranks: int) -> int:
-    """Bytes of a receive buffer at most, for so many elements of gradients; 0 if copies do not sum so few."""
-    if ITEM * elements < LEAST:
+def received_size(buckets: Sequence[int], ranks: int) -> int:
+    """Bytes of a receive buffer for buckets of so many elements; 0 if copies do not sum so few."""
+    if ITEM * sum(buckets) < LEAST:
         return 0
-    return SLOTS * (ranks - 1) * ITEM * share(min(PART, elements), 0, ranks)[1]
+    parts = counts_of(buckets)
+    return max(flags_of(len(parts), ranks) + SLOTS * (ranks - 1) * ITEM * apart_of(parts, ranks), _SMALLEST)
 
 
-def flags_of(parts: Sequence[CudaBuffer], ranks: int) -> int:
-    """Bytes of the flags at its beginning."""
-    return -(-2 * len(parts) * ranks * ITEM // ALIGNMENT) * ALIGNMENT
+def flags_of(parts: int, ranks: int) -> int:
+    """Bytes of the flags at its beginning, for so many parts."""
+    return -(-2 * parts * ranks * ITEM // ALIGNMENT) * ALIGNMENT
 
 
 def peer_sums(
@@ -241,9 +243,10 @@ def peer_sums(
 ) -> PeerSums | str:
     """The sums of these parts of `sync`, or why there are none. Collective."""
     device, below = communicator.device, communicator.below
-    if sync.size < _SMALLEST or sum(bucket.size for bucket in buckets) < LEAST:
+    size = received_size([bucket.count for bucket in buckets], communicator.world_size)
+    if sync.size < _SMALLEST or not size:
         return "the model is small"
-    received = device.allocate(max(size_of(parts_of(buckets), communicator.world_size), _SMALLEST), np.uint8)
+    received = device.allocate(size, np.uint8)
     memory = connect(below, device, [sync.pointer, received.pointer])
     if isinstance(memory, str):
         return memory

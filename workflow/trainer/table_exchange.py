@@ -7,7 +7,9 @@ same bits. A micro-batch with fewer samples, or none, fills the rest with zeros 
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
+import numpy as np
 from onnx import TensorProto
 
 from ortflow.workflow.comm.nccl import NcclCommunicator
@@ -17,6 +19,16 @@ from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.table_rows import TableRows
 from ortflow.workflow.sessions.gpu_collectives import stored_type
+
+
+def given_by(rows: TableRows, width: int) -> list[tuple[int, np.dtype[Any]]]:
+    """Elements, and their type, of the indices and of the rows that a rank gives, each of `width` elements."""
+    return [(rows.entries, stored_type(TensorProto.INT64)), (rows.entries * width, stored_type(rows.kind))]
+
+
+def gathered_size(rows: TableRows, width: int, ranks: int) -> int:
+    """Bytes of what all ranks give, which each of them has in buffers of its own."""
+    return ranks * sum(count * kind.itemsize for count, kind in given_by(rows, width))
 
 
 class TableExchange:
@@ -47,11 +59,10 @@ class TableExchange:
         self._operator, self._width = TableGrad({"rows": shape[0]}), shape[1]
         self._table = Tensor(gradient.pointer, shape, TensorProto.FLOAT)
         ranks, rank = communicator.world_size, communicator.rank
-        counts = rows.entries, rows.entries * self._width
-        kinds = stored_type(TensorProto.INT64), stored_type(rows.kind)
-        self._all = [device.allocate(ranks * count, kind) for count, kind in zip(counts, kinds, strict=True)]
+        given = given_by(rows, self._width)
+        self._all = [device.allocate(ranks * count, kind) for count, kind in given]
         self._own = [
-            buffer.slice(rank * count, (rank + 1) * count) for buffer, count in zip(self._all, counts, strict=True)
+            buffer.slice(rank * count, (rank + 1) * count) for buffer, (count, _) in zip(self._all, given, strict=True)
         ]
 
     def put(self, indices: Tensor, gradient: Tensor) -> None:

@@ -15,9 +15,11 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.collective import OPERATOR, Kind, channel_of, kind_of
 from ortflow.workflow.graph.ir.shapes import LARGE
-from ortflow.workflow.graph.memory.plan import axes_of, length
+from ortflow.workflow.graph.memory.branches import branches_of, conditions_of
+from ortflow.workflow.graph.memory.plan import BYTES, axes_of, length
 
 Shape = tuple[int, ...]
 Type = tuple[int, Shape]
@@ -73,12 +75,7 @@ def followed(
     reported = _Inference(model, axes_of(graph, batch), known or {})
     for value in graph.input:
         reported.describe(value, batch.get(value.name))
-    for tensor in graph.initializer:
-        reported.types[tensor.name] = (tensor.data_type, tuple(tensor.dims))
-        if np.prod(tensor.dims, dtype=np.int64) <= LARGE and tensor.data_location != TensorProto.EXTERNAL:
-            reported.values[tensor.name] = numpy_helper.to_array(tensor)
-    for node in graph.node:
-        reported.follow(node)
+    reported.follow_all(graph)
     return reported.types, reported.values
 
 
@@ -108,10 +105,21 @@ class _Inference:
             shape = [one or 0 for one in lengths]
         self.types[value.name] = (kind.elem_type, tuple(shape))
 
+    def follow_all(self, graph: onnx.GraphProto) -> None:
+        """Follow the constants and nodes of a graph."""
+        for tensor in graph.initializer:
+            self.types[tensor.name] = (tensor.data_type, tuple(tensor.dims))
+            if np.prod(tensor.dims, dtype=np.int64) <= LARGE and tensor.data_location != TensorProto.EXTERNAL:
+                self.values[tensor.name] = numpy_helper.to_array(tensor)
+        for node in graph.node:
+            self.follow(node)
+
     def follow(self, node: onnx.NodeProto) -> None:
         """Add the types of a node's outputs, and their elements if they are sizes."""
         own = bool(node.domain) and node.domain != "ai.onnx"
-        if not own:
+        if walk.is_if(node):
+            self._branched(node)
+        elif not own:
             self._inferred(node)
             self._computed(node)
         for place, name in enumerate(node.output):
@@ -131,6 +139,19 @@ class _Inference:
             return None
         declared = self._declared[name].type.tensor_type.elem_type if name in self._declared else 0
         return declared or (TensorProto.FLOAT16 if name not in self._known else found[0]), found[1]
+
+    def _branched(self, node: onnx.NodeProto) -> None:
+        """Follow the branches of an If. Where they differ and either may be taken, a result has the larger size."""
+        branches = list(branches_of(node, conditions_of(self.values)))
+        for branch in branches:
+            self._declared.update({value.name: value for value in (*branch.value_info, *branch.output)})
+            self.follow_all(branch)
+        for name, *results in zip(node.output, *(branch.output for branch in branches), strict=False):
+            found = [self.types[result.name] for result in results if result.name in self.types]
+            if found and len(found) == len(branches):
+                self.types[name] = max(found, key=lambda kind: math.prod(kind[1]) * BYTES.get(kind[0], 0))
+            if len(branches) == 1 and results[0].name in self.values:
+                self.values[name] = self.values[results[0].name]
 
     def _inferred(self, node: onnx.NodeProto) -> None:
         names = [name for name in node.input if name]

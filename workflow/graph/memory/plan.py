@@ -10,24 +10,29 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import rename_values
 from ortflow.workflow.graph.memory.arena import Arena
+from ortflow.workflow.graph.memory.branches import branches_of
 
 OWN = "ortflow"
 """Domain of our CPU operators."""
 VIEWS = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"])
 """Operators whose output shares the memory of their input."""
 IN_PLACE = frozenset([
-    "Abs", "Add", "Cast", "Ceil", "Clip", "Div", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "LeakyRelu", "Log", "Mul",
-    "Neg", "Not", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Sum", "Tanh",
+    "Cast", "Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign",
+    "Tanh", "ThresholdedRelu",
 ])  # fmt: skip
-"""ONNX operators whose output ONNX Runtime may write over an input that has no later reader."""
+"""ONNX operators whose output ONNX Runtime writes over their first input if it has no later reader; its kernels of
+arithmetic, such as Add and Exp, do not.
+"""
 OWN_IN_PLACE: Mapping[str, int] = {
     "CrossEntropyGrad": 2, "GeluGrad": 0, "LayerNormalizationGrad": 0, "RMSNormalizationGrad": 0, "SoftmaxGrad": 0,
 }  # fmt: skip
@@ -117,8 +122,15 @@ class Event:
     freed: bool = False
 
 
+NO_CONDITIONS: Mapping[str, bool] = {}
+
+
 def events(
-    graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str], kept: Collection[str] = ()
+    graph: onnx.GraphProto,
+    sizes: Mapping[str, int],
+    bound: Collection[str],
+    kept: Collection[str] = (),
+    conditions: Mapping[str, bool] = NO_CONDITIONS,
 ) -> Iterator[Event]:
     """Each allocation and release while the nodes run in order.
 
@@ -132,6 +144,8 @@ def events(
         Values with memory of their own, which are left out.
     kept
         Outputs that are allocated and not freed.
+    conditions
+        Of each If, where they are known. Of others the branch counts that needs more.
     """
     own = {*bound, *kept}
     home = _homes(graph, sizes, own)
@@ -139,8 +153,12 @@ def events(
     alive: set[str] = set()
     for place, node in enumerate(graph.node):
         label = str(node.name or node.op_type)
+        if walk.is_if(node):
+            inside = _of_branches(node, sizes, bound, conditions)
+            alive.update(event.name for event in inside if event.name in node.output)
+            yield from inside
         for name in filter(None, node.output):
-            if home[name] == name and name not in bound:
+            if home[name] == name and name not in bound and name not in alive:
                 alive.add(name)
                 yield Event(name, sizes.get(name, 0), label)
         touched = {home.get(name, name): None for name in (*walk.inputs(node), *filter(None, node.output))}
@@ -150,12 +168,48 @@ def events(
                 yield Event(name, sizes.get(name, 0), label, freed=True)
 
 
-def peak_of(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> Peak:
+def _of_branches(
+    node: onnx.NodeProto, sizes: Mapping[str, int], bound: Collection[str], conditions: Mapping[str, bool]
+) -> list[Event]:
+    """Those of the branch of an If that is taken, or else of the one that needs more.
+
+    Its results are allocated where the branch computes them, under the names that the If gives them.
+    """
+    found = [_of_branch(node, branch, sizes, bound, conditions) for branch in branches_of(node, conditions)]
+    return max(found, key=_most, default=[])
+
+
+def _of_branch(
+    node: onnx.NodeProto,
+    branch: onnx.GraphProto,
+    sizes: Mapping[str, int],
+    bound: Collection[str],
+    conditions: Mapping[str, bool],
+) -> list[Event]:
+    made = {str(name) for each in branch.node for name in each.output}
+    results = {value.name: name for value, name in zip(branch.output, node.output, strict=False) if value.name in made}
+    for each in branch.node:
+        rename_values(each, results)
+    outputs = {name for name in results.values() if name not in bound}
+    return list(events(branch, sizes, bound, outputs, conditions))
+
+
+def _most(found: Sequence[Event]) -> int:
+    """The most bytes that are alive at once."""
+    return max(accumulate(-event.size if event.freed else event.size for event in found), default=0)
+
+
+def peak_of(
+    graph: onnx.GraphProto,
+    sizes: Mapping[str, int],
+    bound: Collection[str],
+    conditions: Mapping[str, bool] = NO_CONDITIONS,
+) -> Peak:
     """The memory peak when the nodes run in order; values in `bound` have memory of their own."""
     alive: dict[str, int] = {}
     arena, places = Arena(), dict[str, int]()
     now, best = 0, Peak(0, 0, "", (), ())
-    for event in events(graph, sizes, bound):
+    for event in events(graph, sizes, bound, conditions=conditions):
         if event.freed:
             now -= alive.pop(event.name)
             arena.give(places.pop(event.name))
@@ -166,18 +220,29 @@ def peak_of(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[
         if now > best.size:
             best = Peak(now, 0, event.node, tuple(alive.items()), ())
     values = sorted(best.values, key=lambda item: -item[1])
-    return Peak(best.size, arena.reserved, best.node, tuple(values), unknown_of(graph, sizes, bound))
+    return Peak(best.size, arena.reserved, best.node, tuple(values), unknown_of(graph, sizes, bound, conditions))
 
 
-def unknown_of(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> tuple[str, ...]:
-    """Values whose size is unknown, sorted; so are those in the branches of an If, of which only one takes memory."""
-    names = {str(name) for node in walk.with_branches(graph.node) for name in node.output if name}
-    return tuple(sorted(names - sizes.keys() - set(bound)))
+def unknown_of(
+    graph: onnx.GraphProto,
+    sizes: Mapping[str, int],
+    bound: Collection[str],
+    conditions: Mapping[str, bool] = NO_CONDITIONS,
+) -> tuple[str, ...]:
+    """Values whose size is unknown, sorted; of branches that are not taken there are none."""
+    return tuple(sorted(set(_made(graph.node, conditions)) - sizes.keys() - set(bound)))
+
+
+def _made(nodes: Iterable[onnx.NodeProto], conditions: Mapping[str, bool]) -> Iterator[str]:
+    for node in nodes:
+        yield from filter(None, node.output)
+        for branch in branches_of(node, conditions):
+            yield from _made(branch.node, conditions)
 
 
 def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> dict[str, str]:
     """Value -> the value whose memory it uses: itself, the one it is a view of, or the one it overwrites."""
-    given = {str(value.name) for value in (*graph.input, *graph.initializer)}
+    given = {str(value.name) for value in (*graph.input, *graph.initializer)} | walk.captured(graph)
     last = _last_reads(graph, {})
     home: dict[str, str] = {}
     final: dict[str, int] = {}
@@ -219,7 +284,7 @@ def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[s
 def _written_over(node: onnx.NodeProto) -> list[str]:
     """The inputs that a node may overwrite with its first output."""
     if not node.domain:
-        return [str(name) for name in node.input] if node.op_type in IN_PLACE else []
+        return [str(node.input[0])] if node.op_type in IN_PLACE else []
     place = OWN_IN_PLACE.get(node.op_type) if node.domain == OWN else None
     return [str(node.input[place])] if place is not None and place < len(node.input) else []
 
