@@ -17,6 +17,7 @@ from ortflow.workflow.graph.ir.edit import described, replace
 from ortflow.workflow.graph.ir.functions import fresh_names
 from ortflow.workflow.graph.ir.replacement import Context, Replacement, context_of, copy_of
 from ortflow.workflow.graph.normalize import tidy
+from ortflow.workflow.graph.normalize.sigmoids import exact_logarithms
 
 _REARRANGED = frozenset({"Reshape", "Transpose"})
 _POOLINGS = frozenset({"AveragePool", "MaxPool"})
@@ -28,14 +29,15 @@ def avoid_wrong_forms(model: onnx.ModelProto) -> None:
     """Replace such nodes of a prepared model, in place. Raises UserError if that needs an unknown size.
 
     MatmulTransposeFusion computes the product of a transposed matrix and a vector as if the matrix were not transposed.
-    No kernel supports auto_pad SAME together with dilations.
+    No kernel supports auto_pad SAME together with dilations. The logarithm of a small Sigmoid is wrong.
     """
-    if not any(node.op_type in ("Conv", "MatMul", "MaxPool", "Pad") for node in model.graph.node):
+    if not any(node.op_type in ("Conv", "Log", "MatMul", "MaxPool", "Pad") for node in model.graph.node):
         return
     context = context_of(model)
     written = {node.name: matrix_by_vector(node, context) for node in _of(model, "MatMul")}
     written |= {node.name: dilated_pads(node, context) for node in (*_of(model, "Conv"), *_of(model, "MaxPool"))}
     written |= _pads_before_pooling(model, context)
+    written |= exact_logarithms(model.graph, context)
     _replace(model, written)
 
 
