@@ -96,7 +96,7 @@ class DividedTrainer(Trainer):
             return
         keys = self._ranks.world.gather(key_of(self._part.graphs.root, self._sessions.kernels, self._ranks.place))
         # Of the whole model: a stage without running statistics checks with as many samples as one that has some.
-        rows = rows_of(self.index, self._spec.data.micro_batch)
+        rows = rows_of(self.index, self._graphs.inputs, self._spec.data.micro_batch)
         for batch in islice(samples, 1):
             few = cut(batch, rows)
             DividedCheck(self._part, self._ranks, self._spec.seed, self._report).run(few, keys)

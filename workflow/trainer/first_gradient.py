@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
+from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.trainer import MicroBatch, Report
@@ -69,13 +70,15 @@ def cut(batch: MicroBatch, rows: int) -> MicroBatch:
     return MicroBatch({name: array[:rows] for name, array in batch.arrays.items()}, min(batch.count, rows))
 
 
-def rows_of(index: FlatIndex, micro_batch: int) -> int:
+def rows_of(index: FlatIndex, inputs: Iterable[BatchInput], micro_batch: int) -> int:
     """Samples to check the gradient of a whole model with: few, so that the check takes less memory than training does.
 
-    Statistics over a batch of two do not represent those over a micro-batch, so then the whole micro-batch is used.
+    Statistics over a batch of two do not represent those over a micro-batch, and a model with a fixed batch takes no
+    other, so then the whole micro-batch is used.
     """
     has_statistics = any(entry.tensor.group == "state" for entry in index)
-    return micro_batch if has_statistics else min(2, micro_batch)
+    is_fixed = any(given.shape[0] is not None for given in inputs)
+    return micro_batch if has_statistics or is_fixed else min(2, micro_batch)
 
 
 def remember(key: str) -> None:

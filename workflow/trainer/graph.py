@@ -319,7 +319,7 @@ class GraphTrainer(Trainer):
             return
         from ortflow.workflow.trainer.first_gradient import check_once, rows_of
 
-        key, rows = self.gradient_key(), rows_of(self.index, self._spec.data.micro_batch)
+        key, rows = self.gradient_key(), rows_of(self.index, self._graphs.inputs, self._spec.data.micro_batch)
         check_once(key, samples, rows, lambda batch: self.check_gradient(batch, self._spec.seed), self._report)
 
     def gradient_key(self) -> str:

@@ -267,7 +267,8 @@ class ShardedTrainer(ZeroTrainer):
         leads, key = self._comm.rank == 0, self.gradient_key()
         if self._comm.broadcast_object(leads and has_passed(key)):
             return
-        rows, report = rows_of(self.index, self._spec.data.micro_batch), self._report if leads else Report()
+        rows = rows_of(self.index, self._graphs.inputs, self._spec.data.micro_batch)
+        report = self._report if leads else Report()
         try:
             check_now(key, samples, rows, lambda batch: self.check_gradient(batch, self._spec.seed), report)
         finally:
