@@ -243,10 +243,27 @@ def test_truths_that_the_model_has_as_input(tmp_path: Path, dtype: str) -> None:
     close(train["ortflow.loss_sum"], (np.logaddexp(0, logits) - logits * labels).sum())
 
 
+def test_samples_on_another_axis_are_refused(tmp_path: Path) -> None:
+    """Recurrent layers give [time, batch, classes]; a label column of that length would be taken for other labels."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="/matmul"),
+        helper.make_node("Transpose", ["h"], ["y"], perm=[1, 0, 2], name="/turn"),
+    ]
+    tensors = {"w": RNG.normal(size=(4, 5)).astype("float32")}
+    path = save_model(tmp_path / "m.onnx", nodes, [value("x", ["n", 6, 4])], [value("y", [6, "n", 5])], tensors)
+    for kind in ("cross_entropy", "mse"):
+        with pytest.raises(UserError) as caught:
+            built(path, {"kind": kind}, data__micro_batch=6)
+        words = ("model.loss", "'y'", "[6, n, 5]", "axis 1", "transpose")
+        assert [word for word in words if word not in str(caught.value)] == []
+
+
 def test_refusals(tmp_path: Path) -> None:
     with_labels = model_with_labels(tmp_path / "labels.onnx", read=True)
     plain = linear(tmp_path / "m.onnx")
+    single = linear(tmp_path / "single.onnx", out=("batch", 1))
     for model, loss, changes, words in [
+        (single, {"kind": "cross_entropy"}, {}, "has one class on axis -1: the loss is always 0"),
         (with_labels, {"kind": "cross_entropy"}, {}, "model.loss: the model has 2 outputs (loss, logits); set"),
         (with_labels, {"kind": "cross_entropy", "output": "logit"}, {}, "no output 'logit'; it has loss, logits"),
         (with_labels, {"kind": "cross_entropy", "output": "logits"}, {}, "reads its input 'labels' itself"),

@@ -252,10 +252,11 @@ def test_what_recurrent_layers_cannot_do(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Transpose", ["x"], ["xt"], perm=[1, 0, 2]),
         helper.make_node("LSTM", ["xt", "W", "R", "", "lengths"], ["", "H"], name="/rnn", hidden_size=2),
+        helper.make_node("Transpose", ["H"], ["y"], perm=[1, 0, 2]),
     ]
     tensors = {"W": np.ones((1, 8, 3), "float32"), "R": np.eye(8, 2, dtype="float32")[None]}
     given = [value("x", ["batch", 4, 3]), value("lengths", ["batch"], "int32")]
-    path = save_model(tmp_path / "m.onnx", nodes, given, [value("H", [1, "batch", 2])], tensors)
+    path = save_model(tmp_path / "m.onnx", nodes, given, [value("y", ["batch", 1, 2])], tensors)
     with pytest.raises(UserError, match=r"'/rnn' \(LSTM\).*sequence lengths"):
         built(path, MSE)
 

@@ -45,6 +45,8 @@ TENSORS = {
     "rows": np.array([-1, 3, CLASSES]),
     "pairs": np.array([-1, CLASSES]),
     "front": np.array([0]),
+    "images": np.array([-1, CLASSES, 1, 3]),
+    "planes": np.array([-1, CLASSES, 1]),
     "two": np.float32(2),
 }
 
@@ -106,6 +108,25 @@ def test_classes_on_an_axis_that_moves(tmp_path: Path) -> None:
     chain: Chain = [*SOFTMAX, ("Transpose", ["n0"], {"perm": [0, 2, 1]})]
     labels = RNG.integers(0, CLASSES, (BATCH, 3))
     assert compared(tmp_path, chain, {"kind": "cross_entropy", "class_axis": 1}, ("batch", CLASSES, 3), labels)
+
+
+def test_classes_on_an_axis_that_is_reshaped(tmp_path: Path) -> None:
+    """As in SqueezeNet of the model zoo: opset 13 writes its Softmax over [batch, classes, 1, 1] on two axes."""
+    chain: Chain = [
+        ("Reshape", ["_", "pairs"], {}),
+        ("Softmax", ["n0"], {"axis": -1}),
+        ("Reshape", ["n1", "planes"], {}),
+    ]
+    labels = RNG.integers(0, CLASSES, (BATCH * 3, 1))
+    notes = compared(tmp_path, chain, {"kind": "cross_entropy", "class_axis": 1}, ("rows", CLASSES, 1), labels)
+    assert len(notes) == 1
+
+
+def test_a_reshape_that_mixes_the_classes_keeps_the_probabilities(tmp_path: Path) -> None:
+    """[batch, 3, 5] as [batch, 5, 1, 3]: the elements along the axis of length 5 are those of three distributions."""
+    chain: Chain = [*SOFTMAX, ("Reshape", ["n0", "images"], {})]
+    graphs = built(chain_of(tmp_path / "m.onnx", chain, ("batch", CLASSES, 1, 3)), {**CROSS_ENTROPY, "class_axis": 1})
+    assert not [note for note in graphs.notes if "gives probabilities" in note]
 
 
 @pytest.mark.parametrize("chain", [[], [("Reshape", ["n0", "pairs"], {})]], ids=["sigmoid", "reshape"])

@@ -7,6 +7,7 @@ towards something else. Called by `loss`, which lets the loss read the logits, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,8 +99,18 @@ def _moved(node: onnx.NodeProto, axis: int, before: Dims | None, after: Dims | N
     if node.op_type == "Transpose":
         order: list[int] = attributes_of(node).get("perm", [*range(len(before))][::-1])
         return order[axis]
-    last = axis == len(after) - 1 and bool(before) and isinstance(after[-1], int) and before[-1] == after[-1]
-    return len(before) - 1 if last else None
+    size, inner = after[axis], _elements(after[axis + 1 :])
+    if not isinstance(size, int) or inner is None:
+        return None
+    same = [place for place, each in enumerate(before) if each == size and _elements(before[place + 1 :]) == inner]
+    return same[0] if len(same) == 1 else None
+
+
+def _elements(dims: Dims) -> tuple[int, list[str]] | None:
+    """How many elements lie along these axes: a number and symbols, whose product it is; None if that is unknown."""
+    symbols = [size for size in dims if isinstance(size, str)]
+    known = math.prod(size for size in dims if isinstance(size, int))
+    return None if None in dims else (known, sorted(symbols))
 
 
 def _exponentials(known: _Graph, node: onnx.NodeProto, axis: int) -> str:

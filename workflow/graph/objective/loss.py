@@ -79,10 +79,23 @@ def attach(graph: onnx.GraphProto, loss: Loss, batch: str, padded: bool) -> Targ
             where="model.loss",
             fix="export the model with shapes, or name another output",
         )
+    _require_batch_first(graph, batch, output.name, dims)
     value = read_logits(edit, loss)
     if isinstance(loss, CrossEntropy):
         return _cross_entropy(edit, loss, output.name, value, dims, padded)
     return _elementwise(edit, loss.kind, loss.label, value, dims, padded)
+
+
+def _require_batch_first(graph: onnx.GraphProto, batch: str, output: str, dims: Dims) -> None:
+    """Raises UserError if the samples of an output are on another axis, as behind PyTorch's recurrent layers."""
+    (first,) = (dims_of(value) for value in graph.input if value.name == batch)
+    samples = first[0] if first else None
+    if isinstance(samples, str) and samples != dims[0] and samples in dims:
+        raise UserError(
+            f"output {output!r} of shape {_text(dims)} has the samples on axis {dims.index(samples)}",
+            where="model.loss",
+            fix="transpose it in the model, so that they are on its first axis, and so are the labels'",
+        )
 
 
 def _own(edit: Editor, output: str, dims: Dims | None, batch: str) -> Target:
@@ -116,6 +129,12 @@ def _cross_entropy(edit: Editor, loss: CrossEntropy, output: str, logits: str, d
         )
     length = dims[axis]
     classes = length if isinstance(length, int) else None
+    if classes == 1:
+        raise UserError(
+            f"output {output!r} of shape {_text(dims)} has one class on axis {loss.class_axis}: the loss is always 0",
+            where="model.loss.class_axis",
+            fix="name the axis that runs over the classes, or use bce_with_logits for one logit",
+        )
     label = _label_input(edit, loss.label, TensorProto.INT64, [d for i, d in enumerate(dims) if i != axis])
     if padded:
         counts = _valid_rows(edit, label, rank - 1)
