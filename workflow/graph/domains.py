@@ -2,6 +2,8 @@
 
 MICROSOFT = "com.microsoft"
 """ONNX Runtime's operators."""
+CLASSICAL = "ai.onnx.ml"
+"""ONNX's operators for trees, tables and scalers, as scikit-learn's exporter writes them; none has a gradient."""
 CPU_DOMAIN = "ortflow"
 """Our CPU operators: `ortflow.workflow.kernels`."""
 CUDA_DOMAIN = "ortflow.cuda"

@@ -11,13 +11,14 @@ from collections.abc import Iterable
 import onnx
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.domains import CLASSICAL, MICROSOFT
 from ortflow.workflow.graph.file.tensors import check_rank
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import topological_order
 from ortflow.workflow.graph.ir.shapes import without_weights
 
-DOMAINS = ("", "ai.onnx", "com.microsoft")
+DOMAINS = ("", "ai.onnx", CLASSICAL, MICROSOFT)
 """Domains of ONNX Runtime's operators that a trainable model may contain."""
 
 EXPANDED_NODES = 50_000
@@ -72,8 +73,8 @@ def check_valid(model: onnx.ModelProto, where: str) -> None:
     light = without_weights(model)
     for node in walk.all_nodes(light):
         if node.op_type in _RUNTIME_ONLY and node.domain == "":
-            node.domain = "com.microsoft"
-    light.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+            node.domain = MICROSOFT
+    light.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
     del light.graph.value_info[:]
     for graph in walk.all_graphs(light):
         for value in (*graph.input, *graph.output):

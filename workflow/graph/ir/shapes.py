@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.domains import CLASSICAL, CUDA_DOMAIN
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.collective import Kind, channel_of, is_collective, kind_of
 
@@ -85,6 +85,10 @@ def _stand_in(node: onnx.NodeProto) -> None:
     if node.domain == "com.microsoft" and node.op_type in _ALIKE:
         node.op_type, node.domain = "Identity", ""
         del node.input[1:], node.output[1:], node.attribute[:]
+    elif node.domain == CLASSICAL and node.op_type == "Scaler":
+        node.op_type, node.domain = "Cast", ""
+        del node.attribute[:]
+        node.attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
     elif node.domain == "com.microsoft" and node.op_type == "FusedMatMul":
         if not any(a.name.startswith("trans") and a.i for a in node.attribute):
             node.op_type, node.domain = "MatMul", ""

@@ -16,6 +16,7 @@ from onnx import defs, helper, numpy_helper, shape_inference, version_converter
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.decompose.operators import WRITTEN_OUT
+from ortflow.workflow.graph.domains import CLASSICAL, MICROSOFT
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.functions import instantiate, schema_function
@@ -88,8 +89,10 @@ def to_opset_18(model: onnx.ModelProto, where: str) -> list[str]:
     notes = [] if version == OPSET else [f"opset {version} converted to {OPSET}"]
     if version != OPSET:
         _rewrite(model.graph, version, context_of(model), where)
+    versions = {"": OPSET, MICROSOFT: 1}
+    versions |= {imported.domain: imported.version for imported in model.opset_import if imported.domain == CLASSICAL}
     del model.opset_import[:]
-    model.opset_import.extend([helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)])
+    model.opset_import.extend(helper.make_opsetid(*each) for each in versions.items())
     return notes
 
 

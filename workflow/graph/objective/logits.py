@@ -34,6 +34,8 @@ class Probabilities:
     """What they are probabilities of."""
     after: Sequence[onnx.NodeProto]
     """Layout operators between `node` and the output, the last one first."""
+    of_two: bool = False
+    """Whether `logits` has one logit a sample, of the second class, and that of the first is 0."""
 
 
 class _Graph:
@@ -69,6 +71,8 @@ def probabilities(graph: onnx.GraphProto, loss: Loss) -> Probabilities | None:
         logits = _logits(known, node, axis, dims)
         if logits is not None:
             return Probabilities(node, logits, after) if logits else None
+        if logit := _of_two(known, node, axis, dims):
+            return Probabilities(node, logit, after, of_two=True)
         if node.op_type not in _MOVING | {"Identity", "Transpose"}:
             return None
         value = node.input[0]
@@ -88,6 +92,20 @@ def _logits(known: _Graph, node: onnx.NodeProto, axis: int | None, dims: Dims | 
     if node.op_type == "Div" and axis is not None:
         return _exponentials(known, node, axis)
     return None
+
+
+def _of_two(known: _Graph, node: onnx.NodeProto, axis: int | None, dims: Dims | None) -> str:
+    """z of the probabilities 1 - s(z) and s(z) of two classes, as scikit-learn's exporter writes them, else empty."""
+    if node.op_type != "Concat" or axis is None or not dims or dims[axis] != 2 or len(node.input) != 2:
+        return ""
+    first, second = (known.maker(name) for name in node.input)
+    if first is None or second is None or first.op_type != "Sub" or second.op_type != "Sigmoid":
+        return ""
+    one = known.constants.get(first.input[0])
+    complement = (
+        one is not None and one.size == 1 and float(one.reshape(-1)[0]) == 1 and first.input[1] == node.input[1]
+    )
+    return str(second.input[0]) if complement and attributes_of(node)["axis"] % len(dims) == axis else ""
 
 
 def _moved(node: onnx.NodeProto, axis: int, before: Dims | None, after: Dims | None) -> int | None:
@@ -138,6 +156,8 @@ def read_logits(edit: Editor, loss: Loss) -> str:
     if (found := probabilities(edit.graph, loss)) is None:
         return output
     value = found.logits
+    if found.of_two:
+        value = edit("Concat", edit("Mul", value, edit.constant(0.0)), value, **attributes_of(found.node))
     for node in reversed(found.after):
         value = edit(node.op_type, value, *node.input[1:], **attributes_of(node))
     return value
