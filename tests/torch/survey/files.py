@@ -1,13 +1,13 @@
 """Trains ONNX files that other projects ship in their packages, each against PyTorch or finite differences.
 
-    python tests/torch/survey/files.py                  all of them: 80 MB of packages, five minutes on two cores
+    python tests/torch/survey/files.py                  all of them: 130 MB of packages, seven minutes on two cores
     python tests/torch/survey/files.py --part 2/8       every eighth, from the third on
     python tests/torch/survey/files.py --only 'ocr*'    by name
 
-They come from tf2onnx, Paddle2ONNX and several versions of PyTorch's exporters. The loss and every gradient of a first
-micro-batch are compared with those of the module that onnx2torch (`pip install --no-deps onnx2torch==1.5.15`) makes of
-the file, in double precision, and where it cannot, with finite differences, as a run does. Then the file is trained for
-a few steps and exported. Exits with 1 if a file is not right.
+They come from tf2onnx, keras2onnx, Paddle2ONNX and several versions of PyTorch's exporters. The loss and every gradient
+of a first micro-batch are compared with those of the module that onnx2torch makes of the file
+(`pip install --no-deps onnx2torch==1.5.15`), in double precision, and where it cannot, with finite differences, as a
+run does. Then the file is trained for a few steps and exported. Exits with 1 if a file is not right.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class File:
     """Of one micro-batch."""
     loss: str
     output: str | None = None
+    below: int = 256
+    """Of integers in the inputs."""
 
 
 FILES = {
@@ -79,13 +81,23 @@ FILES = {
         "silero-vad==6.2.3", "silero_vad_16k_sequence.onnx", {"input": (1, 576), "h": (1, 1, 128), "c": (1, 1, 128)},
         "mse", "speech_probs",
     ),
+    "wake-word": File("openwakeword==0.4.0", "hey_mycroft_v0.1.onnx", {"input_1": (4, 16, 96)}, "mse"),
+    "wake-verifier": File("openwakeword==0.4.0", "hey_jarvis_v0.1.onnx", {"x.1": (1, 16, 96)}, "mse"),
+    "speech-embedding": File("openwakeword==0.4.0", "embedding_model.onnx", {"input_1": (2, 76, 32, 1)}, "mse"),
+    "mel": File("openwakeword==0.4.0", "melspectrogram.onnx", {"input": (1, 16000)}, "mse"),
+    "speech-quality": File("speechmos==0.0.1.1", "dnsmos_models/model_v8.onnx", {"input_1": (2, 900, 120)}, "mse"),
+    "orientation": File(
+        "occular-deskew==0.5.0", "orientation_orinet_fp32.onnx", {"x": (2, 3, 320, 320)}, "cross_entropy"
+    ),
+    "morphemes": File("slovorez==0.1.0", "slovorez-test.onnx", {"input_layer": (4, 24)}, "cross_entropy", below=30),
 }  # fmt: skip
 
 
 def fetched(file: File, folder: Path) -> Path:
     """The ONNX file, taken out of the wheel of its package."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
-    subprocess.run([*pip, file.package], check=True)
+    # Some have wheels for a few releases of CPython only.
+    subprocess.run([*pip, "--python-version", "3.11", file.package], check=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         member = next(name for name in archive.namelist() if name.endswith("/" + file.path))
@@ -100,7 +112,7 @@ def batch_of(file: File, model: Path) -> Arrays:
     for given in session.get_inputs():
         shape = file.shapes[given.name]
         numbers = random.standard_normal(shape).astype("float32")
-        batch[given.name] = random.integers(0, 256, shape).astype("int32") if "int32" in given.type else numbers
+        batch[given.name] = random.integers(0, file.below, shape).astype("int32") if "int32" in given.type else numbers
     output = file.output or session.get_outputs()[0].name
     (prediction,) = session.run([output], batch)
     if file.loss == "cross_entropy":
@@ -192,8 +204,9 @@ def backward(module: Any, file: File, model: Path, batch: Arrays) -> tuple[float
         names = [value.name for value in onnx.load(model, load_external_data=False).graph.output]
         found = found[names.index(file.output or names[0])]
     labels = torch.tensor(batch["labels"])
-    if file.loss == "cross_entropy":  # all of these end with a Softmax
-        loss = functional.nll_loss(found.log().flatten(0, -2), labels.flatten(), reduction="sum")
+    if file.loss == "cross_entropy":
+        logits = found if (found < 0).any() else found.log()  # most of these end with a Softmax
+        loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
     else:
         loss = ((found - labels) ** 2).sum()
     module.zero_grad()
