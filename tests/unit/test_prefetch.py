@@ -20,6 +20,8 @@ from ortflow.workflow.data.batches import StepBatch
 from ortflow.workflow.data.plan import Position
 from ortflow.workflow.device import cuda, prefetch
 from ortflow.workflow.device.prefetch import Prefetch
+from ortflow.workflow.planning import holdings
+from ortflow.workflow.planning.holdings import batches_of
 from ortflow.workflow.steps.shard import prefetched
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.graph import GraphTrainer
@@ -155,6 +157,24 @@ def test_a_failed_copy_is_an_error_of_the_step() -> None:
     library.failing["cudaMemcpyAsync"] = 719
     with pytest.raises(Exception, match="error 719"):
         device.prefetch(SOME[1], buffer)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_plan_counts_the_memory_of_batches(
+    tmp_path: Path, accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "WORTHWHILE", 1)
+    model = network(tmp_path / "model.onnx")
+    fake = Fake(monkeypatch)
+    spec = run_file(model, train__gradient_accumulation=accumulation, resources__kernels="onnxruntime")
+    trainer = fake.trainer(built(model), spec)
+    before = fake.device.held
+    rows = 4096
+    curve(trainer, steps_of([[rows] * accumulation]))
+    on_gpus = spec.model_copy(update={"resources": spec.resources.model_copy(update={"gpus_per_rank": 1})})
+    inputs = rows * (5 * 4 + 8)
+    assert batches_of(on_gpus, inputs) == fake.device.held - before
+    assert batches_of(spec, inputs) == inputs, "on CPUs the batch is used where it is"
 
 
 def test_one_step_is_prefetched_while_another_is_computed() -> None:

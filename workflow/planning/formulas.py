@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ortflow.workflow.device.prefetch import SLOTS, WORTHWHILE
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import ITEM, OFFLOADED
 from ortflow.workflow.planning.exchange import Exchange
@@ -35,6 +36,9 @@ def formulas(
     if exchange.size:
         found["messages"] = exchange.formula
     if spec.on_gpus:
+        found["batch"] = (
+            f"a micro-batch and, from {WORTHWHILE // 1024} KiB on, {SLOTS} that are on their way to the GPU"
+        )
         found["checkpoint"] = f"a rank's share, copied to {ON_THE_HOST}; at most half of what its node has available"
     return found
 

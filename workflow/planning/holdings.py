@@ -5,6 +5,7 @@ The same numbers as the event `memory` reports after a run.
 
 from __future__ import annotations
 
+from ortflow.workflow.device.prefetch import SLOTS, WORTHWHILE
 from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.memory import ITEM, KEPT, buffers
 from ortflow.workflow.parallel.division import Division
@@ -47,6 +48,15 @@ def state_of(
         shares = _canonical(whole, kept, rank, division.grid.world_size)
         parts["checkpoint"] = shares + (shares if spec.on_gpus else min(shares, KEPT))
     return parts
+
+
+def batches_of(spec: RunSpec, size: int) -> int:
+    """Bytes in which a rank holds micro-batches of `size` bytes: on GPUs also those that are on their way."""
+    if not spec.on_gpus or spec.parallel.pipeline > 1 or size < WORTHWHILE:
+        return size
+    # The first micro-batch of a step and further ones have memory of their own where their gradients have.
+    graphs = 2 if spec.accumulation > 1 and spec.parallel.zero < 2 else 1
+    return graphs * (1 + SLOTS) * size
 
 
 def staging_elements(index: FlatIndex, spec: RunSpec) -> int | None:

@@ -14,7 +14,7 @@ from ortflow.workflow.memory import ON_HOST, of_device
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.parallel.schedule import schedule
-from ortflow.workflow.planning.holdings import state_of
+from ortflow.workflow.planning.holdings import batches_of, state_of
 from ortflow.workflow.planning.passes import StagePasses
 from ortflow.workflow.planning.replay import Replayed, replay
 from ortflow.workflow.spec.run import RunSpec
@@ -77,7 +77,7 @@ def memory_of(
     """
     held = state_of(spec, whole, division, rank, fetched)
     on_host = {name: held.pop(name) for name in ON_HOST if name in held}
-    parts = {**held, "batch": batch, "activations": peak.held}
+    parts = {**held, "batch": batches_of(spec, batch), "activations": peak.held}
     if messages:
         parts["messages"] = parts.get("messages", 0) + messages
     own = {"context": CONTEXT, **on_host} if spec.on_gpus else {**on_host, "process": FOLLOWER if rank else PROCESS}
