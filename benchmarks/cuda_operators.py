@@ -42,6 +42,7 @@ class Call:
 
     compiler: Compiler
     kept: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
 
     def __init__(self, inputs: Sequence[torch.Tensor], types: Sequence[torch.dtype]) -> None:
         self.inputs = [Tensor(one.data_ptr(), tuple(one.shape), int(_KINDS[one.dtype])) for one in inputs]
@@ -63,6 +64,11 @@ class Call:
         if Call.kept is None or Call.kept.numel() < size:
             Call.kept = torch.empty(size, dtype=torch.uint8, device="cuda")
         return Call.kept.data_ptr()
+
+    def counters(self, count: int) -> int:
+        if Call.zeros is None or Call.zeros.numel() < count:
+            Call.zeros = torch.zeros(count, dtype=torch.int32, device="cuda")
+        return Call.zeros.data_ptr()
 
     def launch(
         self, source: str, function: str, grid: Any, block: Any, *arguments: Any, shared: int = 0, options: Any = ()

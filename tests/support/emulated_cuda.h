@@ -78,6 +78,7 @@ static void __syncthreads() { wait_at(of_block, (int)blockDim.x); }
 template <int SIZE> static void wait_for_group() { wait_at(of_group[threadIdx.x / SIZE], SIZE); }
 static void __syncwarp() { wait_at(of_warp[threadIdx.x / 32], 32); }
 static void __threadfence_system() {}
+static void __threadfence() {}
 template <class T> static T exchanged(T x, int lane) {
     static_assert(sizeof(T) == 4, "");
     memcpy(&slots[threadIdx.x], &x, 4);
@@ -102,6 +103,7 @@ static u32 __match_any_sync(u32, int x) {
     return same;
 }
 static int atomicAdd(int *at, int x) { int before = *at; *at += x; return before; }
+static u32 atomicInc(u32 *at, u32 most) { u32 before = *at; *at = before >= most ? 0 : before + 1; return before; }
 template <class T> static T __ldg(const T *at) { return *at; }
 
 static void fiber_main() {
@@ -134,11 +136,15 @@ static const char *emulate(const u32 *grid, const u32 *block, void (*function)(v
     threads = (int)block[0];
     stacks = (char *)malloc((size_t)threads * STACK);
     gridDim = {grid[0], grid[1], grid[2]}, blockDim = {block[0], 1, 1};
-    for (u32 y = 0; y < grid[1] && !fault[0]; y++)
-        for (u32 x = 0; x < grid[0] && !fault[0]; x++) {
-            blockIdx = {x, y, 0};
-            run_block();
-        }
+    /* Every second time from the last block to the first: results must not depend on their order. */
+    static bool backwards = true;
+    backwards = !backwards;
+    const i64 blocks = (i64)grid[0] * grid[1];
+    for (i64 i = 0; i < blocks && !fault[0]; i++) {
+        const i64 place = backwards ? blocks - 1 - i : i;
+        blockIdx = {(u32)(place % grid[0]), (u32)(place / grid[0]), 0};
+        run_block();
+    }
     free(stacks);
     return fault[0] ? fault : 0;
 }
@@ -177,4 +183,5 @@ static void check_place(const void *at, int words) {
         snprintf(fault, sizeof fault, "%d words at once at an address that is no multiple of as many", words);
 }
 template <int WORDS> static void fetch(u32 (&to)[WORDS], const void *from) { check_place(from, WORDS), memcpy(to, from, 4 * WORDS); }
+template <int WORDS> static void fetch_written(u32 (&to)[WORDS], const void *from) { fetch(to, from); }
 template <int WORDS> static void put(void *to, const u32 (&from)[WORDS]) { check_place(to, WORDS), memcpy(to, from, 4 * WORDS); }

@@ -153,6 +153,7 @@ class EmulatedCall:
             memory.content[:] = content
             self.inputs.append(Tensor(memory.pointer, array.shape, kind))
         self._scratches = 0
+        self._counters: list[Memory] = []
 
     def memory(self, size: int, offset: int = 0) -> Memory:
         self.memories.append(Memory(size, offset))
@@ -173,6 +174,11 @@ class EmulatedCall:
         self._scratches += 1
         assert self._scratches == 1, "a second call gives the same memory"
         return self.memory(size).pointer
+
+    def counters(self, count: int) -> int:
+        self._counters.append(self.memory(4 * count))
+        self._counters[-1].content[:] = 0
+        return self._counters[-1].pointer
 
     def launch(
         self, source: str, function: str, grid: int | Sequence[int], block: int | Sequence[int], *arguments: Any
@@ -198,6 +204,7 @@ class EmulatedCall:
     def results(self) -> list[Array]:
         for memory in self.memories:
             memory.check()
+        assert not any(memory.content.any() for memory in self._counters), "counters must be 0 for the next node"
         assert sorted(self.made) == list(range(len(self.types)))
         return [
             from_bytes(self.made[place][0].content, kind, self.made[place][1]) for place, kind in enumerate(self.types)

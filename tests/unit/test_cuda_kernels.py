@@ -32,7 +32,7 @@ from operators_on_gpu import (
     stored,
 )
 
-from ortflow.workflow.cuda import embedding, norm, nvrtc, product, softmax, source
+from ortflow.workflow.cuda import batch_norm, embedding, norm, nvrtc, product, softmax, source
 from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.cuda.place import HALF
 from ortflow.workflow.cuda.softmax import spread_shape
@@ -413,8 +413,6 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2], given], [kind, FLOAT])
             yield from launched("ColumnSums", [given], [FLOAT])
             yield from launched("PixelMeans", [(x.reshape(1, 2, 1, width), kind)], [FLOAT])
-            yield from launched("BatchStatistics", [given, fp32[0], fp32[0]], [FLOAT] * 6)
-            yield from launched("BatchGradients", [given, given, *[fp32[0]] * 3], [FLOAT] * 5)
             yield from launched("Join", [given, given], [kind], axis=-1)
             labels, scalar = stored(np.zeros(2), INT64), stored(np.zeros(()), FLOAT)
             yield from launched("CrossEntropy", [labels, given], [FLOAT, FLOAT])
@@ -429,6 +427,10 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
                 product.spread_sum(spread, one, other)  # type: ignore[arg-type]
                 yield from spread.launched
             yield from launched("CrossEntropyGrad", [labels, scalar, given, (column, FLOAT)], [kind])
+        for width in (1, 6, 64, 769):
+            given, vector = (np.zeros((2, width), np.float32), kind), stored(np.ones(width), FLOAT)
+            yield from launched("BatchStatistics", [given, *[vector] * 4], [FLOAT] * 8)
+            yield from launched("BatchGradients", [given, given, *[vector] * 3], [FLOAT] * 5)
         of_image, of_pool = (np.zeros((1, size, size, 8), np.float32) for size in (4, 2))
         for operator in ("Rotary", "RotaryGrad"):
             for width in (64, 6):
@@ -510,6 +512,41 @@ def test_the_gradient_of_a_weight_gets_channels_first(kind: int, dims: tuple[int
         *map(ctypes.c_int, (places, width, channels)),
     )  # fmt: skip
     np.testing.assert_array_equal(call.results()[0], values[:, :, :channels].transpose(0, 2, 1))
+
+
+@needs_emulation
+@pytest.mark.parametrize(
+    ("dims", "of_x", "of_dy"),
+    [((2600, 64), BF16, BF16), ((300, 130), FP16, FLOAT), ((700, 3), FLOAT, BF16), ((600, 1), FP16, FP16),
+     ((90, 100), BF16, FP16)],
+    ids=str,
+)  # fmt: skip
+def test_batch_norms_of_many_chunks(
+    dims: tuple[int, ...], of_x: int, of_dy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emulated blocks take turns from the first to the last, and the second time from the last to the first."""
+    monkeypatch.setattr(batch_norm, "ROWS_A_THREAD", 1)
+    check_batch_norm(Emulated(), dims, of_x, of_dy)
+
+
+@needs_emulation
+def test_batch_norms_of_few_blocks_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_norm, "BLOCKS", 6)
+    check_batch_norm(Emulated(), (1900, 72), BF16, FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "grid"),
+    [(128 * 112 * 112, 64, (1, 264)), (128 * 56 * 56, 256, (4, 132)), (128 * 7 * 7, 2048, (32, 16)), (6, 64, (1, 1)),
+     (10**7, 24, (1, 528)), (50, 40_000, (625, 1))],
+)  # fmt: skip
+def test_blocks_of_batch_norms(rows: int, width: int, grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a GPU holds at a time, and no more chunks than one block adds up quickly."""
+    call, found = EmulatedCall([], [FLOAT] * 6, run=False), []
+    call.inputs = [Tensor(256, (rows, width), BF16), *[Tensor(256, (width,), FLOAT)] * 2]
+    monkeypatch.setattr(call, "launch", lambda source, function, grid, *_: found.append((function, grid)))
+    OPERATORS["BatchStatistics"]({}).run(call)  # type: ignore[arg-type]
+    assert found == [("batch_statistics", grid)]
 
 
 @needs_emulation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,41 @@ def test_operands_of_every_broadcast(
     wide = feeds["x"].astype(np.float32)
     np.testing.assert_array_equal(s, expected)
     np.testing.assert_array_equal(z, wide * expected - wide)
+
+
+class Memory:
+    """A GPU's memory that is reserved and set to 0."""
+
+    gpu = SimpleNamespace(capability=(9, 0))
+    stream = 0
+    capturing = False
+
+    def __init__(self) -> None:
+        self.zeroed: list[tuple[int, int]] = []
+        self._end = 256
+
+    def reserve(self, size: int) -> int:
+        self._end += size
+        return self._end - size
+
+    def zero(self, target: int, size: int) -> None:
+        self.zeroed.append((target, size))
+
+
+def test_counters_are_set_to_zero_once_and_never_move_in_a_captured_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, memory = operators_here(tmp_path, monkeypatch), Memory()
+    monkeypatch.setattr(made, "_device", memory)
+    few = made.counters(3)
+    assert made.counters(900) == few
+    many = made.counters(5000)
+    assert made.counters(3) == many
+    assert memory.zeroed == [(few, 4 * 1024), (many, 4 * 5000)]
+    memory.capturing = True
+    assert made.counters(5000) == many
+    with pytest.raises(OrtflowError, match="captured"):
+        made.counters(5001)
 
 
 class Doubled:

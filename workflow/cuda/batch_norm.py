@@ -1,17 +1,22 @@
-"""Normalisation by the statistics of a batch, channels last: what each channel is multiplied with; see batch_norm.cu.
+"""Normalisation by the statistics of a batch, channels last: what each channel is multiplied with.
 
 BatchStatistics (x [..., channels], scale, bias, running mean?, running variance?) -> slope, offset, mean, variance,
 1 / deviation, correction [], new running mean?, new running variance?: y = slope x + offset, and the unbiased variance
 is correction variance. A running statistic becomes `momentum` times itself and `fresh` times the batch's, with the bits
-of the nodes that `running` finds. BatchGradients (dy, x, scale, mean,
-1 / deviation) -> slope, factor, offset, dscale, dbias: dx = slope dy + factor x + offset. All other outputs are fp32
-[channels]; x and dy may be half. Elementwise kernels compute y and dx, together with their neighbours.
+of the nodes that `running` finds. See batch_norm.cu.
+
+BatchGradients (dy, x, scale, mean, 1 / deviation) -> slope, factor, offset, dscale, dbias: dx = slope dy + factor x +
+offset. See batch_norm_gradient.cu.
+
+All other outputs are fp32 [channels]; x and dy may be half. Elementwise kernels compute y and dx, together with their
+neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from ctypes import c_float, c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 from ortflow.workflow.cuda.operators import Call, Tensor
@@ -19,26 +24,38 @@ from ortflow.workflow.cuda.source import columns_of, rows_and_width, source, vec
 from ortflow.workflow.errors import OrtflowError
 
 _EPSILON = 1e-5
-_BLOCKS = 1056
-"""Number of blocks to aim at if there are enough rows: the same on every GPU, so that the sums are bit-identical."""
-_ROWS_A_THREAD = 4
+BLOCKS = 528
+"""Number of blocks to aim at if there are enough rows, all of which a large GPU holds at a time: the same on every GPU,
+so that the sums are bit-identical.
+"""
+_TILE = 64
+"""Columns of a block: 128 bytes of halves."""
+_CHUNKS = 264
+"""The most chunks of rows whose sums one block adds up, for a whole tile."""
+ROWS_A_THREAD = 4
 _THREADS = 256
-_COLUMNS_A_BLOCK, _FINISHING = 32, 1024
 _LARGEST_GRID_Y = 65_535
 
 
-def _sums(call: Call, x: Tensor, dy: Tensor | None, mean: int, rows: int, width: int) -> tuple[str, int, int]:
-    """Launch the sums over chunks of rows: the source, the sums, and the number of chunks."""
+@dataclass(frozen=True)
+class _Sums:
+    """How a kernel sums over rows: see batch_sums.cuh."""
+
+    text: str
+    grid: tuple[int, int]
+    part: int
+    arrived: int
+
+
+def _sums(call: Call, name: str, x: Tensor, dy: Tensor | None, rows: int, width: int) -> _Sums:
     lanes = vector(width, [(x.pointer, x.type), *([(dy.pointer, dy.type)] if dy is not None else [])])
-    columns = columns_of(width, lanes, 8)
-    chunks = min(-(-_BLOCKS // columns.tiles), -(-rows // (columns.groups * _ROWS_A_THREAD)), _LARGEST_GRID_Y)
-    part = call.scratch(4 * 2 * chunks * width)
+    columns = columns_of(width, lanes, 2, min(32, _TILE // lanes))
+    most = min(BLOCKS // columns.tiles, _CHUNKS * _TILE // columns.tile, _LARGEST_GRID_Y)
+    chunks = max(1, min(most, -(-rows // (columns.groups * ROWS_A_THREAD))))
     types = ("X", x.type), ("G", dy.type if dy is not None else x.type)
-    text = source("batch_norm", types, (*columns.numbers(), ("GRADIENT", int(dy is not None))))
-    pointers = x.pointer, dy.pointer if dy is not None else 0, mean, part
-    grid = columns.tiles, chunks
-    call.launch(text, "batch_sums", grid, _THREADS, *map(c_void_p, pointers), c_int64(rows), c_int64(width))
-    return text, part, chunks
+    text = source(name, types, (*columns.numbers(), ("GRADIENT", int(dy is not None))))
+    part = call.scratch(4 * 2 * columns.tile * chunks * columns.tiles)
+    return _Sums(text, (columns.tiles, chunks), part, call.counters(columns.tiles))
 
 
 def _sizes(x: Tensor, vectors: Sequence[Tensor]) -> tuple[int, int]:
@@ -62,12 +79,10 @@ class BatchStatistics:
         rows, width = _sizes(x, (scale, bias, *old))
         made = [*(call.output(place, (width,)) for place in range(5)), call.output(5, ())]
         running = [*(each.pointer for each in old), *(call.output(6 + place, (width,)) for place in range(len(old)))]
-        text, part, chunks = _sums(call, x, None, 0, rows, width)
-        pointers = part, x.pointer, scale.pointer, bias.pointer, *made, *(running or [0] * 4)
-        call.launch(
-            text, "batch_statistics", -(-width // _COLUMNS_A_BLOCK), _FINISHING, *map(c_void_p, pointers),
-            *map(c_float, (self._epsilon, self._momentum, self._fresh)), c_int64(chunks), c_int64(rows), c_int64(width),
-        )  # fmt: skip
+        sums = _sums(call, "batch_norm", x, None, rows, width)
+        pointers = (*(each.pointer for each in (x, scale, bias)), sums.part, sums.arrived, *made, *(running or [0] * 4))
+        numbers = *map(c_float, (self._epsilon, self._momentum, self._fresh)), c_int64(rows), c_int64(width)
+        call.launch(sums.text, "batch_statistics", sums.grid, _THREADS, *map(c_void_p, pointers), *numbers)
 
 
 class BatchGradients:
@@ -83,9 +98,7 @@ class BatchGradients:
         if dy.shape != x.shape:
             raise OrtflowError(f"the gradient is {list(dy.shape)}, and what was normalised {list(x.shape)}")
         made = [call.output(place, (width,)) for place in range(5)]
-        text, part, chunks = _sums(call, x, dy, mean.pointer, rows, width)
-        pointers = part, scale.pointer, mean.pointer, inverse.pointer, *made
-        call.launch(
-            text, "batch_gradients", -(-width // _COLUMNS_A_BLOCK), _FINISHING, *map(c_void_p, pointers),
-            c_int64(chunks), c_int64(rows), c_int64(width),
-        )  # fmt: skip
+        sums = _sums(call, "batch_norm_gradient", x, dy, rows, width)
+        pointers = (*(each.pointer for each in (x, dy, scale, mean, inverse)), sums.part, sums.arrived, *made)
+        numbers = c_int64(rows), c_int64(width)
+        call.launch(sums.text, "batch_gradients", sums.grid, _THREADS, *map(c_void_p, pointers), *numbers)

@@ -35,6 +35,8 @@ ROUNDED = ("--prec-div=false", "--prec-sqrt=false", "--ftz=true")
 """For kernels that store only halves: errors of 2 units in the last place of fp32 do not matter."""
 _LETTERS = {TensorProto.FLOAT: "f", TensorProto.FLOAT16: "h", TensorProto.BFLOAT16: "b", TensorProto.DOUBLE: "d",
             TensorProto.INT64: "l", TensorProto.INT32: "i", TensorProto.BOOL: "o"}  # fmt: skip
+_COUNTERS = 1024
+"""At least so many are allocated."""
 _alive: list[Operators] = []
 """Sessions call these as long as they live."""
 
@@ -121,6 +123,10 @@ class Call:
     def scratch(self, size: int) -> int:
         """Device pointer to at least `size` bytes, which this node may use until it has run."""
         return self._owner.scratch(size)
+
+    def counters(self, count: int) -> int:
+        """Device pointer to `count` integers of 32 bits, or more, which are 0, and must be so when the node has run."""
+        return self._owner.counters(count)
 
     def ready(self, bucket: int, gradients: Sequence[int]) -> None:
         """The gradients at these device pointers are queued, and complete the bucket unless it is -1."""
@@ -213,6 +219,7 @@ class Operators:
         self._nodes: list[tuple[Operator, list[int], list[int]]] = []
         self._fused: dict[str, int] = {}
         self._scratch: list[tuple[int, int]] = []
+        self._counters: list[tuple[int, int]] = []
         self.stream = device.stream
         _alive.append(self)
 
@@ -314,11 +321,24 @@ class Operators:
         """See Call. Earlier memory is kept, since a captured graph may use it."""
         if not self._scratch or self._scratch[-1][1] < size:
             size = max(size, 2 * self._scratch[-1][1] if self._scratch else 1 << 20)
-            try:
-                self._scratch.append((self._device.reserve(size), size))
-            except CudaError as error:
-                raise self._device.failure(error.message) from error
+            self._scratch.append((self._reserved(size), size))
         return self._scratch[-1][0]
+
+    def counters(self, count: int) -> int:
+        """See Call. Earlier ones are kept, as with `scratch`."""
+        if not self._counters or self._counters[-1][1] < count:
+            if self.captured:
+                raise OrtflowError("a captured graph would set counters to 0 again in each of its runs")
+            count = max(count, _COUNTERS)
+            self._counters.append((self._reserved(4 * count), count))
+            self._device.zero(self._counters[-1][0], 4 * count)
+        return self._counters[-1][0]
+
+    def _reserved(self, size: int) -> int:
+        try:
+            return self._device.reserve(size)
+        except CudaError as error:
+            raise self._device.failure(error.message) from error
 
     def copy(self, target: int, source: int, size: int) -> None:
         """See Call."""

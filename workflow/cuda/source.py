@@ -20,6 +20,7 @@ BYTES = {int(TensorProto.FLOAT): 4, int(TensorProto.FLOAT16): 2, int(TensorProto
 LARGEST_GRID = 2**31 - 1
 _INCLUDED = {
     **dict.fromkeys(("cross_entropy", "cross_entropy_gradient", "cross_entropy_both"), ("softmax_sum.cuh",)),
+    **dict.fromkeys(("batch_norm", "batch_norm_gradient"), ("batch_sums.cuh",)),
     **dict.fromkeys(("rotary", "softmax", "spread_sum"), ("spread.cuh",)),
 }
 """Source -> files that it shares with others."""
@@ -118,15 +119,23 @@ class Columns:
         """Rows read at a time."""
         return _BLOCK // self.lanes
 
+    @property
+    def tile(self) -> int:
+        """Columns of a block."""
+        return self.lanes * self.reads * self.vector
+
     def numbers(self) -> tuple[tuple[str, int], ...]:
         """The numbers by their names in the sources."""
         return ("VECTOR", self.vector), ("LANES", self.lanes), ("READS", self.reads)
 
 
-def columns_of(width: int, lanes: int, most: int) -> Columns:
-    """The layout for `width` columns that are read `lanes` at a time, at most `most` by a thread."""
+def columns_of(width: int, lanes: int, most: int, widest: int = 32) -> Columns:
+    """The layout for `width` columns that are read `lanes` at a time, at most `most` by a thread.
+
+    At most `widest` threads share a row: a power of two.
+    """
     vectors = width // lanes
-    threads = min(32, 1 << (vectors - 1).bit_length())
+    threads = min(widest, 1 << (vectors - 1).bit_length())
     reads = max(1, min(most // lanes, 8, -(-vectors // threads)))
     return Columns(lanes, threads, reads, -(-width // (threads * reads * lanes)))
 

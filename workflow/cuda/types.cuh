@@ -96,6 +96,16 @@ template <int WORDS> DEVICE void fetch(u32 (&to)[WORDS], const void *from) {
         }
     }
 }
+/* 8 or 16 bytes that other blocks of the same kernel have written, from an address that is a multiple of as many. */
+DEVICE void fetch_written(u32 (&to)[2], const void *from) {
+    asm volatile("ld.global.cg.v2.b32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from) : "memory");
+}
+DEVICE void fetch_written(u32 (&to)[4], const void *from) {
+    asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "l"(from)
+                 : "memory");
+}
 /* As instructions of their own: the compiler takes stores of structures apart. It may move loads over them: no kernel
  * reads again what it has written so. */
 template <int WORDS> DEVICE void put(void *to, const u32 (&from)[WORDS]) {
