@@ -257,7 +257,28 @@ def _apart(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         return _masked(node)
     if node.op_type == "BatchStatistics" and len(node.output) > len(_BATCH):
         return _with_updates(node)
+    if node.op_type == "BatchGradients" and len(node.input) > _UNRECTIFIED:
+        return _with_condition(node)
     return [*_without_residual(_without_sums(node)), *_sums(node)]
+
+
+_UNRECTIFIED = 5
+
+
+def _with_condition(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The gradient of a Relu of what was normalised, and that of the normalisation."""
+    alone = onnx.NodeProto.FromString(node.SerializeToString())
+    (dy, x), (slope, offset), out = node.input[:2], node.input[_UNRECTIFIED:], f"{node.output[0]}/rectified"
+    del alone.input[_UNRECTIFIED:]
+    alone.input[0] = out
+    return [
+        helper.make_node("Mul", [x, slope], [f"{out}/scaled"]),
+        helper.make_node("Add", [f"{out}/scaled", offset], [f"{out}/normalised"]),
+        helper.make_node("Constant", [], [f"{out}/zero"], value_float=0.0),
+        helper.make_node("Greater", [f"{out}/normalised", f"{out}/zero"], [f"{out}/larger"]),
+        helper.make_node("Where", [f"{out}/larger", dy, f"{out}/zero"], [out]),
+        alone,
+    ]
 
 
 def _with_updates(node: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -268,6 +268,16 @@ def check_batch_norm(compute: Compute, dims: tuple[int, ...], of_x: int, of_dy: 
         float(np.abs(g * normal).sum(axes).max()) / 10,
     )
     check("BatchGradients dbias", found[4], g.sum(axes), FLOAT, sums, float(np.abs(g).sum(axes).max()) / 10)
+    # The same where a Relu follows, by the sums of what it lets through.
+    slope, offset = (stored(random.normal(0, 1, width), FLOAT) for _ in range(2))
+    on = x[0].astype(np.float32) * slope[0] + offset[0]
+    let = dy[0] * (on > 0)
+    expected = twice(compute, "BatchGradients", {}, [(let, dy[1]), *given[1:]], [FLOAT] * 5)
+    # Where rounding decides, either is right.
+    if np.abs(on).min() > 1e-5:
+        rectified = twice(compute, "BatchGradients", {}, [*given, slope, offset], [FLOAT] * 5)
+        for one, other in zip(rectified, expected, strict=True):
+            np.testing.assert_array_equal(one, other, err_msg="BatchGradients behind a Relu")
 
 
 def check_pixel_means(compute: Compute, dims: tuple[int, ...], kind: int) -> None:

@@ -237,7 +237,12 @@ def test_in_half_precision_images_are_stored_as_halves_and_masks_not_at_all(tmp_
         if node.op_type.startswith(("Convolution", "MaxPool")):
             given = {kinds[name] for name in node.input if kinds[name] != TensorProto.UINT8}
             assert given == {TensorProto.BFLOAT16}, node.op_type
-    # The gradient of a Relu reads its result: the forward pass writes no mask.
+    # Behind a normalisation that nothing but a Relu reads, not even the gradient is stored before it is summed.
+    sums = [node for node in fused.graph.node if node.op_type == "BatchGradients"]
+    assert sorted(len(node.input) for node in sums) == [5, 5, 7, 7]
+    relus = {node.input[0] for node in sums if len(node.input) == 5}
+    assert len(relus) == 1, "that of the sum of both branches"
+    # The gradient of another Relu reads its result: the forward pass writes no mask.
     written = [name for node in fused.graph.node if node.op_type == "Fused" for name in node.output]
     assert any(name.startswith("relu") for name in written)
     assert not [name for name in written if "Cast" in name or "Greater" in name]

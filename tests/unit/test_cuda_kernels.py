@@ -431,6 +431,7 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             given, vector = (np.zeros((2, width), np.float32), kind), stored(np.ones(width), FLOAT)
             yield from launched("BatchStatistics", [given, *[vector] * 4], [FLOAT] * 8)
             yield from launched("BatchGradients", [given, given, *[vector] * 3], [FLOAT] * 5)
+            yield from launched("BatchGradients", [given, given, *[vector] * 5], [FLOAT] * 5)
         of_image, of_pool = (np.zeros((1, size, size, 8), np.float32) for size in (4, 2))
         for operator in ("Rotary", "RotaryGrad"):
             for width in (64, 6):

@@ -5,8 +5,9 @@ BatchStatistics (x [..., channels], scale, bias, running mean?, running variance
 is correction variance. A running statistic becomes `momentum` times itself and `fresh` times the batch's, with the bits
 of the nodes that `running` finds. See batch_norm.cu.
 
-BatchGradients (dy, x, scale, mean, 1 / deviation) -> slope, factor, offset, dscale, dbias: dx = slope dy + factor x +
-offset. See batch_norm_gradient.cu.
+BatchGradients (dy, x, scale, mean, 1 / deviation, slope?, offset?) -> slope, factor, offset, dscale, dbias: dx = slope
+dy + factor x + offset. With the slope and offset of BatchStatistics, dy is the gradient of a Relu's result, and counts
+only where what the Relu reads is larger than zero. See batch_norm_gradient.cu.
 
 All other outputs are fp32 [channels]; x and dy may be half. Elementwise kernels compute y and dx, together with their
 neighbours.
@@ -47,13 +48,16 @@ class _Sums:
     arrived: int
 
 
-def _sums(call: Call, name: str, x: Tensor, dy: Tensor | None, rows: int, width: int) -> _Sums:
+def _sums(
+    call: Call, name: str, x: Tensor, dy: Tensor | None, rows: int, width: int, *, rectified: bool = False
+) -> _Sums:
     lanes = vector(width, [(x.pointer, x.type), *([(dy.pointer, dy.type)] if dy is not None else [])])
     columns = columns_of(width, lanes, 2, min(32, _TILE // lanes))
     most = min(BLOCKS // columns.tiles, _CHUNKS * _TILE // columns.tile, _LARGEST_GRID_Y)
     chunks = max(1, min(most, -(-rows // (columns.groups * ROWS_A_THREAD))))
     types = ("X", x.type), ("G", dy.type if dy is not None else x.type)
-    text = source(name, types, (*columns.numbers(), ("GRADIENT", int(dy is not None))))
+    modes = ("GRADIENT", int(dy is not None)), ("RECTIFIED", int(rectified))
+    text = source(name, types, (*columns.numbers(), *modes))
     part = call.scratch(4 * 2 * columns.tile * chunks * columns.tiles)
     return _Sums(text, (columns.tiles, chunks), part, call.counters(columns.tiles))
 
@@ -93,12 +97,13 @@ class BatchGradients:
 
     def run(self, call: Call) -> None:
         """See Operator."""
-        dy, x, scale, mean, inverse = (call.given(place) for place in range(5))
-        rows, width = _sizes(x, (scale, mean, inverse))
+        dy, x, scale, mean, inverse, *of_relu = (call.given(place) for place in range(len(call.inputs)))
+        rows, width = _sizes(x, (scale, mean, inverse, *of_relu))
         if dy.shape != x.shape:
             raise OrtflowError(f"the gradient is {list(dy.shape)}, and what was normalised {list(x.shape)}")
         made = [call.output(place, (width,)) for place in range(5)]
-        sums = _sums(call, "batch_norm_gradient", x, dy, rows, width)
-        pointers = (*(each.pointer for each in (x, dy, scale, mean, inverse)), sums.part, sums.arrived, *made)
+        sums = _sums(call, "batch_norm_gradient", x, dy, rows, width, rectified=bool(of_relu))
+        given = [each.pointer for each in (x, dy, scale, mean, inverse, *of_relu)]
+        pointers = (*given, *([] if of_relu else [0, 0]), sums.part, sums.arrived, *made)
         numbers = c_int64(rows), c_int64(width)
         call.launch(sums.text, "batch_gradients", sums.grid, _THREADS, *map(c_void_p, pointers), *numbers)

@@ -17,12 +17,14 @@
 
 /* To part [gridDim.x, gridDim.y, 2, TILE]. Without GRADIENT the sums of x - s and of its square, where s is the first row:
  * near the mean, so that little is lost when the variance is taken from them. With it, the sums of dy and of dy (x - s),
- * where s is the mean. `of_block` [256 PIECE] is shared. */
-DEVICE void sum_chunk(const X *__restrict__ x, const G *__restrict__ dy, const float *__restrict__ mean, float *part,
+ * where s is the mean; if RECTIFIED, dy only where on slope x + on offset is larger than zero. `of_block` [256 PIECE] is
+ * shared. */
+DEVICE void sum_chunk(const X *__restrict__ x, const G *__restrict__ dy, const float *__restrict__ mean,
+                      const float *__restrict__ on_slope, const float *__restrict__ on_offset, float *part,
                       float *of_block, i64 rows, i64 width) {
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const i64 step = (i64)gridDim.y * GROUPS;
-    float sums[2][COUNT], shift[COUNT];
+    float sums[2][COUNT], shift[COUNT], slopes[COUNT], offsets[COUNT];
     i64 columns[READS];
 #pragma unroll
     for (int k = 0; k < READS; k++) {
@@ -34,6 +36,7 @@ DEVICE void sum_chunk(const X *__restrict__ x, const G *__restrict__ dy, const f
             const int i = k * VECTOR + j;
             sums[0][i] = sums[1][i] = 0;
             if (GRADIENT) shift[i] = mean[columns[k] + j];
+            if (RECTIFIED) slopes[i] = on_slope[columns[k] + j], offsets[i] = on_offset[columns[k] + j];
         }
     }
     for (i64 row = (i64)blockIdx.y * GROUPS + group; row < rows; row += AHEAD * step) {
@@ -59,7 +62,8 @@ DEVICE void sum_chunk(const X *__restrict__ x, const G *__restrict__ dy, const f
 #pragma unroll
                 for (int j = 0; j < VECTOR; j++) {
                     const int i = k * VECTOR + j;
-                    const float off = v[j] - shift[i], one = counts ? GRADIENT ? g[j] : off : 0;
+                    const bool on = counts && (!RECTIFIED || v[j] * slopes[i] + offsets[i] > 0);
+                    const float off = v[j] - shift[i], one = on ? GRADIENT ? g[j] : off : 0;
                     sums[0][i] += one;
                     sums[1][i] += one * off;
                 }

@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from ortflow.workflow.cuda.channels import PADDED
 from ortflow.workflow.cuda.pooling import NOWHERE
+from ortflow.workflow.cuda.rectified import before_relu
 from ortflow.workflow.cuda.running import correction_of, updates_of
 from ortflow.workflow.cuda.windows import AXES
 from ortflow.workflow.graph.domains import MICROSOFT
@@ -80,6 +81,8 @@ class _Images:
         """The indices that a pooling does not compute any more -> its result and windows."""
         self._inverses: dict[str, str] = {}
         """The mean of a batch -> the inverse of its deviation."""
+        self._applied: dict[str, tuple[str, str, str]] = {}
+        """The mean of a batch -> what is normalised by it, channels last, and the slope and offset that do so."""
         self._rules: Mapping[tuple[str, str], Callable[[onnx.NodeProto], None]] = {
             ("", "Conv"): self._convolution,
             (MICROSOFT, "ConvGrad"): self._convolution_gradient,
@@ -213,6 +216,7 @@ class _Images:
         self._w.add("BatchStatistics", [x, *inputs], made_of, **settings)
         made = self._new(f"{out}/last", image)
         self._w("Add", self._product(x, slope, f"{out}/scaled", image), offset, output=made)
+        self._applied[mean] = made, slope, offset
         self._back(made, out)
 
     def _batch_norm_gradient(self, node: onnx.NodeProto) -> None:
@@ -222,16 +226,39 @@ class _Images:
         inverse = self._inverses.get(mean, inverse)
         (out, of_scale, of_bias), channels = node.output, (self._w.dims(image) or ())[1:2]
         dy, x = self.last(gradient), self.last(image)
+        rectified = self._before_relu(node, dy)
         self._w.drop(node)
         names = [self._vector(f"{out}/{name}", channels) for name in ("slope", "factor", "offset")]
         for name in (of_scale, of_bias):
             self._vector(name, channels)
         slope, factor, offset = names
-        self._w.add("BatchGradients", [dy, x, scale, mean, inverse], [*names, of_scale, of_bias])
+        inputs = [dy, x, scale, mean, inverse]
+        if rectified is not None:
+            inputs[0], zero = rectified
+            inputs += self._applied[mean][1:]
+            dy = self._rectified(inputs[0], x, mean, zero, image, out)
+        self._w.add("BatchGradients", inputs, [*names, of_scale, of_bias])
         parts = self._product(dy, slope, f"{out}/of_gradient", image), self._product(x, factor, f"{out}/of_x", image)
         both = self._w("Add", *parts, output=self._new(f"{out}/both", image))
         self._w.describe(out, TensorProto.FLOAT, self._w.dims(image))
         self._back(self._w("Add", both, offset, output=self._new(f"{out}/last", image)), out)
+
+    def _before_relu(self, node: onnx.NodeProto, dy: str) -> tuple[str, str] | None:
+        """See `rectified`, if only the gradient of a normalisation reads its product."""
+        gradient, mean = node.input[0], node.input[3]
+        turned = self._w.maker(gradient)
+        alone = self._w.are_read_by(gradient, [node]) and turned is not None and self._w.are_read_by(dy, [turned])
+        return before_relu(self._w, dy, self._applied[mean][0]) if alone and mean in self._applied else None
+
+    def _rectified(self, gradient: str, x: str, mean: str, zero: str, image: str, out: str) -> str:
+        """The gradient where what is normalised is larger than zero, computed again by the node that reads it."""
+        _, slope, offset = self._applied[mean]
+        scaled = self._product(x, slope, f"{out}/again/scaled", image)
+        again = self._w("Add", scaled, offset, output=self._new(f"{out}/again", image))
+        larger = self._new(f"{out}/larger", image, TensorProto.BOOL)
+        self._w("Greater", again, zero, output=larger)
+        number = self._w("Cast", larger, output=self._new(f"{out}/number", image), to=int(TensorProto.FLOAT))
+        return self._w("Mul", gradient, number, output=self._new(f"{out}/rectified", image))
 
     def _vector(self, name: str, channels: Dims) -> str:
         self._w.describe(name, TensorProto.FLOAT, channels)
@@ -260,7 +287,7 @@ class _Images:
         self._w.add("MaxPool", [x], [made, *places], **windows)
         self._back(made, out)
         if indices:
-            self._pools[indices] = places[0], dict[str, object](windows, sizes=[int(size) for size in dims[2:]])
+            self._pools[indices] = places[0], {**windows, "sizes": list(dims[2:])}
 
     def _max_pool_gradient(self, node: onnx.NodeProto) -> None:
         gradient, image, indices = node.input
