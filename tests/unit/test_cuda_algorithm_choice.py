@@ -12,6 +12,7 @@ from onnx import TensorProto
 from ortflow.workflow.cuda import convolution
 from ortflow.workflow.cuda.algorithms import Choices
 from ortflow.workflow.cuda.operators import Tensor
+from ortflow.workflow.device import timing
 from ortflow.workflow.errors import OrtflowError, UserError
 
 BF16 = int(TensorProto.BFLOAT16)
@@ -126,8 +127,9 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Choices:
     monkeypatch.setattr(convolution, "available", lambda what: None)
     monkeypatch.setattr(convolution, "choices", lambda: kept)
     monkeypatch.setattr(convolution, "runtime", lambda: SimpleNamespace(wait=lambda stream: None))
+    monkeypatch.setattr(timing, "_captured", lambda *_: 1 / 0)
     monkeypatch.setattr(convolution, "handle_on", lambda stream: "handle")
-    monkeypatch.setattr(convolution, "time", SimpleNamespace(perf_counter=lambda: Graph.clock))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: Graph.clock))
     monkeypatch.setattr(Graph, "made", [])
     monkeypatch.setattr(Graph, "supports", True)
     fresh(monkeypatch)

@@ -11,7 +11,6 @@ are used, the fastest of those that it proposes.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int, c_int64, c_void_p
 from functools import cache
@@ -25,14 +24,15 @@ from ortflow.workflow.cuda.operators import Call
 from ortflow.workflow.cuda.source import BYTES, blocks, source
 from ortflow.workflow.cuda.windows import AXES, TYPES, Shape, Windows, shape_of
 from ortflow.workflow.device.cudart import runtime
+from ortflow.workflow.device.timing import seconds_of
 from ortflow.workflow.errors import OrtflowError, UserError
 
 LARGEST_WORKSPACE = 1 << 28
 """In bytes. Algorithms that need more are not used."""
 TRIED = 10
 """Algorithms that are measured, at most."""
-ROUNDS = 5
-"""Runs of each that are timed, behind one that is not."""
+ROUNDS = 10
+"""Runs of each that are timed."""
 _UNWANTED = (
     "NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6",
     "WINOGRAD_TILE_13x13",
@@ -119,14 +119,9 @@ class Plan:
         given = pointers(memory)
         try:
             self.run(given, memory + spare, handle)
-            runtime().wait(call.stream)
-            begun = time.perf_counter()
-            for _ in range(ROUNDS):
-                self.run(given, memory + spare, handle)
-            runtime().wait(call.stream)
+            return seconds_of(runtime(), call.stream, lambda: self.run(given, memory + spare, handle), ROUNDS)
         except Exception:  # noqa: BLE001 - the types are only defined in the package
             return None
-        return (time.perf_counter() - begun) / ROUNDS
 
 
 def _kind(element: int) -> Any:

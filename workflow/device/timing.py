@@ -1,0 +1,55 @@
+"""Times work of a GPU that takes less than queueing it from Python: as a CUDA graph of many repetitions."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from ortflow.workflow.device.cudart import CudaError, Runtime
+
+
+def seconds_of(runtime: Runtime, stream: int, queue: Callable[[], None], rounds: int) -> float:
+    """Seconds of one run of what `queue` queues on a stream, from `rounds` runs.
+
+    Waits for the stream. What cannot be captured is timed as it is queued. Raises what `queue` and CUDA do then.
+    """
+    graph = made = 0
+    try:
+        graph = _captured(runtime, stream, queue, rounds)
+        made = runtime.instantiate(graph)
+        # The first launch takes longer: it sends the graph to the GPU.
+        _timed(runtime, stream, lambda: runtime.launch(made, stream))
+        return _timed(runtime, stream, lambda: runtime.launch(made, stream)) / rounds
+    except Exception:  # noqa: BLE001 - a library's errors are only defined in its package
+        return _timed(runtime, stream, lambda: _repeat(queue, rounds)) / rounds
+    finally:
+        if graph:
+            with contextlib.suppress(CudaError):
+                runtime.forget_graph(graph, made)
+
+
+def _captured(runtime: Runtime, stream: int, queue: Callable[[], None], rounds: int) -> int:
+    runtime.begin_capture(stream)
+    try:
+        _repeat(queue, rounds)
+    except BaseException:
+        with contextlib.suppress(CudaError):
+            graph = runtime.end_capture(stream)
+            if graph:
+                runtime.forget_graph(graph, 0)
+        raise
+    return runtime.end_capture(stream)
+
+
+def _repeat(queue: Callable[[], None], rounds: int) -> None:
+    for _ in range(rounds):
+        queue()
+
+
+def _timed(runtime: Runtime, stream: int, do: Callable[[], None]) -> float:
+    runtime.wait(stream)
+    begun = time.perf_counter()
+    do()
+    runtime.wait(stream)
+    return time.perf_counter() - begun
