@@ -259,7 +259,7 @@ def test_all_stages_check_as_many_samples(group: Any, rows: int, tmp_path: Path,
     # The stage of this rank has no running statistics.
     part = Mock(graphs=Mock(root=tmp_path), index=FlatIndex.place([whole["w"].tensor]))
     ranks, sessions = Mock(world=world, place=Place(0, 0, 0)), Mock(kernels="")
-    trainer = DividedTrainer(Mock(), spec, sessions, ranks, Mock(whole=whole), part, Report())
+    trainer = DividedTrainer(Mock(inputs=[]), spec, sessions, ranks, Mock(whole=whole), part, Report())
     trainer.check([MicroBatch({"x": np.zeros((8, 2), np.float32)}, 8)])
     assert checked == [(rows, rows)]
 

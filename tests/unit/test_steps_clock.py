@@ -88,6 +88,9 @@ class FakeStream:
     def tokens(self, batch: Any, samples: int) -> None:
         return None
 
+    def close(self) -> None:
+        """Nothing is read ahead."""
+
 
 @pytest.fixture
 def clock() -> FakeClock:
