@@ -16,9 +16,7 @@ from ortflow.workflow.parallel.division import folder_of
 from ortflow.workflow.spec.optimizers import moment_counts
 
 if TYPE_CHECKING:
-    import onnx
-
-    from ortflow.workflow.graph.memory.concrete import Type
+    from ortflow.workflow.graph.memory.forms import Forms
     from ortflow.workflow.graph.memory.plan import Peak
     from ortflow.workflow.graph.shards.graphs import Sharded
     from ortflow.workflow.graph.types import GraphSet
@@ -221,33 +219,14 @@ def training_work(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int
     return work_of(found.plain.graph, found.model.graph, found.types)
 
 
-@dataclass(frozen=True)
-class _Followed:
+def _followed(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> Forms:
     """The training graph in its plain form and in the one for the device."""
-
-    plain: onnx.ModelProto
-    model: onnx.ModelProto
-    types: Mapping[str, Type]
-    """Of the values of both."""
-    conditions: Mapping[str, bool]
-    """Those of each If that are known."""
-
-
-def _followed(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> _Followed:
     import onnx
 
-    from ortflow.workflow.graph.memory.branches import conditions_of
-    from ortflow.workflow.graph.memory.concrete import followed
+    from ortflow.workflow.graph.memory.forms import forms_of
 
-    plain = onnx.load(graphs.train)
-    types, values = followed(plain, batch)
     form = _form(graphs, spec)
-    if form is None:
-        return _Followed(plain, plain, types, conditions_of(values))
-    model = onnx.load(form)
-    # Values of both graphs have the same shape; our own nodes keep the names of the values they replace.
-    own, values = followed(model, batch, types)
-    return _Followed(plain, model, {**types, **own}, conditions_of(values))
+    return forms_of(onnx.load(graphs.train), None if form is None else onnx.load(form), batch)
 
 
 def has_kernels(spec: RunSpec) -> bool:

@@ -127,7 +127,7 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Choices:
     monkeypatch.setattr(convolution, "available", lambda what: None)
     monkeypatch.setattr(convolution, "choices", lambda: kept)
     monkeypatch.setattr(convolution, "runtime", lambda: SimpleNamespace(wait=lambda stream: None))
-    monkeypatch.setattr(timing, "_captured", lambda *_: 1 / 0)
+    monkeypatch.setattr(timing, "captured", lambda *_: 1 / 0)
     monkeypatch.setattr(convolution, "handle_on", lambda stream: "handle")
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: Graph.clock))
     monkeypatch.setattr(Graph, "made", [])

@@ -9,8 +9,7 @@ import onnx
 from ortflow.workflow.assembly.files import give_inputs
 from ortflow.workflow.assembly.training import Training
 from ortflow.workflow.data.inputs import BatchInput
-from ortflow.workflow.graph.memory.branches import conditions_of
-from ortflow.workflow.graph.memory.concrete import concrete, followed
+from ortflow.workflow.graph.memory.forms import forms_of
 from ortflow.workflow.graph.memory.plan import peak_of
 from ortflow.workflow.graph.memory.plan import sizes_of as bytes_of
 from ortflow.workflow.graph.stages.costs import costs_for
@@ -81,15 +80,12 @@ def saving(
 
 def activations(training: Training, batch: Shapes, *, kernels: bool) -> int:
     """Bytes of the training graph's values at their peak, in the form that ranks load."""
-    plain = training.plain
     form = training.form(kernels=kernels)
     if training.placed is not None and form is not training.halves:
         form = _on_gpus(form, fused=kernels)
-    types = concrete(plain, batch)
-    # Values of both graphs have the same shape.
-    own, values = followed(form, batch, types)
+    found = forms_of(training.plain, form, batch)
     bound = {value.name for value in (*form.graph.input, *form.graph.output)}
-    return peak_of(form.graph, bytes_of({**types, **own}), bound, conditions_of(values)).held
+    return peak_of(form.graph, bytes_of(found.types), bound, found.conditions).held
 
 
 def _on_gpus(model: onnx.ModelProto, *, fused: bool) -> onnx.ModelProto:

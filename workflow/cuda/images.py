@@ -78,7 +78,7 @@ class _Images:
         self._padded: dict[str, str] = {}
         """Image or weight of few channels -> the same with channels last, padded."""
         self._pools: dict[str, tuple[str, dict[str, object]]] = {}
-        """The indices that a pooling does not compute any more -> its result and windows."""
+        """The indices that a pooling does not compute any more -> its places, and the attributes of its gradient."""
         self._inverses: dict[str, str] = {}
         """The mean of a batch -> the inverse of its deviation."""
         self._applied: dict[str, tuple[str, str, str]] = {}

@@ -26,15 +26,15 @@ def before_relu(rewriter: Rewriter, masked: str, normalised: str) -> tuple[str, 
     tuple or None
         None if `masked` is something else.
     """
-    product = rewriter.maker(masked)
-    for gradient, condition in _orders(product) if product is not None and product.op_type == "Mul" else ():
-        number = _made(rewriter, condition, "Cast")
-        compared = _made(rewriter, number.input[0], "Greater") if number is not None else None
+    product = rewriter.made_by(masked, "Mul")
+    for gradient, condition in _orders(product) if product is not None else ():
+        number = rewriter.made_by(condition, "Cast")
+        compared = rewriter.made_by(number.input[0], "Greater") if number is not None else None
         if compared is None or rewriter.number(compared.input[1], compared.input[0]) != 0:
             continue
         # See `images._apart`.
-        apart = _made(rewriter, compared.input[0], "Reshape")
-        relu = _made(rewriter, apart.input[0] if apart is not None else compared.input[0], "Relu")
+        apart = rewriter.made_by(compared.input[0], "Reshape")
+        relu = rewriter.made_by(apart.input[0] if apart is not None else compared.input[0], "Relu")
         if relu is not None and relu.input[0] == normalised:
             return str(gradient), str(compared.input[1])
     return None
@@ -43,8 +43,3 @@ def before_relu(rewriter: Rewriter, masked: str, normalised: str) -> tuple[str, 
 def _orders(product: onnx.NodeProto) -> tuple[tuple[str, str], tuple[str, str]]:
     one, other = product.input
     return (one, other), (other, one)
-
-
-def _made(rewriter: Rewriter, value: str, operator: str) -> onnx.NodeProto | None:
-    node = rewriter.maker(value)
-    return node if node is not None and node.op_type == operator and not node.domain else None

@@ -31,8 +31,8 @@ def correction_of(rewriter: Rewriter, images: Collection[str], mean: str, varian
     """The node of the factor from the variance to the unbiased one; `images`: the names of what is normalised."""
     for reader in rewriter.readers(variance):
         for name in reader.input if _is(reader, "Mul") else ():
-            ratio = rewriter.maker(name)
-            if ratio is not None and _is(ratio, "Div") and _is_correction(rewriter, ratio, images, mean):
+            ratio = rewriter.made_by(name, "Div")
+            if ratio is not None and _is_correction(rewriter, ratio, images, mean):
                 return ratio
     return None
 
@@ -91,19 +91,17 @@ def _products(rewriter: Rewriter, value: str, factor: str) -> list[onnx.NodeProt
 
 def _is_correction(rewriter: Rewriter, ratio: onnx.NodeProto, images: Collection[str], mean: str) -> bool:
     """Whether a node divides the number of a channel's elements by one less, or by one."""
-    count, fewer = rewriter.maker(ratio.input[0]), rewriter.maker(ratio.input[1])
-    if count is None or not _is(count, "Cast") or fewer is None or not _is(fewer, "Max"):
+    count, fewer = rewriter.made_by(ratio.input[0], "Cast"), rewriter.made_by(ratio.input[1], "Max")
+    if count is None or fewer is None:
         return False
-    elements, less = rewriter.maker(count.input[0]), rewriter.maker(fewer.input[0])
-    if elements is None or not _is(elements, "Div") or less is None or not _is(less, "Sub"):
+    elements, less = rewriter.made_by(count.input[0], "Div"), rewriter.made_by(fewer.input[0], "Sub")
+    if elements is None or less is None:
         return False
     ones = less.input[1], *fewer.input[1:]
     if less.input[0] != ratio.input[0] or len(ones) != 2 or any(rewriter.number(one, mean) != 1 for one in ones):
         return False
-    size, width = (rewriter.maker(name) for name in elements.input)
-    if size is None or width is None or not (_is(size, "Size") and _is(width, "Size")):
-        return False
-    return size.input[0] in images and width.input[0] == mean
+    size, width = (rewriter.made_by(name, "Size") for name in elements.input)
+    return size is not None and width is not None and size.input[0] in images and width.input[0] == mean
 
 
 def _is(node: onnx.NodeProto, operator: str) -> bool:

@@ -165,7 +165,7 @@ class Repeated:
         """Make the graph. Returns why that is not possible; empty if it is done."""
         runtime = self._device.here()
         try:
-            graph = self._captured_work(runtime)
+            graph = captured(runtime, self._device.stream, self._noted)
         except (CudaError, OrtflowError, NotCaptured) as error:
             return str(error) or type(error).__name__
         made = 0
@@ -175,9 +175,7 @@ class Repeated:
                 for edit in self._device.edits:
                     edit(graph)
                 made = runtime.instantiate(graph)
-        except CudaError as error:
-            fault = error.message
-        except OrtflowError as error:
+        except (CudaError, OrtflowError) as error:
             fault = str(error)
         if fault:
             with contextlib.suppress(CudaError):
@@ -186,34 +184,40 @@ class Repeated:
         self._graph, self._made, self._new = graph, made, True
         return ""
 
-    def _captured_work(self, runtime: Runtime) -> int:
-        """Capture the work without running it. Raises the error if that fails."""
-        stream = self._device.stream
-        # Memory freed by the garbage collector would invalidate the capture.
-        collects = gc.isenabled()
-        gc.disable()
+    def _noted(self) -> None:
+        """Queue the work while it is captured."""
+        self._device.capturing = True
         try:
-            runtime.begin_capture(stream)
-            self._device.capturing = True
-            try:
-                self._queue()
-            except BaseException:
-                with contextlib.suppress(CudaError):
-                    graph = runtime.end_capture(stream)
-                    if graph:
-                        runtime.forget_graph(graph, 0)
-                raise
-            graph = runtime.end_capture(stream)
+            self._queue()
         finally:
             self._device.capturing = False
-            if collects:
-                gc.enable()
-        if not graph:
-            raise NotCaptured("CUDA returned no graph")
-        return graph
 
     def _say(self, reason: str) -> None:
         self._note(f"{self._name} is not captured as a CUDA graph: {' '.join(reason.split())}")
+
+
+def captured(runtime: Runtime, stream: int, queue: Callable[[], None]) -> int:
+    """The graph of what `queue` queues on a stream, which is not run. Raises the error if that fails."""
+    # Memory freed by the garbage collector would invalidate the capture.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        runtime.begin_capture(stream)
+        try:
+            queue()
+        except BaseException:
+            with contextlib.suppress(CudaError):
+                graph = runtime.end_capture(stream)
+                if graph:
+                    runtime.forget_graph(graph, 0)
+            raise
+        graph = runtime.end_capture(stream)
+    finally:
+        if collects:
+            gc.enable()
+    if not graph:
+        raise NotCaptured("CUDA returned no graph")
+    return graph
 
 
 def graph_fault(runtime: Runtime, graph: int) -> str:

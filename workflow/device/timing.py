@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from ortflow.workflow.device.capture import captured
 from ortflow.workflow.device.cudart import CudaError, Runtime
 
 
@@ -16,7 +17,7 @@ def seconds_of(runtime: Runtime, stream: int, queue: Callable[[], None], rounds:
     """
     graph = made = 0
     try:
-        graph = _captured(runtime, stream, queue, rounds)
+        graph = captured(runtime, stream, lambda: _repeat(queue, rounds))
         made = runtime.instantiate(graph)
         # The first launch takes longer: it sends the graph to the GPU.
         _timed(runtime, stream, lambda: runtime.launch(made, stream))
@@ -27,19 +28,6 @@ def seconds_of(runtime: Runtime, stream: int, queue: Callable[[], None], rounds:
         if graph:
             with contextlib.suppress(CudaError):
                 runtime.forget_graph(graph, made)
-
-
-def _captured(runtime: Runtime, stream: int, queue: Callable[[], None], rounds: int) -> int:
-    runtime.begin_capture(stream)
-    try:
-        _repeat(queue, rounds)
-    except BaseException:
-        with contextlib.suppress(CudaError):
-            graph = runtime.end_capture(stream)
-            if graph:
-                runtime.forget_graph(graph, 0)
-        raise
-    return runtime.end_capture(stream)
 
 
 def _repeat(queue: Callable[[], None], rounds: int) -> None:

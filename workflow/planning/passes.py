@@ -13,8 +13,8 @@ from pathlib import Path
 import onnx
 
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
-from ortflow.workflow.graph.memory.branches import conditions_of
-from ortflow.workflow.graph.memory.concrete import Type, followed
+from ortflow.workflow.graph.memory.concrete import Type
+from ortflow.workflow.graph.memory.forms import Forms, forms_of
 from ortflow.workflow.graph.memory.plan import BYTES, Event, events, sizes_of, unknown_of
 from ortflow.workflow.graph.stages.costs import KnownCosts
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, with_kernels_of
@@ -47,47 +47,39 @@ class StagePasses:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A graph in its plain form, and in the one that runs."""
+    """What a pass of a stage runs."""
 
-    plain: onnx.ModelProto
-    model: onnx.ModelProto
-    types: dict[str, Type]
-    """Of the values of both."""
-    conditions: Mapping[str, bool]
-    """Those of each If that are known."""
+    forms: Forms
 
     @classmethod
     def read(cls, path: Path, shapes: Shapes, known: Mapping[str, Type], *, kernels: bool) -> _Pass:
-        plain = onnx.load(path)
-        types, values = followed(plain, shapes)
-        types = {**known, **types}
         own = with_kernels_of(path)
-        if not (kernels and own.exists()):
-            return cls(plain, plain, types, conditions_of(values))
-        model = onnx.load(own)
-        # Values of both graphs have the same shape; our own nodes keep the names of the values they replace.
-        more, values = followed(model, shapes, types)
-        return cls(plain, model, {**types, **more}, conditions_of(values))
+        model = onnx.load(own) if kernels and own.exists() else None
+        return cls(forms_of(onnx.load(path), model, shapes, known))
+
+    @property
+    def types(self) -> dict[str, Type]:
+        return self.forms.types
 
     @property
     def inputs(self) -> set[str]:
-        return {str(value.name) for value in self.model.graph.input}
+        return {str(value.name) for value in self.forms.model.graph.input}
 
     @property
     def outputs(self) -> list[str]:
-        return [str(value.name) for value in self.model.graph.output]
+        return [str(value.name) for value in self.forms.model.graph.output]
 
     @property
     def work(self) -> Work:
-        return work_of(self.plain.graph, self.model.graph, self.types)
+        return work_of(self.forms.plain.graph, self.forms.model.graph, self.types)
 
     def events(self, kept: Sequence[str] = ()) -> tuple[Event, ...]:
         bound = (self.inputs | set(self.outputs)) - set(kept)
-        return tuple(events(self.model.graph, sizes_of(self.types), bound, kept, self.conditions))
+        return tuple(events(self.forms.model.graph, sizes_of(self.types), bound, kept, self.forms.conditions))
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        return unknown_of(self.model.graph, sizes_of(self.types), self.inputs, self.conditions)
+        return unknown_of(self.forms.model.graph, sizes_of(self.types), self.inputs, self.forms.conditions)
 
 
 def work_of(plain: onnx.GraphProto, model: onnx.GraphProto, types: Mapping[str, Type]) -> Work:

@@ -59,6 +59,11 @@ class Rewriter(Writer):
         """The node that produces the value."""
         return self._makers.get(value)
 
+    def made_by(self, value: str, operator: str) -> onnx.NodeProto | None:
+        """The node that produces the value, if it is one of an operator of ONNX."""
+        node = self.maker(value)
+        return node if node is not None and node.op_type == operator and not node.domain else None
+
     def is_read(self, value: str) -> bool:
         """Whether a node reads the value, or it is an output of the graph."""
         return bool(self._readers.get(value)) or value in self.outputs
@@ -70,9 +75,7 @@ class Rewriter(Writer):
 
     def made_for(self, reader: onnx.NodeProto, value: str, operator: str) -> onnx.NodeProto | None:
         """The node of an operator of ONNX that makes a value which only `reader` reads."""
-        node = self.maker(value)
-        fits = node is not None and node.op_type == operator and not node.domain
-        return node if fits and self.only_reader(value) is reader else None
+        return self.made_by(value, operator) if self.only_reader(value) is reader else None
 
     def are_read_by(self, value: str, nodes: Sequence[onnx.NodeProto]) -> bool:
         """Whether all readers of the value are among `nodes`, and it is not an output of the graph."""

@@ -229,7 +229,7 @@ def unknown_of(
     bound: Collection[str],
     conditions: Mapping[str, bool] = NO_CONDITIONS,
 ) -> tuple[str, ...]:
-    """Values whose size is unknown, sorted; of branches that are not taken there are none."""
+    """Sorted names of the values of unknown size, without those in branches that are not taken."""
     return tuple(sorted(set(_made(graph.node, conditions)) - sizes.keys() - set(bound)))
 
 
