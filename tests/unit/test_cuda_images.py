@@ -220,6 +220,16 @@ def test_statistics_that_move_otherwise_stay(tmp_path: Path, change: Callable[[o
     assert len(moving(placed)) == 6, "those of the other three"
 
 
+def test_a_relu_of_more_than_what_is_normalised_keeps_its_condition(tmp_path: Path) -> None:
+    m = Model()
+    normal = m.norm(m.convolution("x", 3, 3, 3, pads=[1, 1, 1, 1]), 3)
+    # The input has no gradient, so that only the normalisation reads that of the sum.
+    rectified = m.add("Relu", m.add("Add", normal, "x"))
+    placed, counts = check(m.save(tmp_path / "m.onnx", m.convolution(rectified, 3, CHANNELS, 1)))
+    assert counts["BatchGradients"] == 1
+    assert [len(node.input) for node in placed.graph.node if node.op_type == "BatchGradients"] == [5]
+
+
 def test_fp32_graphs_keep_their_convolutions(tmp_path: Path) -> None:
     _, model = differentiated(residual(tmp_path / "m.onnx"))
     operators = {node.op_type for node in place(model).graph.node if node.domain == CUDA_DOMAIN}

@@ -18,6 +18,7 @@ from trainers import opened, trainer_on, write_update
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
+from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import LOSS_SUM, GraphSet, with_kernels_of
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.sessions.session import Binding
@@ -42,6 +43,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def graphs(model: Path) -> GraphSet:
     return built(model)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_captured_graphs_are_edited_before_they_are_made(
+    model: Path, graphs: GraphSet, refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(monkeypatch)
+    made: list[int] = []
+    edited: list[int] = []
+    instantiate = fake.library.cudaGraphInstantiate
+
+    def edit(graph: int) -> None:
+        assert graph in fake.library.graphs
+        assert graph not in made
+        edited.append(graph)
+        if refuses:
+            raise OrtflowError("this graph stays as it is")
+
+    def noted(place: Any, graph: Any, flags: Any) -> int:
+        made.append(graph.value)
+        return instantiate(place, graph, flags)
+
+    monkeypatch.setattr(fake.library, "cudaGraphInstantiate", noted)
+    fake.device.edits.append(edit)
+    train(fake.trainer(graphs, run_file(model, resources__kernels="onnxruntime")), steps_of([[8]] * 8))
+    assert len(edited) == len(CAPTURED)
+    assert made == ([] if refuses else edited)
+    end = "is not captured as a CUDA graph: this graph stays as it is" if refuses else "is captured as a CUDA graph"
+    assert sorted(fake.log) == sorted(f"{name} {end}" for name in CAPTURED)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["name"])

@@ -226,7 +226,8 @@ class _Images:
         inverse = self._inverses.get(mean, inverse)
         (out, of_scale, of_bias), channels = node.output, (self._w.dims(image) or ())[1:2]
         dy, x = self.last(gradient), self.last(image)
-        rectified = self._before_relu(node, dy)
+        # Where the Relu reads what is normalised, its product has no other reader.
+        rectified = before_relu(self._w, dy, self._applied[mean][0]) if mean in self._applied else None
         self._w.drop(node)
         names = [self._vector(f"{out}/{name}", channels) for name in ("slope", "factor", "offset")]
         for name in (of_scale, of_bias):
@@ -242,13 +243,6 @@ class _Images:
         both = self._w("Add", *parts, output=self._new(f"{out}/both", image))
         self._w.describe(out, TensorProto.FLOAT, self._w.dims(image))
         self._back(self._w("Add", both, offset, output=self._new(f"{out}/last", image)), out)
-
-    def _before_relu(self, node: onnx.NodeProto, dy: str) -> tuple[str, str] | None:
-        """See `rectified`, if only the gradient of a normalisation reads its product."""
-        gradient, mean = node.input[0], node.input[3]
-        turned = self._w.maker(gradient)
-        alone = self._w.are_read_by(gradient, [node]) and turned is not None and self._w.are_read_by(dy, [turned])
-        return before_relu(self._w, dy, self._applied[mean][0]) if alone and mean in self._applied else None
 
     def _rectified(self, gradient: str, x: str, mean: str, zero: str, image: str, out: str) -> str:
         """The gradient where what is normalised is larger than zero, computed again by the node that reads it."""
