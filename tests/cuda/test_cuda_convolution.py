@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_convolutions import CASES, GROUPED, ODD, Array, Case, reference
+from cuda_convolutions import CASES, CASES_OF_FEW, GROUPED, ODD, Array, Case, reference
 from operators_on_gpu import BF16, FLOAT, FP16, NAMES, check, stored, twice
 from test_cuda_operators import OnGpu
 
+from ortflow.workflow.cuda.blocks import Blocks
 from ortflow.workflow.cuda.cudnn import available
 from ortflow.workflow.device.cuda import CudaDevice
 
-LAYOUTS = [(FLOAT, False), (FP16, True), (BF16, True), (FP16, False), (BF16, False)]
+STEM = Case(samples=64, channels=3, outputs=64, sizes=(224, 224), kernel=(7, 7), strides=(2, 2), pads=(3,) * 4)
+"""ResNet's first one."""
+LAYOUTS = [(FLOAT, False), (FP16, True), (BF16, True)]
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +50,29 @@ def compare(compute: OnGpu, case: Case, kind: int, last: bool) -> None:
     # cuDNN writes halves.
     check(f"dw {said}", found, dw, kind, of_windows)
     if last:
-        settings["channels"] = -(-dw.shape[1] // 2)
+        fewer = -(-dw.shape[1] // 2)
+        settings["weight"] = [fewer, *dw.shape[2:]]
         (part,) = twice(compute, "ConvolutionWeightGrad", settings, [dy, x], [FLOAT])
-        np.testing.assert_array_equal(part, found[:, : settings["channels"]])
+        np.testing.assert_array_equal(part, found[:, :fewer])
+
+
+@pytest.mark.parametrize("kind", [BF16, FP16], ids=NAMES.get)
+@pytest.mark.parametrize("case", [*CASES_OF_FEW, STEM], ids=str)
+def test_convolutions_of_few_channels(compute: OnGpu, case: Case, kind: int) -> None:
+    random = np.random.default_rng(sum(map(ord, str(case))))
+    x, w, dy = (stored(random.normal(0, 1, dims), kind) for dims in case.shapes())
+    y, _, dw = reference(case, x[0], w[0], dy[0])
+    few = Blocks.of(case.channels, case.sizes, {**case.attributes, "channels_last": 1})
+    assert few.block == case.strides
+    given, weight = (
+        (twice(compute, "ChannelsLast", attributes, [(value, FLOAT)], [kind])[0], kind)
+        for value, attributes in ((x[0], few.of_image), (w[0], few.of_weight))
+    )
+    (found,) = twice(compute, "Convolution", few.windows, [given, weight], [kind])
+    check(f"y {case}", found, turned(y, True), kind, 1e-6 * (w[0].size / case.outputs) ** 0.5)
+    gradient = turned(dy[0], True), kind
+    (found,) = twice(compute, "ConvolutionWeightGrad", {**few.windows, **few.of_gradient}, [gradient, given], [FLOAT])
+    check(f"dw {case}", found, dw, kind, 1e-6 * (dy[0].size / case.outputs) ** 0.5)
 
 
 @pytest.mark.parametrize(("kind", "last"), LAYOUTS, ids=lambda each: NAMES.get(each, "") if each > 1 else str(each))

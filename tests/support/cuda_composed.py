@@ -14,7 +14,7 @@ from graph_build_models import run_graph
 from kernels import off
 from onnx import helper, parser
 
-from ortflow.workflow.cuda.channels import PADDED
+from ortflow.workflow.cuda.blocks import PADDED
 from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN, MICROSOFT
 from ortflow.workflow.graph.ir.edit import import_domain, replace
 
@@ -259,10 +259,25 @@ def _apart(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         return _with_updates(node)
     if node.op_type == "BatchGradients" and len(node.input) > _UNRECTIFIED:
         return _with_condition(node)
+    if node.op_type == "BatchGradientsOfSum":
+        return _with_sum(node)
     return [*_without_residual(_without_sums(node)), *_sums(node)]
 
 
 _UNRECTIFIED = 5
+
+
+def _with_sum(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The gradient of a Relu as the sum of two, and that of the normalisation."""
+    one, *others, other, y = node.input
+    *made, dy = node.output
+    return [
+        helper.make_node("Add", [one, other], [f"{dy}/sum"]),
+        helper.make_node("Constant", [], [f"{dy}/zero"], value_float=0.0),
+        helper.make_node("Greater", [y, f"{dy}/zero"], [f"{dy}/larger"]),
+        helper.make_node("Where", [f"{dy}/larger", f"{dy}/sum", f"{dy}/zero"], [dy]),
+        helper.make_node("BatchGradients", [dy, *others], made, domain=CUDA_DOMAIN),
+    ]
 
 
 def _with_condition(node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -351,7 +366,7 @@ def _of_images(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     Gradients are ONNX Runtime's in the training wheel, or composed before (`autodiff.compose`).
     """
     if node.domain == CUDA_DOMAIN and node.op_type == "ChannelsLast":
-        return _padded(*node.input, *node.output)
+        return _padded(node)
     if node.domain == CUDA_DOMAIN and node.op_type == "PixelMeans":
         axes = f"{node.output[0]}/axes"
         return [
@@ -364,7 +379,7 @@ def _of_images(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     settings = {
         each.name: helper.get_attribute_value(each)
         for each in node.attribute
-        if each.name not in ("channels", "channels_last", "sizes")
+        if each.name not in ("weight", "block", "before", "channels_last", "sizes")
     }
     first = [f"{node.output[0]}/in.{place}" for place in range(len(node.input))]
     nodes = [
@@ -402,29 +417,87 @@ def _of_images(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         ]
     nodes.append(helper.make_node(operator, inputs, outputs, domain=domain, **settings))
     if node.op_type == "ConvolutionWeightGrad":
-        channels = next(helper.get_attribute_value(each) for each in node.attribute if each.name == "channels")
-        ends = [f"{out}/start", f"{out}/end", f"{out}/axis"]
-        nodes += [
-            helper.make_node("Constant", [], [name], value_ints=[number])
-            for name, number in zip(ends, (0, channels, 1), strict=True)
-        ]
-        nodes.append(helper.make_node("Slice", [out, *ends], node.output[:1]))
+        nodes += _weight(node, out)
     else:
         nodes.append(helper.make_node("Transpose", [out], node.output[:1], perm=[0, 2, 3, 1]))
     return nodes
 
 
-def _padded(x: str, y: str) -> list[onnx.NodeProto]:
-    last, pads = f"{y}/last", f"{y}/pads"
+class _Made:
+    """Nodes that make one value after the other."""
+
+    def __init__(self, value: str, made: str) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.value, self._made = value, made
+
+    def then(self, operator: str, *constants: list[int], **attributes: Any) -> None:
+        names = [f"{self._made}/{len(self.nodes)}.{place}" for place in range(len(constants))]
+        self.nodes += [
+            helper.make_node("Constant", [], [n], value_ints=c) for n, c in zip(names, constants, strict=True)
+        ]
+        out = f"{self._made}/{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, [self.value, *names], [out], **attributes))
+        self.value = out
+
+    def all(self) -> list[onnx.NodeProto]:
+        self.nodes[-1].output[0] = self._made
+        return self.nodes
+
+
+def _settings(node: onnx.NodeProto) -> dict[str, Any]:
+    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+
+
+def _padded(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Pixels in blocks, channels last, with zeros behind the channels to a multiple of PADDED."""
+    settings, far = _settings(node), 1 << 12
+    (high, wide), (top, left) = settings.get("block", (1, 1)), settings.get("before", (0, 0))
+    made = _Made(node.input[0], node.output[0])
+    made.then("Pad", [0, 0, top, left, 0, 0, *([far, far] if "sizes" in settings else [0, 0])])
+    if "sizes" in settings:
+        rows, columns = settings["sizes"]
+        made.then("Slice", [0, 0], [rows * high, columns * wide], [2, 3])
+    else:
+        rows = columns = -1
+    if (high, wide) != (1, 1):
+        made.then("Reshape", [0, 0, rows, high, columns * wide])
+        made.then("Reshape", [0, 0, 0, 0, columns, wide])
+        made.then("Transpose", perm=[0, 2, 4, 1, 3, 5])
+        made.then("Reshape", [0, 0, 0, -1])
+    else:
+        made.then("Transpose", perm=[0, 2, 3, 1])
+    (last, y), (channels, less, whole, more, pads) = (
+        (made.value, node.output[0]),
+        (f"{made.value}/{i}" for i in range(5)),
+    )
     return [
-        helper.make_node("Transpose", [x], [last], perm=[0, 2, 3, 1]),
-        helper.make_node("Shape", [last], [f"{y}/channels"], start=3),
+        *made.nodes,
+        helper.make_node("Shape", [last], [channels], start=3),
+        helper.make_node("Neg", [channels], [less]),
+        helper.make_node("Constant", [], [whole], value_ints=[PADDED]),
+        helper.make_node("Mod", [less, whole], [more]),
         helper.make_node("Constant", [], [f"{y}/none"], value_ints=[0] * 7),
-        helper.make_node("Constant", [], [f"{y}/whole"], value_ints=[PADDED]),
-        helper.make_node("Sub", [f"{y}/whole", f"{y}/channels"], [f"{y}/more"]),
-        helper.make_node("Concat", [f"{y}/none", f"{y}/more"], [pads], axis=0),
+        helper.make_node("Concat", [f"{y}/none", more], [pads], axis=0),
         helper.make_node("Pad", [last, pads], [y]),
     ]
+
+
+def _weight(node: onnx.NodeProto, out: str) -> list[onnx.NodeProto]:
+    """The gradient of a weight in its own order, of one for an image of blocks."""
+    settings = _settings(node)
+    made = _Made(out, node.output[0])
+    if "weight" not in settings:
+        made.then("Identity")
+        return made.all()
+    channels, height, width = settings["weight"]
+    (high, wide), (top, left) = settings.get("block", (1, 1)), settings.get("before", (0, 0))
+    rows, columns = settings["kernel_shape"]
+    made.then("Slice", [0], [channels * high * wide], [1])
+    made.then("Reshape", [0, channels, high, wide, rows, columns])
+    made.then("Transpose", perm=[0, 1, 4, 2, 5, 3])
+    made.then("Reshape", [0, 0, rows * high, columns * wide])
+    made.then("Slice", [top, left], [top + height, left + width], [2, 3])
+    return made.all()
 
 
 _IMAGES = {

@@ -88,6 +88,16 @@ GROUPED = [
     Case(group=32, channels=256, outputs=128, strides=(2, 2), sizes=(28, 28)),
     Case(group=2, channels=24, outputs=20, kernel=(5, 5), pads=(2,) * 4),
 ]
+CASES_OF_FEW = [
+    Case(kernel=(7, 7), pads=(3,) * 4, strides=(2, 2), channels=3, outputs=8, sizes=(32, 31)),
+    Case(kernel=(3, 3), pads=(1,) * 4, strides=(2, 2), channels=3, outputs=16, sizes=(15, 18)),
+    Case(kernel=(4, 4), pads=(0,) * 4, strides=(4, 4), channels=3, outputs=24, sizes=(32, 30)),
+    Case(kernel=(16, 16), pads=(0,) * 4, strides=(16, 16), channels=3, outputs=8, sizes=(32, 48)),
+    Case(kernel=(5, 7), pads=(2, 3, 2, 3), strides=(1, 4), channels=1, outputs=8, sizes=(9, 21)),
+    Case(kernel=(11, 11), pads=(2,) * 4, strides=(4, 4), channels=3, outputs=16, sizes=(35, 40)),
+    Case(kernel=(3, 3), pads=(3, 6, 3, 6), strides=(3, 3), channels=7, outputs=8, sizes=(12, 10)),
+]
+"""Those of few channels that convolve in blocks of pixels."""
 
 
 def _meetings(case: Case) -> Iterator[tuple[tuple[int, int], tuple[slice, slice]]]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from emulated_cuda import from_bytes, to_bytes
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.channels import PADDED
+from ortflow.workflow.cuda import blocks
 
 Array = npt.NDArray[Any]
 Given = tuple[Array, int]
@@ -278,6 +278,18 @@ def check_batch_norm(compute: Compute, dims: tuple[int, ...], of_x: int, of_dy: 
         rectified = twice(compute, "BatchGradients", {}, [*given, slope, offset], [FLOAT] * 5)
         for one, other in zip(rectified, expected, strict=True):
             np.testing.assert_array_equal(one, other, err_msg="BatchGradients behind a Relu")
+    # And where the gradient of a Relu is the sum of two, in which an infinite or undefined one counts nowhere else.
+    for of_other, of_y, of_sum in ((of_x, of_dy, of_x), (FLOAT, of_x, of_dy), (of_dy, of_dy, FLOAT)):
+        other, y = stored(random.normal(0, 1, dims), of_other), stored(random.normal(0, 1, dims), of_y)
+        y[0].flat[0], other[0].flat[0] = 0, np.nan
+        whole = stored(np.where(y[0] > 0, dy[0].astype(np.float32) + other[0].astype(np.float32), 0), of_sum)
+        expected = [*twice(compute, "BatchGradients", {}, [whole, *given[1:]], [FLOAT] * 5), whole[0]]
+        found = twice(compute, "BatchGradientsOfSum", {}, [*given, other, y], [*[FLOAT] * 5, of_sum])
+        np.testing.assert_array_equal(found[-1], whole[0], err_msg="BatchGradientsOfSum dy")
+        for made, wanted in zip(found[:-1], expected[:-1], strict=True):
+            # Other element types are read in other numbers at a time.
+            least = 1e-5 * max(1.0, float(np.abs(wanted).max())) + 1e-6 * rows**0.5
+            np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=least, err_msg="BatchGradientsOfSum")
 
 
 def check_pixel_means(compute: Compute, dims: tuple[int, ...], kind: int) -> None:
@@ -287,12 +299,20 @@ def check_pixel_means(compute: Compute, dims: tuple[int, ...], kind: int) -> Non
     check("PixelMeans", found, x[0].astype(np.float64).mean((1, 2), keepdims=True), FLOAT)
 
 
-def check_channels_last(compute: Compute, dims: tuple[int, ...], of_x: int, of_y: int) -> None:
-    """Images [samples, channels, height, width] as channels last, padded."""
+def check_channels_last(
+    compute: Compute, dims: tuple[int, ...], of_x: int, of_y: int, block: tuple[int, int] = (1, 1),
+    before: tuple[int, int] = (0, 0), sizes: tuple[int, ...] = (),
+) -> None:  # fmt: skip
+    """Images [samples, channels, height, width] in blocks, channels last, padded."""
     x = stored(np.random.default_rng(sum(dims)).normal(0, 3, dims), of_x)
-    (found,) = twice(compute, "ChannelsLast", {}, [x], [of_y])
-    expected = np.zeros((dims[0], *dims[2:], PADDED))
-    expected[..., : dims[1]] = x[0].transpose(0, 2, 3, 1)
+    settings = {"block": block, "before": before, "sizes": sizes} if sizes else {}
+    (found,) = twice(compute, "ChannelsLast", settings, [x], [of_y])
+    rows, columns = sizes or dims[2:]
+    expected = np.zeros((dims[0], rows, columns, blocks.stored(dims[1], block)))
+    for channel, y, z in np.ndindex(*dims[1:]):
+        (row, down), (column, along) = divmod(y + before[0], block[0]), divmod(z + before[1], block[1])
+        if row < rows and column < columns:
+            expected[:, row, column, (channel * block[0] + down) * block[1] + along] = x[0][:, channel, y, z]
     np.testing.assert_array_equal(found, stored(expected, of_y)[0])
 
 

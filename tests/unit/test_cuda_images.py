@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import half
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
-from ortflow.workflow.graph.ir.edit import described
+from ortflow.workflow.graph.ir.edit import described, dims_of
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.types import GraphSet
 
@@ -134,6 +133,25 @@ def test_a_residual_network_is_channels_last_from_its_input_on(tmp_path: Path) -
     assert len(turned) - len(images) == 1
 
 
+@pytest.mark.parametrize(("kernel", "stride", "pad", "made"), [
+    (7, 2, 3, (4, 16)), (3, 2, 1, (2, 16)), (4, 4, 0, (1, 48)), (3, 1, 1, (3, 8)), (1, 2, 0, (1, 8)),
+])  # fmt: skip
+def test_the_first_convolution_reads_blocks_of_its_stride(
+    tmp_path: Path, kernel: int, stride: int, pad: int, made: tuple[int, int]
+) -> None:
+    m = Model()
+    first = m.convolution("x", 3, CHANNELS, kernel, strides=[stride] * 2, pads=[pad] * 4)
+    beside = m.convolution("x", 3, CHANNELS, 2, strides=[2, 2])
+    x = m.add("Relu", m.norm(first, CHANNELS))
+    whole = m.add("Add", m.add("GlobalAveragePool", x), m.add("GlobalAveragePool", beside))
+    placed, counts = check(m.save(tmp_path / "m.onnx", whole))
+    kinds = described(placed.graph)
+    shapes = {dims_of(kinds[node.input[1]]) for node in placed.graph.node if node.op_type == "Convolution"}
+    assert (CHANNELS, made[0], made[0], made[1]) in shapes, shapes
+    # The image once for each size of blocks, and both weights.
+    assert counts["ChannelsLast"] == 4
+
+
 def statistics_of(placed: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for node in placed.graph.node if node.op_type == "BatchStatistics"]
 
@@ -230,6 +248,38 @@ def test_a_relu_of_more_than_what_is_normalised_keeps_its_condition(tmp_path: Pa
     assert [len(node.input) for node in placed.graph.node if node.op_type == "BatchGradients"] == [5]
 
 
+def residual_blocks(path: Path, *, gate: bool = False) -> Path:
+    """Two blocks with a residual connection. `gate`: another node reads the gradient of the first one's result."""
+    m = Model()
+    x = m.add("Relu", m.norm(m.convolution("x", 3, CHANNELS, 3, pads=[1, 1, 1, 1]), CHANNELS))
+    for _ in range(2):
+        inside = m.add("Relu", m.norm(m.convolution(x, CHANNELS, CHANNELS, 3, pads=[1, 1, 1, 1]), CHANNELS))
+        whole = m.add("Add", m.norm(m.convolution(inside, CHANNELS, CHANNELS, 1), CHANNELS), x)
+        x = m.add("Relu", whole)
+        if gate:
+            x, gate = m.add("Mul", x, m.tensor(1, CHANNELS, 1, 1)), False
+    return m.save(path, x)
+
+
+def test_two_gradients_are_added_where_they_are_summed(tmp_path: Path) -> None:
+    placed, counts = check(residual_blocks(tmp_path / "m.onnx"))
+    assert (counts["BatchGradients"], counts["BatchGradientsOfSum"]) == (4, 1)
+    # Its sum is what the first block's input gets past the block, and is not computed again.
+    node = next(node for node in placed.graph.node if node.op_type == "BatchGradientsOfSum")
+    makers = [each for each in placed.graph.node if node.output[-1] in each.output]
+    readers = [each.op_type for each in placed.graph.node if node.output[-1] in each.input]
+    assert makers == [node]
+    assert readers.count("Add") == 1
+    assert not any(
+        set(node.input[:1]) | {node.input[5]} <= set(each.input) for each in placed.graph.node if each != node
+    )
+
+
+def test_a_sum_of_gradients_that_is_read_elsewhere_stays(tmp_path: Path) -> None:
+    _, counts = check(residual_blocks(tmp_path / "m.onnx", gate=True))
+    assert counts["BatchGradientsOfSum"] == 0
+
+
 def test_fp32_graphs_keep_their_convolutions(tmp_path: Path) -> None:
     _, model = differentiated(residual(tmp_path / "m.onnx"))
     operators = {node.op_type for node in place(model).graph.node if node.domain == CUDA_DOMAIN}
@@ -313,7 +363,7 @@ def test_sizes_follow_from_any_two_of_three_values() -> None:
     settings: dict[str, Sequence[int] | int] = {
         "group": 2, "kernel_shape": (3, 2), "strides": (2, 1), "dilations": (1, 2), "pads": (1, 0, 1, 0),
     }  # fmt: skip
-    for last, kind in itertools.product((0, 1), (TensorProto.FLOAT, TensorProto.FLOAT16)):
+    for last, kind in ((0, TensorProto.FLOAT), (1, TensorProto.FLOAT), (1, TensorProto.FLOAT16)):
         windows = Windows.of({**settings, "channels_last": last})
 
         def of(*sizes: int, last: int = last, kind: int = kind) -> Tensor:
@@ -340,3 +390,10 @@ def test_values_that_do_not_match_are_refused() -> None:
         shape_of(windows, image=image(2, 9, 9, 8), weight=image(4, 3, 3, 8, kind=TensorProto.FLOAT))
     with pytest.raises(OrtflowError, match="a convolution of"):
         shape_of(windows, image=image(2, 2, 2, 8), weight=image(4, 3, 3, 8))
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_halves_with_channels_first_are_refused(kind: int) -> None:
+    x, w = Tensor(1, (2, 8, 5, 5), kind), Tensor(1, (4, 8, 3, 3), kind)
+    with pytest.raises(OrtflowError, match="halves with channels first"):
+        shape_of(Windows.of({"kernel_shape": (3, 3)}), image=x, weight=w)

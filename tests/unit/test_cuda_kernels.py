@@ -432,6 +432,8 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from launched("BatchStatistics", [given, *[vector] * 4], [FLOAT] * 8)
             yield from launched("BatchGradients", [given, given, *[vector] * 3], [FLOAT] * 5)
             yield from launched("BatchGradients", [given, given, *[vector] * 5], [FLOAT] * 5)
+            added = [given, given, *[vector] * 3, given, given]
+            yield from launched("BatchGradientsOfSum", added, [*[FLOAT] * 5, kind])
         of_image, of_pool = (np.zeros((1, size, size, 8), np.float32) for size in (4, 2))
         for operator in ("Rotary", "RotaryGrad"):
             for width in (64, 6):
@@ -441,9 +443,11 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
         yield from launched("MaxPool", [(of_image, kind)], [kind, UINT8], **windows)
         yield from launched("MaxPoolGrad", [(of_pool, kind), (of_pool, UINT8)], [kind], **windows, sizes=[4, 4])
         if kind != FLOAT:
-            yield source.source("convolution", (("X", kind),)), "channels_first"
+            for function in ("channels_first", "out_of_blocks"):
+                yield source.source("convolution", (("X", kind),)), function
         for stored_as in {FLOAT, kind}:
-            yield from launched("ChannelsLast", [(of_image.transpose(0, 3, 1, 2), stored_as)], [kind])
+            for more in ({}, {"block": (2, 3), "before": (3, 1), "sizes": (4, 2)}):
+                yield from launched("ChannelsLast", [(of_image.transpose(0, 3, 1, 2), stored_as)], [kind], **more)
     yield source.source("memsets", ()), "set_bytes"
     for ranks in (2, 8):
         numbers = ("RANKS", ranks), ("RANK", ranks - 1), ("VECTOR", 4)

@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                      float *new_mean, float *new_variance, float epsilon, float momentum, float fresh, i64 rows,
                      i64 width) {
     __shared__ float of_block[256 * PIECE];
-    sum_chunk(x, x, scale, scale, scale, part, of_block, rows, width);
+    sum_chunk(x, x, scale, scale, scale, x, x, (DY *)nullptr, part, of_block, rows, width);
     if (!is_last(arrived)) return;
     const i64 column = (i64)blockIdx.x * TILE + threadIdx.x;
     const bool mine = threadIdx.x < TILE && column < width, moves = mine && old_mean;

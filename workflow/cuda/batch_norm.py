@@ -9,8 +9,11 @@ BatchGradients (dy, x, scale, mean, 1 / deviation, slope?, offset?) -> slope, fa
 dy + factor x + offset. With the slope and offset of BatchStatistics, dy is the gradient of a Relu's result, and counts
 only where what the Relu reads is larger than zero. See batch_norm_gradient.cu.
 
-All other outputs are fp32 [channels]; x and dy may be half. Elementwise kernels compute y and dx, together with their
-neighbours.
+BatchGradientsOfSum (one, x, scale, mean, 1 / deviation, other, y [..., channels]) -> slope, factor, offset, dscale,
+dbias, dy: the same for dy = one + other where y is larger than zero, which is stored for its other readers.
+
+All other outputs are fp32 [channels]; x, y and gradients may be half. Elementwise kernels compute y and dx, together
+with their neighbours.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ _CHUNKS = 264
 """The most chunks of rows whose sums one block adds up, for a whole tile."""
 ROWS_A_THREAD = 4
 _THREADS = 256
+_TYPES = "X", "G", "OTHER", "Y", "DY"
+"""Of x, the gradient, what is added to it, the Relu's result and their sum."""
+_MODES = "GRADIENT", "RECTIFIED", "ADDED"
 _LARGEST_GRID_Y = 65_535
 
 
@@ -49,15 +55,17 @@ class _Sums:
 
 
 def _sums(
-    call: Call, name: str, x: Tensor, dy: Tensor | None, rows: int, width: int, *, rectified: bool = False
-) -> _Sums:
-    lanes = vector(width, [(x.pointer, x.type), *([(dy.pointer, dy.type)] if dy is not None else [])])
+    call: Call, name: str, images: Mapping[str, tuple[int, int]], rows: int, width: int, **modes: bool
+) -> _Sums:  # fmt: skip
+    """`images`: the pointer and element type of each, by the name of its type in the source."""
+    lanes = vector(width, list(images.values()))
     columns = columns_of(width, lanes, 2, min(32, _TILE // lanes))
     most = min(BLOCKS // columns.tiles, _CHUNKS * _TILE // columns.tile, _LARGEST_GRID_Y)
     chunks = max(1, min(most, -(-rows // (columns.groups * ROWS_A_THREAD))))
-    types = ("X", x.type), ("G", dy.type if dy is not None else x.type)
-    modes = ("GRADIENT", int(dy is not None)), ("RECTIFIED", int(rectified))
-    text = source(name, types, (*columns.numbers(), *modes))
+    of_x = images["X"][1]
+    types = tuple((key, images.get(key, (0, of_x))[1]) for key in _TYPES)
+    numbers = tuple((key, int(modes.get(key.lower(), False))) for key in _MODES)
+    text = source(name, types, (*columns.numbers(), *numbers))
     part = call.scratch(4 * 2 * columns.tile * chunks * columns.tiles)
     return _Sums(text, (columns.tiles, chunks), part, call.counters(columns.tiles))
 
@@ -83,7 +91,7 @@ class BatchStatistics:
         rows, width = _sizes(x, (scale, bias, *old))
         made = [*(call.output(place, (width,)) for place in range(5)), call.output(5, ())]
         running = [*(each.pointer for each in old), *(call.output(6 + place, (width,)) for place in range(len(old)))]
-        sums = _sums(call, "batch_norm", x, None, rows, width)
+        sums = _sums(call, "batch_norm", {"X": (x.pointer, x.type)}, rows, width)
         pointers = (*(each.pointer for each in (x, scale, bias)), sums.part, sums.arrived, *made, *(running or [0] * 4))
         numbers = *map(c_float, (self._epsilon, self._momentum, self._fresh)), c_int64(rows), c_int64(width)
         call.launch(sums.text, "batch_statistics", sums.grid, _THREADS, *map(c_void_p, pointers), *numbers)
@@ -99,11 +107,40 @@ class BatchGradients:
         """See Operator."""
         dy, x, scale, mean, inverse, *of_relu = (call.given(place) for place in range(len(call.inputs)))
         rows, width = _sizes(x, (scale, mean, inverse, *of_relu))
-        if dy.shape != x.shape:
-            raise OrtflowError(f"the gradient is {list(dy.shape)}, and what was normalised {list(x.shape)}")
+        _same_shape(x, dy)
         made = [call.output(place, (width,)) for place in range(5)]
-        sums = _sums(call, "batch_norm_gradient", x, dy, rows, width, rectified=bool(of_relu))
+        images = {"X": (x.pointer, x.type), "G": (dy.pointer, dy.type)}
+        sums = _sums(call, "batch_norm_gradient", images, rows, width, gradient=True, rectified=bool(of_relu))
         given = [each.pointer for each in (x, dy, scale, mean, inverse, *of_relu)]
-        pointers = (*given, *([] if of_relu else [0, 0]), sums.part, sums.arrived, *made)
-        numbers = c_int64(rows), c_int64(width)
-        call.launch(sums.text, "batch_gradients", sums.grid, _THREADS, *map(c_void_p, pointers), *numbers)
+        _launch(call, sums, [*given, *([] if of_relu else [0, 0]), 0, 0, 0], made, rows, width)
+
+
+class BatchGradientsOfSum:
+    """See the module's docstring."""
+
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        pass
+
+    def run(self, call: Call) -> None:
+        """See Operator."""
+        one, x, scale, mean, inverse, other, y = (call.given(place) for place in range(7))
+        rows, width = _sizes(x, (scale, mean, inverse))
+        _same_shape(x, one, other, y)
+        made, dy = [call.output(place, (width,)) for place in range(5)], call.output(5, x.shape)
+        images = {key: (each.pointer, each.type) for key, each in zip(_TYPES, (x, one, other, y), strict=False)}
+        images["DY"] = dy, call.types[5]
+        sums = _sums(call, "batch_norm_gradient", images, rows, width, gradient=True, added=True)
+        given = [each.pointer for each in (x, one, scale, mean, inverse)]
+        _launch(call, sums, [*given, 0, 0, other.pointer, y.pointer, dy], made, rows, width)
+
+
+def _same_shape(x: Tensor, *others: Tensor) -> None:
+    for each in others:
+        if each.shape != x.shape:
+            raise OrtflowError(f"the gradient is {list(each.shape)}, and what was normalised {list(x.shape)}")
+
+
+def _launch(call: Call, sums: _Sums, given: Sequence[int], made: Sequence[int], rows: int, width: int) -> None:
+    pointers = *given, sums.part, sums.arrived, *made
+    numbers = c_int64(rows), c_int64(width)
+    call.launch(sums.text, "batch_gradients", sums.grid, _THREADS, *map(c_void_p, pointers), *numbers)

@@ -6,7 +6,7 @@
 #define SUMS (2 * TILE)
 #define WARPS 8
 /* Rows that a thread reads before it adds them: 128 bytes. Without, one read at a time is under way. */
-#define BYTES_OF_ROW (COUNT * (int)(sizeof(X) + GRADIENT * sizeof(G)))
+#define BYTES_OF_ROW (COUNT * (int)(sizeof(X) + GRADIENT * sizeof(G) + ADDED * (sizeof(OTHER) + sizeof(Y))))
 #define AHEAD (BYTES_OF_ROW < 16 ? 8 : 128 / BYTES_OF_ROW)
 /* Adding up: a thread reads PIECE sums of a chunk at a time, of CHUNKS_AHEAD chunks before it adds them; AT_ONCE chunks
  * share a block's threads. */
@@ -17,10 +17,11 @@
 
 /* To part [gridDim.x, gridDim.y, 2, TILE]. Without GRADIENT the sums of x - s and of its square, where s is the first row:
  * near the mean, so that little is lost when the variance is taken from them. With it, the sums of dy and of dy (x - s),
- * where s is the mean; if RECTIFIED, dy only where on slope x + on offset is larger than zero. `of_block` [256 PIECE] is
- * shared. */
+ * where s is the mean; if RECTIFIED, dy only where on slope x + on offset is larger than zero; if ADDED, dy + other_dy only
+ * where y is larger than zero, which is also written to `made`. `of_block` [256 PIECE] is shared. */
 DEVICE void sum_chunk(const X *__restrict__ x, const G *__restrict__ dy, const float *__restrict__ mean,
-                      const float *__restrict__ on_slope, const float *__restrict__ on_offset, float *part,
+                      const float *__restrict__ on_slope, const float *__restrict__ on_offset,
+                      const OTHER *__restrict__ other_dy, const Y *__restrict__ y, DY *__restrict__ made, float *part,
                       float *of_block, i64 rows, i64 width) {
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const i64 step = (i64)gridDim.y * GROUPS;
@@ -42,6 +43,8 @@ DEVICE void sum_chunk(const X *__restrict__ x, const G *__restrict__ dy, const f
     for (i64 row = (i64)blockIdx.y * GROUPS + group; row < rows; row += AHEAD * step) {
         Kept<VECTOR, X> of_x[AHEAD][READS];
         Kept<VECTOR, G> of_dy[AHEAD][READS];
+        Kept<VECTOR, OTHER> of_other[AHEAD][READS];
+        Kept<VECTOR, Y> of_y[AHEAD][READS];
 #pragma unroll
         for (int ahead = 0; ahead < AHEAD; ahead++) {
             const i64 from = min(row + ahead * step, rows - 1) * width;
@@ -49,6 +52,8 @@ DEVICE void sum_chunk(const X *__restrict__ x, const G *__restrict__ dy, const f
             for (int k = 0; k < READS; k++) {
                 of_x[ahead][k].load(x + from + columns[k]);
                 if (GRADIENT) of_dy[ahead][k].load(dy + from + columns[k]);
+                if (ADDED) of_other[ahead][k].load(other_dy + from + columns[k]);
+                if (ADDED) of_y[ahead][k].load(y + from + columns[k]);
             }
         }
 #pragma unroll
@@ -59,6 +64,17 @@ DEVICE void sum_chunk(const X *__restrict__ x, const G *__restrict__ dy, const f
                 float v[VECTOR], g[VECTOR];
                 of_x[ahead][k].unpack(v);
                 if (GRADIENT) of_dy[ahead][k].unpack(g);
+                if (ADDED) {
+                    float also[VECTOR], result[VECTOR];
+                    of_other[ahead][k].unpack(also);
+                    of_y[ahead][k].unpack(result);
+#pragma unroll
+                    for (int j = 0; j < VECTOR; j++) {
+                        const DY sum = narrow<DY>(result[j] > 0 ? g[j] + also[j] : 0);
+                        g[j] = wide(sum);
+                    }
+                    if (counts) store<VECTOR>(made + (row + ahead * step) * width + columns[k], g);
+                }
 #pragma unroll
                 for (int j = 0; j < VECTOR; j++) {
                     const int i = k * VECTOR + j;

@@ -1,7 +1,9 @@
 """Images of few channels as convolutions of halves read them: channels last, padded; see channels.cu.
 
-ChannelsLast (x [samples, channels, height, width]) -> y [samples, height, width, PADDED], zeros behind the channels.
-cuDNN pads other numbers of channels in each convolution and each gradient, slower.
+ChannelsLast (x [samples, channels, height, width]) -> y [samples, rows, columns, stored]: the pixels in blocks of
+`block` height and width (1 and 1 without that attribute), `before` pixels of zeros in front, and `sizes` blocks along
+each axis (as many as pixels without). A block's channels are [channels, height, width], and zeros behind them to a
+multiple of PADDED. See `blocks`. cuDNN pads other numbers of channels in each convolution and each gradient, slower.
 """
 
 from __future__ import annotations
@@ -10,21 +12,23 @@ from collections.abc import Mapping
 from ctypes import c_int, c_int64, c_void_p
 from typing import Any
 
+from ortflow.workflow.cuda.blocks import PADDED, stored
 from ortflow.workflow.cuda.operators import Call
 from ortflow.workflow.cuda.source import blocks, source
 from ortflow.workflow.cuda.windows import AXES
 from ortflow.workflow.errors import OrtflowError
 
-PADDED = 8
-"""Channels of the result, 16 bytes of halves."""
 _BLOCK = 256
+_LARGEST = 1 << 31
 
 
 class ChannelsLast:
     """See the module's docstring."""
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
-        pass
+        self._block = tuple(attributes.get("block", (1, 1)))
+        self._before = tuple(attributes.get("before", (0, 0)))
+        self._sizes = tuple(attributes.get("sizes", ()))
 
     def run(self, call: Call) -> None:
         """See Operator."""
@@ -32,11 +36,17 @@ class ChannelsLast:
         if len(x.shape) != AXES + 2 or not 0 < x.shape[1] <= PADDED:
             raise OrtflowError(f"an image of few channels of {list(x.shape)}")
         samples, channels, height, width = x.shape
-        y = call.output(0, (samples, height, width, PADDED))
-        pixels = height * width
-        if count := samples * pixels:
-            text = source("channels", (("X", x.type), ("Y", call.types[0])), (("PADDED", PADDED),))
+        rows, columns = self._sizes or (height, width)
+        made = stored(channels, self._block)
+        y = call.output(0, (samples, rows, columns, made))
+        count = samples * rows * columns * made // PADDED
+        if max(channels * height * width, rows * columns * made) >= _LARGEST:
+            raise OrtflowError(f"an image of few channels of {list(x.shape)}: a sample is too large")
+        high, wide = self._block
+        numbers = ("PADDED", PADDED), ("STORED", made), ("CHANNELS", channels), ("HIGH", high), ("WIDE", wide)
+        text = source("channels", (("X", x.type), ("Y", call.types[0])), numbers)
+        if count:
             call.launch(
-                text, "channels_last", blocks(count, _BLOCK), _BLOCK, c_void_p(x.pointer), c_void_p(y),
-                c_int64(count), c_int64(pixels), c_int(channels),
+                text, "channels_last", blocks(count, _BLOCK), _BLOCK, c_void_p(x.pointer), c_void_p(y), c_int64(count),
+                *map(c_int, (height, width, rows, columns, *self._before)),
             )  # fmt: skip

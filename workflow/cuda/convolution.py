@@ -3,7 +3,8 @@
 Convolution (x, w) -> y; ConvolutionDataGrad (dy, w) -> dx, whose height and width are the attribute `sizes`;
 ConvolutionWeightGrad (dy, x) -> dw, fp32. The attributes are those of ONNX's Conv, and `channels_last`: images are then
 [samples, height, width, channels] and weights [outputs, height, width, channels]. dw has ONNX's order of axes in either
-case, and the first `channels` channels if that attribute is given. All other values of a node have one element type.
+case. The attribute `weight` is [channels, height, width] of dw if it has fewer channels than x, or if the pixels of x
+are in blocks: `block` and `before` are then as for ChannelsLast. All other values of a node have one element type.
 cuDNN's Python package builds a plan for each shape, once per process; only algorithms with the same result in every run
 are used, the fastest of those that it proposes.
 """
@@ -232,7 +233,8 @@ class _Node:
         if reason is not None:
             raise UserError(reason, where="train.precision", fix="use fp32 here, or `pip install 'ortflow[cuda]'`")
         self._windows, self._sizes = Windows.of(attributes), attributes.get("sizes", ())
-        self._channels = int(attributes.get("channels", 0))
+        self._weight = tuple(attributes.get("weight", ()))
+        self._block, self._before = (tuple(attributes.get(name, ())) for name in ("block", "before"))
 
 
 class Convolution(_Node):
@@ -265,19 +267,20 @@ class ConvolutionWeightGrad(_Node):
         dy, x = call.given(0), call.given(1)
         shape = shape_of(self._windows, image=x, made=dy)
         outputs, stored, *kernel = shape.weight
-        channels = self._channels or stored
-        dw = call.output(0, (outputs, channels, *kernel))
+        channels, *sizes = self._weight or (stored, *kernel)
+        dw = call.output(0, (outputs, channels, *sizes))
         places = math.prod(kernel) if self._windows.channels_last else 1
         if shape.type == _FLOAT and channels == stored and places == 1:
             _run(call, shape, weight_gradient, lambda _: (dy.pointer, x.pointer, dw))
             return
-        if not self._windows.channels_last:
-            # Nothing moves.
-            channels = stored = math.prod(shape.weight) // outputs
         spare = -(-BYTES[shape.type] * math.prod(shape.weight) // _ALIGNED) * _ALIGNED
         made = _run(call, shape, weight_gradient, lambda memory: (dy.pointer, x.pointer, memory), spare)
-        count = outputs * channels
+        if self._block:
+            function, count = "out_of_blocks", outputs * channels * math.prod(sizes)
+            numbers = [*kernel, stored, channels, *sizes, *self._block, *self._before]
+        else:
+            function, count, numbers = "channels_first", outputs * channels, [places, stored, channels]
         call.launch(
-            source("convolution", (("X", shape.type),)), "channels_first", blocks(count, _BLOCK), _BLOCK,
-            c_void_p(made), c_void_p(dw), c_int64(count), *map(c_int, (places, stored, channels)),
+            source("convolution", (("X", shape.type),)), function, blocks(count, _BLOCK), _BLOCK,
+            c_void_p(made), c_void_p(dw), c_int64(count), *map(c_int, numbers),
         )  # fmt: skip

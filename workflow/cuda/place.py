@@ -43,6 +43,7 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "ConvolutionWeightGrad": (frozenset({0, 1}), frozenset()),
     "BatchStatistics": (frozenset({0}), frozenset()),
     "BatchGradients": (frozenset({0, 1}), frozenset()),
+    "BatchGradientsOfSum": (frozenset({0, 1, 5, 6}), frozenset({5})),
     "MaxPool": (frozenset({0}), frozenset({0})),
     "MaxPoolGrad": (frozenset({0}), frozenset({0})),
 }

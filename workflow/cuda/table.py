@@ -31,6 +31,7 @@ OPERATORS: Mapping[str, type[Operator]] = {
     "Attention": attention.Attention,
     "AttentionGrad": attention.AttentionGrad,
     "BatchGradients": batch_norm.BatchGradients,
+    "BatchGradientsOfSum": batch_norm.BatchGradientsOfSum,
     "BatchStatistics": batch_norm.BatchStatistics,
     "BucketReady": bucket.BucketReady,
     "ChannelsLast": channels.ChannelsLast,

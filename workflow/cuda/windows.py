@@ -97,9 +97,12 @@ def shape_of(
 ) -> Shape:  # fmt: skip
     """The key of a plan, from two of its three values; `sizes` are those of the image if it is not given.
 
-    Raises OrtflowError if shapes or types do not match.
+    Raises OrtflowError if shapes or types do not match, and for halves with channels first: cuDNN has algorithms for
+    them that round partial sums and do not say so.
     """
     given = [each for each in (image, weight, made) if each is not None]
+    if not windows.channels_last and any(each.type != TensorProto.FLOAT for each in given):
+        raise OrtflowError("a convolution of halves with channels first")
     if any(len(each.shape) != AXES + 2 or each.type != given[0].type for each in given):
         raise OrtflowError(f"a convolution of {[list(each.shape) for each in given]}")
 
