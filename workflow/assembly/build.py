@@ -23,7 +23,7 @@ from ortflow.workflow.assembly.training import TRAIN, synced_files, training_for
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.intake.user_graphs import user_optimizer_graph
-from ortflow.workflow.graph.objective.logits import logits_note
+from ortflow.workflow.graph.objective.logits import logits_note, unproved_logits
 from ortflow.workflow.graph.objective.loss import output_of
 from ortflow.workflow.graph.objective.metrics import with_outputs
 from ortflow.workflow.graph.objective.signature import batch_inputs, check_batches
@@ -132,6 +132,7 @@ def build_graphs(
         padded=spec.data.last_batch == "pad",
         lengths={i.name: lengths[i.name] for i in inputs if lengths and i.name in lengths},
         user_optimizer_graph=section.graphs.optimizer is not None,
+        unproved_logits="" if section.graphs.train else unproved_logits(forward.graph, section.loss),
     )
     write_files(result, files, source.tensors)
     return result

@@ -8,7 +8,7 @@ import re
 # decomposed nodes: `norm/Constant.1`.
 _MADE_UP = re.compile(
     r"^\d+$|/Constant(\.\d+)?$|^val_\d+|^onnx::|_output_\d+$|(^|[/._])[Cc]onst(ant)?(_|\d|$)|^const_|lifted_tensor|^_?tensor_constant"
-    r"|^_to_copy|^(arange|scalar_tensor|full|ones|zeros|cat|expand|unsqueeze|slice)(_default)?(_\d+)?$"
+    r"|^_to_copy|^((new_)?(full|ones|zeros)(_like)?|arange|scalar_tensor|cat|expand|unsqueeze|slice)(_default)?(_\d+)?$"
 )
 
 

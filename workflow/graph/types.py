@@ -84,6 +84,8 @@ class GraphSet:
     """Input name -> length of its samples, where all have one and the model does not say it."""
     user_optimizer_graph: bool = False
     """Whether `optimizer.onnx` is the user's own."""
+    unproved_logits: str = ""
+    """Output that the loss reads as logits, and that may be probabilities as far as the nodes show."""
 
     @property
     def train(self) -> Path:
@@ -138,6 +140,7 @@ class GraphSet:
             "padded": self.padded,
             "lengths": dict(self.lengths),
             "user_optimizer_graph": self.user_optimizer_graph,
+            "unproved_logits": self.unproved_logits,
         }
 
     def save(self) -> None:
@@ -159,4 +162,5 @@ class GraphSet:
             padded=data["padded"],
             lengths=data.get("lengths", {}),
             user_optimizer_graph=data["user_optimizer_graph"],
+            unproved_logits=data.get("unproved_logits", ""),
         )

@@ -90,17 +90,6 @@ class Context:
         if trouble is not None:
             raise trouble
 
-    def try_on_all(self, work: Callable[[], object]) -> None:
-        """Call `work` on every rank. The first OrtflowError is raised on every rank."""
-        trouble = None
-        try:
-            work()
-        except OrtflowError as error:
-            trouble = error
-        trouble = self.first_trouble(trouble)
-        if trouble is not None:
-            raise trouble
-
     def leave_if_asked(self, *, saved: bool = True) -> None:
         """Raises Preempted on all ranks if any was asked to exit. Called between steps, so that nothing is lost."""
         asked = self.world.gather(self.stop.reason)

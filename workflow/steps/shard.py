@@ -164,7 +164,10 @@ def shard(context: Context) -> None:
     context.stream = Stream(context.spec, context.plan, inputs, limits, context.place, context.progress, prefetch)
     try_export(context)
     context.leave_if_asked()
-    attempt = context.try_on_all if context.trainer.together else context.try_on_rank_0
-    attempt(lambda: context.trainer.check(context.stream.samples()))
+    if trainer.together:
+        # A rank that fails alone must end the others, not tell them: they wait for its messages within the check.
+        trainer.check(context.stream.samples())
+    else:
+        context.try_on_rank_0(lambda: trainer.check(context.stream.samples()))
     context.leave_if_asked()
     context.trainer.give_memory_back()

@@ -221,7 +221,7 @@ class Trainer(Protocol):
         """Try training on real samples; called before the first step of every attempt, by all ranks if `together` is
         set, otherwise only by rank 0.
 
-        Must not change the state.
+        Must not change the state. If `together` is set, an error of any rank ends all of them.
 
         Raises
         ------

@@ -29,6 +29,7 @@ from ortflow.workflow.trainer.first_gradient import cut, rows_of
 from ortflow.workflow.trainer.lent_tensors import LentTensors
 from ortflow.workflow.trainer.mapped_export import export_mapped
 from ortflow.workflow.trainer.part import PartTrainer
+from ortflow.workflow.trainer.watched_logits import watch_logits
 
 
 class DividedTrainer(Trainer):
@@ -183,4 +184,7 @@ class DividedTrainer(Trainer):
     ) -> float | None:
         """See the protocol."""
         assert self.lent is not None
-        return export_mapped(self._graphs, self.lent, self._sessions, path, samples, tolerance, trial=trial)
+        watch = watch_logits(self._graphs, self._spec.onnx_model.loss, self._report) if trial else None
+        return export_mapped(
+            self._graphs, self.lent, self._sessions, path, samples, tolerance, trial=trial, watch=watch
+        )

@@ -62,19 +62,18 @@ class DividedCheck:
     def run(self, batch: MicroBatch, keys: Sequence[str] | None) -> None:
         """Run the check, unless one with the same keys of all ranks has passed before. `keys` are on rank 0.
 
-        Raises UserError, equal on all ranks of a replica, if a gradient is wrong.
+        Raises UserError, equal on all ranks of a replica, if a gradient is wrong. Any error ends the run: what it moved
+        stays moved, because a GPU writes only after messages for which the other rank may have no answer.
         """
         key = hashlib.sha256(" ".join(keys).encode()).hexdigest() if keys is not None else ""
         if self._ranks.world.broadcast_object(keys is not None and has_passed(key)):
             return
         start = time.perf_counter()
-        try:
-            with self._part.exact():
-                found = self._compare(batch)
-            if found is not None:
-                self._part.compare_precision(found[1], batch, self._seed)
-        finally:
-            self._part.forget_gradient()
+        with self._part.exact():
+            found = self._compare(batch)
+        if found is not None:
+            self._part.compare_precision(found[1], batch, self._seed)
+        self._part.forget_gradient()
         if self._ranks.world.rank:
             return
         if found is None:
@@ -153,14 +152,12 @@ class DividedCheck:
         """The change of the loss along the directions, from both sides, for a reach of 1."""
         before = {name: self._part.values(name) for name in directions}
         losses = []
-        try:
-            for sign in (reach, -reach):
-                for name, direction in directions.items():
-                    self._part.set_values(name, before[name] + np.float32(sign) * direction)
-                losses.append(self._part.gradient_of(batch, self._seed)[0])
-        finally:
-            for name, values in before.items():
-                self._part.set_values(name, values)
+        for sign in (reach, -reach):
+            for name, direction in directions.items():
+                self._part.set_values(name, before[name] + np.float32(sign) * direction)
+            losses.append(self._part.gradient_of(batch, self._seed)[0])
+        for name, values in before.items():
+            self._part.set_values(name, values)
         return (losses[0] - losses[1]) / (2 * reach)
 
     def _sum(self, value: float) -> float:

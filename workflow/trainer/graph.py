@@ -31,6 +31,7 @@ from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
 from ortflow.workflow.trainer.evaluation import evaluated
 from ortflow.workflow.trainer.inference import export_checked
+from ortflow.workflow.trainer.watched_logits import watch_logits
 
 if TYPE_CHECKING:
     from ortflow.workflow.trainer.checked_part import CheckedPart
@@ -461,7 +462,8 @@ class GraphTrainer(Trainer):
     ) -> float | None:
         """Write the inference model with the trained parameters, checked; see the protocol."""
         exact = self._sessions.exact()
-        return export_checked(self._graphs, self._parameters, exact, path, samples, tolerance, trial=trial)
+        watch = watch_logits(self._graphs, self._spec.onnx_model.loss, self._report) if trial else None
+        return export_checked(self._graphs, self._parameters, exact, path, samples, tolerance, trial=trial, watch=watch)
 
 
 def fault_in(loss: float, norm: float) -> str | None:

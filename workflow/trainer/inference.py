@@ -35,6 +35,8 @@ PIECE = 1 << 20
 
 Array = npt.NDArray[Any]
 Outputs = Callable[[MicroBatch], list[Array]]
+Watch = Callable[[Mapping[str, Array]], None]
+"""Called with the outputs of the exported model on the first sample, by name."""
 
 
 class FlatTensors(Mapping[str, Array]):
@@ -63,6 +65,7 @@ def export_checked(
     tolerance: float | None,
     *,
     trial: bool = False,
+    watch: Watch | None = None,
 ) -> float | None:
     """Write the inference model with the parameters to `path`, or with `trial` only try; the file or the old one.
 
@@ -77,7 +80,7 @@ def export_checked(
         nonlocal difference
         session = open_plain(written.path)
         difference = compared(
-            graphs, session, parameters, lambda: _moved(parameters, sessions), sessions, samples, tolerance
+            graphs, session, parameters, lambda: _moved(parameters, sessions), sessions, samples, tolerance, watch
         )
 
     export_inference(graphs.infer, FlatTensors(graphs.index, parameters), path, check, shapes=shapes, trial=trial)
@@ -92,6 +95,7 @@ def compared(
     sessions: Sessions,
     samples: Sequence[MicroBatch],
     tolerance: float | None,
+    watch: Watch | None = None,
 ) -> float | None:
     """The largest difference between an exported model and the graph it was made from; None if there is no sample.
 
@@ -107,7 +111,7 @@ def compared(
         Returns a copy of them with the elements moved by UNITS, to measure the model's rounding.
     sessions
         Open the graph.
-    samples, tolerance
+    samples, tolerance, watch
         As in `export_checked`.
 
     Raises
@@ -133,6 +137,8 @@ def compared(
         # The file draws other numbers each time, so the graph stands in for it, optimised as it is.
         binding = Binding(sessions.open(content), sessions.device)
         exported = _outputs_with(binding, graphs.index, parameters, names)
+    if watch is not None:
+        exported = _watched(exported, names, watch)
     difference = _difference(exported, expected, samples)
     allowed = TOLERANCE if tolerance is None else tolerance
     if tolerance is None and not difference <= allowed:
@@ -175,6 +181,19 @@ def _outputs_of(session: onnxruntime.InferenceSession) -> Outputs:
 
     def run(batch: MicroBatch) -> list[Array]:
         made: list[Array] = session.run(None, {name: batch.arrays[name] for name in names})
+        return made
+
+    return run
+
+
+def _watched(outputs: Outputs, names: Sequence[str], watch: Watch) -> Outputs:
+    """The same, shown to `watch` the first time."""
+    watches = [watch]
+
+    def run(batch: MicroBatch) -> list[Array]:
+        made = outputs(batch)
+        while watches:
+            watches.pop()(dict(zip(names, made, strict=True)))
         return made
 
     return run

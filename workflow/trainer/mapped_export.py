@@ -24,7 +24,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.inference import PIECE, compared, moved_values, open_plain
+from ortflow.workflow.trainer.inference import PIECE, Watch, compared, moved_values, open_plain
 
 REFERRING, MOVED = SCRATCH
 WITHOUT_COPIES: Mapping[str, str] = {"session.disable_prepacking": "1"}
@@ -41,6 +41,7 @@ def export_mapped(
     tolerance: float | None,
     *,
     trial: bool = False,
+    watch: Watch | None = None,
 ) -> float | None:
     """As `inference.export_checked`, with tensors that are read one at a time; compares on the CPU."""
     shapes = {entry.name: entry.tensor.shape for entry in graphs.index}
@@ -54,7 +55,7 @@ def export_mapped(
         session = open_plain(file, WITHOUT_COPIES, FOLDING)
         moved = written.path.with_name(MOVED)
         difference = compared(
-            graphs, session, mapped, lambda: mapped.moved(moved), sessions.on_host(), samples, tolerance
+            graphs, session, mapped, lambda: mapped.moved(moved), sessions.on_host(), samples, tolerance, watch
         )
 
     export_inference(graphs.infer, hashed, path, check, shapes=shapes, trial=trial)

@@ -196,18 +196,19 @@ class PartTrainer(ZeroTrainer):
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Meanwhile, compute in fp32, whatever the run's precision. Collective over the ranks of the model."""
+        """Meanwhile, compute in fp32, whatever the run's precision. Collective over the ranks of the model.
+
+        After an error the trainer is unusable: others may not have it, and to open passes would wait for them.
+        """
         mine, self._sessions = self._sessions, self._sessions.exact()
         if self._sessions is mine:
             yield
             return
         self._open_passes()
-        try:
-            yield
-        finally:
-            self._sessions = mine
-            self._open_passes()
-            self._tie_metrics()
+        yield
+        self._sessions = mine
+        self._open_passes()
+        self._tie_metrics()
 
     def compare_precision(self, exact: npt.NDArray[np.float32], batch: MicroBatch, seed: int) -> None:
         """Warn if the gradient of this rank is far from `exact`, the one in fp32. Collective like `exact`."""

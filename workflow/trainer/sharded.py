@@ -36,6 +36,7 @@ from ortflow.workflow.trainer.exchange import Exchange
 from ortflow.workflow.trainer.graph import TAIL
 from ortflow.workflow.trainer.lent_tensors import LentTensors
 from ortflow.workflow.trainer.mapped_export import export_mapped
+from ortflow.workflow.trainer.watched_logits import watch_logits
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
 if TYPE_CHECKING:
@@ -326,7 +327,10 @@ class ShardedTrainer(ZeroTrainer):
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
     ) -> float | None:
         """See the protocol."""
-        return export_mapped(self._graphs, self.lent, self._sessions, path, samples, tolerance, trial=trial)
+        watch = watch_logits(self._graphs, self._spec.onnx_model.loss, self._report) if trial else None
+        return export_mapped(
+            self._graphs, self.lent, self._sessions, path, samples, tolerance, trial=trial, watch=watch
+        )
 
     def _drop_update(self) -> None:
         super()._drop_update()

@@ -7,6 +7,8 @@ SKEW: a module, and the seconds that the clock of processes that run it is ahead
 CLOCKS: a folder; the seconds in its file of a host's name are what that host's clock is ahead, from then on.
 HOLD: a phase, and for how many seconds it is held at its beginning, in every attempt.
 LENDER: a rank, and after how many tensors that rank 0 reads for the export it is killed, in the first attempt.
+CHECK: a rank, and the error that the third graph it runs in the check of the gradient raises.
+PRECISE: the check of the gradient opens passes of its own, as on GPUs in half precision.
 UNLOCKED: locks hold nobody back, as between the nodes of some file systems.
 RESUMED: ranks bring what they hold after a resume into the form of a checkpoint again, and compare its bits.
 FAULTS is JSON: {"attempt": a, "rank": r, "step": s, "do": what}; attempt null for all.
@@ -40,6 +42,38 @@ def die_lending(tensors: int) -> None:
         return whole(self, *arguments)  # type: ignore[arg-type]
 
     LentTensors.pieces_of = pieces  # type: ignore[assignment,method-assign]
+
+
+def fail_in_check(error: str) -> None:
+    from ortflow.workflow import errors
+    from ortflow.workflow.sessions.session import Binding
+    from ortflow.workflow.trainer.divided import DividedTrainer
+    from ortflow.workflow.trainer.sharded import ShardedTrainer
+
+    kind = getattr(errors, error, RuntimeError)
+    for trainer in (DividedTrainer, ShardedTrainer):
+
+        def check(self: object, samples: object, whole: object = trainer.check) -> None:
+            run, left = Binding.run, [2]
+
+            def failing(self: Binding, **options: bool) -> None:
+                if not left[0]:
+                    raise kind("this rank was told to fail in the check")
+                left[0] -= 1
+                run(self, **options)
+
+            Binding.run = failing  # type: ignore[method-assign]
+            whole(self, samples)  # type: ignore[operator]
+
+        trainer.check = check  # type: ignore[assignment,method-assign]
+
+
+def check_precisely() -> None:
+    import copy
+
+    from ortflow.workflow.sessions.session import Sessions
+
+    Sessions.exact = copy.copy  # type: ignore[assignment,method-assign]
 
 
 def install() -> None:
@@ -104,6 +138,10 @@ if sys.orig_argv[2:3] == [os.environ.get("SKEW", "").partition(" ")[0]]:
 if sys.orig_argv[1:3] == ["-m", "ortflow.workflow.rank"]:
     if {"FAULTS", "SLOW", "HALT", "HOLD", "LENDER"} & os.environ.keys():
         install()
+    if os.environ.get("CHECK", "none none").split()[0] == os.environ.get("PMI_RANK", "none at all"):
+        fail_in_check(os.environ["CHECK"].split()[1])
+    if "PRECISE" in os.environ:
+        check_precisely()
     if "RESUMED" in os.environ:
         from compared_resumes import compare_resumes
 

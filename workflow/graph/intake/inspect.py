@@ -23,6 +23,7 @@ from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.roles.decide import Role, Roles, classify
 from ortflow.workflow.graph.roles.export_warnings import find_export_warnings, renamed_weights
 from ortflow.workflow.graph.roles.guesses import judged_constants
+from ortflow.workflow.graph.roles.made_weights import store_made_weights
 from ortflow.workflow.memory import buffers
 from ortflow.workflow.spec.model import ParameterPatterns
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
@@ -95,8 +96,10 @@ def findings(
     """
     original = read_model(path)
     model, notes = prepare(original, str(path))
+    patterns = patterns or ParameterPatterns()
+    stored_notes, unstored = store_made_weights(model, patterns)
     try:
-        roles = classify(model, patterns or ParameterPatterns(), labels)
+        roles = classify(model, patterns, labels)
     except UserError as error:
         raise UserError(error.what, where=error.where or str(path), fix=error.fix) from None
     losses = list(outputs) or [value.name for value in model.graph.output]
@@ -113,9 +116,9 @@ def findings(
         constants=[role for role in roles if role.role == "constant"],
         state=[role for role in roles if role.role == "state"],
         tied=_tied(model, roles),
-        notes=[*notes, *dropout_notes(model.graph)],
+        notes=[*notes, *stored_notes, *dropout_notes(model.graph)],
         export_warnings=find_export_warnings(model, roles),
-        warnings=[*renamed_weights(model, roles), *judged_constants(roles)],
+        warnings=[*renamed_weights(model, roles), *unstored, *judged_constants(roles)],
         undifferentiable=undifferentiable(model, roles.trained, losses),
         memory=buffers(
             sum(role.count for role in roles if role.role == "trained"),

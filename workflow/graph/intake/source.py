@@ -22,6 +22,7 @@ from ortflow.workflow.graph.normalize.randomness import seed_random_operators
 from ortflow.workflow.graph.roles.decide import Roles, classify
 from ortflow.workflow.graph.roles.export_warnings import find_export_warnings, refusal, renamed_weights
 from ortflow.workflow.graph.roles.guesses import judged_constants, refuse_guesses
+from ortflow.workflow.graph.roles.made_weights import store_made_weights
 from ortflow.workflow.spec.model import ModelSection, OutputLoss
 
 
@@ -64,6 +65,7 @@ def read_source(section: ModelSection) -> Source:
     """Read, prepare and split the model of a run file. Raises UserError."""
     read, stored = read_stored(Path(section.path))
     prepared, notes = prepare(read, section.path, in_place=True)
+    stored_notes, unstored = store_made_weights(prepared, section.parameters)
     names = [value.name for value in prepared.graph.input]
     for place, label in enumerate(section.labels):
         if label not in names:
@@ -80,7 +82,7 @@ def read_source(section: ModelSection) -> Source:
     if export_warnings and section.graphs.train is None and not section.accept_inference_export:
         raise refusal(export_warnings, section.path)
     refuse_guesses(roles, section.path)
-    warnings = [*export_warnings, *renamed_weights(prepared, roles), *judged_constants(roles)]
+    warnings = [*export_warnings, *renamed_weights(prepared, roles), *unstored, *judged_constants(roles)]
     avoid_wrong_forms(prepared)
     learned = set(roles.of("trained", "frozen", "state"))
     skeleton = onnx.ModelProto(
@@ -96,7 +98,7 @@ def read_source(section: ModelSection) -> Source:
     graph.value_info.extend(whole.value_info)
     graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name not in learned)
     tensors = {t.name: _array(t, stored.get(t.name)) for t in whole.initializer if t.name in learned}
-    return Source(skeleton, tensors, roles, frozenset(labels), tuple(notes), tuple(warnings))
+    return Source(skeleton, tensors, roles, frozenset(labels), (*notes, *stored_notes), tuple(warnings))
 
 
 def _array(tensor: onnx.TensorProto, stored: Stored | None) -> np.ndarray:

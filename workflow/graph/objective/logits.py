@@ -21,6 +21,10 @@ from ortflow.workflow.spec.model import CrossEntropy, Loss, OutputLoss
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that keep the elements in their order."""
 _SPREADING = frozenset({"Expand", "Identity"})
+_SQUASHING = frozenset({"Erf", "Exp", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
+"""Operators of which other forms of a sigmoid are made."""
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
+"""Operators whose results may be logits, whatever is before them."""
 Dims = tuple[int | str | None, ...]
 
 
@@ -148,6 +152,35 @@ def _exponentials(known: _Graph, node: onnx.NodeProto, axis: int) -> str:
         return ""
     axes = known.constants.get(lower.input[1]) if len(lower.input) > 1 else None
     return upper.input[0] if axes is not None and [int(each) % len(whole) for each in axes] == [axis] else ""
+
+
+def unproved_logits(graph: onnx.GraphProto, loss: Loss) -> str:
+    """The first output if the loss reads it as logits and it may be probabilities all the same; empty if not.
+
+    For binary cross-entropy, values from 0 to 1 prove little: a fresh layer of one logit gives nearly one number. So
+    something behind the last layer must squash them.
+    """
+    if isinstance(loss, OutputLoss) or loss.kind not in ("cross_entropy", "bce_with_logits"):
+        return ""
+    output = str(graph.output[0].name)
+    if probabilities(graph, loss) is not None:
+        return ""
+    return output if isinstance(loss, CrossEntropy) or _is_squashed(graph, output) else ""
+
+
+def _is_squashed(graph: onnx.GraphProto, value: str) -> bool:
+    """Whether a squashing operator is between a value and the layers before it."""
+    makers, seen, open_names = walk.producers(graph), {value}, [value]
+    while open_names:
+        node = makers.get(open_names.pop())
+        if node is None or node.op_type in _LAYERS or node.op_type.endswith("Normalization"):
+            continue
+        if node.op_type in _SQUASHING:
+            return True
+        fresh = walk.inputs(node) - seen
+        seen |= fresh
+        open_names += fresh
+    return False
 
 
 def read_logits(edit: Editor, loss: Loss) -> str:
