@@ -1,16 +1,19 @@
 """Where the time of a step on an NVIDIA GPU goes: its kernels by name, and the gaps between them.
 
     python benchmarks/cuda_kernels.py [--batch 8 16 32] [--profile 8] [--table kernels.md]
+    python benchmarks/cuda_kernels.py --case resnet50 [--by-name]
 
 GPT-2 124M in bf16, as `cuda.py speed --half` trains it. First the median time of a step at each micro-batch, not
 profiled. Then three steps at the micro-batches of `--profile` under CUPTI, through torch.profiler, which sees the
 kernels of the whole process, those inside CUDA graphs too. Kernels of one name are distinguished by their grid, because
-every fused group has the same name. A profiled step is a little slower; its gaps are those of the profiled run.
+every fused group has the same name; `--by-name` adds them up. A profiled step is a little slower; its gaps are those of
+the profiled run. `--case` profiles a model of `cuda_models.py` instead, with batches prefetched.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -36,12 +39,12 @@ class Work:
     end: float
 
 
-def work_in(trace: dict[str, Any]) -> list[Work]:
-    """What the GPU did, in order of time, from a trace in Chrome's format."""
+def work_in(trace: dict[str, Any], *, by_name: bool = False) -> list[Work]:
+    """What the GPU did, in order of time, from a trace in Chrome's format. `by_name`: whatever the grid."""
     found = []
     for event in trace["traceEvents"]:
         if event.get("cat") in WORK:
-            grid = event.get("args", {}).get("grid")
+            grid = None if by_name else event.get("args", {}).get("grid")
             name = event["name"] if not grid else f"{event['name'][:LONGEST_NAME]} {tuple(grid)}"
             found.append(Work(name, event["ts"], event["ts"] + event["dur"]))
     return sorted(found, key=lambda work: work.start)
@@ -84,20 +87,44 @@ def table(work: Sequence[Work], steps: int) -> list[str]:
     return lines
 
 
-def profiled(step: Any, stream: Any, steps: int) -> list[Work]:
-    """What the GPU does in some steps."""
+def profiled(steps: Iterable[object], *, by_name: bool) -> list[Work]:
+    """What the GPU does in some steps, each of which runs when it is asked for."""
     import torch
 
-    arrays = [next(stream) for _ in range(steps)]
     torch.cuda.init()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for each in arrays:
-            step(*each)
+        for _ in steps:
+            pass
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return work_in(json.loads(path.read_text()))
+        return work_in(json.loads(path.read_text()), by_name=by_name)
+
+
+def report(lines: Sequence[str], path: Path | None) -> None:
+    """Append lines to a file, or print them."""
+    if path is None:
+        print("\n".join(lines), flush=True)
+    else:
+        with path.open("a") as file:
+            file.write("\n".join(lines) + "\n")
+
+
+def profile_case(name: str, *, by_name: bool) -> list[str]:
+    """The table of a model of `cuda_models.py`."""
+    import numpy as np
+    from cuda_models import CASES, ortflow_losses, prepare
+
+    random = np.random.default_rng(0)
+    feeds = itertools.cycle([CASES[name].feeds(random) for _ in range(4)])
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(name, Path(folder))
+        losses = ortflow_losses(name, Path(folder))(feeds)
+        for _ in range(2 * WARM):
+            next(losses)
+        work = profiled(itertools.islice(losses, STEPS), by_name=by_name)
+    return [f"{name}, batch {CASES[name].batch}:", "", *table(work, STEPS), ""]
 
 
 def main() -> None:
@@ -110,7 +137,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--precision", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
     parser.add_argument("--table", type=Path, help="append the tables to this file; otherwise they are printed")
+    parser.add_argument("--case", help="profile this model of cuda_models.py instead")
+    parser.add_argument("--by-name", action="store_true", help="add up kernels of one name")
     options = parser.parse_args()
+    if options.case:
+        report(profile_case(options.case, by_name=options.by_name), options.table)
+        return
 
     from step import Config, OrtflowStep, batches, make_graphs
 
@@ -142,12 +174,9 @@ def main() -> None:
                 flush=True,
             )
             if batch in options.profile:
-                lines = [f"{title}:", "", *table(profiled(step, stream, STEPS), STEPS), ""]
-                if options.table:
-                    with options.table.open("a") as file:
-                        file.write("\n".join(lines) + "\n")
-                else:
-                    print("\n".join(lines), flush=True)
+                arrays = [next(stream) for _ in range(STEPS)]
+                work = profiled(itertools.starmap(step, arrays), by_name=options.by_name)
+                report([f"{title}:", "", *table(work, STEPS), ""], options.table)
             del step
 
 

@@ -25,6 +25,7 @@ def test_what_keeps_the_gpu_busy_is_told_apart_by_its_grid() -> None:
         ]
     }
     assert work_in(trace) == [Work("Memset", 1, 2), Work("fused (8, 1, 1)", 10, 15), Work("fused (4, 1, 1)", 30, 32)]
+    assert work_in(trace, by_name=True) == [Work("Memset", 1, 2), Work("fused", 10, 15), Work("fused", 30, 32)]
 
 
 def test_work_beside_other_work_leaves_no_gap() -> None:
