@@ -8,7 +8,7 @@ matrices. Called by `images`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -46,6 +46,7 @@ class Blocks:
         block = windows.strides
         before = _pair(-pad % size for pad, size in zip(windows.pads, block, strict=False))
         kernel = _pair(-(-(k + lead) // size) for k, lead, size in zip(windows.kernel, before, block, strict=True))
+        # Products for each element of the result.
         costs = prod(kernel) * stored(channels, block), prod(windows.kernel) * stored(channels, (1, 1))
         whole: dict[str, object] = {"weight": [channels, *windows.kernel]}
         if windows.dilations != (1, 1) or costs[0] >= costs[1]:
@@ -64,6 +65,6 @@ class Blocks:
         )
 
 
-def _pair(numbers: Any) -> Pair:
+def _pair(numbers: Iterable[int]) -> Pair:
     first, second = numbers
     return first, second
