@@ -490,13 +490,12 @@ def _weight(node: onnx.NodeProto, out: str) -> list[onnx.NodeProto]:
         made.then("Identity")
         return made.all()
     channels, height, width = settings["weight"]
-    (high, wide), (top, left) = settings.get("block", (1, 1)), settings.get("before", (0, 0))
-    rows, columns = settings["kernel_shape"]
+    (high, wide), (rows, columns) = settings.get("block", (1, 1)), settings["kernel_shape"]
     made.then("Slice", [0], [channels * high * wide], [1])
     made.then("Reshape", [0, channels, high, wide, rows, columns])
     made.then("Transpose", perm=[0, 1, 4, 2, 5, 3])
     made.then("Reshape", [0, 0, rows * high, columns * wide])
-    made.then("Slice", [top, left], [top + height, left + width], [2, 3])
+    made.then("Slice", [0, 0], [height, width], [2, 3])
     return made.all()
 
 

@@ -95,6 +95,7 @@ CASES_OF_FEW = [
     Case(kernel=(16, 16), pads=(0,) * 4, strides=(16, 16), channels=3, outputs=8, sizes=(32, 48)),
     Case(kernel=(5, 7), pads=(2, 3, 2, 3), strides=(1, 4), channels=1, outputs=8, sizes=(9, 21)),
     Case(kernel=(11, 11), pads=(2,) * 4, strides=(4, 4), channels=3, outputs=16, sizes=(35, 40)),
+    Case(kernel=(6, 6), pads=(1, 2, 1, 2), strides=(2, 3), channels=3, outputs=16, sizes=(17, 22)),
     Case(kernel=(3, 3), pads=(3, 6, 3, 6), strides=(3, 3), channels=7, outputs=8, sizes=(12, 10)),
 ]
 """Those of few channels that convolve in blocks of pixels."""

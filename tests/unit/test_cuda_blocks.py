@@ -21,12 +21,12 @@ def test_blocks_of_a_stride_begin_with_a_window() -> None:
     """The numbers of ResNet's first convolution, by hand."""
     attributes = {"kernel_shape": [7, 7], "strides": [2, 2], "dilations": [1, 1], "pads": [3, 3, 3, 3], "group": 1}
     few = Blocks.of(3, (224, 224), attributes)
-    assert few.of_image == {"block": [2, 2], "before": [4, 4], "sizes": [115, 115]}
-    assert few.of_weight == {"block": [2, 2], "before": [1, 1], "sizes": [4, 4]}
+    assert few.of_image == {"block": [2, 2], "before": [3, 3], "sizes": [115, 115]}
+    assert few.of_weight == {"block": [2, 2], "sizes": [4, 4]}
     assert few.windows == {
         "kernel_shape": [4, 4], "strides": [1, 1], "dilations": [1, 1], "pads": [0, 0, 0, 0], "group": 1,
     }  # fmt: skip
-    assert few.of_gradient == {"block": [2, 2], "before": [1, 1], "weight": [3, 7, 7]}
+    assert few.of_gradient == {"block": [2, 2], "weight": [3, 7, 7]}
 
 
 @pytest.mark.parametrize("attributes", [
@@ -68,12 +68,11 @@ def test_blocks_convolve_as_the_pixels_do(case: Case) -> None:
     y, _, dw = reference(case, x, w, dy)
     np.testing.assert_allclose(found, y, rtol=1e-9, atol=1e-9)
     rounded = stored(gradient.transpose(0, 2, 3, 1), BF16)[0]
-    of_blocks = [int(each) for name in ("block", "before") for each in few.of_gradient[name]]
     call = EmulatedCall([(np.ascontiguousarray(rounded), BF16)], [FLOAT])
     made = call.output(0, dw.shape)
     call.launch(
         source.source("convolution", (("X", BF16),)), "out_of_blocks", -(-dw.size // 256), 256,
         ctypes.c_void_p(call.given(0).pointer), ctypes.c_void_p(made), ctypes.c_int64(dw.size),
-        *map(ctypes.c_int, (*windows.kernel, blocks.channels, *dw.shape[1:], *of_blocks)),
+        *map(ctypes.c_int, (*windows.kernel, blocks.channels, *dw.shape[1:], *few.block)),
     )  # fmt: skip
     np.testing.assert_array_equal(call.results()[0], stored(dw, BF16)[0])

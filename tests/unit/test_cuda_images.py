@@ -13,11 +13,12 @@ import pytest
 from cuda_composed import composed
 from graph_build_models import Array, run_graph, save_model, tensors_of, value
 from kernels import off
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from test_cuda_place import differentiated
 
 from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed, place
+from ortflow.workflow.cuda.rectified import sum_before_relu
 from ortflow.workflow.cuda.windows import Windows, shape_of
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.groups import fuse
@@ -26,6 +27,7 @@ from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.edit import described, dims_of
 from ortflow.workflow.graph.ir.order import sort_nodes
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 from ortflow.workflow.graph.types import GraphSet
 
 CHANNELS, CLASSES = 8, 5
@@ -273,6 +275,40 @@ def test_two_gradients_are_added_where_they_are_summed(tmp_path: Path) -> None:
     assert not any(
         set(node.input[:1]) | {node.input[5]} <= set(each.input) for each in placed.graph.node if each != node
     )
+
+
+def test_added_gradients_are_stored_as_halves(tmp_path: Path) -> None:
+    graphs, model = differentiated(residual_blocks(tmp_path / "m.onnx"))
+    trained = [entry.name for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")]
+    stored = half(completed(model, halves=True), TensorProto.BFLOAT16, trained, HALF, HALF_ALONE)
+    kinds = {name: given.type.tensor_type.elem_type for name, given in described(stored.graph).items()}
+    node = next(node for node in stored.graph.node if node.op_type == "BatchGradientsOfSum")
+    images = [*node.input[:2], *node.input[5:], node.output[5]]
+    assert {kinds[name] for name in images} == {TensorProto.BFLOAT16}
+    assert {kinds[name] for name in (*node.input[2:5], *node.output[:5])} == {TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("dims", [(2, 4, 4, 8), (1, 1, 1, 8)], ids=["as large", "spread"])
+def test_gradients_that_are_added_have_the_sizes_of_their_sum(dims: tuple[int, ...]) -> None:
+    whole = (2, 4, 4, 8)
+    shapes = {"x": whole, "one": whole, "other": dims}
+    made = {"y": whole, "sum": whole, "number": whole, "masked": whole}
+    nodes = [
+        helper.make_node("Relu", ["x"], ["y"]),
+        helper.make_node("Greater", ["y", "zero"], ["larger"]),
+        helper.make_node("Cast", ["larger"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["one", "other"], ["sum"]),
+        helper.make_node("Mul", ["sum", "number"], ["masked"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [value(name, list(each)) for name, each in shapes.items()], [value("masked", list(whole))],
+        [numpy_helper.from_array(np.zeros((), np.float32), "zero")],
+        value_info=[value(name, list(each)) for name, each in made.items() if name != "masked"],
+    )  # fmt: skip
+    found = sum_before_relu(Rewriter(graph), "masked")
+    assert (found is not None) == (dims == whole)
+    if found is not None:
+        assert (found.one, found.other, found.result) == ("one", "other", "y")
 
 
 def test_a_sum_of_gradients_that_is_read_elsewhere_stays(tmp_path: Path) -> None:

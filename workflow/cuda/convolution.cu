@@ -15,10 +15,10 @@ extern "C" __global__ void __launch_bounds__(256)
  * has an element. */
 extern "C" __global__ void __launch_bounds__(256)
     out_of_blocks(const X *__restrict__ from, float *__restrict__ to, i64 count, int rows, int columns, int stored,
-                  int channels, int height, int width, int high, int broad, int top, int left) {
+                  int channels, int height, int width, int high, int broad) {
     const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
     if (i >= count) return;
-    const int x = (int)(i % width) + left, y = (int)(i / width % height) + top;
+    const int x = (int)(i % width), y = (int)(i / width % height);
     const i64 channel = i / ((i64)height * width) % channels, output = i / ((i64)channels * height * width);
     const i64 block = (output * rows + y / high) * columns + x / broad;
     to[i] = wide(from[block * stored + (channel * high + y % high) * broad + x % broad]);

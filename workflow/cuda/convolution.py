@@ -4,7 +4,7 @@ Convolution (x, w) -> y; ConvolutionDataGrad (dy, w) -> dx, whose height and wid
 ConvolutionWeightGrad (dy, x) -> dw, fp32. The attributes are those of ONNX's Conv, and `channels_last`: images are then
 [samples, height, width, channels] and weights [outputs, height, width, channels]. dw has ONNX's order of axes in either
 case. The attribute `weight` is [channels, height, width] of dw if it has fewer channels than x, or if the pixels of x
-are in blocks: `block` and `before` are then as for ChannelsLast. All other values of a node have one element type.
+are in blocks: `block` is then as for ChannelsLast. All other values of a node have one element type.
 cuDNN's Python package builds a plan for each shape, once per process; only algorithms with the same result in every run
 are used, the fastest of those that it proposes.
 """
@@ -234,7 +234,7 @@ class _Node:
             raise UserError(reason, where="train.precision", fix="use fp32 here, or `pip install 'ortflow[cuda]'`")
         self._windows, self._sizes = Windows.of(attributes), attributes.get("sizes", ())
         self._weight = tuple(attributes.get("weight", ()))
-        self._block, self._before = (tuple(attributes.get(name, ())) for name in ("block", "before"))
+        self._block = tuple(attributes.get("block", ()))
 
 
 class Convolution(_Node):
@@ -277,7 +277,7 @@ class ConvolutionWeightGrad(_Node):
         made = _run(call, shape, weight_gradient, lambda memory: (dy.pointer, x.pointer, memory), spare)
         if self._block:
             function, count = "out_of_blocks", outputs * channels * math.prod(sizes)
-            numbers = [*kernel, stored, channels, *sizes, *self._block, *self._before]
+            numbers = [*kernel, stored, channels, *sizes, *self._block]
         else:
             function, count, numbers = "channels_first", outputs * channels, [places, stored, channels]
         call.launch(
