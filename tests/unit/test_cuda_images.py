@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from cuda_composed import composed
+from differentiated_models import differentiated
 from graph_build_models import Array, run_graph, save_model, tensors_of, value
 from kernels import off
 from onnx import TensorProto, helper, numpy_helper
-from test_cuda_place import differentiated
 
 from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed, place

@@ -7,38 +7,22 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import onnx
 import pytest
 from cuda_composed import composed
-from graph_build_models import Array, built, run_graph, save_model, tensors_of, value
+from differentiated_models import differentiated
+from graph_build_models import Array, run_graph, save_model, tensors_of, value
 from kernels import off
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.assembly import training
 from ortflow.workflow.cuda.place import HALF, place
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
 from ortflow.workflow.graph.ir.edit import described
-from ortflow.workflow.graph.types import GraphSet
 
 CLASSES = 13
-
-
-def differentiated(model: Path, **changes: Any) -> tuple[GraphSet, onnx.ModelProto]:
-    """The graphs of a model, and its training graph as `place` receives it."""
-    seen: list[onnx.ModelProto] = []
-    real = training.with_kernels
-
-    def spy(graph: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
-        seen.append(onnx.ModelProto.FromString(graph.SerializeToString()))
-        return real(graph, length)
-
-    with mock.patch.object(training, "with_kernels", spy):
-        graphs = built(model, **changes)
-    return graphs, seen[0]
 
 
 def ours(model: onnx.ModelProto) -> Counter[str]:
