@@ -109,10 +109,27 @@ class TestLeftAlone:
         assert model.SerializeToString() == before
         return warnings
 
-    @pytest.mark.parametrize("name", ["/ConstantOfShape_output_0", "val_3", "ones_like_1", "new_zeros"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "/ConstantOfShape_output_0",
+            "val_3",
+            "ones_like_1",
+            "new_zeros",
+            "model/lstm/zeros:0",
+            "Fill__7:0",
+            "a/ones_like__5",
+        ],
+    )
     def test_a_generated_name_is_warned_of(self, name: str) -> None:
         (warning,) = self.check(filled(name))
         assert mentions(warning, repr(name), "MatMul", "model.parameters.train")
+
+    @pytest.mark.parametrize("operator", ["Mul", "Add"])
+    def test_the_first_state_of_an_unrolled_lstm(self, operator: str) -> None:
+        nodes = [node("MatMul", "x", "w", output="gate"), fill("model/lstm/zeros:0", 0)]
+        nodes.append(node(operator, "gate", "model/lstm/zeros:0"))
+        assert not self.check(graph(nodes, {"shape": np.array([1, 4]), "w": random(4, 4)}))
 
     def test_a_file_that_records_roles(self) -> None:
         assert not self.check(filled("layer.weight", properties={CONSTANTS: ["head.weight"]}))
