@@ -83,12 +83,6 @@ def passes(few: Blocks, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> t
     return lambda: convolution(image(x), weight(w)), lambda: gradient(dy, given)
 
 
-def single_pixels(case: Case) -> Blocks:
-    """Without larger blocks."""
-    whole = {"weight": [CHANNELS, case.kernel, case.kernel]}
-    return Blocks((1, 1), {}, {}, case.attributes, whole)
-
-
 def measure(case: Case, batch: int, rounds: int) -> None:
     x = torch.randn(batch, CHANNELS, SIZE, SIZE, device="cuda")
     w = torch.randn(case.outputs, CHANNELS, case.kernel, case.kernel, device="cuda") * 0.1
@@ -107,7 +101,7 @@ def measure(case: Case, batch: int, rounds: int) -> None:
         return made.float()
 
     ours = passes(Blocks.of(CHANNELS, (SIZE, SIZE), case.attributes), x, w, dy.permute(0, 2, 3, 1))
-    before = passes(single_pixels(case), x, w, dy.permute(0, 2, 3, 1))
+    before = passes(Blocks.of_pixels(CHANNELS, case.attributes), x, w, dy.permute(0, 2, 3, 1))
     agree(case.name, ours[0]().permute(0, 3, 1, 2), forward())
     agree(case.name, ours[1](), backward())
     for what, one, single, peer in zip(("forward", "weight"), ours, before, (forward, backward), strict=True):

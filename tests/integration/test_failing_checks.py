@@ -45,7 +45,7 @@ def test_the_others_do_not_wait_for_it(
         **changes,
     )  # fmt: skip
     assert done.code == code, done.said + logs(tiny.run_dir)
-    assert mentions(done.said, "this rank was told to fail in the check")
+    assert mentions(done.said, "injected failure in the check")
     if code != 2:
         ends = [record for record in RunDir(tiny.run_dir).read_attempts() if record["event"] == "end"]
         assert [end["outcome"] for end in ends] == ["failure"]

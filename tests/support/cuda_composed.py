@@ -16,7 +16,7 @@ from onnx import helper, parser
 
 from ortflow.workflow.cuda.blocks import PADDED
 from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN, MICROSOFT
-from ortflow.workflow.graph.ir.edit import import_domain, replace
+from ortflow.workflow.graph.ir.edit import attributes_of, import_domain, replace
 
 _NORM_GRADIENT = """
     minus_one = Constant <value_ints = [-1]> ()
@@ -299,7 +299,7 @@ def _with_condition(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 def _with_updates(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The statistics of a batch, and what it moves by them."""
     alone = onnx.NodeProto.FromString(node.SerializeToString())
-    settings = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    settings = attributes_of(node)
     del alone.input[3:], alone.output[len(_BATCH) :], alone.attribute[:]
     alone.attribute.append(helper.make_attribute("epsilon", settings["epsilon"]))
     mean, variance, correction = (node.output[_BATCH.index(name)] for name in ("mean", "variance", "correction"))
@@ -444,13 +444,9 @@ class _Made:
         return self.nodes
 
 
-def _settings(node: onnx.NodeProto) -> dict[str, Any]:
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
-
-
 def _padded(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """Pixels in blocks, channels last, with zeros behind the channels to a multiple of PADDED."""
-    settings, far = _settings(node), 1 << 12
+    settings, far = attributes_of(node), 1 << 12
     (high, wide), (top, left) = settings.get("block", (1, 1)), settings.get("before", (0, 0))
     made = _Made(node.input[0], node.output[0])
     made.then("Pad", [0, 0, top, left, 0, 0, *([far, far] if "sizes" in settings else [0, 0])])
@@ -484,7 +480,7 @@ def _padded(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 def _weight(node: onnx.NodeProto, out: str) -> list[onnx.NodeProto]:
     """The gradient of a weight in its own order, of one for an image of blocks."""
-    settings = _settings(node)
+    settings = attributes_of(node)
     made = _Made(out, node.output[0])
     if "weight" not in settings:
         made.then("Identity")

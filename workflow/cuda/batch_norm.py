@@ -40,7 +40,6 @@ ROWS_A_THREAD = 4
 _THREADS = 256
 _TYPES = "X", "G", "OTHER", "Y", "DY"
 """Of x, the gradient, what is added to it, the Relu's result and their sum."""
-_MODES = "GRADIENT", "RECTIFIED", "ADDED"
 _LARGEST_GRID_Y = 65_535
 
 
@@ -55,8 +54,8 @@ class _Sums:
 
 
 def _sums(
-    call: Call, name: str, images: Mapping[str, tuple[int, int]], rows: int, width: int, **modes: bool
-) -> _Sums:  # fmt: skip
+    call: Call, name: str, images: Mapping[str, tuple[int, int]], rows: int, width: int, *, rectified: bool = False
+) -> _Sums:
     """`images`: the pointer and element type of each, by the name of its type in the source."""
     lanes = vector(width, list(images.values()))
     columns = columns_of(width, lanes, 2, min(32, _TILE // lanes))
@@ -64,8 +63,8 @@ def _sums(
     chunks = max(1, min(most, -(-rows // (columns.groups * ROWS_A_THREAD))))
     of_x = images["X"][1]
     types = tuple((key, images.get(key, (0, of_x))[1]) for key in _TYPES)
-    numbers = tuple((key, int(modes.get(key.lower(), False))) for key in _MODES)
-    text = source(name, types, (*columns.numbers(), *numbers))
+    modes = ("GRADIENT", int("G" in images)), ("RECTIFIED", int(rectified)), ("ADDED", int("OTHER" in images))
+    text = source(name, types, (*columns.numbers(), *modes))
     part = call.scratch(4 * 2 * columns.tile * chunks * columns.tiles)
     return _Sums(text, (columns.tiles, chunks), part, call.counters(columns.tiles))
 
@@ -110,7 +109,7 @@ class BatchGradients:
         _same_shape(x, dy)
         made = [call.output(place, (width,)) for place in range(5)]
         images = {"X": (x.pointer, x.type), "G": (dy.pointer, dy.type)}
-        sums = _sums(call, "batch_norm_gradient", images, rows, width, gradient=True, rectified=bool(of_relu))
+        sums = _sums(call, "batch_norm_gradient", images, rows, width, rectified=bool(of_relu))
         given = [each.pointer for each in (x, dy, scale, mean, inverse, *of_relu)]
         _launch(call, sums, [*given, *([] if of_relu else [0, 0]), 0, 0, 0], made, rows, width)
 
@@ -129,7 +128,7 @@ class BatchGradientsOfSum:
         made, dy = [call.output(place, (width,)) for place in range(5)], call.output(5, x.shape)
         images = {key: (each.pointer, each.type) for key, each in zip(_TYPES, (x, one, other, y), strict=False)}
         images["DY"] = dy, call.types[5]
-        sums = _sums(call, "batch_norm_gradient", images, rows, width, gradient=True, added=True)
+        sums = _sums(call, "batch_norm_gradient", images, rows, width)
         given = [each.pointer for each in (x, one, scale, mean, inverse)]
         _launch(call, sums, [*given, 0, 0, other.pointer, y.pointer, dy], made, rows, width)
 

@@ -1,6 +1,7 @@
 /* The gradient of a normalisation by the statistics of a batch: what each column of dy and x is multiplied with, where
  * dx = slope dy + factor x + offset. With n = (x - mean) inverse and means over the rows,
- * dx = (dy - mean(dy) - n mean(dy n)) scale inverse. If RECTIFIED, dy is the gradient of a Relu's result; if ADDED, it is one of two. */
+ * dx = (dy - mean(dy) - n mean(dy n)) scale inverse. If RECTIFIED, dy is the gradient of a Relu's result; if ADDED, one of
+ * two whose sum is. */
 extern "C" __global__ void __launch_bounds__(256, 4)
     batch_gradients(const X *__restrict__ x, const G *__restrict__ dy, const float *__restrict__ scale,
                     const float *__restrict__ mean, const float *__restrict__ inverse,

@@ -46,9 +46,9 @@ class Blocks:
         kernel = [-(-k // size) for k, size in zip(windows.kernel, block, strict=True)]
         # Products for each element of the result.
         costs = prod(kernel) * stored(channels, block), prod(windows.kernel) * stored(channels, (1, 1))
-        whole: dict[str, object] = {"weight": [channels, *windows.kernel]}
+        pixels = cls.of_pixels(channels, attributes)
         if windows.dilations != (1, 1) or costs[0] >= costs[1]:
-            return cls((1, 1), {}, {}, dict(attributes), whole)
+            return pixels
         counts = windows.counts(sizes)
         rows, columns = (count + k - 1 for count, k in zip(counts, kernel, strict=True))
         ones = {"strides": [1, 1], "dilations": [1, 1], "pads": [0, 0, 0, 0]}
@@ -57,5 +57,10 @@ class Blocks:
             {"block": list(block), "before": list(windows.pads[:AXES]), "sizes": [rows, columns]},
             {"block": list(block), "sizes": kernel},
             {**attributes, **ones, "kernel_shape": kernel},
-            {"block": list(block), **whole},
+            {"block": list(block), **pixels.of_gradient},
         )
+
+    @classmethod
+    def of_pixels(cls, channels: int, attributes: Mapping[str, Any]) -> Blocks:
+        """Blocks of one pixel: channels are only padded."""
+        return cls((1, 1), {}, {}, dict(attributes), {"weight": [channels, *Windows.of(attributes).kernel]})

@@ -8,7 +8,8 @@ extern "C" __global__ void __launch_bounds__(256)
     const int pieces = STORED / PADDED;
     const i64 image = place / (pieces * rows * columns);
     const int in_image = (int)(place - image * pieces * rows * columns), block = in_image / pieces;
-    const int first = in_image % pieces * PADDED, down = block / columns * HIGH - top, along = block % columns * WIDE - left;
+    const int first = in_image % pieces * PADDED;
+    const int down = block / columns * HIGH - top, along = block % columns * WIDE - left;
     const X *of_image = from + image * CHANNELS * height * width;
     float v[PADDED];
 #pragma unroll

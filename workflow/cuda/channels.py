@@ -42,10 +42,10 @@ class ChannelsLast:
         count = samples * rows * columns * made // PADDED
         if max(channels * height * width, rows * columns * made) >= _LARGEST:
             raise OrtflowError(f"an image of few channels of {list(x.shape)}: a sample is too large")
-        high, wide = self._block
-        numbers = ("PADDED", PADDED), ("STORED", made), ("CHANNELS", channels), ("HIGH", high), ("WIDE", wide)
-        text = source("channels", (("X", x.type), ("Y", call.types[0])), numbers)
         if count:
+            high, wide = self._block
+            numbers = ("PADDED", PADDED), ("STORED", made), ("CHANNELS", channels), ("HIGH", high), ("WIDE", wide)
+            text = source("channels", (("X", x.type), ("Y", call.types[0])), numbers)
             call.launch(
                 text, "channels_last", blocks(count, _BLOCK), _BLOCK, c_void_p(x.pointer), c_void_p(y), c_int64(count),
                 *map(c_int, (height, width, rows, columns, *self._before)),

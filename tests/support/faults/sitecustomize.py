@@ -58,7 +58,7 @@ def fail_in_check(error: str) -> None:
 
             def failing(self: Binding, **options: bool) -> None:
                 if not left[0]:
-                    raise kind("this rank was told to fail in the check")
+                    raise kind("injected failure in the check")
                 left[0] -= 1
                 run(self, **options)
 
