@@ -12,6 +12,7 @@ Prints medians, and ortflow's time over the better peer's: the median of the rou
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
@@ -80,8 +81,11 @@ class OrtflowStep:
         """The loss before the update."""
         return self.of({"tokens": tokens, "labels": labels}, rate=rate)
 
-    def over(self, stream: Iterable[dict[str, npt.NDArray[Any]]]) -> Iterator[float]:
-        """The losses of a stream, each batch of which is prefetched while the one before is computed, as in a run."""
+    def over(self, stream: Iterable[dict[str, npt.NDArray[Any]]], *, begins: bool = True) -> Iterator[float]:
+        """The losses of a stream, each batch of which is prefetched while the one before is computed, as in a run.
+
+        With `begins` a step's passes begin while the host waits for the loss before, as in a run, if the trainer can.
+        """
         from ortflow.workflow.data.batches import StepBatch
         from ortflow.workflow.data.plan import Position
         from ortflow.workflow.steps.shard import prefetched
@@ -91,9 +95,20 @@ class OrtflowStep:
                 rows = len(arrays["labels"])
                 yield StepBatch([MicroBatch(arrays, rows)], 0, rows, Position(0, 0), epoch_end=False)
 
-        with prefetched(steps(), self._trainer.prefetch) as ahead:
+        trainer, begun = self._trainer, list[MicroBatch]()
+
+        def begin() -> None:
+            for step in itertools.islice(ahead, 1):
+                begun.append(step.micro_batches[0])
+                trainer.begin([begun[0]], seeds=[self._update + 1], control_values=())
+
+        with prefetched(steps(), trainer.prefetch) as ahead:
+            if begins and trainer.begins:
+                trainer.before_wait = begin
             for step in ahead:
                 yield self._of(step.micro_batches[0])
+                while begun:
+                    yield self._of(begun.pop())
 
     def close(self) -> None:
         """Release the trainer's memory. Called by all ranks."""

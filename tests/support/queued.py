@@ -23,7 +23,9 @@ from ortflow.workflow.device import cudart
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
 from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.types import LOSS_SCALE, GraphSet
+from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.gradient import queued_gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import guarded
@@ -104,15 +106,18 @@ class Fake:
         train: onnx.ModelProto | None = None,
         single: onnx.ModelProto | None = None,
         kernels: Path | None = None,
+        begins: bool = False,
     ) -> QueuedTrainer:
         """The trainer for graphs that `build_graphs` has written.
 
         `train` replaces the training graph, and `single` the one that comparisons of precisions use. `kernels` is a
-        library of operators that they may have.
+        library of operators that they may have. With `begins`, the update multiplies the gradients, as where a GPU has
+        ortflow's operators.
         """
         update = compose(optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index)))
-        graphs.optimizer.write_bytes(guarded(update).SerializeToString())
-        graphs.gradient.write_bytes(queued_gradient_graph().SerializeToString())
+        scaling = squares_by_onnx(queued_gradient_graph(fused=True)) if begins else queued_gradient_graph()
+        graphs.optimizer.write_bytes(guarded(update, multiplied=begins).SerializeToString())
+        graphs.gradient.write_bytes(scaling.SerializeToString())
         if train is not None:
             graphs.train.write_bytes(train.SerializeToString())
         self.sessions = Sessions(self.device, 1, "error", kernels, fuse=False)
@@ -126,6 +131,21 @@ class Fake:
             graphs.train.write_bytes(single.SerializeToString())
         trainer.load_tensors(load_file(graphs.initial))
         return trainer
+
+
+def squares_by_onnx(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph whose SquareSum is written as `Builder.square_sum` does, with the bits of the graph without it."""
+    (node,) = [each for each in model.graph.node if each.op_type == "SquareSum"]
+    build = Builder("squares")
+    build.square_sum("gradients", output="sum")
+    within = onnx.compose.add_prefix_graph(build.graph, "squares/")
+    for made in within.node:
+        made.input[:] = [node.input[0] if name == "squares/gradients" else name for name in made.input]
+        made.output[:] = [node.output[0] if name == "squares/sum" else name for name in made.output]
+    place = list(model.graph.node).index(node)
+    replace(model.graph.node, [*model.graph.node[:place], *within.node, *model.graph.node[place + 1 :]])
+    model.graph.initializer.extend(within.initializer)
+    return model
 
 
 def network(path: Path, *more: str) -> Path:
@@ -216,11 +236,22 @@ def halved(train: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def outcomes_of(trainer: GraphTrainer, steps: list[list[MicroBatch]], updates: int = 0) -> list[StepOutcome]:
-    found = []
+def outcomes_of(
+    trainer: GraphTrainer, steps: list[list[MicroBatch]], updates: int = 0, *, ahead: bool = True
+) -> list[StepOutcome]:
+    """Train. With `ahead` the passes of each step begin while the host waits for the step before, if they can."""
+    found: list[StepOutcome] = []
+
+    def given(batches: list[MicroBatch]) -> dict[str, Any]:
+        return {"seeds": [1] * len(batches), "control_values": [2.0]}
+
+    def begin() -> None:
+        for batches in steps[len(found) + 1 : len(found) + 2]:
+            trainer.begin(batches, **given(batches))
+
+    if trainer.begins:
+        trainer.before_wait = begin if ahead else lambda: None
     for batches in steps:
-        found.append(
-            trainer.step(batches, learning_rate=1e-3, update=updates + 1, seeds=[1] * len(batches), control_values=[])
-        )
+        found.append(trainer.step(batches, learning_rate=1e-3, update=updates + 1, **given(batches)))
         updates += found[-1].skipped is None
     return found

@@ -67,7 +67,9 @@ class Run:
             if kept:
                 patch.setattr(Sessions, "form_of", lambda _, graph: form if graph == self.graphs.train else None)
             if written is not None:
-                patch.setattr("queued.guarded", lambda update: writing_rounded(guarded(update), written))
+                patch.setattr(
+                    "queued.guarded", lambda update, **options: writing_rounded(guarded(update, **options), written)
+                )
             self.trainer = fake.trainer(self.graphs, spec, train=None if kept else rounded)
         monkeypatch.setattr(Rounded, "refresh", spy)
 
@@ -79,10 +81,10 @@ class Run:
         return losses, state_of(self.trainer)
 
 
-def guarded(update: onnx.ModelProto) -> onnx.ModelProto:
+def guarded(update: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     from ortflow.workflow.optim.guard import guarded as plain
 
-    return plain(update)
+    return plain(update, **options)
 
 
 def check_alike(one: tuple[Any, dict[str, Any]], other: tuple[Any, dict[str, Any]]) -> None:

@@ -31,7 +31,7 @@ OPTIMIZERS = [
     {"name": "lamb", "lr": 1e-3, "weight_decay": 0.1},
     {"name": "sgd", "lr": 1e-2, "momentum": 0.9, "weight_decay": 0.1},
 ]
-CAPTURED = ["a micro-batch", "the scaling of the gradient", "the update"]
+CAPTURED = ["a micro-batch", "the scaling of the gradient", "the update", "the change of the running statistics"]
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,8 @@ def test_a_step_waits_once(model: Path, graphs: GraphSet, monkeypatch: pytest.Mo
     assert waits.count(last) == 1
     recorded = calls.index(("cudaEventRecord", last))
     launches = [place for place, (name, _) in enumerate(calls) if name == "cudaGraphLaunch"]
-    assert len(launches) == 5, "three micro-batches, the scaling and the update"
-    assert launches[3] < recorded < launches[4] < calls.index(("cudaEventSynchronize", last))
+    assert len(launches) == 6, "three micro-batches, the scaling, the update and the running statistics"
+    assert launches[3] < recorded < launches[4] < launches[5] < calls.index(("cudaEventSynchronize", last))
 
 
 def test_nothing_that_a_checkpoint_holds_moves_before_it_is_asked_for(
@@ -156,14 +156,14 @@ def test_memory_that_is_given_back_ends_the_graphs_that_use_it(
     trainer = fake.trainer(graphs, run_file(model))
     steps = steps_of([[8]] * 12)
     train(trainer, steps[:6])
-    assert len(fake.library.graphs) == 3
+    assert len(fake.library.graphs) == len(CAPTURED)
     trainer.give_memory_back()
     assert not fake.library.graphs
     fake.library.calls.clear()
     train(trainer, steps[6:9])
     assert not [call for call in fake.library.calls if call[0] == "cudaGraphLaunch"]
     train(trainer, steps[9:])
-    assert len(fake.library.graphs) == 3
+    assert len(fake.library.graphs) == len(CAPTURED)
 
 
 def test_memory_that_is_given_back_costs_no_step(
@@ -190,7 +190,7 @@ def test_a_session_that_is_opened_ends_the_graphs_whose_memory_it_may_get(
     fake = Fake(monkeypatch)
     trainer = fake.trainer(graphs, run_file(model))
     train(trainer, steps_of([[8]] * 6))
-    assert len(fake.library.graphs) == 3
+    assert len(fake.library.graphs) == len(CAPTURED)
     fake.sessions.exact().open(graphs.eval)
     assert not fake.library.graphs
 
@@ -210,7 +210,7 @@ def test_what_copies_from_the_host_is_not_captured(
     train(trainer, steps_of([[8]] * 6))
     assert any(says(line, "the update … not captured … a copy from the host") for line in fake.log)
     assert fake.log.count("a micro-batch is captured as a CUDA graph") == 1
-    assert len(fake.library.graphs) == 2
+    assert len(fake.library.graphs) == len(CAPTURED) - 1
 
 
 def test_work_that_waits_runs_without_capture(model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_dropout_of_onnx_runtime_is_not_captured(tmp_path: Path, monkeypatch: py
     assert "Dropout" in operators
     train(fake.trainer(graphs, run_file(model)), steps_of([[8]] * 6))
     why = "Dropout … the same numbers"
-    captured = ["the scaling of the gradient is captured …", "the update is captured …"]
+    captured = [f"{name} is captured …" for name in CAPTURED[1:]]
     assert alike(fake.log, [f"a micro-batch … not captured … {why}", *captured])
 
 

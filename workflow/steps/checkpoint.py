@@ -53,6 +53,8 @@ class Saver:
         )  # fmt: skip
         context.trainer.before_update = self._writer.wait_copied
         self._save: Save | None = None
+        self.saves = 0
+        """Saves that were tried in this attempt, equal on all ranks."""
         self._time_due = False
         self._last_save = self._clock.monotonic()
         self._saved_step = 0
@@ -74,10 +76,15 @@ class Saver:
         status = self._writer.poll()
         return (float(status.state == "writing"), float(status.state == "failed"), float(time_due))
 
-    def count(self, control_values: Sequence[float]) -> None:
+    def count(self, control_values: Sequence[float], saves: int) -> None:
         """Act on the sum of all ranks' control values: commit a save that all have written, or abandon one that a rank
         could not write.
+
+        `saves`: their number when these values were taken. Values from before the newest save do not speak of it.
         """
+        if saves != self.saves:
+            self._tell()
+            return
         writing, _, time_due = control_values
         self._time_due = time_due > 0
         if self._save is not None and writing == 0:
@@ -92,8 +99,12 @@ class Saver:
     @property
     def due(self) -> bool:
         """Whether the run file requests a save after the last step."""
-        step, every = self._context.progress.step, self._section.every_steps
-        return self._time_due or (every is not None and step % every == 0)
+        return self._time_due or self.due_after(self._context.progress.step)
+
+    def due_after(self, step: int) -> bool:
+        """Whether the run file requests a save after a step for the step's number."""
+        every = self._section.every_steps
+        return every is not None and step % every == 0
 
     def save(self) -> None:
         """Save after this step. Waits for a save in progress first, so that none is skipped."""
@@ -104,6 +115,7 @@ class Saver:
             return
         self._last_save = self._clock.monotonic()
         self._time_due = False
+        self.saves += 1
         trouble = context.world.broadcast_object(self._trouble() if context.leads else None)
         if trouble is not None:
             self._failed(step, trouble)

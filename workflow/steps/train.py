@@ -1,7 +1,8 @@
 """Step 4: the loop. Micro-batches, gradient all-reduce, update, schedule, periodic evaluation.
 
 Uses the trainer only through its protocol. At every step the ranks agree, by control values in the one all-reduce,
-whether any was asked to exit and whether a checkpoint is due.
+whether any was asked to exit and whether a checkpoint is due. Where the trainer can, the passes of the next step begin
+before that is known (`ahead`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from itertools import takewhile
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.optim.schedule import learning_rate
 from ortflow.workflow.plan import total_steps
-from ortflow.workflow.progress import dropout_seed
+from ortflow.workflow.steps.ahead import Ahead
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
 from ortflow.workflow.steps.usable import check_usable
@@ -26,9 +27,10 @@ def train(context: Context) -> None:
     rule, progress = context.spec.train.early_stop, context.progress
     progress.stopped_early = still_stopped(rule, progress, watched(rule, context.spec.data) if rule else "")
     total = total_of(context)
+    ahead = Ahead(context, lambda step: step >= total or evaluation_due(context, step, total))
     asked = evaluation_pending(context, total) and not evaluate(context)
     while not asked and not finished(context, total):
-        asked = one_step(context, total)
+        asked = one_step(context, ahead, total)
         if not asked and evaluation_pending(context, total):
             asked = not evaluate(context)
         if context.saver.due and not asked:
@@ -52,25 +54,19 @@ def finished(context: Context, total: int) -> bool:
     return context.progress.step >= total or context.progress.stopped_early
 
 
-def one_step(context: Context, total: int) -> bool:
+def one_step(context: Context, ahead: Ahead, total: int) -> bool:
     """Run one optimizer step. Returns whether any rank was asked to exit."""
     spec, progress = context.spec, context.progress
-    start = context.clock.monotonic()
-    batch = context.stream.next()
-    lr = learning_rate(spec.train.schedule, spec.train.optimizer.lr, progress.step + 1, total)
-    replica, replicas = spec.grid.place(context.place.rank).data, spec.replicas
-    seeds = [
-        dropout_seed(spec.seed, progress.step + 1, micro * replicas + replica)
-        for micro in range(len(batch.micro_batches))
-    ]
+    work = ahead.take()
+    batch, lr = work.batch, learning_rate(spec.train.schedule, spec.train.optimizer.lr, progress.step + 1, total)
     outcome = context.trainer.step(
         batch.micro_batches,
         learning_rate=lr,
         update=progress.updates + 1,
-        seeds=seeds,
-        control_values=[float(bool(context.stop)), *context.saver.control_values()],
+        seeds=work.seeds,
+        control_values=work.control_values,
     )
-    epoch = progress.epoch
+    seconds, epoch = ahead.seconds(), progress.epoch
     progress.step += 1
     progress.epoch, progress.sample = batch.next.epoch, batch.next.sample
     if outcome.skipped is None:
@@ -80,7 +76,6 @@ def one_step(context: Context, total: int) -> bool:
         progress.skipped += 1
         progress.skipped_in_a_row += not outcome.overflow
     with context.engine.within("monitor"):
-        seconds = context.clock.monotonic() - start
         tokens = context.stream.tokens(batch, outcome.samples)
         context.monitor.step(outcome, lr=lr, seconds=seconds, epoch=epoch, tokens=tokens)
     if progress.skipped_in_a_row >= spec.train.max_skipped_steps:
@@ -90,16 +85,22 @@ def one_step(context: Context, total: int) -> bool:
             fix="lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip_norm",
         )
     with context.engine.within("checkpoint"):
-        context.saver.count(outcome.control_values[1:].tolist())
+        context.saver.count(outcome.control_values[1:].tolist(), work.saves)
     return bool(outcome.control_values[0] > 0)
 
 
 def evaluation_pending(context: Context, total: int) -> bool:
     """Whether an evaluation is due after the last step."""
-    step, every = context.progress.step, context.spec.train.evaluation.every_steps
-    if context.spec.data.eval is None or step == 0 or context.progress.evaluated_step >= step:
+    step = context.progress.step
+    if step == 0 or context.progress.evaluated_step >= step:
         return False
-    return finished(context, total) or (every is not None and step % every == 0)
+    return evaluation_due(context, step, total) or (context.spec.data.eval is not None and finished(context, total))
+
+
+def evaluation_due(context: Context, step: int, total: int) -> bool:
+    """Whether the run file requests an evaluation after a step."""
+    every = context.spec.train.evaluation.every_steps
+    return context.spec.data.eval is not None and (step >= total or (every is not None and step % every == 0))
 
 
 def evaluate(context: Context) -> bool:

@@ -189,9 +189,16 @@ class Trainer(Protocol):
     """Whether no rank can train alone, because each has a part of the model: all ranks then call `check`."""
     prefetches: bool = False
     """Whether the steps call `prefetch`."""
+    begins: bool = False
+    """Whether `step` calls `before_wait`, and `begin` may be called then."""
     before_update: Callable[[], None]
     """`step` must call it before it changes anything in `state`, because a save may still be reading. Step `runtime`
     sets it; until then it does nothing.
+    """
+
+    before_wait: Callable[[], None] = staticmethod(lambda: None)
+    """If `begins` is set, `step` must call it when its work is queued, before it waits for the loss. Step `train` sets
+    it.
     """
 
     def state(self) -> Mapping[str, Buffer | Shard]:
@@ -262,11 +269,20 @@ class Trainer(Protocol):
             Equal on all ranks.
         """
 
+    def begin(self, batches: Sequence[MicroBatch], *, seeds: Sequence[int], control_values: Sequence[float]) -> None:
+        """Queue the passes of the next step while the present one is computed; called by `before_wait` only.
+
+        Must not change the state, which may be saved before the next call of `step`. That call has the same batches,
+        seeds and control values; it does not come if the run ends with the present step. All ranks call this, or none.
+        """
+        return
+
     def prefetch(self, batches: Sequence[MicroBatch]) -> None:
         """Start to copy the micro-batches of a step to this rank's device.
 
         Called by another thread while an earlier step runs, with the same objects that `step` gets: the batches of each
-        step in order, at most one step ahead of the one that `step` computes. Not called once `end_training` has been.
+        step in order, at most one step ahead of the one that `step` or `begin` computes. Not called once `end_training`
+        has been.
         """
         return
 

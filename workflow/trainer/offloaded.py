@@ -20,7 +20,7 @@ from ortflow.workflow.optim.guard import GRADIENTS
 from ortflow.workflow.optim.segments import Piece, pieces, segments
 from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
-from ortflow.workflow.trainer import MicroBatch, StepOutcome
+from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
 from ortflow.workflow.trainer.streamed import Streamed, groups_of
 from ortflow.workflow.trainer.zero import Moments
@@ -74,20 +74,10 @@ class OffloadedTrainer(QueuedZeroTrainer):
         ]
         return [partial(self._streamed.run, runs)] if runs else []
 
-    def step(
-        self,
-        batches: Sequence[MicroBatch],
-        *,
-        learning_rate: float,
-        update: int,
-        seeds: Sequence[int],
-        control_values: Sequence[float],
-    ) -> StepOutcome:
+    def begin(self, batches: Sequence[MicroBatch], *, seeds: Sequence[int], control_values: Sequence[float]) -> None:
         """See the protocol. The first moments arrive during the passes."""
         self._streamed.begin()
-        return super().step(
-            batches, learning_rate=learning_rate, update=update, seeds=seeds, control_values=control_values
-        )
+        super().begin(batches, seeds=seeds, control_values=control_values)
 
     @property
     def _staging(self) -> int | None:

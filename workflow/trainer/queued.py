@@ -1,7 +1,8 @@
 """The trainer on a GPU: a step is queued as a whole, and the host waits once, for its loss.
 
-Sums, scaling, the check whether the gradient is finite, and the update stay on the device; work that repeats on the
-same memory is captured as CUDA graphs. Opened by `builder` in place of `GraphTrainer`.
+Sums, scaling, the check whether the gradient is finite, the update, and what follows from the check stay on the device;
+work that repeats on the same memory is captured as CUDA graphs. While the host waits for a loss, the passes of the next
+step are queued already. Opened by `builder` in place of `GraphTrainer`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import TOKEN
 from ortflow.workflow.fusion.rounded import reading_rounded
+from ortflow.workflow.fusion.scalars import scalars_in_one
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.optim.after_step import statistics_graph
 from ortflow.workflow.optim.gradient import FACTOR
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
+from ortflow.workflow.trainer.device_scale import DeviceScale
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
-from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
+from ortflow.workflow.trainer.loss_scale import loss_scale_of, unit_of
 from ortflow.workflow.trainer.obstacles import copied_by, draw_alike, obstacle_in
 from ortflow.workflow.trainer.overlap import Overlap, OverRanks, overlapped
 from ortflow.workflow.trainer.precision_check import compare
@@ -39,8 +43,8 @@ from ortflow.workflow.trainer.rounded import Rounded
 if TYPE_CHECKING:
     from ortflow.workflow.trainer.checked_part import CheckedPart
 
-NORM, USEFUL = TAIL - 2, TAIL - 1
-"""Elements of the tail that are filled after the all-reduce: see `queued_gradient_graph`."""
+SCALE, NORM, USEFUL = TAIL - 3, TAIL - 2, TAIL - 1
+"""Elements of the tail that are filled after the all-reduce: the loss scale, and see `queued_gradient_graph`."""
 
 
 class QueuedTrainer(GraphTrainer):
@@ -51,7 +55,6 @@ class QueuedTrainer(GraphTrainer):
     _rate: CudaBuffer
     rounded: Rounded | None = None
     """Parameters in 16 bits, if the training graph reads them so."""
-    _scale: CudaBuffer
     _scratch: CudaBuffer | None
     _statistics: CudaBuffer
     _sums: CudaBuffer
@@ -64,17 +67,17 @@ class QueuedTrainer(GraphTrainer):
         self._device = device
         self._noted: set[str] = set()
         """Lines that the log has about captured work."""
-        self._scale, self._factor = self._numbers([1.0]), self._numbers([math.nan])
+        self._loss_scale = DeviceScale(device, unit_of(self._graphs.inputs, self._spec.data.micro_batch))
+        self._factor = self._numbers([math.nan])
         clip = self._spec.train.clip_norm
         self._max_norm = self._numbers([math.inf if clip is None else clip])
         super()._open_for_training()
-        self._scaler: LossScale | None = None
-        self._unit = unit_of(self._graphs.inputs, self._spec.data.micro_batch)
+        self.begins, self._begun = self._skips_cleanly(), False
         if self._scales_loss():
-            self._set_scale(loss_scale_of(self._spec.train.loss_scale))
+            self._loss_scale.set(loss_scale_of(self._spec.train.loss_scale))
         state = self._here.slice(*self._state_span)
         assert isinstance(state, CudaBuffer)
-        self._state = state
+        self._settled = self._bind_settled(state)
         self._given = device.allocate(TAIL, np.float32)
         self._loss = self._tail.slice(0, 2)
         self._result = device.readback(self._tail)
@@ -85,6 +88,12 @@ class QueuedTrainer(GraphTrainer):
     def _scales_loss(self) -> bool:
         """Whether the gradients of a micro-batch are multiplied by a loss scale."""
         return LOSS_SCALE in self._first.inputs
+
+    def _skips_cleanly(self) -> bool:
+        """Whether a step whose gradient is unusable leaves nothing to the next one. Scaling in place leaves NaN in the
+        gradients' padding, which no pass writes and every norm reads, until the host clears it.
+        """
+        return FACTOR in self._scaling.outputs
 
     def _open_train(self) -> onnxruntime.InferenceSession:
         """One that reads parameters in 16 bits; with several ranks, that sums the gradients while it computes them."""
@@ -129,7 +138,7 @@ class QueuedTrainer(GraphTrainer):
 
     def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Any) -> Binding:
         binding = super()._bind_training(session, gradients)
-        binding.read_from(LOSS_SCALE, self._scale, (1,))
+        binding.read_from(LOSS_SCALE, self._loss_scale.factor, (1,))
         if TOKEN in binding.outputs:
             binding.write_to(TOKEN, self._sum_token, (1,))
         if self.rounded is not None:
@@ -148,13 +157,34 @@ class QueuedTrainer(GraphTrainer):
         scaling = Binding(session, self._device)
         for place, name in enumerate(("loss", "weight")):
             scaling.read_from(name, self._tail.slice(place, place + 1), (1,))
-        scaling.read_from("loss_scale", self._scale, (1,))
+        scaling.read_from("loss_scale", self._loss_scale.factor, (1,))
         scaling.read_from("max_norm", self._max_norm, (1,))
         if FACTOR in scaling.outputs:
             scaling.write_to(FACTOR, self._factor, (1,))
         for place, name in ((NORM, "norm"), (USEFUL, "useful")):
             scaling.write_to(name, self._tail.slice(place, place + 1), (1,))
         return scaling
+
+    def _bind_settled(self, state: CudaBuffer) -> list[Callable[[], None]]:
+        """What follows from whether a step counts: the running statistics, and the next loss scale."""
+
+        def opened(model: onnx.ModelProto) -> Binding:
+            form = scalars_in_one(model)[0] if self._sessions.operators is not None else model
+            return Binding(self._sessions.open(form.SerializeToString()), self._device)
+
+        found = []
+        if state.count:
+            statistics, shape = opened(statistics_graph(self._comm.world_size)), (state.count,)
+            statistics.read_from("statistics", self._statistics, shape)
+            statistics.read_from("state", state, shape)
+            statistics.read_from("useful", self._tail.slice(USEFUL, USEFUL + 1), (1,))
+            statistics.write_to("state.out", state, shape)
+            found.append(self._repeated("the change of the running statistics", statistics.run))
+        if self._loss_scale.dynamic:
+            places = {"loss": 0, "weight": 1, "useful": USEFUL}
+            sums = {name: self._tail.slice(place, place + 1) for name, place in places.items()}
+            found.append(self._repeated("the change of the loss scale", self._loss_scale.adapted(opened, sums).run))
+        return found
 
     def _bind_pieces(
         self,
@@ -242,6 +272,28 @@ class QueuedTrainer(GraphTrainer):
         control_values: Sequence[float],
     ) -> StepOutcome:
         """See the protocol. Queues everything, then waits for the loss while the update continues."""
+        if not self._begun:
+            self.begin(batches, seeds=seeds, control_values=control_values)
+        self._begun = False
+        self._queue_scaling()
+        if self._loss_scale.exists:
+            self._tail.slice(SCALE, SCALE + 1).copy_from(self._loss_scale.factor)
+        self._result.queue()
+        self._rate.send(np.array([learning_rate], np.float32))
+        self._update_number.send(np.array([update], np.int64))
+        self.before_update()
+        self._apply()
+        for settle in self._settled:
+            settle()
+        self._device.settle()
+        self.before_wait()
+        outcome = self._outcome(self._wait(), len(control_values))
+        if outcome.skipped is not None and not self.begins:
+            self._forget_gradients()
+        return outcome
+
+    def begin(self, batches: Sequence[MicroBatch], *, seeds: Sequence[int], control_values: Sequence[float]) -> None:
+        """See the protocol. Queues the sums over the ranks, too."""
         tail = np.zeros(TAIL, np.float32)
         tail[2] = sum(batch.count for batch in batches)
         tail[CONTROL_VALUES : CONTROL_VALUES + len(control_values)] = control_values
@@ -249,20 +301,7 @@ class QueuedTrainer(GraphTrainer):
         self._tail.copy_from(self._given)
         self._accumulate(batches, seeds)
         self._sum_over_ranks()
-        self._queue_scaling()
-        self._result.queue()
-        self._rate.send(np.array([learning_rate], np.float32))
-        self._update_number.send(np.array([update], np.int64))
-        self.before_update()
-        self._apply()
-        outcome = self._outcome(self._wait(), len(control_values))
-        if outcome.skipped is None:
-            self._adopt_statistics()
-        else:
-            # Scaling by what is NaN or infinite reached the padding, which no later step writes and every norm reads.
-            self._forget_gradients()
-        self._device.settle()
-        return outcome
+        self._begun = True
 
     def prefetch(self, batches: Sequence[MicroBatch]) -> None:
         """See the protocol. Further micro-batches are copied while the first one is computed."""
@@ -318,46 +357,19 @@ class QueuedTrainer(GraphTrainer):
         else:
             loss, norm = loss_sum / weight, float(tail[NORM])
             skipped = fault_in(loss, norm)
-            if self._scaler is not None and math.isfinite(loss):
-                overflow, skipped = self._rescale(skipped)
+            if self._loss_scale.exists and math.isfinite(loss):
+                overflow, skipped = self._loss_scale.follow(float(tail[SCALE]), skipped)
         if (skipped is None) != bool(tail[USEFUL]):
             raise OrtflowError(f"the GPU and the host disagree whether a gradient of norm {norm} is usable")
         return StepOutcome(loss, norm, round(samples), summed, skipped, overflow)
 
-    def _rescale(self, fault: str | None) -> tuple[bool, str | None]:
-        """The scale of the next step; whether this one overflowed for that of its own, and why it is skipped."""
-        assert self._scaler is not None
-        scaler = self._scaler
-        overflow = fault is not None and scaler.can_fall
-        if overflow or (fault is not None and not scaler.dynamic):
-            fault = f"overflow at loss scale {scaler.value:g}"
-        self._set_scale(scaler.after(fault is not None))
-        return overflow, fault
-
-    def _set_scale(self, scaler: LossScale) -> None:
-        if self._scaler is None or scaler.value != self._scaler.value:
-            self._scale_loss_by(scaler.value)
-        self._scaler = scaler
-
-    def _scale_loss_by(self, scale: float) -> None:
-        self._scale.send(np.array([scale * self._unit], np.float32))
-
-    def _adopt_statistics(self) -> None:
-        before = self._state.writes
-        self._state.copy_from(self._statistics)
-        if self._comm.world_size > 1 and self._state.count:
-            self._state.scale(1 / self._comm.world_size)
-        if self.rounded is not None:
-            self.rounded.passed_over(before)
-
     def numbers(self) -> Mapping[str, float]:
         """The loss scale's state."""
-        return self._scaler.numbers() if self._scaler is not None else {}
+        return self._loss_scale.numbers()
 
     def restore(self, numbers: Mapping[str, float]) -> None:
         """See the protocol."""
-        if self._scaler is not None:
-            self._set_scale(self._scaler.restored(numbers))
+        self._loss_scale.restore(numbers)
 
     def _compare_precision(self, part: CheckedPart, exact: Binding, batch: MicroBatch, seed: int) -> None:
         """See GraphTrainer. Graphs that draw different random numbers are not compared."""
@@ -388,15 +400,13 @@ class QueuedTrainer(GraphTrainer):
         part: CheckedPart,
     ) -> str:
         """See `compare`; the loss scale is the same afterwards. `gradient` computes that of training."""
-        before = self._scale.read()
+        with self._loss_scale.varied() as set_to:
 
-        def at(scale: float) -> npt.NDArray[np.float32]:
-            self._scale_loss_by(scale)
-            return gradient()
+            def at(scale: float) -> npt.NDArray[np.float32]:
+                set_to(scale)
+                return gradient()
 
-        warning = compare(exact, at, finite, part, self._spec.train.precision, self._scaler is not None)
-        self._scale.send(before)
-        return warning
+            return compare(exact, at, finite, part, self._spec.train.precision, self._loss_scale.exists)
 
     def give_memory_back(self) -> None:
         """See the protocol."""
@@ -411,7 +421,8 @@ class QueuedTrainer(GraphTrainer):
             self._overlap.close()
         super().end_training()
         self._overlap = self.rounded = None
-        del self._scale_gradient, self._loss, self._result
+        self.before_wait = lambda: None
+        del self._scale_gradient, self._settled, self._loss, self._result
 
     def _drop_passes(self) -> None:
         super()._drop_passes()

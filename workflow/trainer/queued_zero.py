@@ -16,6 +16,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import queued_gradient_graph, square_sum_graph, square_sums_graph
 from ortflow.workflow.optim.guard import GRADIENTS, guarded
 from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.spec.optimizers import Lamb
 from ortflow.workflow.trainer.queued import QueuedTrainer
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
@@ -35,6 +36,10 @@ class QueuedZeroTrainer(QueuedTrainer, ZeroTrainer):
     def squares_graph(self, pieces: int | None = None) -> onnx.ModelProto:
         fused = self._sessions.operators is not None
         return square_sum_graph(fused=fused) if pieces is None else square_sums_graph(pieces, fused=fused)
+
+    def _skips_cleanly(self) -> bool:
+        # LAMB's changes have the memory of the gradients.
+        return super()._skips_cleanly() and not isinstance(self._spec.train.optimizer, Lamb)
 
     def _bind_scaling(self) -> Binding:
         self._bind_squaring()

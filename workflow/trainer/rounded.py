@@ -57,11 +57,6 @@ class Rounded:
         if not self.written:
             self.seen = None
 
-    def passed_over(self, writes: int) -> None:
-        """Called after writes to the allocation, beside what is rounded, since it counted `writes`."""
-        if self.seen == writes:
-            self.seen = self._parameters.writes
-
     def refresh(self) -> None:
         """Called before each pass: round what has been written since."""
         if self.seen == self._parameters.writes:
