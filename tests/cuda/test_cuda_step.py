@@ -195,8 +195,29 @@ def test_freed_memory_ends_the_graphs(device: CudaDevice, graphs: GraphSet, monk
         outcome = trainer.step(batches, learning_rate=rate, update=number + 1, seeds=[1], control_values=[2.0])
         mine.append((outcome.loss, outcome.grad_norm, outcome.skipped))
     assert mine == expected, log
-    # Micro-batch, scaling and update, at the start and after 7 and 12; after 6 they were not captured again before 7.
-    assert len(made) == 9, log
+    # Micro-batch, scaling, update and statistics, at the start and after 7 and 12; after 6 not again before 7.
+    assert len(made) == 12, log
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["fp32", "fp16"])
+def test_steps_whose_passes_begin_early_have_the_bits_of_steps_one_by_one(
+    device: CudaDevice, model: Path, tmp_path: Path, *, scaled: bool
+) -> None:
+    shutil.copy(model, tmp_path / "model.onnx")
+    graphs = built(tmp_path / "model.onnx")
+    whole = halved(on_cuda(onnx.load(graphs.train))) if scaled else None
+    steps = steps_of([[8]] * 40, damaged=(12, 13, 30))
+    found = []
+    for ahead in (False, True):
+        trainer, log = trainer_on(device, graphs, whole=whole, train__clip_norm=1.0)
+        assert trainer.begins, log
+        outcomes = outcomes_of(trainer, steps, ahead=ahead)
+        found.append(([str(outcome) for outcome in outcomes], state_of(trainer), trainer.numbers()))
+    (alone, state_alone, numbers), (early, state_early, numbers_early) = found
+    assert [number for number, said in enumerate(alone) if "loss is nan" in said] == [12, 13, 30]
+    assert (alone, numbers) == (early, numbers_early)
+    for name, flat in state_alone.items():
+        np.testing.assert_array_equal(flat, state_early[name], err_msg=name)
 
 
 def test_the_gradient_of_batch_norm_is_checked(device: CudaDevice, graphs: GraphSet) -> None:
