@@ -95,7 +95,7 @@ def test_parameters_that_the_update_rounds(
     spec = RunSpec.model_validate_json((files.root.parent / "spec.json").read_text())
     found = []
     for kept in (True, False):
-        monkeypatch.setattr(queued, "holds_whole", lambda _, kept=kept: kept)
+        monkeypatch.setattr(RunSpec, "holds_whole", kept)
         sessions = Sessions(CudaDevice(cuda, cuda.describe(0), precision=precision), 1, "error")
         trainer = queued.QueuedTrainer(files, spec, sessions, SoloCommunicator())
         trainer.load_tensors(load_file(files.initial))

@@ -108,7 +108,8 @@ def test_a_run_continues_on_one_gpu_and_on_the_cpu(project: Project) -> None:
     for steps, layout in zip((10, 20, 30, 40, 50, 60), turns, strict=True):
         run_dir = project.run("zero-turns", train__steps=steps, **common, **layout)
     assert [record["step"] for record in of_kind(run_dir, "resume")] == [10, 20, 30, 40, 50]
-    near(run_dir, project.run("zero-turns-cpus", train__steps=60, **common, **ON_CPUS), 1e-4)
+    # Without a warm-up the loss of step 60 changes by up to 3e-4 if the first weights change by 1e-5.
+    near(run_dir, project.run("zero-turns-cpus", train__steps=60, **common, **ON_CPUS), 3e-4)
 
 
 @pytest.mark.parametrize("captured", [True, False])

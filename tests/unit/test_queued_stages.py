@@ -25,7 +25,16 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, divided_check, divided_opening
+from ortflow.workflow.trainer import (
+    EvaluationOutcome,
+    MicroBatch,
+    Report,
+    StepOutcome,
+    divided_check,
+    divided_opening,
+    queued_graphs,
+)
+from ortflow.workflow.trainer.loss_scale import LARGEST, LossScale
 from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
 from ortflow.workflow.trainer.stage_wire import Wire
 
@@ -244,20 +253,39 @@ def test_sums_and_norms_on_ranks_that_share_a_gpu(
     assert not library.sent
 
 
-def test_an_overflow_of_the_last_stage_is_skipped_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_without_a_usable_gradient_leaves_nothing_to_the_next(
+    layout: tuple[str, int, int, int], optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = stage_models.skipping(tmp_path / "model.onnx")
-    settings = changes("1f1b", 2, 1, 1, train__check_gradient=False)
-    expected = alone(model, tmp_path, settings, "skipping", 6)
+    settings = changes(*layout, optimizer, train__check_gradient=False)
+    expected = alone(model, tmp_path, settings, "skipping", 7, damaged=3)
+    assert [each.skipped is None for each in expected[0]] == [True, True, True, False, True, True, True]
+    graphs = built(model, **settings)
+    found, _ = train(graphs, run_file(model, **settings), "skipping", 7, monkeypatch, damaged=3)
+    check(found, expected)
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout[0] != "gpipe"], ids=str)
+def test_an_overflow_of_the_last_stage_is_skipped_by_all(
+    layout: tuple[str, int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = stage_models.skipping(tmp_path / "model.onnx")
+    settings = changes(*layout, train__check_gradient=False)
+    expected = alone(model, tmp_path, settings, "skipping", 12)
     graphs = built(model, **settings)
     stages = StageSet.load(graphs.root / "part-0")
     # Its gradients, those that it sends back included, are multiplied by the scale and rounded to fp16.
-    path = stages.both(1)
+    path = stages.both(layout[1] * layout[2] - 1)
     onnx.save(halved(onnx.load(path)), path)
-    found, _ = train(graphs, run_file(model, **settings), "skipping", 6, monkeypatch)
-    assert [each.overflow for each in found[0].outcomes] == [each.overflow for each in found[1].outcomes]
-    assert [each.skipped for each in found[0].outcomes] == [each.skipped for each in found[1].outcomes]
+    monkeypatch.setattr(queued_graphs, "loss_scale_of", lambda asked: LossScale(LARGEST))
+    found, _ = train(graphs, run_file(model, **settings), "skipping", 12, monkeypatch)
+    for rank in found[1:]:
+        assert [each.overflow for each in rank.outcomes] == [each.overflow for each in found[0].outcomes]
+        assert [each.skipped for each in rank.outcomes] == [each.skipped for each in found[0].outcomes]
     kept = [each for each in found[0].outcomes if each.skipped is None]
-    assert len(kept) < 6, "a scale of 65536 overflows first"
+    assert len(kept) < 12, "the first scale overflows"
     assert kept
     for mine, theirs in zip(kept[:1], expected[0], strict=False):
         # The first update is that of the first batch, whenever it happens.
