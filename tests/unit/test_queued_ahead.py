@@ -16,6 +16,7 @@ from late_cuda import LateCuda
 from queued import Fake, halved, network, outcomes_of, state_of, steps_of
 from trainers import trainer_on
 
+from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.optim.after_step import loss_scale_graph, statistics_graph
@@ -82,7 +83,8 @@ def test_the_host_waits_for_a_loss_while_the_next_step_s_passes_are_queued(
     trainer = fake.trainer(graphs, run_file(model), begins=True)
     steps = steps_of([[8]] * 12)
     outcomes_of(trainer, steps)
-    calls = fake.library.calls
+    calls, mark = fake.library.calls, CudaDevice.settle
+    monkeypatch.setattr(CudaDevice, "settle", lambda device: (calls.append(("settle", 0)), mark(device)))
     calls.clear()
     outcomes_of(trainer, steps[:2])
     last = [event for name, event in calls if name == "cudaEventSynchronize"][-1]
@@ -91,6 +93,7 @@ def test_the_host_waits_for_a_loss_while_the_next_step_s_passes_are_queued(
     launches = [place for place, (name, _) in enumerate(calls) if name == "cudaGraphLaunch"]
     passes, scaling, update, statistics, following = launches[:5]
     assert passes < scaling < recorded[0] < update < statistics < following < read[0] < launches[5]
+    assert statistics < calls.index(("settle", 0)) < following, "a checkpoint does not wait for the next passes"
 
 
 def test_a_step_that_has_begun_changes_nothing_that_is_saved(
@@ -145,6 +148,25 @@ def test_the_loss_scale_is_that_of_steps_one_by_one(
     assert (max(overflows) > 14) == (period == 2), "it is doubled again"
     check_alike(outcomes_of(ahead, steps), expected, state_of(ahead), state_of(alone))
     assert ahead.numbers() == alone.numbers()
+    again, resumed, part = made(), made(), 14
+    done = outcomes_of(again, steps[:part])
+    for name, buffer in resumed.state().items():
+        buffer.write(again.state()[name].read())
+    assert again.numbers()["loss_scale_good_steps"] > 0, "so that another value would show"
+    resumed.restore(again.numbers())
+    done += outcomes_of(resumed, steps[part:], updates=sum(each.skipped is None for each in done))
+    check_alike(done, expected, state_of(resumed), state_of(alone))
+    assert resumed.numbers() == alone.numbers()
+
+
+def test_a_scale_of_the_run_file_stays(
+    model: Path, in_fp16: tuple[GraphSet, onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs, whole = in_fp16
+    spec = run_file(model, train__loss_scale=2.0**30)
+    trainer = Fake(monkeypatch).trainer(graphs, spec, train=whole, begins=True)
+    outcomes = outcomes_of(trainer, steps_of([[8]] * 3))
+    assert [each.skipped for each in outcomes] == ["overflow at loss scale 1.07374e+09"] * 3
 
 
 def test_a_scale_that_the_host_does_not_know_ends_the_run(

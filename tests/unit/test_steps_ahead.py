@@ -15,6 +15,7 @@ from fake_clock import FakeClock
 from ortflow.workflow.checkpoint.writer import Writer
 from ortflow.workflow.data.plan import Position
 from ortflow.workflow.errors import OrtflowError, Preempted, UserError
+from ortflow.workflow.progress import dropout_seed
 from ortflow.workflow.steps.checkpoint import Saver
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.train import train
@@ -36,6 +37,7 @@ class Queue(FakeTrainer):
         self._queued: tuple[Sequence[MicroBatch], Sequence[int], Sequence[float]] | None = None
         self._ends = 0.0
         self._steps = 0
+        self.seeds: list[Sequence[int]] = []
         self.skipped: str | None = None
 
     def begin(
@@ -57,6 +59,7 @@ class Queue(FakeTrainer):
         assert given is not None
         assert given[0] is batches
         assert [*given[1:]] == [seeds, control_values]
+        self.seeds.append(seeds)
         self.before_update()
         self._parameters.array[:] += 1
         self._steps += 1
@@ -105,6 +108,7 @@ def test_what_the_host_does_between_steps_costs_no_time(tmp_path: Path, clock: F
     assert clock.now - begun == pytest.approx(10 * STEP_SECONDS + between + HOST_SECONDS)
     assert [one["seconds"] for one in events_of(context, "step")] == [STEP_SECONDS] * 10
     assert trainer.begun == (list(range(2, 11)) if begins else [])
+    assert trainer.seeds == [[dropout_seed(context.spec.seed, step, 0)] for step in range(1, 11)]
 
 
 def test_nothing_begins_before_an_evaluation_a_save_or_the_end(

@@ -82,13 +82,11 @@ class Saver:
 
         `saves`: their number when these values were taken. Values from before the newest save do not speak of it.
         """
-        if saves != self.saves:
-            self._tell()
-            return
-        writing, _, time_due = control_values
-        self._time_due = time_due > 0
-        if self._save is not None and writing == 0:
-            self._settle(self._save)
+        if saves == self.saves:
+            writing, _, time_due = control_values
+            self._time_due = time_due > 0
+            if self._save is not None and writing == 0:
+                self._settle(self._save)
         self._tell()
 
     @property
