@@ -2,7 +2,8 @@
 
 Two independent checks. First, ortflow's kernels are compared with the same graph of ONNX Runtime's operators, for every
 gradient. Then the gradient is compared with differences of the loss along random directions of the parameters. Called
-by the graph trainer with its buffers: parameters are moved in place and restored.
+by the graph trainer with its buffers: parameters are moved in place and restored, but not behind an error, which ends
+the run.
 """
 
 from __future__ import annotations
@@ -161,16 +162,15 @@ class GradientCheck:
     def _wrong_at(self, place: float, training: Binding, standard: Binding) -> Collection[str]:
         """Tensors whose gradients still differ at moved parameters; all if there is no gradient."""
         values = self._parameters.read()
-        try:
-            self._parameters.write(self._moved(values, place))
-            self._loss(training)
-            gradients = self._gradients.read()
-            self._loss(standard)
-            if not self._finite(self._gradients.read()):
-                return {tensor.name for tensor in self._trained}
-            return self._wrong(training, gradients)
-        finally:
-            self._parameters.write(values)
+        self._parameters.write(self._moved(values, place))
+        self._loss(training)
+        gradients = self._gradients.read()
+        self._loss(standard)
+        wrong: Collection[str] = {tensor.name for tensor in self._trained}
+        if self._finite(self._gradients.read()):
+            wrong = self._wrong(training, gradients)
+        self._parameters.write(values)
+        return wrong
 
     def _errors(self, gradients: Vector) -> dict[str, float]:
         """Difference of each tensor's gradient in the buffer from the given one."""
@@ -191,12 +191,11 @@ class GradientCheck:
     def _shaken(self, training: Binding) -> float:
         """The loss, with the gradients in the buffer, after every parameter has moved by about its last bit."""
         values = self._parameters.read()
-        try:
-            signs = np.random.default_rng(self._seed).choice(np.array([-1e-7, 1e-7], np.float32), values.size)
-            self._parameters.write(values * (1 + signs))
-            return self._loss(training)
-        finally:
-            self._parameters.write(values)
+        signs = np.random.default_rng(self._seed).choice(np.array([-1e-7, 1e-7], np.float32), values.size)
+        self._parameters.write(values * (1 + signs))
+        loss = self._loss(training)
+        self._parameters.write(values)
+        return loss
 
     def _moved(self, values: Vector, share: float) -> Vector:
         """A copy of the parameters, the trained ones moved by this fraction of their tensor's root mean square."""
@@ -285,13 +284,12 @@ class GradientCheck:
 
     def _loss_at(self, forward: Binding, moved: Iterable[tuple[str, Vector]], tensors: Sequence[Tensor]) -> float:
         places = {tensor.name: self._parameters.slice(tensor.start, tensor.stop) for tensor in self._trained}
-        try:
-            for name, values in moved:
-                places[name].write(values)
-            return self._loss(forward)
-        finally:
-            for tensor in tensors:
-                places[tensor.name].write(tensor.values)
+        for name, values in moved:
+            places[name].write(values)
+        loss = self._loss(forward)
+        for tensor in tensors:
+            places[tensor.name].write(tensor.values)
+        return loss
 
     def _contradiction(self, names: Sequence[str], found: Disagreement) -> UserError:
         from ortflow.workflow.graph.objective.loss_graph import reader

@@ -333,7 +333,8 @@ class GraphTrainer(Trainer):
         """Check on a real micro-batch that the gradient is the loss's.
 
         On this rank alone, if it holds all parameters. None if the micro-batch has no finite loss. Parameters are as
-        before afterwards. Raises UserError if the gradient is wrong, naming tensors and node.
+        before afterwards, but not behind an error, which ends the run: to write them might wait for other ranks.
+        Raises UserError if the gradient is wrong, naming tensors and node.
         """
         from ortflow.workflow.trainer.gradient_check import GradientCheck
 
@@ -353,13 +354,11 @@ class GraphTrainer(Trainer):
             sums=self._sums,
             seed=seed,
         )
-        try:
-            checked = check.run(training)
-            if checked is not None and training is not self._first:
-                self._compare_precision(part, training, batch, seed)
-            return checked
-        finally:
-            part.gradients.fill(0)
+        checked = check.run(training)
+        if checked is not None and training is not self._first:
+            self._compare_precision(part, training, batch, seed)
+        part.gradients.fill(0)
+        return checked
 
     def _checked_part(self) -> CheckedPart:
         """What the check of the gradient compares on this rank."""
