@@ -12,10 +12,12 @@ from messages import says
 from onnx import helper, numpy_helper
 from trainers import trainer_on
 
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import find_library
+from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, Report, first_gradient
 from ortflow.workflow.trainer.first_gradient import Checked
 from ortflow.workflow.trainer.graph import GraphTrainer
@@ -146,6 +148,29 @@ def test_a_batch_without_a_finite_loss_checks_nothing(model: Path) -> None:
     damaged = batch()
     damaged.arrays["x"][3, 2] = np.nan
     assert trainer_of(model, built(model)).check_gradient(damaged, 5) is None
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3, 5, 8])
+def test_behind_an_error_nothing_is_written(model: Path, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write may wait for other ranks, which end when they hear of the error."""
+    trainer = trainer_on(built(model), run_file(model))
+    run, write, done, late = Binding.run, HostBuffer.write, list[None](), list[str]()
+
+    def failing(binding: Binding, **options: bool) -> None:
+        done.append(None)
+        if len(done) == runs:
+            raise OrtflowError("the GPU is lost")
+        run(binding, **options)
+
+    def noted(buffer: HostBuffer, values: Array) -> None:
+        late.extend(["written"] * (len(done) >= runs))
+        write(buffer, values)
+
+    monkeypatch.setattr(Binding, "run", failing)
+    monkeypatch.setattr(HostBuffer, "write", noted)
+    with pytest.raises(OrtflowError, match="the GPU is lost"):
+        trainer.check_gradient(batch(), 3)
+    assert not late
 
 
 def test_the_key_follows_graphs_and_kernels(model: Path) -> None:
