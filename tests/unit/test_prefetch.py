@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda, fake_device
 from graph_build_models import built, run_file
-from late_cuda import LateCuda
 from messages import says
 from queued import Fake, network, state_of, steps_of
+from shuffled_cuda import ShuffledCuda
 
 from ortflow.workflow.data.batches import StepBatch
 from ortflow.workflow.data.plan import Position
@@ -76,7 +76,7 @@ def test_the_curve_is_the_same_whenever_the_streams_run(
         return send(self, array)
 
     monkeypatch.setattr(Prefetch, "send", watched)
-    trainer = Fake(monkeypatch, LateCuda(seed)).trainer(graphs, spec)
+    trainer = Fake(monkeypatch, ShuffledCuda(seed)).trainer(graphs, spec)
     with prefetched(as_steps(steps), trainer.prefetch, worthwhile=0) as ahead:
         # By their texts: a NaN equals no other.
         assert str(curve(trainer, (step.micro_batches for step in ahead))) == str(expected)
@@ -88,7 +88,7 @@ def test_the_curve_is_the_same_whenever_the_streams_run(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_arrays_that_nobody_takes_are_overwritten(seed: int) -> None:
-    device = fake_device(LateCuda(seed))
+    device = fake_device(ShuffledCuda(seed))
     buffer = device.lend(SOME[0], prefetched=True)
     for array in SOME[1:4]:
         device.prefetch(array, buffer)
@@ -100,7 +100,7 @@ def test_arrays_that_nobody_takes_are_overwritten(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_host_need_not_wait_between_batches(seed: int) -> None:
-    device = fake_device(LateCuda(seed))
+    device = fake_device(ShuffledCuda(seed))
     taken = [device.allocate(COUNT, np.float32) for _ in SOME]
     buffer = None
     for array, copy in zip(SOME, taken, strict=True):
@@ -128,7 +128,7 @@ def test_an_array_is_sent_ahead_while_the_last_one_is_used() -> None:
 
 
 def test_what_is_not_prefetched_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = fake_device(LateCuda(0))
+    device = fake_device(ShuffledCuda(0))
     buffer = device.lend(SOME[0], prefetched=True)
     longer, strided = np.concatenate(SOME), np.stack(SOME[:2], axis=1)[:, 1]
     for array in (longer, strided, SOME[1]):

@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 from fake_cuda import FakeCuda
 from graph_build_models import Array, built, run_file
-from late_cuda import LateCuda
 from queued import Fake, halved, network, outcomes_of, state_of, steps_of
+from shuffled_cuda import ShuffledCuda
 from trainers import trainer_on
 
 from ortflow.workflow.device.cuda import CudaDevice
@@ -64,7 +64,7 @@ def test_the_bits_are_those_of_steps_one_by_one_and_of_a_cpu(
     assert [number for number, each in enumerate(expected) if each.skipped] == list(damaged)
     spec = run_file(model, resources__cuda_graph=captures, **changes)
     for ahead in (False, True):
-        library = FakeCuda() if late is None else LateCuda(late)
+        library = FakeCuda() if late is None else ShuffledCuda(late)
         trainer = Fake(monkeypatch, library).trainer(graphs, spec, begins=True)
         check_alike(outcomes_of(trainer, steps, ahead=ahead), expected, state_of(trainer), state)
         monkeypatch.undo()

@@ -11,7 +11,7 @@ from typing import Any
 from fake_cuda import FakeCuda
 
 
-class LateCuda(FakeCuda):
+class ShuffledCuda(FakeCuda):
     """Work is done when the host waits for it, or at a random earlier moment: a missing wait gives wrong values."""
 
     def __init__(self, seed: int) -> None:
