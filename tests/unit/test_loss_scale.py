@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import onnx
 import pytest
+import stage_models
+from graph_build_models import built, run_file
+from queued import Fake, halved, outcomes_of
 
+from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.progress import Progress
-from ortflow.workflow.trainer.loss_scale import LARGEST, PERIOD, SMALLEST, START, LossScale, loss_scale_of
+from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.loss_scale import LARGEST, PERIOD, SMALLEST, START, LossScale, loss_scale_of, unit_of
 
 
 def through(scale: LossScale, overflows: str) -> list[float]:
@@ -40,6 +47,36 @@ def test_a_scale_that_is_given_stays() -> None:
     assert not given.can_fall
     assert given.numbers() == {}
     assert given.restored({"loss_scale": 4.0}) == given
+
+
+@pytest.mark.parametrize(
+    ("shape", "elements", "count"),
+    [
+        ((None,), {}, 8), ((None, 16), {}, 8 * 16), ((None, None), {}, 8),
+        ((None, None), {"labels": 8 * 16}, 8 * 16), ((None, None), {"labels": 0}, 8), ((None, 3), {"labels": 24}, 16),
+    ],
+)  # fmt: skip
+def test_its_unit_is_one_over_the_labels_of_a_micro_batch(
+    shape: tuple[int | None, ...], elements: dict[str, int], count: int
+) -> None:
+    inputs = [BatchInput("tokens", "int64", (None, 64), "data"), BatchInput("labels", "int64", shape, "label")]
+    assert unit_of(inputs, 8, elements) == 1 / count
+    assert unit_of(inputs[:1], 8, elements) == 1 / 8
+
+
+def test_a_trainer_counts_the_labels_of_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their length is in the data, not in the graph; without it the first steps of a run overflowed."""
+    model = stage_models.transformer(tmp_path / "model.onnx", layers=1)
+    steps = [[MicroBatch(stage_models.batch_of("transformer", step, 8), 8)] for step in range(16)]
+    units, overflows = [], []
+    for lengths in ({}, {"tokens": 16, "labels": 16}):
+        graphs = built(model, lengths=lengths)
+        train = halved(onnx.load(graphs.train))
+        trainer = Fake(monkeypatch).trainer(graphs, run_file(model, data__micro_batch=8), train=train)
+        units.append(trainer._loss_scale.factor.read()[0] / START)
+        overflows.append(sum(outcome.overflow for outcome in outcomes_of(trainer, steps)))
+    assert units == [1 / 8, 1 / 128]
+    assert overflows[0] - overflows[1] >= 4
 
 
 def test_a_checkpoint_brings_it_back_to_the_bit() -> None:

@@ -63,13 +63,18 @@ class LossScale:
         return replace(self, value=value, good=int(good))
 
 
-def unit_of(inputs: Sequence[BatchInput], micro_batch: int) -> float:
+def unit_of(inputs: Sequence[BatchInput], micro_batch: int, elements: Mapping[str, int]) -> float:
     """The factor for a scale of 1 in a graph whose loss is a sum over the micro-batch: about one over its labels.
 
-    The scale then means the same as in frameworks that differentiate the mean. A power of two.
+    The scale then means the same as in frameworks that differentiate the mean. A power of two. `elements` are those of
+    an input in a micro-batch where the shape in the graph does not say it: a label per token of a sequence.
     """
-    labels = [prod(size or 1 for size in given.shape[1:]) for given in inputs if given.role == "label"]
-    return 2.0 ** -floor(log2(micro_batch * max(labels, default=1)))
+    labels = [
+        elements.get(given.name, 0) or micro_batch * prod(size or 1 for size in given.shape[1:])
+        for given in inputs
+        if given.role == "label"
+    ]
+    return 2.0 ** -floor(log2(max(labels, default=micro_batch)))
 
 
 def loss_scale_of(asked: float | str) -> LossScale:

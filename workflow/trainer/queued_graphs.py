@@ -52,7 +52,8 @@ class QueuedGraphs(GraphTrainer):
         self._device = device
         self._noted: set[str] = set()
         """Lines that the log has about captured work."""
-        self._loss_scale = DeviceScale(device, unit_of(self._graphs.inputs, self._spec.data.micro_batch))
+        rows = self._spec.data.micro_batch
+        self._loss_scale = DeviceScale(device, unit_of(self._graphs.inputs, rows, self._graphs.elements(rows)))
         self._factor = self._numbers([math.nan])
         clip = self._spec.train.clip_norm
         self._max_norm = self._numbers([math.inf if clip is None else clip])
