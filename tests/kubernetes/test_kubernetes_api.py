@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +34,19 @@ def api(space: Space, monkeypatch: pytest.MonkeyPatch) -> Api:
     """The API server, seen from the test's namespace."""
     monkeypatch.setenv("KUBECONFIG", space.testbed.environment["KUBECONFIG"])
     return connect(namespace=space.name)
+
+
+@pytest.fixture
+def classes(space: Space) -> Iterator[None]:
+    """The classes of pods that `EVERYTHING` names; they belong to no namespace."""
+    found: list[dict[str, Any]] = [
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 1000},
+        {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "runc"},
+    ]
+    given, ask = json.dumps({"apiVersion": "v1", "kind": "List", "items": found}), space.testbed.reported
+    ask("kubectl", "create", "-f", "-", given=given)
+    yield
+    ask("kubectl", "delete", "-f", "-", given=given)
 
 
 def test_the_server_refuses_what_our_checks_leave_to_it(space: Space, api: Api) -> None:
@@ -88,6 +102,7 @@ def test_faults_that_only_a_pod_would_show(cluster: Cluster, api: Api) -> None:
 
 
 @pytest.mark.chaos
+@pytest.mark.usefixtures("classes")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_server_takes_what_our_checks_take(space: Space, api: Api, seed: int) -> None:
     """Random run files: if the server refuses one, ortflow's checks lack a rule."""
