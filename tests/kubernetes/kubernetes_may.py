@@ -38,8 +38,9 @@ MAY: dict[str, May] = {
     # MPI may lose a message when a connection breaks, and wait for it until the attempt counts as hung.
     "a cable out": May(failures=1, preemptions=2, ends=f"{SAVED}|{LOST}|{HUNG}"),
     "a rank killed": May(failures=1, ends=KILLED),
-    # Hydra's proxies may fail an assertion when all processes are gone at once; then no process is named.
-    "all ranks killed": May(failures=1, ends=rf"{KILLED}|failure: the ranks ended with exit code (9|255)$"),
+    # Hydra's proxies may fail an assertion when all processes are gone at once; then no process is named. Ranks that
+    # start a moment later wait for those that were killed, until the attempt counts as hung.
+    "all ranks killed": May(failures=1, ends=rf"{KILLED}|failure: the ranks ended with exit code (9|255)$|{HUNG}"),
     "a rank told to end": May(preemptions=1, ends=SAVED),
     "all ranks told to end": May(preemptions=1, ends=SAVED),
     "the supervisor process killed": May(ends=LOST),
