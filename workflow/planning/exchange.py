@@ -34,7 +34,7 @@ class Exchange:
 
     @property
     def formula(self) -> str:
-        """What the plan calls these bytes; an empty string if there are none."""
+        """Description of these bytes in the plan; an empty string if there are none."""
         if not self.size:
             return ""
         rows = f", {self.rows:,} B of which for looked-up rows of {', '.join(self.tables)}" if self.rows else ""

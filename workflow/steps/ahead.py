@@ -29,8 +29,8 @@ class Work:
 class Ahead:
     """The work of each step of a run, in order.
 
-    `last` tells of a step, the same on all ranks, whether nothing may begin before it is over: an evaluation uses the
-    memory of the passes, and the run may end with it.
+    `last(step)` returns whether the step after it must not begin early: the run ends there, or an evaluation follows,
+    which uses the memory of the passes and may end the run. Equal on all ranks.
     """
 
     def __init__(self, context: Context, last: Callable[[int], bool]) -> None:

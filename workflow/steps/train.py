@@ -27,7 +27,7 @@ def train(context: Context) -> None:
     rule, progress = context.spec.train.early_stop, context.progress
     progress.stopped_early = still_stopped(rule, progress, watched(rule, context.spec.data) if rule else "")
     total = total_of(context)
-    ahead = Ahead(context, lambda step: step >= total or evaluation_due(context, step, total))
+    ahead = Ahead(context, lambda step: step >= total or evaluation_due(context, step))
     asked = evaluation_pending(context, total) and not evaluate(context)
     while not asked and not finished(context, total):
         asked = one_step(context, ahead, total)
@@ -92,15 +92,15 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
 def evaluation_pending(context: Context, total: int) -> bool:
     """Whether an evaluation is due after the last step."""
     step = context.progress.step
-    if step == 0 or context.progress.evaluated_step >= step:
+    if context.spec.data.eval is None or step == 0 or context.progress.evaluated_step >= step:
         return False
-    return evaluation_due(context, step, total) or (context.spec.data.eval is not None and finished(context, total))
+    return finished(context, total) or evaluation_due(context, step)
 
 
-def evaluation_due(context: Context, step: int, total: int) -> bool:
-    """Whether the run file requests an evaluation after a step."""
+def evaluation_due(context: Context, step: int) -> bool:
+    """Whether the run file requests an evaluation after a step for the step's number."""
     every = context.spec.train.evaluation.every_steps
-    return context.spec.data.eval is not None and (step >= total or (every is not None and step % every == 0))
+    return context.spec.data.eval is not None and every is not None and step % every == 0
 
 
 def evaluate(context: Context) -> bool:

@@ -97,14 +97,14 @@ class QueuedTrainer(QueuedGraphs):
         self._begun = False
         self._queue_scaling()
         if self._loss_scale.exists:
-            self._tail.slice(SCALE, SCALE + 1).copy_from(self._loss_scale.factor)
+            self._in_tail(SCALE).copy_from(self._loss_scale.factor)
         self._result.queue()
         self._rate.send(np.array([learning_rate], np.float32))
         self._update_number.send(np.array([update], np.int64))
         self.before_update()
         self._apply()
-        for settle in self._settled:
-            settle()
+        for run in self._after_step:
+            run()
         self._device.settle()
         self.before_wait()
         outcome = self._outcome(self._wait(), len(control_values))
@@ -242,7 +242,7 @@ class QueuedTrainer(QueuedGraphs):
         super().end_training()
         self._overlap = self.rounded = None
         self.before_wait = lambda: None
-        del self._scale_gradient, self._settled, self._loss, self._result
+        del self._scale_gradient, self._after_step, self._loss, self._result
 
     def _drop_passes(self) -> None:
         super()._drop_passes()

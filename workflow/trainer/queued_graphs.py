@@ -62,7 +62,7 @@ class QueuedGraphs(GraphTrainer):
             self._loss_scale.set(loss_scale_of(self._spec.train.loss_scale))
         state = self._here.slice(*self._state_span)
         assert isinstance(state, CudaBuffer)
-        self._settled = self._bind_settled(state)
+        self._after_step = self._bind_after_step(state)
 
     def _scales_loss(self) -> bool:
         """Whether the gradients of a micro-batch are multiplied by a loss scale."""
@@ -115,6 +115,10 @@ class QueuedGraphs(GraphTrainer):
         buffer.write(np.array(values, np.float32))
         return buffer
 
+    def _in_tail(self, place: int) -> CudaBuffer:
+        """One number of the tail."""
+        return self._tail.slice(place, place + 1)
+
     def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Any) -> Binding:
         binding = super()._bind_training(session, gradients)
         binding.read_from(LOSS_SCALE, self._loss_scale.factor, (1,))
@@ -135,16 +139,16 @@ class QueuedGraphs(GraphTrainer):
         """A `queued_gradient_graph`, bound to all but the gradients."""
         scaling = Binding(session, self._device)
         for place, name in enumerate(("loss", "weight")):
-            scaling.read_from(name, self._tail.slice(place, place + 1), (1,))
+            scaling.read_from(name, self._in_tail(place), (1,))
         scaling.read_from("loss_scale", self._loss_scale.factor, (1,))
         scaling.read_from("max_norm", self._max_norm, (1,))
         if FACTOR in scaling.outputs:
             scaling.write_to(FACTOR, self._factor, (1,))
         for place, name in ((NORM, "norm"), (USEFUL, "useful")):
-            scaling.write_to(name, self._tail.slice(place, place + 1), (1,))
+            scaling.write_to(name, self._in_tail(place), (1,))
         return scaling
 
-    def _bind_settled(self, state: CudaBuffer) -> list[Callable[[], None]]:
+    def _bind_after_step(self, state: CudaBuffer) -> list[Callable[[], None]]:
         """What follows from whether a step counts: the running statistics, and the next loss scale."""
 
         def opened(model: onnx.ModelProto) -> Binding:
@@ -156,12 +160,11 @@ class QueuedGraphs(GraphTrainer):
             statistics, shape = opened(statistics_graph(self._comm.world_size)), (state.count,)
             statistics.read_from("statistics", self._statistics, shape)
             statistics.read_from("state", state, shape)
-            statistics.read_from("useful", self._tail.slice(USEFUL, USEFUL + 1), (1,))
+            statistics.read_from("useful", self._in_tail(USEFUL), (1,))
             statistics.write_to("state.out", state, shape)
             found.append(self._repeated("the change of the running statistics", statistics.run))
         if self._loss_scale.dynamic:
-            places = {"loss": 0, "weight": 1, "useful": USEFUL}
-            sums = {name: self._tail.slice(place, place + 1) for name, place in places.items()}
+            sums = {"loss": self._in_tail(0), "weight": self._in_tail(1), "useful": self._in_tail(USEFUL)}
             found.append(self._repeated("the change of the loss scale", self._loss_scale.adapted(opened, sums).run))
         return found
 
