@@ -98,7 +98,7 @@ def test_a_run_continues_on_one_gpu_and_on_the_cpu(project: Project) -> None:
 
 def test_numbers_of_tokens_that_do_not_divide(project: Project) -> None:
     columns = {"tokens": "tokens[:-2]", "labels": "tokens[1:-1]"}
-    odd = {"data__train__columns": columns, "data__eval__columns": columns}
+    odd = {f"data__{part}__columns": dict(columns) for part in ("train", "eval")}
     divided = project.run("odd", **MICRO, **TWO, **DIVIDED["sequence"], **odd)
     near(divided, project.run("odd-one", **MICRO, **GPU, **odd), 1e-5)
 
