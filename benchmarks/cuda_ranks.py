@@ -53,7 +53,7 @@ def start(what: str, ranks: int, options: argparse.Namespace, *words: str) -> di
 def world_of() -> tuple[Any, Any, str]:
     """The communicator over the ranks' GPUs, the device of this rank (bf16), and what sums."""
     from ortflow.workflow.comm.mpi import MpiCommunicator
-    from ortflow.workflow.comm.nccl import over_gpus
+    from ortflow.workflow.comm.over_gpus import over_gpus
     from ortflow.workflow.comm.solo import SoloCommunicator
     from ortflow.workflow.device.choice import cuda_runtime
     from ortflow.workflow.device.cuda import CudaDevice

@@ -83,7 +83,7 @@ def world_of() -> tuple[Any, Any]:
     import socket
 
     from ortflow.workflow.comm.mpi import MpiCommunicator
-    from ortflow.workflow.comm.nccl import over_gpus
+    from ortflow.workflow.comm.over_gpus import over_gpus
     from ortflow.workflow.comm.solo import SoloCommunicator
     from ortflow.workflow.device.choice import cuda_runtime
     from ortflow.workflow.device.cuda import CudaDevice

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflow.workflow.comm.nccl import load
+from ortflow.workflow.comm.nccl_library import load
 from ortflow.workflow.device.choice import cuda_runtime, local_gpu
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Gpu, Runtime

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ortflow.workflow.comm.nccl import SUM, TYPES, NcclError
+from ortflow.workflow.comm.nccl_library import SUM, TYPES, NcclError
 from ortflow.workflow.comm.nccl_messages import sentence
-from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 
 COUNT = 1 << 26

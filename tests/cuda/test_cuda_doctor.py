@@ -14,7 +14,7 @@ import pytest
 
 from ortflow.launchers.findings import Level
 from ortflow.launchers.gpu import examine_gpu, from_report
-from ortflow.workflow.comm.nccl import load
+from ortflow.workflow.comm.nccl_library import load
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
 from ortflow.workflow.device.floors import floor, link_floor

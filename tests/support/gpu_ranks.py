@@ -26,7 +26,7 @@ from trainers import opened, write_update
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.mpi import MpiCommunicator
-from ortflow.workflow.comm.nccl import over_gpus
+from ortflow.workflow.comm.over_gpus import over_gpus
 from ortflow.workflow.device import capture
 from ortflow.workflow.device.choice import cuda_runtime
 from ortflow.workflow.device.cuda import CudaDevice

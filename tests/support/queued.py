@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.solo import SoloCommunicator
-from ortflow.workflow.device import cudart
+from ortflow.workflow.device.blas import Blas
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
 from ortflow.workflow.graph.autodiff.compose import compose
@@ -54,9 +54,9 @@ class FakeDevice(CudaDevice):
     def arenas(self) -> str:
         return "cpu:0"
 
-    def blas(self) -> cudart.Blas:
+    def blas(self) -> Blas:
         if self._blas is None:
-            self._blas = cudart.Blas(FakeBlas(self.library), self.stream)
+            self._blas = Blas(FakeBlas(self.library), self.stream)
         return self._blas
 
     @property

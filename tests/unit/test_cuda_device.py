@@ -13,7 +13,8 @@ from messages import mentions, says
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
-from ortflow.workflow.device import cudart
+from ortflow.workflow.device import cuda
+from ortflow.workflow.device.blas import Blas
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.memory import KEPT
@@ -62,7 +63,7 @@ def test_copies_fit_or_are_refused() -> None:
 
 
 def test_sums_are_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudart, "blas", lambda stream: cudart.Blas(FakeBlas(), stream))
+    monkeypatch.setattr(cuda, "blas", lambda stream: Blas(FakeBlas(), stream))
     device = fake_device()
     one, other = device.allocate(100, np.float32), device.allocate(100, np.float32)
     one.write(VALUES)

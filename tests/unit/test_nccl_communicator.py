@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda, fake_device
 
-from ortflow.workflow.comm.nccl import NcclCommunicator, NcclError
+from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.comm.nccl_library import NcclError
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cuda import CudaDevice
 

@@ -21,7 +21,8 @@ from thread_wire import on_threads
 from trainers import trainer_on
 
 from ortflow.workflow.comm import Communicator
-from ortflow.workflow.comm.nccl import NcclCommunicator, NcclError
+from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.comm.nccl_library import NcclError
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device.cudart import Runtime

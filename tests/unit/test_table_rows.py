@@ -22,7 +22,8 @@ from thread_wire import on_threads
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda.operators import Tensor as OnDevice
-from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import OPERATOR, ROWS, TOKEN, Bucket, buckets_of, with_buckets
 from ortflow.workflow.fusion.table_rows import TableRows, with_rows

@@ -7,79 +7,37 @@ other, every call has a time limit: see `nccl_watch`.
 from __future__ import annotations
 
 import ctypes
-import glob
-import site
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ortflow.workflow.comm import Communicator, Link, Request
+from ortflow.workflow.comm.nccl_library import (
+    BFLOAT16,
+    BYTE,
+    GRAPH_COLLECTIVES,
+    IN_PROGRESS,
+    SUM,
+    TYPES,
+    Config,
+    NcclError,
+    UniqueId,
+)
 from ortflow.workflow.comm.nccl_links import NcclLink
 from ortflow.workflow.comm.nccl_messages import sentence
 from ortflow.workflow.comm.nccl_watch import PERIOD, Watch
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import Buffer
-from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
-from ortflow.workflow.errors import CommunicationError
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.layout import share
 
-TYPES = {"float16": 6, "float32": 7, "float64": 8, "int64": 4}
-"""numpy's names -> ncclDataType_t."""
-BFLOAT16 = 9
-"""The same of what numpy has no name for."""
-BYTE = 1
-"""ncclUint8."""
-SUM, MAX = 0, 2
-"""ncclRedOp_t."""
-GRAPH_COLLECTIVES: Sequence[tuple[Any, ...]] = (
-    ("ncclAllReduce", SUM), ("ncclAllReduce", MAX), ("ncclAllGather",), ("ncclReduceScatter", SUM),
-)  # fmt: skip
-"""By the kind of a graph's collective: the function, and what it reduces by."""
-IN_PROGRESS = 7
-"""ncclResult_t of a communicator that has not finished to connect."""
-_UNSET = -(2**31)
-"""NCCL_CONFIG_UNDEF_INT."""
 BLOCKS_BESIDE = 4
 """Thread blocks of a message's kernel beside passes: each keeps a multiprocessor busy while it waits for the other
 rank."""
 CONNECT = 300.0
 """Seconds in which ranks that MPI has connected must connect through NCCL, and disconnect."""
-
-
-class NcclError(CommunicationError):
-    """An NCCL call that failed."""
-
-
-class UniqueId(ctypes.Structure):
-    """ncclUniqueId: passed by value."""
-
-    _fields_ = (("internal", ctypes.c_char * 128),)
-
-
-class Config(ctypes.Structure):
-    """ncclConfig_t of NCCL 2.17. Later versions recognise it by its size and version."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("blocking", ctypes.c_int),
-        ("cluster", ctypes.c_int),
-        ("least_blocks", ctypes.c_int),
-        ("most_blocks", ctypes.c_int),
-        ("network", ctypes.c_char_p),
-    )
-
-    @classmethod
-    def blocking_calls(cls, most_blocks: int | None = None) -> Config:
-        """Each call returns when it has queued its work. Without this NCCL starts a thread for each: 50 us.
-
-        `most_blocks`: thread blocks of a kernel, each of which takes a multiprocessor; None leaves them to NCCL.
-        """
-        return cls(
-            ctypes.sizeof(cls), 0xCAFEBEEF, 21700, 1, _UNSET, _UNSET, _UNSET if most_blocks is None else most_blocks
-        )
 
 
 class NcclCommunicator(StagedCommunicator):
@@ -411,41 +369,3 @@ def _place(buffer: CudaBuffer) -> tuple[Any, Any, Any, int]:
     """Arguments of a call that works in place: source, target, count and type."""
     memory = ctypes.c_void_p(buffer.pointer)
     return memory, memory, ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
-
-
-def load() -> Any | None:
-    """NCCL as installed by pip, else the system's; None if there is none."""
-    folders = [*site.getsitepackages(), site.getusersitepackages()]
-    found = [path for folder in folders for path in glob.glob(f"{folder}/nvidia/nccl/lib/libnccl.so.2")]
-    for path in (*found, "libnccl.so.2"):
-        try:
-            library = ctypes.CDLL(path)
-        except OSError:
-            continue
-        library.ncclGetErrorString.restype = library.ncclGetLastError.restype = ctypes.c_char_p
-        return library
-    return None
-
-
-def over_gpus(
-    below: Communicator, device: CudaDevice, host: str, limit: float | None = None
-) -> tuple[Communicator, str]:
-    """The communicator for sums over the ranks' GPUs, and its name for the log. Collective.
-
-    NCCL if each rank has its own GPU and the library is present on all; otherwise host memory and MPI. A sum that takes
-    longer than `limit` seconds ends in an error.
-    """
-    library = load()
-    devices: Sequence[tuple[str, str, bool]] | None = below.gather((host, device.gpu.uuid, library is not None))
-    devices = below.broadcast_object(devices)
-    assert devices is not None
-    if len({(host, uuid) for host, uuid, _ in devices}) < len(devices):
-        return StagedCommunicator(below), "MPI, because ranks share a GPU"
-    if library is None or not all(there for _, _, there in devices):
-        return StagedCommunicator(below), "MPI, because NCCL is not installed: pip install 'ortflow[cuda]'"
-    version = ctypes.c_int()
-    library.ncclGetVersion(ctypes.byref(version))
-    number = version.value
-    name = f"NCCL {number // 10000}.{number % 10000 // 100}.{number % 100}"
-    one_host = len({each for each, _, _ in devices}) == 1
-    return NcclCommunicator(below, device, library, limit, one_host=one_host), name

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda_buffer import CudaBuffer
 
 if TYPE_CHECKING:
     from ortflow.workflow.comm.nccl import NcclCommunicator

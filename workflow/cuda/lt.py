@@ -17,7 +17,8 @@ from typing import Any
 from onnx import TensorProto
 
 from ortflow.workflow.cuda.algorithms import Choices, choices, fastest
-from ortflow.workflow.device.cudart import Runtime, major, preload, runtime
+from ortflow.workflow.device.cudart import Runtime, runtime
+from ortflow.workflow.device.libraries import major, preload
 from ortflow.workflow.errors import OrtflowError
 
 WORKSPACE = 32 << 20

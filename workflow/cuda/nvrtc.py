@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.device.cudart import major, preload
+from ortflow.workflow.device.libraries import major, preload
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.rundir import write_atomically

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from ortflow.workflow.device import Device
 from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.device.cudart import CudaError, Gpu, Runtime, major, preload, runtime
+from ortflow.workflow.device.cudart import CudaError, Gpu, Runtime, runtime
+from ortflow.workflow.device.libraries import major, preload
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.runtimes import installed_runtime

@@ -6,13 +6,13 @@ this. Must not depend on ONNX graphs or ranks.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import functools
-import io
 import os
 from dataclasses import dataclass
 from typing import Any
+
+from ortflow.workflow.device.cuda_structures import CopyNode, MemoryHandle, PointerAttributes
+from ortflow.workflow.device.libraries import major, preload
 
 TO_DEVICE, TO_HOST, WITHIN = 1, 2, 3
 """cudaMemcpyKind."""
@@ -26,6 +26,8 @@ _THREAD_LOCAL = 1
 """cudaStreamCaptureMode: calls that cannot be captured fail, but only in the capturing thread."""
 _MAJOR, _MINOR = 75, 76
 """cudaDeviceAttr of the compute capability."""
+_DEVICE_MEMORY = 2
+"""cudaMemoryTypeDevice."""
 _PROPERTIES = 1 << 14
 """Bytes, more than cudaDeviceProp has in any version; it starts with the name and the UUID."""
 
@@ -151,14 +153,14 @@ class Runtime:
 
     def handle_of(self, pointer: int) -> bytes:
         """With which other processes of this machine open what `allocate` gave."""
-        handle = _Handle()
+        handle = MemoryHandle()
         self.call("cudaIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(pointer))
         return bytes(handle)
 
     def open_handle(self, handle: bytes) -> int:
         """Address of another process's memory, also of another GPU's, if this one reaches that."""
         pointer = ctypes.c_void_p()
-        self.call("cudaIpcOpenMemHandle", ctypes.byref(pointer), _Handle.from_buffer_copy(handle), _OPENS_ACCESS)
+        self.call("cudaIpcOpenMemHandle", ctypes.byref(pointer), MemoryHandle.from_buffer_copy(handle), _OPENS_ACCESS)
         return int(pointer.value or 0)
 
     def close_handle(self, pointer: int) -> None:
@@ -291,105 +293,15 @@ class Runtime:
 
     def copy_ends(self, node: int) -> tuple[int, int]:
         """Addresses that a node of type copy reads from and writes to; 0 for a CUDA array."""
-        parameters = _Copy()
+        parameters = CopyNode()
         self.call("cudaGraphMemcpyNodeGetParams", ctypes.c_void_p(node), ctypes.byref(parameters))
         return int(parameters.source.pointer or 0), int(parameters.target.pointer or 0)
 
     def on_device(self, pointer: int) -> bool:
         """Whether an address is memory of a GPU."""
-        attributes = _Attributes()
+        attributes = PointerAttributes()
         self.call("cudaPointerGetAttributes", ctypes.byref(attributes), ctypes.c_void_p(pointer))
         return int(attributes.kind) == _DEVICE_MEMORY
-
-
-_DEVICE_MEMORY = 2
-"""cudaMemoryTypeDevice."""
-
-
-class _Pitched(ctypes.Structure):
-    """cudaPitchedPtr."""
-
-    _fields_ = (
-        ("pointer", ctypes.c_void_p),
-        ("pitch", ctypes.c_size_t),
-        ("x", ctypes.c_size_t),
-        ("y", ctypes.c_size_t),
-    )
-
-
-class _Copy(ctypes.Structure):
-    """cudaMemcpy3DParms."""
-
-    _fields_ = (
-        ("source_array", ctypes.c_void_p), ("source_place", ctypes.c_size_t * 3), ("source", _Pitched),
-        ("target_array", ctypes.c_void_p), ("target_place", ctypes.c_size_t * 3), ("target", _Pitched),
-        ("extent", ctypes.c_size_t * 3), ("kind", ctypes.c_int),
-    )  # fmt: skip
-
-
-class _Handle(ctypes.Structure):
-    """cudaIpcMemHandle_t: passed by value."""
-
-    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
-
-
-class _Attributes(ctypes.Structure):
-    """cudaPointerAttributes, with room for what later versions add."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int), ("device", ctypes.c_int), ("device_pointer", ctypes.c_void_p),
-        ("host_pointer", ctypes.c_void_p), ("more", ctypes.c_long * 16),
-    )  # fmt: skip
-
-
-class Blas:
-    """The one routine of cuBLAS that is needed, on a stream."""
-
-    def __init__(self, library: Any, stream: int) -> None:
-        self._blas, self._handle = library, ctypes.c_void_p()
-        self._call("cublasCreate_v2", ctypes.byref(self._handle))
-        self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(stream))
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        code = int(getattr(self._blas, name)(*arguments))
-        if code:
-            raise CudaError(code, f"{name} failed with status {code}")
-
-    def scale(self, target: int, factor: float, count: int) -> None:
-        """Queue target *= factor of so many fp32 elements."""
-        self._call(
-            "cublasSscal_v2_64", self._handle, ctypes.c_int64(count), ctypes.byref(ctypes.c_float(factor)),
-            ctypes.c_void_p(target), ctypes.c_int64(1),
-        )  # fmt: skip
-
-    def add(self, target: int, source: int, count: int) -> None:
-        """Queue target += source of so many fp32 elements."""
-        one, step = ctypes.c_float(1.0), ctypes.c_int64(1)
-        self._call(
-            "cublasSaxpy_v2_64", self._handle, ctypes.c_int64(count), ctypes.byref(one),
-            ctypes.c_void_p(source), step, ctypes.c_void_p(target), step,
-        )  # fmt: skip
-
-
-@functools.cache
-def major() -> str:
-    """The CUDA that the installed ONNX Runtime was built with: 13; empty where it was built without."""
-    from ortflow.workflow.onnx_runtime import onnxruntime
-
-    return str(getattr(onnxruntime, "cuda_version", "") or "").split(".")[0]
-
-
-@functools.cache
-def preload() -> str:
-    """Load CUDA's libraries and cuDNN, as pip installed them or as the system has them; what was said of missing ones.
-
-    From then on each is found by its name alone: by ctypes, and by ONNX Runtime.
-    """
-    from ortflow.workflow.onnx_runtime import onnxruntime
-
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        onnxruntime.preload_dlls()
-    return " ".join(said.getvalue().split())
 
 
 def runtime() -> Runtime:
@@ -399,9 +311,3 @@ def runtime() -> Runtime:
     # up the work that this rank waits for. CUDA has 8 queues unless more are asked for before it starts.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     return Runtime(ctypes.CDLL(f"libcudart.so.{major()}"))
-
-
-def blas(stream: int) -> Blas:
-    """cuBLAS on a stream of this thread's device."""
-    preload()
-    return Blas(ctypes.CDLL(f"libcublas.so.{major()}"), stream)

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from ortflow.workflow.device.cudart import TO_DEVICE, TO_HOST, CudaError, Runtime
 
 if TYPE_CHECKING:
-    from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+    from ortflow.workflow.device.cuda import CudaDevice
+    from ortflow.workflow.device.cuda_buffer import CudaBuffer
 
 
 class Pinned:

@@ -108,7 +108,7 @@ def device_of(context: Context, comm: Communicator) -> Device:
     if trouble is not None or device is None:
         raise trouble or OrtflowError("this rank has no device")
     if device.kind == "cuda":
-        from ortflow.workflow.comm.nccl import over_gpus
+        from ortflow.workflow.comm.over_gpus import over_gpus
         from ortflow.workflow.device.cuda import CudaDevice
 
         assert isinstance(device, CudaDevice)

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import numpy as np
 import onnx
 
-from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.optim.after_step import loss_scale_graph
 from ortflow.workflow.sessions.session import Binding

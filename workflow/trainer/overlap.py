@@ -17,7 +17,7 @@ from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.device.capture import Stage
 from ortflow.workflow.device.cpu import HostBuffer
-from ortflow.workflow.device.cuda import CudaBuffer
+from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import LEAST, Bucket, buckets_of, with_buckets, with_small_end
 from ortflow.workflow.fusion.table_rows import TableRows, with_rows

@@ -32,7 +32,8 @@ from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.comm.peers import PeerMemory, connect
 from ortflow.workflow.cuda.operators import Operators
 from ortflow.workflow.cuda.peers import PeerKernels
-from ortflow.workflow.device.cuda import ALIGNMENT, CudaBuffer, CudaDevice
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda_buffer import ALIGNMENT, CudaBuffer
 from ortflow.workflow.device.cudart import WITHIN
 from ortflow.workflow.layout import share
 from ortflow.workflow.memory import ITEM

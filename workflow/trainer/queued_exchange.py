@@ -26,7 +26,8 @@ from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda import shards
 from ortflow.workflow.cuda.operators import Operators
 from ortflow.workflow.cuda.source import BYTES
-from ortflow.workflow.device.cuda import ALIGNMENT, CudaBuffer, CudaDevice
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda_buffer import ALIGNMENT, CudaBuffer
 from ortflow.workflow.device.cudart import WITHIN
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import UserError

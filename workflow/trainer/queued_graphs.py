@@ -12,7 +12,8 @@ import onnx
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.device import HALF_PRECISIONS, Buffer
 from ortflow.workflow.device.capture import Agreement, Repeated
-from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.fusion.buckets import TOKEN
 from ortflow.workflow.fusion.rounded import reading_rounded

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from onnx import TensorProto
 
-from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.fusion.rounded import ROUNDED, rounding
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.optim.segments import Segment

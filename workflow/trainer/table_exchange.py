@@ -15,7 +15,8 @@ from onnx import TensorProto
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.cuda.embedding import TableGrad
 from ortflow.workflow.cuda.operators import Operators, PlacedCall, Tensor
-from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.table_rows import TableRows
 from ortflow.workflow.sessions.gpu_collectives import stored_type
