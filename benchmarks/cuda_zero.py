@@ -218,7 +218,8 @@ def on_the_cpu(options: argparse.Namespace) -> dict[str, Any]:
     from ortflow.workflow.kernels.library import find_library
     from ortflow.workflow.optim.graph import optimizer_graph
     from ortflow.workflow.optim.segments import segments
-    from ortflow.workflow.sessions.session import Binding, Sessions
+    from ortflow.workflow.sessions.binding import Binding
+    from ortflow.workflow.sessions.session import Sessions
     from ortflow.workflow.spec.run import RunSpec
 
     _, gpu = world_of()

@@ -38,7 +38,8 @@ from ortflow.workflow.parallel.division import folder_of
 from ortflow.workflow.parallel.schedule import Action, schedule
 from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.parallel.timeline import bubble_by_formula, timeline
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.stage_runner import StageRunner

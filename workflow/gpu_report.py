@@ -93,7 +93,8 @@ def product(device: CudaDevice, kind: str) -> float:
     import onnx
     from onnx import TensorProto, helper
 
-    from ortflow.workflow.sessions.session import Binding, Sessions
+    from ortflow.workflow.sessions.binding import Binding
+    from ortflow.workflow.sessions.session import Sessions
 
     width = WIDTH[kind]
     element = TensorProto.FLOAT if kind == "float32" else TensorProto.FLOAT16

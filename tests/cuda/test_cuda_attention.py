@@ -16,7 +16,8 @@ from ortflow.workflow.graph.attention.find import MASKED
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.replacement import set_attribute
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 
 INPUTS = ("q", "k", "v", "do")
 MADE = ("o", "stats", "dq", "dk", "dv")

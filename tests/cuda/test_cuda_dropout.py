@@ -25,7 +25,8 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.types import SEED
 from ortflow.workflow.kernels.dropout import attributes
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer.graph import GraphTrainer
 
 RATIO, NUMBER = 0.3, 5

@@ -15,7 +15,8 @@ from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 
 WHOLE = (6, 5, 4, 33)
 SHAPES = [

@@ -20,7 +20,8 @@ from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM, GraphSet, half_of
 from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import MicroBatch, queued
 from ortflow.workflow.trainer.builder import write_forms

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.optimize.on_cuda import on_cuda
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 
 COUNT = 100_003
 

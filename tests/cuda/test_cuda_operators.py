@@ -38,7 +38,8 @@ from operators_on_gpu import (
 
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 
 MIXED = [*((kind,) * 4 for kind in KINDS), (FLOAT, BF16, BF16, FLOAT), (FP16, FLOAT, FLOAT, FP16)]
 

@@ -17,7 +17,8 @@ from ortflow.workflow.device.choice import cuda_runtime
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, GraphSet
 from ortflow.workflow.kernels.library import library_for
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 
 
 def memory(name: str) -> int:

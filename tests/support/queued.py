@@ -30,7 +30,8 @@ from ortflow.workflow.optim.gradient import queued_gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import guarded
 from ortflow.workflow.optim.segments import segments
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome
 from ortflow.workflow.trainer.graph import GraphTrainer

@@ -29,7 +29,8 @@ from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.schedule import Kind
 from ortflow.workflow.parallel.stage import StageSet
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
 from ortflow.workflow.trainer.stage_runner import StageRunner

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 
 
 class FakeSession:

@@ -24,7 +24,8 @@ from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, in_order, is_collective, kind_of
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.sessions import collectives
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 
 pytestmark = needs_kernels
 CHANNEL = 7
@@ -154,7 +155,7 @@ def test_what_a_collective_raises_ends_the_run_and_is_raised_again() -> None:
 
 
 def sessions_errors() -> tuple[type[Exception], ...]:
-    from ortflow.workflow.sessions.session import SESSION_ERRORS
+    from ortflow.workflow.sessions.failures import SESSION_ERRORS
 
     return SESSION_ERRORS
 

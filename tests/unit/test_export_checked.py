@@ -19,7 +19,8 @@ from onnx import helper
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.inference import FlatTensors, export_checked, relative
 

@@ -17,7 +17,7 @@ from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import find_library
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import MicroBatch, Report, first_gradient
 from ortflow.workflow.trainer.first_gradient import Checked
 from ortflow.workflow.trainer.graph import GraphTrainer

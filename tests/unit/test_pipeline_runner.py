@@ -25,7 +25,8 @@ from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.schedule import Kind
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.buffer_pool import Held
 from ortflow.workflow.trainer.stage_evaluation import StageEvaluation

@@ -21,7 +21,7 @@ from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import LOSS_SUM, GraphSet, with_kernels_of
 from ortflow.workflow.progress import Progress
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import StepOutcome
 from ortflow.workflow.trainer.graph import GraphTrainer
 

@@ -13,7 +13,8 @@ from graph_build_models import save_model, value
 from onnx import helper
 
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 
 WIDTH = 1 << 22
 PROGRAM = """
@@ -21,7 +22,8 @@ import re, sys
 from pathlib import Path
 import numpy as np
 from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 
 def held(what):
     return int(re.search(what + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024

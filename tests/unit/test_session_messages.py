@@ -5,7 +5,7 @@ from __future__ import annotations
 from messages import says
 
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.sessions.session import run_failure
+from ortflow.workflow.sessions.failures import run_failure
 
 
 def test_cuda_errors_through_onnx_runtime_are_one_sentence() -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import onnx
 
+from ortflow.workflow.assembly.stage_description import check_statistics, described, notes_on, with_costs
 from ortflow.workflow.assembly.stage_forms import Form, forms_of, half_form
 from ortflow.workflow.device import HALF_PRECISIONS
 from ortflow.workflow.errors import UserError
@@ -33,13 +33,13 @@ from ortflow.workflow.graph.stages.balance import (
     sizes_of,
 )
 from ortflow.workflow.graph.stages.costs import Costs, costs_for
-from ortflow.workflow.graph.stages.cut import STATISTIC, WHERE, assign
+from ortflow.workflow.graph.stages.cut import WHERE
 from ortflow.workflow.graph.stages.derivative import Derivative, carries_gradient, differentiate_pieces
 from ortflow.workflow.graph.stages.halves import halves
 from ortflow.workflow.graph.stages.node_costs import NodeCosts
 from ortflow.workflow.graph.stages.pieces import Piece, cut_graph
 from ortflow.workflow.graph.types import LOSS_SUM
-from ortflow.workflow.parallel.stage import HALF, Cost, Stage, StageSet, Value
+from ortflow.workflow.parallel.stage import HALF, StageSet
 from ortflow.workflow.rundir import write_atomically
 
 
@@ -137,9 +137,9 @@ def build_stages(
     eval_pieces = cut_graph(evaluated, [_in_evaluation(prepared.graph, evaluated.graph, cut) for cut in cuts], weights)
 
     types = shapes.value_types(whole), shapes.value_types(evaluated)
-    stages = _stages(pieces, eval_pieces, derivatives, types, weights)
-    made = StageSet(root, _with_costs(stages, prepared.graph, cuts, weights, costs, seconds), division.ranks)
-    _check_statistics(prepared.graph, made)
+    stages = described(pieces, eval_pieces, derivatives, types, weights)
+    made = StageSet(root, with_costs(stages, prepared.graph, cuts, weights, costs, seconds), division.ranks)
+    check_statistics(prepared.graph, made)
     files: dict[Path, bytes] = {}
     on_gpus = division.precision is not None
     for number in range(count):
@@ -155,7 +155,7 @@ def build_stages(
         more, lines = _half_files(prepared, cuts, weights, trained, division, made, eval_pieces)
         files |= more
         notes += lines
-    notes += _notes(cuts, made)
+    notes += notes_on(cuts, made)
     return StageGraphs(made, files, cuts, tuple(name for name in trained if name in reached), tuple(notes))
 
 
@@ -208,7 +208,7 @@ def _half_files(
     whole, _ = make_differentiable(forward, trained, SCALED)
     pieces, derivatives = _differentiated(whole, prepared, cuts, weights, trained, SCALED)
     types = shapes.value_types(whole)
-    found = _stages(pieces, eval_pieces, derivatives, (types, types), weights)
+    found = described(pieces, eval_pieces, derivatives, (types, types), weights)
     made = StageSet(exact.root, found, exact.ranks, HALF)
     files: dict[Path, bytes] = {}
     for number, (piece, derivative) in enumerate(zip(pieces, derivatives, strict=True)):
@@ -225,70 +225,6 @@ def _half_files(
         files |= _training_files(made, piece, number, [form], weights, without=SCALED)
     files[made.description] = made.to_bytes()
     return files, notes
-
-
-def _stages(
-    pieces: Sequence[Piece],
-    eval_pieces: Sequence[Piece],
-    derivatives: Sequence[Derivative],
-    of: tuple[dict[str, onnx.TypeProto], dict[str, onnx.TypeProto]],
-    weights: Collection[str],
-) -> tuple[Stage, ...]:
-    """What ranks know of the stages; `of` are the types of values in training and in evaluation."""
-    types, eval_types = of
-    stages: list[Stage] = []
-    behind: tuple[str, ...] = ()
-    for number in reversed(range(len(pieces))):
-        piece, other, derivative = pieces[number], eval_pieces[number], derivatives[number]
-        stages.insert(
-            0,
-            Stage(
-                number=number,
-                receives=_values(piece.receives, types, derivative.received),
-                sends=_values(piece.sends, types, behind),
-                passed=piece.passed,
-                eval_receives=_values(other.receives, eval_types, ()),
-                eval_sends=_values(other.sends, eval_types, ()),
-                eval_passed=other.passed,
-                batch=tuple(dict.fromkeys((*piece.batch, *other.batch))),
-                tensors=tuple(name for name in weights if name in piece.weights or name in other.weights),
-                trained=derivative.trained,
-                dropouts=piece.dropouts,
-            ),
-        )
-        behind = derivative.received
-    return tuple(stages)
-
-
-def _with_costs(
-    stages: Sequence[Stage],
-    graph: onnx.GraphProto,
-    cuts: Sequence[Sequence[str]],
-    weights: Collection[str],
-    costs: Costs,
-    seconds: Callable[[onnx.NodeProto], float] | None,
-) -> tuple[Stage, ...]:
-    """The stages of a forward graph with the costs of their nodes."""
-    found = []
-    for stage, places in zip(stages, assign(graph, cuts, weights).stages, strict=True):
-        nodes = [graph.node[place] for place in sorted(places)]
-        taken = None if seconds is None else sum(map(seconds, nodes))
-        sent = sum(costs.bytes(value.name) for value in stage.sends)
-        found.append(replace_fields(stage, cost=Cost(sum(map(costs.operations, nodes)), taken, sent)))
-    return tuple(found)
-
-
-def _check_statistics(prepared: onnx.GraphProto, made: StageSet) -> None:
-    """Only one rank of a pipeline moves a running statistic: no other may evaluate with it."""
-    moving = {value.name.removesuffix(STATISTIC) for value in prepared.output if value.name.endswith(STATISTIC)}
-    for name, ranks in made.holders().items():
-        if name in moving and len(ranks) > 1:
-            raise UserError(
-                f"the ranks {ranks[0]} and {ranks[1]} of a pipeline both use the running statistic {name!r}, one in "
-                "training and the other in evaluation",
-                where=WHERE,
-                fix="cut the model where its layers are not in two stages",
-            )
 
 
 def _training_files(
@@ -332,13 +268,6 @@ def _bytes(model: onnx.ModelProto) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def _values(names: Sequence[str], types: dict[str, onnx.TypeProto], gradients: Collection[str]) -> tuple[Value, ...]:
-    def dtype(name: str) -> str:
-        return str(onnx.helper.tensor_dtype_to_np_dtype(shapes.element_type(types, name)).name)
-
-    return tuple(Value(name, dtype(name), name in gradients) for name in names)
-
-
 def _made(graph: onnx.GraphProto) -> set[str]:
     return {name for node in graph.node for name in node.output if name}
 
@@ -372,18 +301,3 @@ def _in_evaluation(prepared: onnx.GraphProto, evaluate: onnx.GraphProto, cut: Se
             name = dropped[name]
         names.append(name)
     return names
-
-
-def _notes(cuts: Sequence[Sequence[str]], made: StageSet) -> list[str]:
-    lines = [f"stage {number} ends with {', '.join(cut)}" for number, cut in enumerate(cuts)]
-    known = [stage.cost for stage in made.stages if stage.cost is not None]
-    operations = max(1, sum(cost.operations for cost in known))
-    for number, cost in enumerate(known):
-        share = f"{cost.operations / operations:.0%} of the counted operations"
-        taken = share if cost.seconds is None else f"{1e3 * cost.seconds:.3g} ms measured, {share}"
-        sent = f"; {cost.sent:,} bytes go to the next stage" if number < len(known) - 1 else ""
-        lines.append(f"stage {number} in a forward pass of a micro-batch: {taken}{sent}")
-    for name, ranks in made.holders().items():
-        if len(ranks) > 1:
-            lines.append(f"{name} is held by the ranks {', '.join(map(str, ranks))} of each pipeline")
-    return lines

@@ -15,7 +15,8 @@ from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.runtime_check.case import OPSET, Array, node, normal
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.optimizers import Sgd
 
 _COUNT = 1 << 15

@@ -13,7 +13,8 @@ from ortflow.workflow.runtime_check import images, places, products, recurrent, 
 from ortflow.workflow.runtime_check.behaviour import BEHAVIOURS, Behaviour
 from ortflow.workflow.runtime_check.case import Case
 from ortflow.workflow.runtimes import installed_runtime
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.sessions.settings import DEFAULTS, Outcome, Settings
 
 THREADS = 2

@@ -15,7 +15,7 @@ from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.optim.after_step import loss_scale_graph
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer.loss_scale import LARGEST, PERIOD, SMALLEST, LossScale
 
 

@@ -20,7 +20,8 @@ from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer.checked_part import CheckedPart, CheckedTensor
 from ortflow.workflow.trainer.differences import (
     SMALLEST_SCALE,

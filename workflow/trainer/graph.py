@@ -25,7 +25,8 @@ from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.segments import Segment, segments
 from ortflow.workflow.progress import evaluation_seed
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.optimizers import moments
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer

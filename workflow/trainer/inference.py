@@ -23,7 +23,9 @@ from ortflow.workflow.graph.normalize.randomness import seed_random_operators
 from ortflow.workflow.graph.types import SEED, GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.sessions.session import SESSION_ERRORS, Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.failures import SESSION_ERRORS
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 
 TOLERANCE = 1e-4

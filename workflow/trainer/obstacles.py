@@ -10,7 +10,7 @@ import onnx
 from ortflow.workflow.graph.attention.find import drops_weights
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 
 SEEDED = frozenset(
     {

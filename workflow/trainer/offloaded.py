@@ -18,7 +18,7 @@ from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.guard import GRADIENTS
 from ortflow.workflow.optim.segments import Piece, pieces, segments
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer

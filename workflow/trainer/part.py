@@ -22,7 +22,8 @@ from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.parallel.region import Region
 from ortflow.workflow.parallel.ties import common, ties
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, SILENT

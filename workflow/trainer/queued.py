@@ -19,7 +19,7 @@ from ortflow.workflow.cuda.algorithms import PURPOSE, choices
 from ortflow.workflow.device.capture import Agreement
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, fault_in
 from ortflow.workflow.trainer.obstacles import copied_by, draw_alike, obstacle_in

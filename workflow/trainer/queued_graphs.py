@@ -23,7 +23,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.after_step import statistics_graph
 from ortflow.workflow.optim.gradient import FACTOR
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer.device_scale import DeviceScale
 from ortflow.workflow.trainer.graph import TAIL, GraphTrainer
 from ortflow.workflow.trainer.loss_scale import loss_scale_of, unit_of

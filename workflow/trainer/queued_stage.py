@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.parallel.stage import StageSet
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer.obstacles import copied_by, obstacle_in
 from ortflow.workflow.trainer.queued_part import QueuedPartTrainer
 from ortflow.workflow.trainer.stage_trainer import StageTrainer

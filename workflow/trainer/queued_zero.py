@@ -15,7 +15,7 @@ from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import queued_gradient_graph, square_sum_graph, square_sums_graph
 from ortflow.workflow.optim.guard import GRADIENTS, guarded
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.spec.optimizers import Lamb
 from ortflow.workflow.trainer.queued import QueuedTrainer
 from ortflow.workflow.trainer.zero import ZeroTrainer

@@ -16,7 +16,8 @@ from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.fusion.rounded import ROUNDED, rounding
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 
 AT_A_TIME = 1 << 28
 """Elements that one run of the rounding graph takes: ONNX Runtime's Cast counts in 32 bits."""

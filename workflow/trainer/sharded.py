@@ -28,7 +28,8 @@ from ortflow.workflow.layout import share
 from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.runs import NOTHING, Runs
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.sessions.shards import forget, listen
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
 from ortflow.workflow.trainer.canonical import swap

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.stage import Stage, StageSet
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.buffer_pool import Held
 from ortflow.workflow.trainer.stage_memory import give, held

@@ -13,7 +13,7 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer.buffer_pool import Held
 
 _DTYPES = {

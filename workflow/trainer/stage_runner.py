@@ -17,7 +17,8 @@ from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.schedule import Kind, schedule
 from ortflow.workflow.parallel.stage import Stage, StageSet
-from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.stage_memory import GradientSums, Pool, handed_out
 from ortflow.workflow.trainer.stage_slots import Repeat, Slots

@@ -15,7 +15,7 @@ from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.parallel.messages import Message
 from ortflow.workflow.parallel.schedule import Action
 from ortflow.workflow.parallel.stage import gradient_from_next, gradient_of
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer.buffer_pool import Held, Shape
 from ortflow.workflow.trainer.stage_memory import give, held
 from ortflow.workflow.trainer.stage_step import Chunk, Step

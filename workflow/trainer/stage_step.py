@@ -15,7 +15,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.messages import Message, traffic
 from ortflow.workflow.parallel.schedule import Action
 from ortflow.workflow.parallel.stage import Stage, gradient_from_next, gradient_of
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.buffer_pool import Held, Shape
 from ortflow.workflow.trainer.stage_memory import GradientSums, Pool, give, held

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ortflow.workflow.device import HALF_PRECISIONS
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.stage import HALF, StageSet
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
 from ortflow.workflow.trainer.graph import TAIL
 from ortflow.workflow.trainer.part import PartTrainer

@@ -28,7 +28,7 @@ from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import CHANGES, GRADIENTS
 from ortflow.workflow.optim.lamb_shares import apply_graph, change_graph
 from ortflow.workflow.optim.segments import Piece, pieces, segments
-from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.spec.optimizers import Lamb, moments
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.graph import TAIL, GraphTrainer

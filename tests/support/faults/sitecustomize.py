@@ -46,7 +46,7 @@ def die_lending(tensors: int) -> None:
 
 def fail_in_check(error: str) -> None:
     from ortflow.workflow import errors
-    from ortflow.workflow.sessions.session import Binding
+    from ortflow.workflow.sessions.binding import Binding
     from ortflow.workflow.trainer.divided import DividedTrainer
     from ortflow.workflow.trainer.sharded import ShardedTrainer
 
