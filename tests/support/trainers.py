@@ -17,8 +17,9 @@ from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import Report
+from ortflow.workflow.trainer.bound_graphs import SILENT
 from ortflow.workflow.trainer.builder import trainer_class
-from ortflow.workflow.trainer.graph import SILENT, GraphTrainer
+from ortflow.workflow.trainer.graph import GraphTrainer
 
 
 def trainer_on(graphs: GraphSet, spec: RunSpec) -> GraphTrainer:

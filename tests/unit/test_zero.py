@@ -21,7 +21,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
-from ortflow.workflow.trainer.graph import TAIL
+from ortflow.workflow.trainer.bound_graphs import TAIL
 from ortflow.workflow.trainer.sharded import ShardedTrainer
 
 pytestmark = pytest.mark.rotates

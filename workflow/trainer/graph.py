@@ -1,8 +1,6 @@
 """The trainer of ONNX graphs over flat buffers: ONNX Runtime runs the training, evaluation and optimizer graph.
 
-One buffer holds all parameters followed by the running statistics, one all gradients. In the same memory, the gradients
-are followed by the running statistics and a short tail of sums, so that one all-reduce per step carries everything that
-the ranks must agree on. Called by the training loop. Reads no files except its graphs.
+Called by the training loop. The buffers and the graphs are those of `bound_graphs`.
 """
 
 from __future__ import annotations
@@ -15,21 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.copying import Copying
-from ortflow.workflow.device.shard import Shard, Sliced
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet, synced_of
-from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.optim.segments import Segment, segments
 from ortflow.workflow.progress import evaluation_seed
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.optimizers import moments
-from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, StepOutcome
+from ortflow.workflow.trainer.bound_graphs import TAIL, BoundGraphs
 from ortflow.workflow.trainer.evaluation import evaluated
 from ortflow.workflow.trainer.inference import export_checked
 from ortflow.workflow.trainer.watched_logits import watch_logits
@@ -38,160 +31,12 @@ if TYPE_CHECKING:
     from ortflow.workflow.trainer.checked_part import CheckedPart
     from ortflow.workflow.trainer.first_gradient import Checked
 
-SILENT = Report()
-TAIL = 64
-"""Elements of the tail: loss, weight, samples, then the control values."""
 CONTROL_VALUES = 3
+"""Place of the control values in the tail."""
 
 
-class GraphTrainer(Trainer):
+class GraphTrainer(BoundGraphs):
     """Drives the three graphs of a run; see the module. Without `training` it holds the parameters and exports."""
-
-    def __init__(
-        self,
-        graphs: GraphSet,
-        spec: RunSpec,
-        sessions: Sessions,
-        communicator: Communicator,
-        report: Report = SILENT,
-        *,
-        training: bool = True,
-    ) -> None:
-        self.index: FlatIndex = graphs.index
-        self.before_update: Callable[[], None] = lambda: None
-        self._graphs, self._spec, self._sessions, self._comm = graphs, spec, sessions, communicator
-        self._report = report
-        self._allocate_parameters()
-        self._moments: Mapping[str, Buffer | Shard] = {}
-        if training:
-            self._open_for_training()
-
-    def _allocate_parameters(self) -> None:
-        """The whole flat buffer, and this rank's part of it: all of it."""
-        self._parameters = self._sessions.device.allocate(self.index.size, np.float32)
-        self._here: Sliced = self._parameters
-
-    def _open_for_training(self) -> None:
-        device = self._sessions.device
-        state_start, state_end = self.index.span("state")
-        self._state_span = (state_start, state_end)
-        held, states = self._gradients_held, state_end - state_start
-        # Gradients, running statistics and tail in one piece: one collective call per step.
-        self._sync = device.allocate(held + states + TAIL, np.float32)
-        self._gradients = self._sync.slice(0, held)
-        self._statistics = self._sync.slice(held, held + states)
-        self._tail = self._sync.slice(held + states, held + states + TAIL)
-        # The running statistics that a micro-batch starts from: the state itself changes only with an update.
-        self._running = device.allocate(states, np.float32)
-        self._sums = device.allocate(2, np.float32)
-        self._updates: list[Callable[[], None]] = []
-        self._allocate_for_update()
-
-        self._open_passes()
-        self._metric_sums = device.allocate(len(self._metric_outputs), np.float32)
-        self._totals = device.allocate(len(self._metric_outputs) + TAIL, np.float64)
-        self._tie_metrics()
-        self._bind_update()
-
-    def _open_passes(self) -> None:
-        """The graphs of training and evaluation, bound to the buffers, and the names of the metrics' sums."""
-        training = self._open_train()
-        self._first = self._bind_training(training, self._gradients)
-        self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
-        self._evaluation = Binding(self._open_eval(), self._sessions.device)
-        self._evaluation.read_tensors(self.index, self._here)
-        self._metric_outputs = sorted(name for name in self._evaluation.outputs if name.startswith("ortflow."))
-
-    def _tie_metrics(self) -> None:
-        for place, name in enumerate(self._metric_outputs):
-            self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
-
-    @property
-    def _gradients_held(self) -> int:
-        """Elements of the gradients that a training graph writes."""
-        return self.index.trained
-
-    def _open_train(self) -> onnxruntime.InferenceSession:
-        return self._sessions.open_fastest(self._train_path)
-
-    @property
-    def _train_path(self) -> Path:
-        """The training graph of a step; that of the check has the statistics of one rank."""
-        return synced_of(self._graphs.train) if self._spec.synced_ranks else self._graphs.train
-
-    def _open_eval(self) -> onnxruntime.InferenceSession:
-        return self._sessions.open(self._graphs.eval)
-
-    def _allocate_for_update(self) -> None:
-        """The moments, and the buffer for the gradients of further micro-batches."""
-        device, spec, trained = self._sessions.device, self._spec, self.index.trained
-        self._moments = {name: device.allocate(trained, np.float32) for name in moments(spec.train.optimizer)}
-        self._scratch = device.allocate(trained, np.float32) if spec.accumulation > 1 else None
-
-    def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
-        binding = Binding(session, self._sessions.device)
-        binding.read_tensors(self.index, self._here)
-        for entry in self.index:
-            gradient, new = f"{entry.name}_grad", f"{entry.name}_new"
-            if gradient in binding.outputs:
-                binding.write_to(gradient, gradients.slice(entry.offset, entry.end), entry.tensor.shape)
-            if new in binding.outputs:
-                start = entry.offset - self._state_span[0]
-                end = start + entry.tensor.count
-                binding.read_from(entry.name, self._running.slice(start, end), entry.tensor.shape)
-                binding.write_to(new, self._statistics.slice(start, end), entry.tensor.shape)
-        for place, name in enumerate((LOSS_SUM, LOSS_WEIGHT)):
-            if name in binding.outputs:
-                binding.write_to(name, self._sums.slice(place, place + 1), ())
-        return binding
-
-    def _bind_scaling(self) -> Binding:
-        device, count = self._sessions.device, self._gradients.count
-        self._scale = device.allocate(2, np.float32)
-        self._norm = device.allocate(1, np.float32)
-        scaling = Binding(self._sessions.open_fastest(self._graphs.gradient), device)
-        scaling.read_from("gradients", self._gradients, (count,))
-        scaling.read_from("inverse_weight", self._scale.slice(0, 1), (1,))
-        scaling.read_from("max_norm", self._scale.slice(1, 2), (1,))
-        scaling.write_to("gradients.out", self._gradients, (count,))
-        scaling.write_to("norm", self._norm, (1,))
-        return scaling
-
-    def _bind_update(self) -> None:
-        device = self._sessions.device
-        self._scaling = self._bind_scaling()
-        self._rate = device.allocate(1, np.float32)
-        self._update_number = device.allocate(1, np.int64)
-        cuts = segments(self._spec.train.optimizer, self.index)
-        update = self._bind_pieces(self._sessions.open_fastest(self._graphs.optimizer), cuts, self._gradients)
-        self._updates = [self._repeated("the update", update.run)]
-
-    def _repeated(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
-        """Work that every step repeats on the same memory; `name` is its name in the log."""
-        return run
-
-    def _bind_pieces(
-        self,
-        session: onnxruntime.InferenceSession,
-        cuts: Sequence[Segment],
-        gradients: Buffer | Shard,
-        moments_: Mapping[str, Buffer | Shard] | None = None,
-    ) -> Binding:
-        """An update's graph, bound to pieces of the flat buffers. It may leave some unread or unwritten.
-
-        `moments_` are the trainer's unless they are given.
-        """
-        update = Binding(session, self._sessions.device)
-        update.read_from("learning_rate", self._rate, (1,))
-        update.read_from("step", self._update_number, (1,))
-        flat: dict[str, Sliced] = {"parameters": self._here, "gradients": gradients, **(moments_ or self._moments)}
-        for number, piece in enumerate(cuts):
-            for name, buffer in flat.items():
-                part, value = buffer.slice(piece.start, piece.stop), f"{name}.{number}"
-                update.read_from(value, part, (piece.count,))
-                if f"{value}.out" in update.outputs:
-                    update.write_to(f"{value}.out", part, (piece.count,))
-        return update
 
     def state(self) -> Mapping[str, Buffer | Shard]:
         """Parameters (with running statistics) and the optimizer's moments."""
@@ -299,15 +144,6 @@ class GraphTrainer(Trainer):
             state.copy_from(self._statistics)
         elif state.count:
             state.write(self._statistics.read() / np.float32(self._comm.world_size))
-
-    def _feed(self, binding: Binding, batch: MicroBatch, seed: int) -> None:
-        for name, array in batch.arrays.items():
-            if name in binding.inputs:
-                binding.feed(name, array)
-        if VALID in binding.inputs:
-            binding.feed(VALID, np.array([batch.count], np.int64))
-        if SEED in binding.inputs:
-            binding.feed(SEED, np.array([seed], np.int64))
 
     def environment(self) -> Mapping[str, str]:
         """See the protocol."""

@@ -26,7 +26,8 @@ from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
-from ortflow.workflow.trainer.graph import CONTROL_VALUES, SILENT
+from ortflow.workflow.trainer.bound_graphs import SILENT
+from ortflow.workflow.trainer.graph import CONTROL_VALUES
 from ortflow.workflow.trainer.tensor_norms import sum_over, take_over_first
 from ortflow.workflow.trainer.tied import CommonWeights, TiedWeights
 from ortflow.workflow.trainer.zero import ZeroTrainer

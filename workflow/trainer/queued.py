@@ -21,7 +21,8 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
-from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, fault_in
+from ortflow.workflow.trainer.bound_graphs import TAIL
+from ortflow.workflow.trainer.graph import CONTROL_VALUES, fault_in
 from ortflow.workflow.trainer.obstacles import copied_by, draw_alike, obstacle_in
 from ortflow.workflow.trainer.overlap import OverRanks
 from ortflow.workflow.trainer.precision_check import compare

@@ -24,8 +24,9 @@ from ortflow.workflow.optim.after_step import statistics_graph
 from ortflow.workflow.optim.gradient import FACTOR
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.trainer.bound_graphs import TAIL
 from ortflow.workflow.trainer.device_scale import DeviceScale
-from ortflow.workflow.trainer.graph import TAIL, GraphTrainer
+from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainer.loss_scale import loss_scale_of, unit_of
 from ortflow.workflow.trainer.overlap import Overlap, overlapped
 from ortflow.workflow.trainer.rounded import Rounded

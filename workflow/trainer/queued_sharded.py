@@ -20,7 +20,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.shards.program import Program
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.graph import TAIL
+from ortflow.workflow.trainer.bound_graphs import TAIL
 from ortflow.workflow.trainer.offloaded import OffloadedTrainer
 from ortflow.workflow.trainer.overlap import OverRanks
 from ortflow.workflow.trainer.queued_exchange import QueuedExchange

@@ -32,9 +32,9 @@ from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.sessions.shards import forget, listen
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
+from ortflow.workflow.trainer.bound_graphs import TAIL
 from ortflow.workflow.trainer.canonical import swap
 from ortflow.workflow.trainer.exchange import Exchange
-from ortflow.workflow.trainer.graph import TAIL
 from ortflow.workflow.trainer.lent_tensors import LentTensors
 from ortflow.workflow.trainer.mapped_export import export_mapped
 from ortflow.workflow.trainer.watched_logits import watch_logits

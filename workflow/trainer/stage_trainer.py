@@ -15,7 +15,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.stage import HALF, StageSet
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
-from ortflow.workflow.trainer.graph import TAIL
+from ortflow.workflow.trainer.bound_graphs import TAIL
 from ortflow.workflow.trainer.part import PartTrainer
 from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
 from ortflow.workflow.trainer.stage_runner import StageRunner

@@ -31,7 +31,8 @@ from ortflow.workflow.optim.segments import Piece, pieces, segments
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.spec.optimizers import Lamb, moments
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.graph import TAIL, GraphTrainer
+from ortflow.workflow.trainer.bound_graphs import TAIL
+from ortflow.workflow.trainer.graph import GraphTrainer
 
 Moments = Mapping[str, Buffer | Shard]
 
