@@ -126,3 +126,29 @@ def numeric_gradient(function: Any, at: Array, step: float = 1e-6) -> Array:
         behind[place] -= step
         result[place] = (function(ahead) - function(behind)) / (2 * step)
     return result
+
+
+def residual(path: Path) -> Path:
+    """A residual block whose branch begins with a scale of zero, as timm's do: the shortcut's zeros are at the kink of
+    the ReLU behind the sum.
+    """
+    random = np.random.default_rng(3)
+    tensors: dict[str, Array] = {
+        "w": (0.4 * random.normal(size=(6, 8))).astype("float32"),
+        "v": (0.4 * random.normal(size=(8, 8))).astype("float32"),
+        "scale": np.zeros(8, "float32"),
+        "shift": np.zeros(8, "float32"),
+        "mean": np.zeros(8, "float32"),
+        "var": np.ones(8, "float32"),
+        "u": (0.4 * random.normal(size=(8, 3))).astype("float32"),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="/in"),
+        helper.make_node("Relu", ["h"], ["shortcut"], name="/relu"),
+        helper.make_node("MatMul", ["shortcut", "v"], ["b"], name="/branch"),
+        helper.make_node("BatchNormalization", ["b", "scale", "shift", "mean", "var"], ["n"], name="/norm"),
+        helper.make_node("Add", ["shortcut", "n"], ["sum"], name="/sum"),
+        helper.make_node("Relu", ["sum"], ["r"], name="/relu-behind"),
+        helper.make_node("MatMul", ["r", "u"], ["y"], name="/out"),
+    ]
+    return save_model(path, nodes, [value("x", ["batch", 6])], [value("y", ["batch", 3])], tensors)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import stage_models
-from graph_build_models import built, run_file, save_model, value
+from graph_build_models import built, residual, run_file, save_model, value
 from kernels import needs_kernels
 from messages import alike
 from onnx import helper, numpy_helper
@@ -178,6 +178,63 @@ def test_a_state_of_any_layout_is_every_layouts(ranks: int, tmp_path: Path) -> N
         (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
         folders.append(str(folder))
     all_good(ranks, PROGRAM, *folders, timeout=280, OMP_NUM_THREADS="1", ORTFLOW_CACHE=str(tmp_path / "cache"))
+
+
+CHECKING = """
+import sys
+from pathlib import Path
+import numpy as np
+from ortflow.workflow.comm.mpi import MpiCommunicator
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer.divided_opening import open_divided
+
+world = MpiCommunicator()
+folder = Path(sys.argv[1])
+spec = RunSpec.model_validate_json((folder / "spec.json").read_text())
+trainer = open_divided(
+    GraphSet.load(folder / "graphs"), spec, Sessions(CpuDevice(), 1, "error"), world, Report(),
+)
+random = np.random.default_rng(1)
+arrays = {"x": random.normal(size=(16, 6)).astype("float32"), "labels": random.integers(0, 3, 16)}
+part = trainer._part
+honest = part.gradient_of
+
+def spoiled(batch, seed):
+    loss, gradients = honest(batch, seed)
+    if "scale" in part.index:
+        entry = part.index["scale"]
+        gradient = gradients.slice(entry.offset, entry.end)
+        gradient.write(-gradient.read())
+    return loss, gradients
+
+before = {entry.name: part.values(entry.name) for entry in part.index}
+trainer.check([MicroBatch(arrays, 16)])
+for name, values in before.items():
+    assert np.array_equal(part.values(name), values), name
+part.gradient_of = spoiled
+import ortflow.workflow.trainer.divided_check as checking
+checking.VERSION += 1  # or it would remember that it has passed
+try:
+    trainer.check([MicroBatch(arrays, 16)])
+    raise SystemExit("a wrong gradient has passed")
+except UserError as error:
+    assert "'scale'" in str(error), error
+print("good")
+world.close()
+"""
+
+
+def test_the_check_does_not_refuse_branches_that_begin_at_zero(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"resources__ranks_per_node": 2, "parallel": {"pipeline": 2}}
+    model = residual(tmp_path / "model.onnx")
+    built(model, **changes)
+    (tmp_path / "spec.json").write_text(json.dumps(run_file(model, **changes).model_dump(mode="json")))
+    all_good(2, CHECKING, str(tmp_path), timeout=120, OMP_NUM_THREADS="1", ORTFLOW_CACHE=str(tmp_path / "cache"))
 
 
 def test_another_layout_is_a_warning_and_not_refused() -> None:

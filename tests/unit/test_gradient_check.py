@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_build_models import Array, built, run_file, save_model, value
+from graph_build_models import Array, built, residual, run_file, save_model, value
 from messages import says
 from onnx import helper, numpy_helper
 from trainers import trainer_on
@@ -141,6 +141,28 @@ def test_kernels_may_differ_at_a_kink_but_not_everywhere(tmp_path: Path, factor:
         return
     spoil(faster, "w_grad", factor)
     with pytest.raises(UserError, match="differ in the gradient of 'w'"):
+        trainer_of(model, graphs).check_gradient(batch(), 5)
+
+
+def test_branches_that_begin_at_zero_are_not_refused(tmp_path: Path) -> None:
+    model = residual(tmp_path / "model.onnx")
+    trainer = trainer_of(model, built(model))
+    before = trainer.state()["parameters"].read()
+    checked = trainer.check_gradient(batch(), 5)
+    assert checked is not None
+    assert checked.decided
+    assert np.array_equal(trainer.state()["parameters"].read(), before)
+
+
+@pytest.mark.parametrize("factor", [0.0, 2.0, -1.0])
+@pytest.mark.parametrize("tensor", ["scale", "shift"])
+def test_wrong_gradients_of_branches_that_begin_at_zero_are_named(tmp_path: Path, tensor: str, factor: float) -> None:
+    model = residual(tmp_path / "model.onnx")
+    graphs = built(model)
+    for path in (graphs.train, with_kernels_of(graphs.train)):
+        if path.exists():
+            spoil(path, f"{tensor}_grad", factor)
+    with pytest.raises(UserError, match=f"gradient of '{tensor}' disagrees with"):
         trainer_of(model, graphs).check_gradient(batch(), 5)
 
 

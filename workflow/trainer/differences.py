@@ -1,6 +1,6 @@
 """Compares derivatives from a training graph with finite differences of the loss.
 
-Pure arithmetic over two callbacks; called by `gradient_check`. A central difference of a loss in single precision has
+Pure arithmetic over two callbacks; called by `difference_check`. A central difference of a loss in single precision has
 two errors: truncation, estimated from two step sizes, and rounding. The loss is rounded to its own size, however small
 its slope. A step at which this may exceed the tolerance, or the slope that was measured, says nothing; if too few steps
 are left, single precision cannot decide.
@@ -60,9 +60,7 @@ class Tensor:
     @cached_property
     def length(self) -> float:
         """Distance by which the tensor is moved: its step per element, times the root of their number."""
-        rms = norm(self.values) / math.sqrt(max(1, self.values.size))
-        scale = rms if rms > ZEROS else SCALE_OF_ZEROS
-        return RELATIVE_STEP * max(scale, SMALLEST_SCALE) * math.sqrt(self.values.size)
+        return RELATIVE_STEP * scale_of(self.values) * math.sqrt(self.values.size)
 
     @cached_property
     def slope(self) -> float:
@@ -262,3 +260,9 @@ def _signs(seed: tuple[int, ...], size: int, factor: float) -> Iterator[Vector]:
 def norm(values: Vector) -> float:
     """Root of the sum of squares."""
     return math.sqrt(float(np.vdot(values, values)))
+
+
+def scale_of(values: Vector) -> float:
+    """Root mean square of a tensor, or what is assumed in its place."""
+    rms = norm(values) / math.sqrt(max(1, values.size))
+    return max(rms if rms > ZEROS else SCALE_OF_ZEROS, SMALLEST_SCALE)

@@ -23,11 +23,12 @@ from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer.difference_check import ELSEWHERE
 from ortflow.workflow.trainer.differences import SMALLEST_SCALE
 from ortflow.workflow.trainer.first_gradient import has_passed, remember
 from ortflow.workflow.trainer.part import PartTrainer
 
-VERSION = 1
+VERSION = 2
 """Version of the check: changing it repeats the check in every run."""
 GROUPS = 6
 """Number of groups of tensors that are moved together; each takes four passes."""
@@ -96,7 +97,10 @@ class DividedCheck:
         size = -(-len(names) // GROUPS)
         groups = [names[start : start + size] for start in range(0, len(names), size)]
         for group in groups:
-            self._check({name: steps[name] for name in group}, gradient, loss, batch)
+            some = {name: steps[name] for name in group}
+            found = self._disagreement(some, gradient, loss, batch)
+            if found is not None and self._wrong_elsewhere(some, steps, batch):
+                raise _contradiction(group, *found)
         return f"{len(names)} tensors of all ranks against differences of the loss in {len(groups)} groups", gradient
 
     def _steps(self, names: Sequence[str]) -> dict[str, float]:
@@ -111,9 +115,11 @@ class DividedCheck:
         scales = np.sqrt(summed.array / counts)
         return {name: REACH * max(float(scale), SMALLEST_SCALE) for name, scale in zip(names, scales, strict=True)}
 
-    def _check(self, steps: Mapping[str, float], gradient: Vector, loss: float, batch: MicroBatch) -> None:
-        group, here = list(steps), self._part.index
-        directions = {name: self._direction(name, step) for name, step in steps.items() if name in here}
+    def _disagreement(
+        self, steps: Mapping[str, float], gradient: Vector, loss: float, batch: MicroBatch
+    ) -> tuple[float, float] | None:
+        """The change of the loss and what the gradients predict, where the two disagree."""
+        directions = self._directions(steps, 0)
         claimed = self._claimed(directions, gradient)
         far, near = (self._measured(directions, reach, batch) for reach in (1.0, 0.5))
         # Differences over both distances agree except for the loss's curvature: their disagreement is the error.
@@ -125,18 +131,29 @@ class DividedCheck:
             wrong = not abs(near - claimed) <= TOLERANCE * max(abs(near), abs(claimed))
             if not wrong:
                 break
-        if wrong:
-            some = ", ".join(map(repr, group[:5])) + (f" and {len(group) - 5} more" if len(group) > 5 else "")
-            raise UserError(
-                f"the gradient of {some} disagrees with finite differences of the loss: along it the loss changes by "
-                f"{near:.4g}, and the gradients of all ranks predict {claimed:.4g}",
-                where="parallel",
-                fix="report the model to ortflow; train.check_gradient: false trains it anyway",
-            )
+        return (near, claimed) if wrong else None
 
-    def _direction(self, name: str, step: float) -> Vector:
-        """This rank's region of the whole tensor's random direction."""
-        random = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+    def _wrong_elsewhere(self, group: Mapping[str, float], steps: Mapping[str, float], batch: MicroBatch) -> bool:
+        """Whether the gradients of a group disagree wherever all parameters are moved to: no kink is at all places."""
+        for number, place in enumerate(ELSEWHERE, 1):
+            moves = self._directions({name: place / REACH * step for name, step in steps.items()}, number)
+            before = {name: self._part.values(name) for name in moves}
+            for name, move in moves.items():
+                self._part.set_values(name, before[name] + move)
+            loss, gradients = self._part.gradient_of(batch, self._seed)
+            agrees = math.isfinite(loss) and self._disagreement(group, gradients.read(), loss, batch) is None
+            for name, values in before.items():
+                self._part.set_values(name, values)
+            if agrees:
+                return False
+        return True
+
+    def _directions(self, steps: Mapping[str, float], draw: int) -> dict[str, Vector]:
+        """This rank's regions of random directions through tensors; those of each draw are others."""
+        return {name: self._direction(name, step, draw) for name, step in steps.items() if name in self._part.index}
+
+    def _direction(self, name: str, step: float, draw: int) -> Vector:
+        random = np.random.default_rng([self._seed, zlib.crc32(name.encode()), draw])
         signs = random.choice(np.array([-step, step], np.float32), self._part.division.whole[name].tensor.shape)
         return np.ascontiguousarray(self._part.region(name).of(signs), np.float32).reshape(-1)
 
@@ -164,3 +181,13 @@ class DividedCheck:
         total = HostBuffer(np.array([value], np.float64))
         self._ranks.replica.all_reduce(total)
         return float(total.array[0])
+
+
+def _contradiction(group: Sequence[str], measured: float, claimed: float) -> UserError:
+    some = ", ".join(map(repr, group[:5])) + (f" and {len(group) - 5} more" if len(group) > 5 else "")
+    return UserError(
+        f"the gradient of {some} disagrees with finite differences of the loss: along it the loss changes by "
+        f"{measured:.4g}, and the gradients of all ranks predict {claimed:.4g}",
+        where="parallel",
+        fix="report the model to ortflow; train.check_gradient: false trains it anyway",
+    )

@@ -50,7 +50,7 @@ def check_now(key: str, samples: Iterable[MicroBatch], rows: int, check: Check, 
         if not checked.decided:
             report.warn(
                 "the gradient was not checked against differences of the loss, because the loss changes along it by no "
-                "more than single precision rounds it"
+                "more than single precision rounds it, or has kinks at these parameters"
             )
         if checked.compared:
             seconds = time.perf_counter() - start
