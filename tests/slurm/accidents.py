@@ -7,8 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,7 @@ class Accidents:
 
     def _against_events(self, how: dict[str, Any], before: Sight, after: Sight) -> list[str]:
         wrong = []
-        may = [MAY[name] for name in self._struck]
+        may = may_of(self._struck)
         for key, most in (("failures", sum(m.failures for m in may)), ("preemptions", sum(m.preemptions for m in may))):
             if how[key] > most:
                 wrong.append(f"{how[key]} {key}, and at most {most} accidents of that kind")
@@ -207,7 +207,7 @@ class Accidents:
     def reckon(self) -> None:
         """At the end: every attempt ended by something that was done, and harmless things have left no trace."""
         reported = [f"{end['outcome']}: {end.get('cause') or ''}" for end in self._run.records("end")]
-        places = [MAY[name].ends for name in self._struck for _ in range(MAY[name].most) if MAY[name].ends]
+        places = [may.ends for may in may_of(self._struck) for _ in range(may.most) if may.ends]
         lacking = unexplained([words for words in reported if not words.startswith("finished")], places)
         assert not lacking, f"{lacking} of {reported}\n{self.history}\n{self._run.transcript()}"
         if not places:
@@ -419,6 +419,16 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
     except psutil.NoSuchProcess:
         return
+
+
+def may_of(struck: Sequence[str]) -> list[May]:
+    """What these may leave together. A signal counts as a preemption where no controller says that there was none."""
+    away = any(name.startswith("the controller") for name in struck)
+    found = [MAY[name] for name in struck]
+    return [
+        replace(may, preemptions=1, ends=f"{may.ends}|{PREEMPTED}$") if away and BY_HAND in may.ends else may
+        for may in found
+    ]
 
 
 def unexplained(reported: list[str], places: list[str]) -> list[str]:
