@@ -73,6 +73,7 @@ class StageRunner:
         """Receives posted ahead: none in the first step, in which memory grows."""
         self.seconds, self.busy = 0.0, 0.0
         """Of the passes of all steps but the first, and of them without waits for messages."""
+        self._timed = False
         self._run_before: set[object] = set()
         """Shapes and numbers of micro-batches with which all kernels have been loaded."""
         self.repeat: Repeat | None = None
@@ -173,10 +174,14 @@ class StageRunner:
         slots = self._slots_for(work)
         step, start = Step(*given) if slots is None else slots.step(*given), time.perf_counter()
         step.run()
-        if self.ahead:
+        if self._timed:
             taken = time.perf_counter() - start
             self.seconds, self.busy = self.seconds + taken, self.busy + taken - step.waited
-        self.ahead = AHEAD
+        self.ahead, self._timed = AHEAD, True
+
+    def forget_seconds(self) -> None:
+        """Measure from anew: the next step is the first."""
+        self.seconds, self.busy, self._timed = 0.0, 0.0, False
 
     def _slots_for(self, work: Work) -> Slots | None:
         """The memory for a step like the one before; None if this is not one, or if passes are not repeated.

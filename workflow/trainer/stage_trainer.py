@@ -91,5 +91,10 @@ class StageTrainer(PartTrainer):
             return None
         return self._runner.busy, self._runner.seconds
 
+    def forget_gradient(self) -> None:
+        """Leave no gradient, and no time of its passes, for the next step."""
+        super().forget_gradient()
+        self._runner.forget_seconds()
+
     def _drop_passes(self) -> None:
         del self._runner, self._evaluator, self._evaluations
