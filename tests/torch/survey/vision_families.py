@@ -232,4 +232,4 @@ TIMM: dict[str, tuple[str, dict[str, Any], int]] = {
     "vovnet": ("ese_vovnet19b_slim_dw", {}, 64),
     "xcit": ("xcit_nano_12_p16_224", {"img_size": 64, "depth": 2}, 64),
 }
-"""Family (a module of timm) -> model, options, side of the images."""
+"""Family (a module of timm, or a second model of one) -> model, options, side of the images."""
