@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Collection
 
 import numpy as np
 
-from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer.checked_graph import PLACES, CheckedGraph, part_of
-from ortflow.workflow.trainer.checked_part import CheckedPart
 from ortflow.workflow.trainer.difference_check import LOSS_TOLERANCE, DifferenceCheck
 from ortflow.workflow.trainer.differences import Vector
 from ortflow.workflow.trainer.first_gradient import Checked
@@ -50,21 +47,11 @@ def key_of(graphs: GraphSet, kernels: str) -> str:
 
 
 class GradientCheck:
-    """One check. `bind` opens a training graph over the trainer's buffers, `feed` gives it the micro-batch."""
+    """One check."""
 
-    def __init__(
-        self,
-        graphs: GraphSet,
-        sessions: Sessions,
-        bind: Callable[[Path | bytes], Binding],
-        feed: Callable[[Binding], None],
-        *,
-        part: CheckedPart,
-        sums: Buffer,
-        seed: int,
-    ) -> None:
-        self._graphs, self._sessions, self._part, self._trained = graphs, sessions, part, part.tensors
-        self._graph = CheckedGraph(graphs, sessions, bind, feed, part=part, sums=sums, seed=seed)
+    def __init__(self, graphs: GraphSet, sessions: Sessions, graph: CheckedGraph) -> None:
+        self._graphs, self._sessions, self._graph = graphs, sessions, graph
+        self._part, self._trained = graph.part, graph.trained
 
     def run(self, training: Binding) -> Checked | None:
         """Check `training`; None if the micro-batch has no finite loss and gradient.

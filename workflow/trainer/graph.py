@@ -173,6 +173,7 @@ class GraphTrainer(BoundGraphs):
         before afterwards, but not behind an error, which ends the run: to write them might wait for other ranks.
         Raises UserError if the gradient is wrong, naming tensors and node.
         """
+        from ortflow.workflow.trainer.checked_graph import CheckedGraph
         from ortflow.workflow.trainer.gradient_check import GradientCheck
 
         self._running.copy_from(self._here.slice(*self._state_span))
@@ -182,7 +183,7 @@ class GraphTrainer(BoundGraphs):
         if exact is not self._sessions or self._spec.synced_ranks:
             training = self._bind_checked(exact, exact.fastest_form_of(self._graphs.train))
         part = self._checked_part()
-        check = GradientCheck(
+        graph = CheckedGraph(
             self._graphs,
             exact,
             lambda model: self._bind_checked(exact, model),
@@ -191,7 +192,7 @@ class GraphTrainer(BoundGraphs):
             sums=self._sums,
             seed=seed,
         )
-        checked = check.run(training)
+        checked = GradientCheck(self._graphs, exact, graph).run(training)
         if checked is not None and training is not self._first:
             self._compare_precision(part, training, batch, seed)
         part.gradients.fill(0)
