@@ -82,6 +82,15 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
             # transformers: grouped matrix products have no ONNX form, and training needs no cache.
             if getattr(config, "_experts_implementation", None) is not None:
                 stack.enter_context(_replaced(config, "_experts_implementation", "batched_mm"))
+        stack.enter_context(without_caches(module))
+        yield
+
+
+@contextlib.contextmanager
+def without_caches(module: torch.nn.Module) -> Iterator[None]:
+    """Let transformers' modules return no cache, inside the block."""
+    with contextlib.ExitStack() as stack:
+        for config in configurations(module):
             if getattr(config, "use_cache", None) is True:
                 stack.enter_context(_replaced(config, "use_cache", False))
         yield
