@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortflow.export_checks import arguments, batch_axis, bind, check_parameters, not_in_onnx, require_torch
 from ortflow.export_evaluation import evaluation_form, finish
-from ortflow.export_hooks import check_training
+from ortflow.export_hooks import check_training, gradient_factors, multiply_gradients
 from ortflow.export_names import rename_outputs, rename_tied, shorten_lines, write_roles
 from ortflow.export_optimize import optimize
 from ortflow.export_state import changed_buffers, name_updates, refuse_changed_parameters, returning
@@ -98,17 +98,17 @@ def export_for_training(
     inputs = bind(module, args, kwargs)
     check_parameters(module)
     check_training(module)
+    factors = gradient_factors(module)
     if dynamic_shapes is None:
         dynamic_shapes = batch_axis(inputs)
 
     def traced(output_names: Sequence[str] | None) -> tuple[Any, list[str]]:
         """The optimized program of the module in its present modes, and the buffers that it changes."""
-        program = trace(module, args, kwargs, input_names, output_names, dynamic_shapes or None)
+        changed = changed_buffers(module, args, kwargs)
+        names = None if output_names is None else [*output_names, *changed]
+        with returning(module, changed):
+            program = trace(module, args, kwargs, input_names, names, dynamic_shapes or None)
         refuse_changed_parameters(program)
-        if changed := changed_buffers(program, module):
-            with returning(module, changed):
-                names = None if output_names is None else [*output_names, *changed]
-                program = trace(module, args, kwargs, input_names, names, dynamic_shapes or None)
         rename_tied(program.model.graph, module)
         if output_names is None:
             rename_outputs(program, changed)
@@ -123,6 +123,7 @@ def export_for_training(
         for message in not_in_onnx(module):
             warnings.warn(message, stacklevel=2)
         program, changed = traced(output_names)
+        multiply_gradients(program.model, factors)
         write_roles(program.model, module, changed)
         if _size(program) > EXTERNAL_DATA_BYTES:
             left_out = f"not compared with PyTorch: the weights take more than {EXTERNAL_DATA_BYTES / 1e9:g} GB"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ortflow.export_names import counters, write_roles
-from ortflow.export_state import UPDATED, drop_updates, needed
+from ortflow.export_state import UPDATED, as_float, drop_updates, needed
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -218,7 +218,11 @@ def finish(
     model: Any, module: torch.nn.Module, changed: Sequence[str], evaluation: tuple[Any, list[str]] | None
 ) -> Iterator[str]:
     """Append the evaluation form, drop buffers that no output depends on, and record both; yields warnings."""
-    outputs = merge(model, evaluation[0].model) if evaluation is not None else []
+    outputs = []
+    if evaluation is not None:
+        for name in changed:
+            as_float(evaluation[0].model.graph, name, module.get_buffer(name))
+        outputs = merge(model, evaluation[0].model)
     kept = needed(model.graph, list(changed))
     drop_updates(model.graph, set(changed) - set(kept))
     write_roles(model, module, kept, outputs)

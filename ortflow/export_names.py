@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def statistics(module: torch.nn.Module, *, fixed: bool = False) -> set[str]:
-    """Names of the running means and variances: the forward pass updates them, ortflow keeps them.
+    """Names of the running means and variances that move as a node says: not those of `momentum=None`.
 
     `fixed`: only of those parts of a module in training mode that are themselves in evaluation mode.
     """
@@ -27,14 +27,22 @@ def statistics(module: torch.nn.Module, *, fixed: bool = False) -> set[str]:
         f"{prefix}.{buffer}" if prefix else buffer
         for prefix, part in module.named_modules(remove_duplicate=False)
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+        if part.momentum is not None or not part.training
         if not fixed or (module.training and not part.training)
         for buffer in ("running_mean", "running_var")
     }
 
 
 def counters(module: torch.nn.Module) -> set[str]:
-    """Names of the counters of BatchNormalization, which nothing reads."""
-    return {name for name, _ in module.named_buffers() if name.endswith("num_batches_tracked")}
+    """Names of the counters of normalisations that nothing reads."""
+    import torch
+
+    return {
+        f"{name}.num_batches_tracked" if name else "num_batches_tracked"
+        for name, part in module.named_modules()
+        if isinstance(part, torch.nn.modules.batchnorm._NormBase)
+        if part.momentum is not None or not isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+    }
 
 
 def rename_tied(graph: Any, module: torch.nn.Module) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ortflow.export_names import counters, statistics
-from ortflow.export_stops import shadowed
+from ortflow.export_stops import replaced, shadowed
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,14 +37,39 @@ def refuse_changed_parameters(program: Any) -> None:
         )
 
 
-def changed_buffers(program: Any, module: torch.nn.Module) -> list[str]:
-    """The buffers that forward changes, by their first names, without counters and statistics of BatchNormalization."""
-    first = {id(tensor): name for name, tensor in module.named_buffers()}
-    aliases = {alias: first[id(tensor)] for alias, tensor in module.named_buffers(remove_duplicate=False)}
-    nodes = [node for node in program.model.graph.all_nodes() if node.op_type == "BatchNormalization"]
-    own = statistics(module) | counters(module) | {value.name for node in nodes for value in node.inputs[3:5]}
-    targets = program.exported_program.graph_signature.buffers_to_mutate.values()
-    return [name for name in dict.fromkeys(aliases[target] for target in targets) if name not in own]
+def changed_buffers(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """The buffers that a call changes or replaces, by their first names; those of BatchNormalization are left out.
+
+    None are found if the module does not run: its export says why.
+    """
+    import torch
+
+    from ortflow.export_reference import borrowed
+
+    own = statistics(module) | counters(module)
+    by_node: set[int] = set()
+
+    def noting(original: Any) -> Any:
+        def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *rest: Any) -> Any:
+            if training:
+                by_node.update((id(mean), id(variance)))
+            return original(x, weight, bias, mean, variance, training, *rest)
+
+        return batch_norm
+
+    with borrowed(module), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+        with replaced(torch, "batch_norm", noting(torch.batch_norm)):
+            module(*args, **kwargs)
+        after = dict(module.named_buffers(remove_duplicate=False))
+        return [
+            name
+            for name, (buffer, version) in before.items()
+            if name not in own and id(buffer) not in by_node
+            if after.get(name) is not buffer or buffer._version != version
+        ]
+    return []
 
 
 @contextlib.contextmanager
@@ -84,17 +110,17 @@ def name_updates(program: Any, module: torch.nn.Module, changed: Sequence[str]) 
         output.shape = ir.Shape(list(buffers[name].shape))
         graph.append(node)
         graph.outputs.append(output)
-        _as_float(graph, name, buffers[name])
+        as_float(graph, name, buffers[name])
 
 
-def _as_float(graph: Any, name: str, tensor: torch.Tensor) -> None:
+def as_float(graph: Any, name: str, tensor: torch.Tensor) -> None:
     """Store a buffer in single precision, and cast it where it is read: all state of a run is."""
     import onnx_ir as ir
-    import torch
 
-    if tensor.dtype == torch.float32 or name not in graph.initializers:
+    before = graph.initializers.get(name)
+    if before is None or before.dtype == ir.DataType.FLOAT:
         return
-    before = graph.initializers.pop(name)
+    graph.initializers.pop(name)
     stored = ir.Value(
         name=name,
         type=ir.TensorType(ir.DataType.FLOAT),
