@@ -18,7 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflow.export_checks import arguments, batch_axis, bind, check_parameters, not_in_onnx, require_torch
+from ortflow.export_checks import (
+    arguments,
+    batch_axis,
+    bind,
+    check_parameters,
+    not_in_onnx,
+    require_torch,
+    with_rows,
+)
 from ortflow.export_evaluation import evaluation_form, finish
 from ortflow.export_hooks import check_training, gradient_factors, multiply_gradients
 from ortflow.export_names import rename_outputs, rename_tied, shorten_lines, write_roles
@@ -102,12 +110,14 @@ def export_for_training(
     if dynamic_shapes is None:
         dynamic_shapes = batch_axis(inputs)
 
+    example, named = with_rows(inputs, dynamic_shapes, args, kwargs)
+
     def traced(output_names: Sequence[str] | None) -> tuple[Any, list[str]]:
         """The optimized program of the module in its present modes, and the buffers that it changes."""
-        changed = changed_buffers(module, args, kwargs)
+        changed = changed_buffers(module, example, named)
         names = None if output_names is None else [*output_names, *changed]
         with returning(module, changed):
-            program = trace(module, args, kwargs, input_names, names, dynamic_shapes or None)
+            program = trace(module, example, named, input_names, names, dynamic_shapes or None)
         refuse_changed_parameters(program)
         rename_tied(program.model.graph, module)
         if output_names is None:
@@ -131,7 +141,8 @@ def export_for_training(
             # Needs numpy, a dependency of the packages that `require_torch` checks.
             from ortflow.export_compare import compare
 
-            left_out = compare(program.model_proto, module, args, kwargs)
+            more = with_rows(inputs, dynamic_shapes, args, kwargs, more=1)
+            left_out = compare(program.model_proto, module, args, kwargs, more)
             evaluation = evaluation_form(program, module, args, kwargs, lambda: traced(None), changed)
         for message in finish(program.model, module, changed, evaluation):
             warnings.warn(message, stacklevel=2)

@@ -41,10 +41,17 @@ _NOISE = (0.0, 1e-2, 3e-2, 5e-2)
 many kinks that some gradient differs at each point, but a correct gradient does not differ at all points."""
 
 
-def compare(model: onnx.ModelProto, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def compare(
+    model: onnx.ModelProto,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    more: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+) -> str:
     """Raise UserError if the file computes other results than the module; otherwise return what was not compared.
 
-    `model`: the training form of the file. `module`: in the modes that it was traced in. Before PyTorch 2.8, the
+    `model`: the training form of the file. `module`: in the modes that it was traced in. `more`: arguments of another
+    size, at which the outputs are compared, and so they are in a second call. Before PyTorch 2.8, the
     gradient of an Embedding's padding row is not compared: it is known to differ. Returns one sentence, empty if all was
     compared.
     """
@@ -70,6 +77,8 @@ def compare(model: onnx.ModelProto, module: torch.nn.Module, args: tuple[Any, ..
         if not faults:
             with borrowed(module):
                 faults = file.later_faults(call_of(module, args, kwargs, 0.0))
+            with borrowed(module):
+                faults |= file.faults_of_size(call_of(module, *more, 1e-2)) if more else {}
         if not faults:
             return file.left_out
     except NotCompared as missing:
@@ -159,6 +168,25 @@ class ExportedFile:
             floor = _norm(once.outputs[self.outputs.index(name)].astype(np.float64) - earlier)
             fault = difference([actual, expected, expected], _RELATIVE, 2 * floor)
             found[f"output {name!r} of a second step"] = fault
+        return {what: fault for what, fault in found.items() if fault}
+
+    def faults_of_size(self, call: Call) -> dict[str, str]:
+        """Outputs that differ for another number of samples; none if the module does not take it."""
+        from ortflow.export_reference import NotCompared, compute
+
+        try:
+            single, weights = compute(call, None)
+        except NotCompared:
+            return {}
+        left_out = self.left_out
+        actual = self._computed(call, weights)
+        if actual is None and not left_out and self.left_out:
+            return {"the file": "not able to run with another size"}
+        if actual is None or not single.is_finite:
+            return {}
+        found = {}
+        for name, value, expected in zip(self.outputs, actual.outputs, single.outputs, strict=True):
+            found[f"output {name!r} for another size"] = difference([value, expected, expected], _RELATIVE_ALONE, 0.0)
         return {what: fault for what, fault in found.items() if fault}
 
     def evaluation_faults(self, call: Call) -> dict[str, str]:

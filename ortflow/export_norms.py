@@ -18,7 +18,15 @@ def instance_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     """A replacement of `torch.instance_norm`."""
 
     def replacement(
-        x: Any, weight: Any, bias: Any, mean: Any, variance: Any, use_input: bool, momentum: float, eps: float, cudnn: bool
+        x: Any,
+        weight: Any,
+        bias: Any,
+        mean: Any,
+        variance: Any,
+        use_input: bool,
+        momentum: float,
+        eps: float,
+        cudnn: bool,
     ) -> Any:
         if mean is None:
             return original(x, weight, bias, mean, variance, use_input, momentum, eps, cudnn)

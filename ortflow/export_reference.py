@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortflow.export_random import NotFixed, fixed_in_pytorch
-from ortflow.export_trace import without_caches
+from ortflow.export_trace import same_attributes, without_caches
 
 if TYPE_CHECKING:
     import torch
@@ -58,23 +58,14 @@ def borrowed(module: torch.nn.Module) -> Iterator[None]:
 
     The storage of parameters and buffers is replaced, not written to.
     """
-    parts = list(module.modules())
-    attributes = [(part, dict(vars(part))) for part in parts]
-    held = [value for _, kept in attributes for value in kept.values() if type(value) in (dict, list, set)]
-    containers = [(value, value.copy()) for value in {id(value): value for value in held}.values()]
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}.values()
     storages = [(tensor, tensor.data) for tensor in tensors]
     for tensor, data in storages:
         tensor.data = data.clone()
     try:
-        yield
+        with same_attributes(module):
+            yield
     finally:
-        for part, kept in attributes:
-            vars(part).clear()
-            vars(part).update(kept)
-        for container, before in containers:
-            container.clear()
-            container.extend(before) if isinstance(container, list) else container.update(before)
         for tensor, data in storages:
             tensor.data = data
 

@@ -45,6 +45,7 @@ def changed_buffers(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
     import torch
 
     from ortflow.export_reference import borrowed
+    from ortflow.export_trace import exportable
 
     own = statistics(module) | counters(module)
     by_node: set[int] = set()
@@ -60,7 +61,7 @@ def changed_buffers(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
     with borrowed(module), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
-        with replaced(torch, "batch_norm", noting(torch.batch_norm)):
+        with exportable(module), replaced(torch, "batch_norm", noting(torch.batch_norm)):
             module(*args, **kwargs)
         after = dict(module.named_buffers(remove_duplicate=False))
         return [

@@ -37,7 +37,7 @@ def trace(
     import torch
 
     try:
-        with warnings.catch_warnings(), exportable(module), stops_noted(module):
+        with warnings.catch_warnings(), same_attributes(module), exportable(module), stops_noted(module):
             warnings.simplefilter("ignore")  # about PyTorch's internals and training mode
             return torch.onnx.export(
                 module,
@@ -57,6 +57,26 @@ def trace(
 
 
 @contextlib.contextmanager
+def same_attributes(module: torch.nn.Module) -> Iterator[None]:
+    """Restore the attributes of every part, and what lists, dicts and sets hold, after the block."""
+    attributes = [(part, dict(vars(part))) for part in module.modules()]
+    held = [value for _, before in attributes for value in before.values() if type(value) in (dict, list, set)]
+    containers = [(value, value.copy()) for value in {id(value): value for value in held}.values()]
+    try:
+        yield
+    finally:
+        for part, before in attributes:
+            vars(part).clear()
+            vars(part).update(before)
+        for container, contents in containers:
+            container.clear()
+            if isinstance(container, list):
+                container.extend(contents)
+            else:
+                container.update(contents)
+
+
+@contextlib.contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
     """Replace operations by exportable ones with the same results, inside the block."""
     import torch
@@ -67,9 +87,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         # Checks a mask's values for being causal, which only saves time.
         stack.enter_context(
-            replaced(
-                torch.nn.modules.transformer, "_detect_is_causal_mask", lambda _, hint=None, size=None: bool(hint)
-            )
+            replaced(torch.nn.modules.transformer, "_detect_is_causal_mask", lambda _, hint=None, size=None: bool(hint))
         )
         stack.enter_context(
             replaced(torch._C._nn, "cross_entropy_loss", _cross_entropy(torch._C._nn.cross_entropy_loss))

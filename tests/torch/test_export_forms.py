@@ -28,7 +28,8 @@ from ortflow.workflow.spec.optimizers import Adam
 
 CLASSES, STEPS = 3, 5
 LOSS = CrossEntropy(kind="cross_entropy", output="output")
-SGD_LIKE = Adam(name="adamw", lr=1e-2, weight_decay=0.0)
+ADAM = Adam(name="adamw", lr=1e-2, weight_decay=0.0, epsilon=1e-3)
+"""Makes no steps of the rounding in a gradient that is zero."""
 
 
 class DropPath(nn.Module):
@@ -92,7 +93,7 @@ def layers(*middle: nn.Module) -> nn.Module:
 
 
 def planes(norm: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 4, 2), norm, nn.Flatten(), nn.Linear(8, CLASSES))
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), norm, nn.Flatten(), nn.Linear(16, CLASSES))
 
 
 def hooked() -> nn.Module:
@@ -137,9 +138,9 @@ def test_a_run_follows_the_module_and_exports_its_evaluation(name: str, tmp_path
     export(module, tmp_path / "model.onnx")
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
     assert all(part.training for part in module.modules())
-    graphs = graphs_of(tmp_path / "model.onnx", LOSS, SGD_LIKE, tmp_path / "graphs")
-    run = FlatRun(graphs, SGD_LIKE)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=SGD_LIKE.lr, weight_decay=0.0, eps=SGD_LIKE.epsilon)
+    graphs = graphs_of(tmp_path / "model.onnx", LOSS, ADAM, tmp_path / "graphs")
+    run = FlatRun(graphs, ADAM)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=ADAM.lr, weight_decay=0.0, eps=ADAM.epsilon)
     generator = np.random.default_rng(5)
     for _ in range(STEPS):
         x = generator.standard_normal((4, 6)).astype(np.float32)
@@ -175,7 +176,7 @@ def test_what_is_random_in_training_is_not_in_evaluation(part: type[nn.Module], 
     graphs = graphs_of(path, LOSS, OPTIMIZER, tmp_path / "graphs")
     random = {"RandomNormalLike", "Bernoulli", "RandomUniformLike"}
     assert not random & {node.op_type for node in onnx.load(graphs.infer).graph.node}
-    assert "ortflow.seed" not in {value.name for value in onnx.load(graphs.eval).graph.input if value.name}
+    assert not any("ortflow.seed" in node.input for node in onnx.load(graphs.eval).graph.node)
     weights = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
     export_inference(graphs.infer, {entry.name: weights[entry.name] for entry in graphs.index}, tmp_path / "out.onnx")
     x = torch.randn(7, 6)
@@ -258,7 +259,7 @@ class Shrinking(nn.Linear):
     ("module", "sentence"),
     [
         (layers(Unexportable()), r"evaluation mode in module '2' \(Unexportable\).*data-dependent"),
-        (layers(nn.Linear(8, 8), Remembering()), r"second|attribute"),
+        (layers(nn.Linear(8, 8), Remembering()), r"of a second step is [\d.]+% off"),
         (clipped(), r"'0.weight' has a hook that changes its gradient"),
         (stepping(), r"'0.weight' has a hook .*register_post_accumulate_grad_hook"),
         (layers(Shrinking(8, 8)), r"forward changes the parameter '2.weight'"),

@@ -24,9 +24,7 @@ def batch_input(graph: onnx.GraphProto, source: Source) -> str:
     return min(names, key=lambda name: name in source.labels)
 
 
-def eval_graph(
-    output: str, spec: RunSpec, source: Source, batch: str
-) -> tuple[onnx.ModelProto, dict[str, int]]:
+def eval_graph(output: str, spec: RunSpec, source: Source, batch: str) -> tuple[onnx.ModelProto, dict[str, int]]:
     """The evaluation graph of an output, and the number of classes if labels are classes and it is known."""
     section = spec.onnx_model
     model = source.evaluated(output)

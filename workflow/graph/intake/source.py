@@ -63,17 +63,13 @@ class Source:
         """The model that an export is made of, without `tensors`."""
         return self.skeleton if self.forms.evaluation is None else self.forms.evaluation
 
-    def _part(
-        self, whole: onnx.ModelProto, output: str, further: Iterable[onnx.ValueInfoProto]
-    ) -> onnx.ModelProto:
+    def _part(self, whole: onnx.ModelProto, output: str, further: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
         model = onnx.ModelProto()
         model.CopyFrom(whole)
         del model.metadata_props[:]
         graph = model.graph
         kept = next(value for value in graph.output if value.name == output)
-        make_outputs(
-            graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in (kept, *further)]
-        )
+        make_outputs(graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in (kept, *further)])
         prune(graph)
         graph.input.extend(
             helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in self.tensors.items()
