@@ -100,6 +100,8 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(replaced(torch, "batch_norm", batch_norm(torch.batch_norm, module)))
         norm = torch.nn.modules.batchnorm._BatchNorm
         stack.enter_context(replaced(norm, "forward", batch_norm_forward(norm.forward)))
+        if not module.training:
+            stack.enter_context(shadowed(torch._VF, "dropout", _active_dropout))
         stack.enter_context(replaced(torch, "std", _deviation(torch.var)))
         stack.enter_context(shadowed(torch.Tensor, "std", _deviation(torch.Tensor.var)))
         stack.enter_context(replaced(torch.nn.LSTM, "forward", lstm_forward(torch.nn.LSTM.forward)))
@@ -157,6 +159,17 @@ def _embedding(original: Any) -> Any:
         return torch.where((indices == padding_idx).unsqueeze(-1), stopped(rows), rows)
 
     return embedding
+
+
+def _active_dropout(x: Any, p: float, train: bool) -> Any:
+    """Dropout that is on in evaluation mode, too, as `F.dropout(x)` is: a run switches Dropout nodes off there."""
+    import torch
+
+    if not train or p == 0:
+        return x
+    if p == 1:
+        return x * 0.0
+    return x * torch.bernoulli(torch.full_like(x, 1 - p)) / (1 - p)
 
 
 def _deviation(variance: Any) -> Any:

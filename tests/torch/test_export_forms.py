@@ -323,6 +323,19 @@ def test_the_file_is_valid_and_compared(module: nn.Module, tmp_path: Path) -> No
         export(module, tmp_path / "model.onnx")
 
 
+def test_dropout_that_is_on_in_evaluation_stays_on(tmp_path: Path) -> None:
+    class Always(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(x, 0.25)
+
+    torch.manual_seed(3)
+    export(layers(Always()), tmp_path / "model.onnx")
+    graphs = graphs_of(tmp_path / "model.onnx", LOSS, OPTIMIZER, tmp_path / "graphs")
+    kinds = [node.op_type for node in onnx.load(graphs.infer).graph.node]
+    assert "Bernoulli" in kinds
+    assert "Dropout" in {node.op_type for node in onnx.load(graphs.train).graph.node}
+
+
 def test_an_example_of_one_sample(tmp_path: Path) -> None:
     module = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
     model = export(module, tmp_path / "model.onnx", torch.randn(1, 4, 8))
