@@ -332,7 +332,7 @@ class TestPatterns:
 
     def test_statistics_are_not_trained(self) -> None:
         assert judged(self.normalized(), train=["layer1.*"])["layer1.norm.running_mean"] == "state"
-        with pytest.raises(UserError, match=r"model.parameters.train\[0\]: 'layer1.norm.running_mean' holds running"):
+        with pytest.raises(UserError, match=r"model.parameters.train\[0\]: 'layer1.norm.running_mean' is state"):
             judged(self.normalized(), train=["*.running_mean"])
 
 
