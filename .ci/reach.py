@@ -41,6 +41,11 @@ def module_of(path: Path) -> str:
     return ".".join(folders if path.suffix != ".py" or path.stem == "__init__" else [*folders, path.stem])
 
 
+def is_page(path: Path) -> bool:
+    """Whether a file is neither a module nor compiled into one."""
+    return path.parts[0] not in {*ROOMS, "tests"} or (path.parts[0] == "tests" and path.suffix != ".py")
+
+
 def distances(changed: Iterable[str], importers: Importers) -> dict[str, int]:
     """How many imports lead from a module to the nearest changed one, of each module that a change reaches."""
     steps = dict.fromkeys(changed, 0)
@@ -93,10 +98,13 @@ def changed_files(base: str) -> list[Path]:
 
 
 def nearest_tests(changed: Iterable[Path], importers: Importers) -> list[tuple[int, Path]]:
-    """Test files that the change reaches, with their distance. A page or a script reaches the tests that name it."""
-    modules = {module_of(path) for path in changed if path.parts[0] in {*ROOMS, "tests"}}
+    """Test files that the change reaches, with their distance. A page or a script reaches the tests that name it.
+
+    A script without an ending, as `.ci/run`, has a name of everyday words: it reaches those that name its path.
+    """
+    modules = {module_of(path) for path in changed if not is_page(path)}
     reached = distances(modules, importers)
-    names = {path.name for path in changed if path.suffix != ".py"}
+    names = {path.name if path.suffix else path.as_posix() for path in changed if is_page(path)}
     tests: list[tuple[int, Path]] = []
     for folder in FAST:
         for path in sorted((ROOT / folder).glob("test_*.py")):
