@@ -10,9 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ortflow.workflow.checkpoint.commit import SaveFailed, commit, no_room
+from ortflow.workflow.checkpoint.identity import Identity
 from ortflow.workflow.checkpoint.manifest import FileRecord
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
@@ -22,7 +24,9 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.host_memory import available
 from ortflow.workflow.memory import KEPT
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.identity import take_folder
 from ortflow.workflow.steps.resume import resume
+from ortflow.workflow.threads import start_or_call
 
 CONTROL_VALUES = 3
 """Control values that a rank adds to the step's all-reduce: still writing, failed, time for a save."""
@@ -66,7 +70,12 @@ class Saver:
         self._notice = Notice(context.run_dir.heartbeat)
 
     def resume(self) -> None:
-        """Fill the state from the newest complete checkpoint, if there is one. Called by all ranks."""
+        """Fill the state from the newest complete checkpoint, if there is one. Called by all ranks.
+
+        Raises UserError, on all ranks, if the folder is in use or has checkpoints of another run.
+        """
+        run_dir, run = self._context.run_dir, Identity.from_json(self._context.plan.run)
+        self._context.try_on_rank_0(lambda: take_folder(self._store, run_dir, run))
         self._saved_step, self._distrusted = resume(self._context, self._store)
 
     def control_values(self) -> Sequence[float]:
@@ -207,10 +216,8 @@ class Saver:
             records = [record for record, *_ in answers]
             if self._commit is not None:
                 self._commit.join()
-            self._commit = threading.Thread(
-                target=self._make, args=(save, records, max(a[2] for a in answers)), name="commit", daemon=True
-            )
-            self._commit.start()
+            longest = max(stall for _, _, stall, _ in answers)
+            self._commit = start_or_call("commit", partial(self._make, save, records, longest))
 
     def _make(self, save: Save, records: list[FileRecord], stall: float) -> None:
         context = self._context
@@ -219,7 +226,7 @@ class Saver:
             manifest = commit(
                 self._store, save.step, context.attempt, records,
                 buffers=specs(self._buffers), index=context.trainer.index, progress=save.progress,
-                environment=context.environment,
+                environment=context.environment, run=context.plan.run,
             )  # fmt: skip
             keep = self._section.keep
             prune(self._store, keep.newest, keep.every, self._distrusted)
