@@ -10,8 +10,9 @@ import faulthandler
 import os
 import signal
 import traceback
+from contextlib import suppress
 
-from ortflow.workflow.disk_space import Notice, is_full, out_of_disk
+from ortflow.workflow.disk_space import Notice, is_full, is_too_large, out_of_disk, too_large
 from ortflow.workflow.engine import Engine, Step
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, CommunicationError, OrtflowError, Preempted
 from ortflow.workflow.events import SCHEMA_VERSION, EventLog
@@ -89,7 +90,8 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
         events.write("failure", reason=f"{type(error).__name__}: {error}", exit_code=EXIT_FAILURE)
         code = EXIT_FAILURE
     finish(context, together=code in (EXIT_DONE, Preempted.exit_code), code=code, notice=notice)
-    events.close()
+    with suppress(OSError):
+        events.close()
     return code
 
 
@@ -101,6 +103,12 @@ def _failed_on_disk(error: OSError, events: EventLog, run_dir: RunDir) -> int:
         print(f"error: {lack}", flush=True)
         events.write("failure", reason=str(lack), exit_code=EXIT_FAILURE)
         return EXIT_FAILURE
+    if is_too_large(error):
+        limit = too_large(error.filename or run_dir.root)
+        print(f"error: {limit}", flush=True)
+        with suppress(OSError):  # the record may be the file that is too large
+            events.write("failure", reason=str(limit), exit_code=limit.exit_code)
+        return limit.exit_code
     reason = f"{error.filename}: {error.strerror}" if error.filename else f"{type(error).__name__}: {error}"
     if error.filename is None:
         traceback.print_exc()

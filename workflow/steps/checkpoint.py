@@ -19,8 +19,17 @@ from ortflow.workflow.checkpoint.manifest import FileRecord
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
-from ortflow.workflow.disk_space import POLL_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
-from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.disk_space import (
+    POLL_PERIOD,
+    RECORDS,
+    Notice,
+    OutOfDisk,
+    file_size_limit,
+    has_room,
+    is_full,
+    too_large,
+)
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.host_memory import available
 from ortflow.workflow.memory import KEPT
 from ortflow.workflow.steps.context import Context
@@ -72,11 +81,23 @@ class Saver:
     def resume(self) -> None:
         """Fill the state from the newest complete checkpoint, if there is one. Called by all ranks.
 
-        Raises UserError, on all ranks, if the folder is in use or has checkpoints of another run.
+        Raises UserError, on all ranks, if the folder is in use or has checkpoints of another run, or if the limit of a
+        file's size does not allow a checkpoint.
         """
+        trouble = self._context.first_trouble(self._too_large())
+        if trouble is not None:
+            raise trouble
         run_dir, run = self._context.run_dir, Identity.from_json(self._context.plan.run)
         self._context.try_on_rank_0(lambda: take_folder(self._store, run_dir, run))
         self._saved_step, self._distrusted = resume(self._context, self._store)
+
+    def _too_large(self) -> UserError | None:
+        """Whether this rank may write its file, and rank 0 the inference model; found before the first step."""
+        limit, size = file_size_limit(), self._writer.size
+        model = self._buffers.get("parameters")
+        if self._context.leads and self._context.spec.export.enabled and model is not None:
+            size = max(size, model.count * model.dtype.itemsize)
+        return None if limit is None or size <= limit else too_large(self._store.path, size)
 
     def control_values(self) -> Sequence[float]:
         """This rank's control values for the all-reduce of the next step."""
