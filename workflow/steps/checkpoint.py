@@ -35,6 +35,7 @@ from ortflow.workflow.memory import KEPT
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import take_folder
 from ortflow.workflow.steps.resume import resume
+from ortflow.workflow.steps.save_period import save_period
 from ortflow.workflow.threads import start_or_call
 
 CONTROL_VALUES = 3
@@ -48,6 +49,9 @@ class Save:
     step: int
     progress: dict[str, Any]
     started: float
+    """When the copy of the state began."""
+    begun: float
+    """When training was first held up for it."""
 
 
 class Saver:
@@ -70,6 +74,8 @@ class Saver:
         """Saves that were tried in this attempt, equal on all ranks."""
         self._time_due = False
         self._last_save = self._clock.monotonic()
+        self._save_seconds = 0.0
+        """Seconds from the start of the newest save to its end; on rank 0."""
         self._saved_step = 0
         self._distrusted: Collection[int] = ()
         self._commit: threading.Thread | None = None
@@ -101,7 +107,7 @@ class Saver:
 
     def control_values(self) -> Sequence[float]:
         """This rank's control values for the all-reduce of the next step."""
-        every = self._section.every_seconds
+        every = save_period(self._section, self._save_seconds)
         time_due = self._context.leads and every is not None and self._clock.monotonic() - self._last_save >= every
         status = self._writer.poll()
         return (float(status.state == "writing"), float(status.state == "failed"), float(time_due))
@@ -151,7 +157,7 @@ class Saver:
         context.progress.trainer.update(context.trainer.numbers())
         context.trainer.before_save()
         context.events.write("checkpoint_start", step=step)
-        self._save = Save(step, context.progress.to_json(), self._clock.monotonic())
+        self._save = Save(step, context.progress.to_json(), self._clock.monotonic(), self._last_save)
         self._writer.start(step, urgent=not self._section.asynchronous)
         if not self._section.asynchronous:
             self.wait()
@@ -224,6 +230,7 @@ class Saver:
         status = self._writer.wait()
         self._save = None
         stall = self._writer.stall_seconds
+        self._save_seconds = self._clock.monotonic() - save.begun
         answers = context.world.gather((status.record, status.reason, stall, status.full))
         if context.leads and answers is not None:
             context.monitor.stall(save.step, stall)
@@ -256,6 +263,7 @@ class Saver:
             self._outcome = {"step": save.step, "reason": str(error), "full": full}
             return
         seconds = self._clock.monotonic() - save.started
+        self._save_seconds = self._clock.monotonic() - save.begun
         self._outcome = {
             "step": save.step, "seconds": round(seconds, 6), "stall_seconds": round(stall, 6), "bytes": manifest.size
         }  # fmt: skip
