@@ -18,6 +18,7 @@ from ortflow.launchers.batch.copies import original
 from ortflow.launchers.changes import LENGTHENS, agree, batch_messages, continued_run, differences, refuse, within
 from ortflow.launchers.checkpoint_folder import folder_to_put_aside, put_aside, refuse_filled
 from ortflow.launchers.locks import HeldError, hold
+from ortflow.launchers.moved_directory import is_same
 from ortflow.launchers.records import State, next_attempt, state
 from ortflow.launchers.tail import last_records
 from ortflow.workflow import own_files
@@ -78,7 +79,9 @@ def opened(submission: Submission, check: Callable[[], None] | None = None) -> I
             result = _settle(submission, lock, new)
             yield result
         finally:
-            if new and _worthless(run) and not (result and result.handed_over):
+            # The directory may have been renamed meanwhile, and another run may be in its place.
+            here = is_same(run.root, lock, run.lock.name)
+            if new and here and _worthless(run) and not (result and result.handed_over):
                 _remove(run.root, made)
     finally:
         os.close(lock)

@@ -17,6 +17,7 @@ from ortflow.workflow.engine import Engine, Step
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, CommunicationError, OrtflowError, Preempted
 from ortflow.workflow.events import SCHEMA_VERSION, EventLog
 from ortflow.workflow.fence import Fence
+from ortflow.workflow.location import Location
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
@@ -50,7 +51,9 @@ STEPS: tuple[Step[Context], ...] = (
 )
 
 
-def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: Fence) -> int:
+def execute(
+    run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: Fence, location: Location | None = None
+) -> int:
     """Run the seven steps; returns the exit code."""
     faulthandler.enable()
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
@@ -65,7 +68,7 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
                 "elastic", nodes=spec.resources.nodes, of_nodes=whole.resources.nodes, world_size=place.world_size,
                 gradient_accumulation=spec.accumulation, reason=os.environ.get(REASON, ""),
             )  # fmt: skip
-        context = Context(run_dir, spec, place, attempt, stop, events, fence)
+        context = Context(run_dir, spec, place, attempt, stop, events, fence, location=location)
         context.engine = Engine(STEPS, events)
         context.engine.run(context)
         events.write("finished", step=context.progress.step)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from ortflow.workflow import own_files
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.location import Location
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
 MARKER = "COMMITTED"
@@ -74,10 +75,26 @@ class CheckpointStore(Protocol):
 
 
 class DirectoryStore:
-    """Checkpoints in a folder of a file system where rename is atomic."""
+    """Checkpoints in a folder of a file system where rename is atomic.
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    Parameters
+    ----------
+    path
+        The folder; made when something is saved.
+    location
+        The run directory. If the folder is inside it, it follows the directory to another name.
+    """
+
+    def __init__(self, path: Path, location: Location | None = None) -> None:
+        self._path, self._location = Path(path), location
+        self._inside = None if location is None else location.inside(self._path)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        if self._location is None or self._inside is None:
+            return self._path
+        return self._location.path / self._inside
 
     def steps(self) -> list[int]:
         """Steps with a folder or file, ascending."""

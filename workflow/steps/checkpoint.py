@@ -60,7 +60,7 @@ class Saver:
     def __init__(self, context: Context) -> None:
         self._context, self._clock = context, context.clock
         self._section = context.spec.checkpoint
-        self._store = DirectoryStore(context.run_dir.root / self._section.directory)
+        self._store = DirectoryStore(context.run_dir.root / self._section.directory, context.location)
         self._buffers = context.trainer.state()
         world = context.world
         room = available() // (2 * context.place.local_size)
