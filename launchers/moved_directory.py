@@ -52,6 +52,16 @@ def recorded_end(location: Location, number: int, world_size: int) -> DirectoryM
     return DirectoryMoved(f"{root}: {cause}; {saved}; `ortflow resume {there}` continues", code or EXIT_PREEMPTED)
 
 
+def between_attempts(location: Location) -> DirectoryMoved:
+    """Record at the directory's new path, if it has one, that no attempt follows; returns the error to raise."""
+    root, there = location.root, location.current()
+    if there is None:
+        return DirectoryMoved(f"{root} was removed, or renamed by another machine: the run is stopped", EXIT_FAILURE)
+    cause = f"the run directory was renamed to {there} between two attempts"
+    RunDir(there).record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, why=cause)
+    return DirectoryMoved(f"{root}: {cause}; `ortflow resume {there}` continues", EXIT_PREEMPTED)
+
+
 def is_same(root: Path, lock: int, name: str) -> bool:
     """Whether the open file `lock` is the file `name` in the directory `root`."""
     try:

@@ -17,7 +17,7 @@ from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import Cause, agreed, cause
 from ortflow.launchers.disk_wait import DiskWait
 from ortflow.launchers.memory import oom_kills
-from ortflow.launchers.moved_directory import location_of, recorded_end
+from ortflow.launchers.moved_directory import between_attempts, location_of, recorded_end
 from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, attempts_without_step, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop
@@ -94,6 +94,11 @@ class Supervisor:
         """Whether the run directory is no longer at its path."""
         return self._location is not None and not self._location.intact()
 
+    def _stay(self) -> None:
+        """Raise DirectoryMoved if the run directory is no longer at its path."""
+        if self._location is not None and self._moved:
+            raise between_attempts(self._location)
+
     def _keep_going(self) -> int:
         pause = 0.0
         self._job.clear()
@@ -158,6 +163,7 @@ class Supervisor:
             return self._followed(number, tail)
 
     def _followed(self, number: int, tail: EventTail) -> tuple[Outcome, Decision]:
+        self._stay()
         run, job = self._run, self._job
         self._view.attempt(number)
         kills = oom_kills()
@@ -203,7 +209,11 @@ class Supervisor:
         return found.outcome, decision
 
     def _record(self, **fields: Any) -> None:
-        """Append a record, waiting for space on a full disk; raises OutOfDisk after `room_seconds`."""
+        """Append a record, waiting for space on a full disk; raises OutOfDisk after `room_seconds`.
+
+        Raises DirectoryMoved instead of creating the directory again.
+        """
+        self._stay()
         self._disk.retry(lambda: self._run.record_attempt(**fields))
 
     def _lack(self, found: Cause) -> OutOfDisk | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -91,6 +92,21 @@ def test_a_removed_run_ends_with_its_cause(tmp_path: Path, ranks: int) -> None:
     assert mentions(said, str(tiny.run_dir), "removed")
     assert "Traceback" not in said
     assert not tiny.run_dir.exists(), sorted(tiny.run_dir.rglob("*"))
+
+
+def test_renamed_between_two_attempts(tmp_path: Path) -> None:
+    pause = {"failures": 3, "backoff": {"first": 4.0, "limit": 4.0}}
+    tiny = Tiny.make(tmp_path / "p", checkpoint={"every_steps": 50}, restart=pause)
+    running = started(tiny)
+    os.kill(of_kind(tiny.run_dir, "attempt_start")[-1]["pid"], signal.SIGKILL)
+    until(lambda: '"end"' in (tiny.run_dir / "attempts.jsonl").read_text(), running)
+    there = tiny.run_dir.with_name("other")
+    tiny.run_dir.rename(there)
+    said = ended(running)
+    assert running.returncode == 75, said
+    assert mentions(said, str(there), "between two attempts")
+    assert os.listdir(tiny.folder / "runs") == ["other"]
+    assert json.loads(tiny.command("status", "other", "--json").out)["state"] == "preempted"
 
 
 def test_in_the_background_too(tmp_path: Path) -> None:
