@@ -29,8 +29,11 @@ class Location:
             return True
         if os.path.samestat(named, os.fstat(self._descriptor)):
             return True
-        # Some network file systems number a directory anew; then the kernel still knows it by its path.
-        return self.current() == self.root.resolve()
+        # FUSE file systems may number a directory anew at each look-up. The kernel then still knows it by its path.
+        try:
+            return os.readlink(self._link) == str(self.root.resolve())
+        except OSError:
+            return True
 
     def current(self) -> Path | None:
         """The path of the directory now; None if it was removed, or renamed by another machine."""
