@@ -12,6 +12,7 @@ from pathlib import Path
 from ortflow.launchers.base import Submission
 from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.locks import sign
+from ortflow.launchers.moved_directory import DirectoryMoved
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import pending_changes
 from ortflow.launchers.starting import supervise
@@ -30,7 +31,11 @@ def main(arguments: list[str]) -> int:
     view = PlainView(run, spec.monitor.every_steps)
     for note in pending_changes(run.read_attempts()):
         view.message(note)
-    return supervise(request, view)
+    try:
+        return supervise(request, view)
+    except DirectoryMoved as error:
+        print(f"error: {error}", flush=True)
+        return error.exit_code
 
 
 if __name__ == "__main__":

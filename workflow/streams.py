@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from ortflow.workflow.disk_space import is_full
+from ortflow.workflow.disk_space import is_full, is_too_large
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of text."""
@@ -48,7 +48,7 @@ class Lossy(io.FileIO):
                 self.lost = 0
             written = super().write(data)
         except OSError as error:
-            if not is_full(error):
+            if not is_full(error) and not is_too_large(error):
                 raise
             written = 0
         self.lost += taken - written

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from clocked_steps import STEP_SECONDS, WAIT, FakeTrainer, context_of, events_of
 from fake_clock import FakeClock
+from messages import mentions
 
 from ortflow.workflow import disk_space
 from ortflow.workflow.checkpoint.store import DirectoryStore
@@ -17,9 +18,11 @@ from ortflow.workflow.errors import OrtflowError, Preempted
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.record import EVENTS, read_records
 from ortflow.workflow.signals import BEAT_PERIOD, FILE_PERIOD, StopFlag
+from ortflow.workflow.spec.run import CheckpointSection
 from ortflow.workflow.steps import checkpoint as checkpoint_step
 from ortflow.workflow.steps.checkpoint import checkpoint
 from ortflow.workflow.steps.export import export
+from ortflow.workflow.steps.save_period import save_period
 from ortflow.workflow.steps.train import train
 
 
@@ -81,6 +84,40 @@ def test_checkpoints_come_every_so_many_seconds_of_training(tmp_path: Path, cloc
     checkpoint(context)
     # The time is checked before a step, and the checkpoint is saved after it.
     assert [one["step"] for one in events_of(context, "checkpoint")] == [11, 22, 30]
+
+
+def test_checkpoints_come_every_five_minutes_by_default(
+    tmp_path: Path, clock: FakeClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = context_of(tmp_path, clock, every_steps=None)
+    context.monitor.begin()
+    assert mentions(capsys.readouterr().out, "every 300 s", "default", "5%")
+    train(context)
+    checkpoint(context)
+    assert [one["step"] for one in events_of(context, "checkpoint")] == [6, 12, 18, 24, 30]
+
+
+def test_saves_on_a_slow_disk_take_a_bounded_share_of_the_time(tmp_path: Path, clock: FakeClock) -> None:
+    context = context_of(tmp_path, clock, steps=60, every_steps=None)
+    # A save of a minute may be in progress every 20 minutes: a third of the steps instead of all.
+    context.trainer.before_save = lambda: clock.sleep(60.0)  # type: ignore[method-assign]
+    train(context)
+    assert [one["step"] for one in events_of(context, "checkpoint")] == [6, 26, 46]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"every_steps": 5}, None),
+        ({"every_seconds": 7.0}, 7.0),
+        ({"every_steps": 5, "every_seconds": 7.0}, 7.0),
+        ({}, 300.0),
+    ],
+)
+def test_a_period_that_is_given_replaces_the_default(given: dict[str, float], expected: float | None) -> None:
+    section = CheckpointSection.model_validate(given)
+    assert save_period(section, 0.0) == expected
+    assert save_period(section, 60.0) == (1200.0 if not given else expected)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ortflow.workflow.checkpoint.manifest import FileRecord, Manifest, mark
@@ -51,14 +52,16 @@ def commit(
     index: FlatIndex,
     progress: Mapping[str, Any],
     environment: Mapping[str, str],
+    run: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
     """Write the manifest of all ranks' files (`records`, by rank) and commit them as the checkpoint of `step`.
 
     A complete checkpoint of the same step is replaced, a damaged one renamed. `progress` is plain JSON data,
-    `environment` the result of `ortflow.workflow.environment`.
+    `environment` the result of `ortflow.workflow.environment`,
+    `run` the record of an `Identity`.
     Raises SaveFailed, with the temporary files removed.
     """
-    manifest = Manifest(step, len(records), buffers, index, progress, tuple(records), time.time(), environment)
+    manifest = Manifest(step, len(records), buffers, index, progress, tuple(records), time.time(), environment, run)
     data = manifest.encode()
     try:
         folder = store.begin(step, attempt)

@@ -137,8 +137,17 @@ class Dataset:
         return [views[batch][row] for batch, row in zip(batches.tolist(), rows.tolist(), strict=True)]
 
     def lengths(self, name: str) -> Indices:
-        """Number of elements of every sample of a variable-length column, [len(self)]."""
-        return np.concatenate([ragged.lengths for ragged in self._ragged[name]])
+        """Number of elements of every sample of a variable-length column, [len(self)].
+
+        Raises UserError if a sample ends before it begins: Arrow checks only the first and the last offset.
+        """
+        lengths = np.concatenate([ragged.lengths for ragged in self._ragged[name]])
+        if (negative := np.flatnonzero(lengths < 0)).size:
+            raise UserError(
+                f"is damaged: sample {negative[0]} of column {name!r} ends before it begins",
+                where=str(self.path), fix="convert the data again",
+            )  # fmt: skip
+        return lengths
 
     def scan(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
         """The record batches of a column in order, each with the number of its first sample."""
