@@ -70,7 +70,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def format_evaluation(values: Mapping[str, float]) -> str:
+def format_evaluation(values: Mapping[str, float | None]) -> str:
     """Loss and metrics of an evaluation."""
     return "  ".join(f"{name} {number(value)}" for name, value in values.items())
 

@@ -59,7 +59,7 @@ def results(sweep: Sweep, found: Sequence[RunStatus], by: str | None) -> Results
     ranked = [
         (sign * value, place)
         for place, how in enumerate(found)
-        if (value := how.evaluation.get(metric)) is not None and value == value
+        if (value := how.evaluation.get(metric)) is not None and None not in how.evaluation.values()
     ]
     return Results(sweep, found, metric, min(ranked)[1] if ranked else None)
 

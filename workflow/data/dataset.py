@@ -97,6 +97,11 @@ class Dataset:
         }
         return cls(path, columns, shards)
 
+    @property
+    def has_ranges(self) -> bool:
+        """Whether the shards record the minimum and maximum of every column."""
+        return all(column.minimum is not None for column in self.columns.values())
+
     def __len__(self) -> int:
         return int(self._starts[-1])
 
