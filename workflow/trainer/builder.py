@@ -145,7 +145,8 @@ class GraphBuilder(TrainerBuilder):
         graphs, loss = GraphSet.load(self._context.folder), self._spec.onnx_model.loss
         ignored = loss.ignore_index if isinstance(loss, CrossEntropy) else None
         truths = [loss.label] if isinstance(loss, BinaryCrossEntropy) else []
-        return graphs.inputs, Limits(graphs.vocabulary, ignored, truths=truths)
+        classes = [loss.label] if isinstance(loss, CrossEntropy) else []
+        return graphs.inputs, Limits(graphs.vocabulary, ignored, truths=truths, classes=classes)
 
     def open(
         self,
