@@ -85,6 +85,14 @@ def _evaluation(record: Mapping[str, Any]) -> str:
     return f"evaluation at step {record.get('step')}: {format_evaluation(metrics(record))}"
 
 
+def _early_stop(record: Mapping[str, Any]) -> str:
+    step, metric, best, best_step = (record.get(key) for key in ("step", "metric", "best", "best_step"))
+    line = f"stopping early at step {step}: {metric} no longer improves"
+    if isinstance(best, (int, float)) and isinstance(best_step, int):
+        line += f"; the best was {best:.4f} at step {best_step}, and the export has the parameters of step {step}"
+    return line
+
+
 def _checkpoint(record: Mapping[str, Any]) -> str:
     line = f"checkpoint at step {record.get('step')}"
     if "bytes" in record and "seconds" in record:
@@ -110,7 +118,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "checkpoint_failed": lambda r: f"warning: no checkpoint at step {r.get('step')}: {r.get('reason')}",
     "checkpoint_rejected": lambda r: f"warning: checkpoint {r.get('path')} is skipped: {r.get('reason')}",
     "skipped_step": lambda r: f"warning: step {r.get('step')} was skipped: {r.get('reason')}",
-    "early_stop": lambda r: f"stopping early at step {r.get('step')}: {r.get('metric')} no longer improves",
+    "early_stop": _early_stop,
     "preempted": lambda r: f"saved at step {r.get('step')}",
     "finished": lambda r: f"finished at step {r.get('step')}",
     "warning": lambda r: f"warning: {r.get('message')}",

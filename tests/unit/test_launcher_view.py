@@ -212,3 +212,11 @@ def test_out_of_memory_kills_are_counted_where_the_kernel_reports_them(tmp_path:
     (cgroups / "memory" / "mine").mkdir(parents=True)
     (cgroups / "memory" / "mine" / "memory.oom_control").write_text("under_oom 0\noom_kill 3\n")
     assert oom_kills(proc, cgroups) == 3
+
+
+def test_an_early_stop_says_which_parameters_are_exported() -> None:
+    stop = {"event": "early_stop", "step": 30, "metric": "loss"}
+    _, (line, without) = reported({**stop, "best": 0.41, "best_step": 10}, stop)
+    assert "0.4100 at step 10" in line
+    assert "step 30" in line
+    assert "best" not in without

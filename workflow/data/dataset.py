@@ -28,6 +28,7 @@ from ortflow.workflow.data.schema import (
     join_ranges,
     view,
 )
+from ortflow.workflow.data.source_formats import way_to_a_set
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
 
@@ -175,9 +176,7 @@ def _open_shard(file: Path) -> _Shard:
     try:
         with os.fdopen(open_regular(file), "rb") as head:
             if head.read(len(_MAGIC)) != _MAGIC:
-                raise UserError(
-                    "is not an Arrow IPC file", where=str(file), fix="convert it with `ortflow data convert`"
-                )
+                raise UserError("is not an Arrow IPC file", where=str(file), fix=way_to_a_set(file))
         return _map_shard(file)
     except UnusableError as reason:
         raise UserError(str(reason), where=str(file), fix="convert the data again") from None

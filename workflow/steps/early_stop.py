@@ -28,7 +28,7 @@ def judge(rule: EarlyStop, progress: Progress, value: float, what: str = "") -> 
     sign = -1.0 if higher_is_better(rule.metric) else 1.0
     best = progress.best_metric
     if best is None or sign * (best - value) > rule.min_delta:
-        progress.best_metric = value
+        progress.best_metric, progress.best_step = value, progress.step
         progress.evaluations_without_improvement = 0
         return False
     progress.evaluations_without_improvement += 1

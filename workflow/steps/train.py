@@ -138,7 +138,13 @@ def evaluate(context: Context) -> bool:
     rule = context.spec.train.early_stop
     if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], watched(rule, context.spec.data)):
         progress.stopped_early = True
-        context.events.write("early_stop", step=progress.step, metric=rule.metric)
+        context.events.write(
+            "early_stop",
+            step=progress.step,
+            metric=rule.metric,
+            best=progress.best_metric,
+            best_step=progress.best_step,
+        )
     return True
 
 
