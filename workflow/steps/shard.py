@@ -24,6 +24,8 @@ from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.tokens import count_tokens, token_labels
 from ortflow.workflow.trainer import MicroBatch
 
+CHECK = "check"
+"""Phase of the trainer's check before the first step, which may take longer than the rest of the step."""
 Source = tuple[Dataset, tuple[Feed, ...]]
 
 
@@ -204,10 +206,11 @@ def shard(context: Context) -> None:
             context.monitor.warn(warning)
     try_export(context)
     context.leave_if_asked()
-    if trainer.together:
-        # A rank that fails alone must end the others, not tell them: they wait for its messages within the check.
-        trainer.check(context.stream.samples())
-    else:
-        context.try_on_rank_0(lambda: trainer.check(context.stream.samples()))
+    with context.engine.apart(CHECK, "shard"):
+        if trainer.together:
+            # A rank that fails alone must end the others, not tell them: they wait for its messages within the check.
+            trainer.check(context.stream.samples())
+        else:
+            context.try_on_rank_0(lambda: trainer.check(context.stream.samples()))
     context.leave_if_asked()
     context.trainer.give_memory_back()
