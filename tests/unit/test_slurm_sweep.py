@@ -428,7 +428,7 @@ def test_a_follow_up_is_not_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def found(place: Path) -> Callable[..., tuple[Sweep, list[RunStatus]]]:
     """A sweep with these evaluations."""
 
-    def make(*evaluations: dict[str, float]) -> tuple[Sweep, list[RunStatus]]:
+    def make(*evaluations: dict[str, float | None]) -> tuple[Sweep, list[RunStatus]]:
         fake = Fake()
         submit(fake, f"seed=1..{len(evaluations)}")
         reported = SlurmLauncher(fake.slurm).statuses([run(task) for task in range(len(evaluations))])
@@ -439,6 +439,11 @@ def found(place: Path) -> Callable[..., tuple[Sweep, list[RunStatus]]]:
 
 
 Found = Callable[..., tuple[Sweep, list[RunStatus]]]
+
+
+def test_an_evaluation_that_is_not_finite_is_not_the_best(found: Found) -> None:
+    one, reported = found({"loss": None, "accuracy": 0.99}, {"loss": 1.0, "accuracy": 0.9})
+    assert [row[0] for row in results(one, reported, "accuracy").rows()[1:]] == ["", "*"]
 
 
 def test_the_best_is_marked(found: Found) -> None:
@@ -497,3 +502,14 @@ def test_what_the_command_line_refuses(place: Path, words: list[str], sentence: 
     with pytest.raises(UserError, match=sentence):
         CliRunner().invoke(command_line(), words, catch_exceptions=False)
     assert not (place / "runs").exists()
+
+
+def test_a_rendered_sweep_that_sbatch_would_refuse(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default Slurm takes scripts of 4 MiB, and a rendered sweep contains the run file of each run."""
+    planned = wanted(Fake(), "seed=1..12")
+    size = len(str(planned).encode())
+    monkeypatch.setattr(sweep, "LARGEST_SCRIPT", size)
+    assert str(planned)
+    monkeypatch.setattr(sweep, "LARGEST_SCRIPT", size - 1)
+    with pytest.raises(UserError, match=r"12 runs, .*max_script_size.*at most 11 at a time"):
+        str(planned)

@@ -72,6 +72,24 @@ def test_the_engine_times_each_step_and_what_recurs_in_it(tmp_path: Path, clock:
     ]  # fmt: skip
 
 
+def test_a_long_part_of_a_step_is_a_phase_of_its_own(tmp_path: Path, clock: FakeClock) -> None:
+    events = EventLog(tmp_path / "events.jsonl", 0, 0)
+
+    def opens(context: None) -> None:
+        clock.sleep(1.0)
+        with engine.apart("check", "opens"):
+            clock.sleep(17.0)
+        clock.sleep(2.0)
+
+    steps = (Step("opens", opens), Step("trains", lambda context: clock.sleep(3.0)))
+    engine: Engine[None] = Engine(steps, events, clock=clock)
+    engine.run(None)
+    records = read_records(events.path, EVENTS)[0]
+    ended = [(one["phase"], one["seconds"]) for one in records if one["event"] == "phase_end"]
+    assert ended == [("check", 17.0), ("opens", 3.0), ("trains", 3.0)]
+    assert [one["phase"] for one in records if one["event"] == "phase_start"] == ["opens", "check", "opens", "trains"]
+
+
 def test_a_step_is_timed_without_what_follows_it(tmp_path: Path, clock: FakeClock) -> None:
     context = context_of(tmp_path, clock, steps=2)
     train(context)

@@ -28,6 +28,7 @@ from ortflow.workflow.data.schema import (
     join_ranges,
     view,
 )
+from ortflow.workflow.data.source_formats import way_to_a_set
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
 
@@ -96,6 +97,11 @@ class Dataset:
             for name, column in first.items()
         }
         return cls(path, columns, shards)
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether the shards record the minimum and maximum of every column."""
+        return all(column.minimum is not None for column in self.columns.values())
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -179,9 +185,7 @@ def _open_shard(file: Path) -> _Shard:
     try:
         with os.fdopen(open_regular(file), "rb") as head:
             if head.read(len(_MAGIC)) != _MAGIC:
-                raise UserError(
-                    "is not an Arrow IPC file", where=str(file), fix="convert it with `ortflow data convert`"
-                )
+                raise UserError("is not an Arrow IPC file", where=str(file), fix=way_to_a_set(file))
         return _map_shard(file)
     except UnusableError as reason:
         raise UserError(str(reason), where=str(file), fix="convert the data again") from None
