@@ -18,9 +18,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflow.export_checks import arguments, batch_axis, bind, check_parameters, not_in_onnx, require_torch
-from ortflow.export_names import counters, rename_outputs, rename_tied, statistics, write_metadata
+from ortflow.export_checks import (
+    arguments,
+    batch_axis,
+    bind,
+    check_parameters,
+    not_in_onnx,
+    require_torch,
+    with_rows,
+)
+from ortflow.export_evaluation import evaluation_form, finish
+from ortflow.export_hooks import check_training, gradient_factors, multiply_gradients
+from ortflow.export_names import rename_outputs, rename_tied, shorten_lines, write_roles
 from ortflow.export_optimize import optimize
+from ortflow.export_state import changed_buffers, name_updates, refuse_changed_parameters, returning
 from ortflow.export_stops import mark_stops
 from ortflow.export_trace import trace
 from ortflow.workflow.errors import UserError
@@ -94,24 +105,47 @@ def export_for_training(
     args, kwargs = arguments(example_inputs)
     inputs = bind(module, args, kwargs)
     check_parameters(module)
+    check_training(module)
+    factors = gradient_factors(module)
     if dynamic_shapes is None:
         dynamic_shapes = batch_axis(inputs)
+
+    example, named = with_rows(inputs, dynamic_shapes, args, kwargs)
+
+    def traced(output_names: Sequence[str] | None) -> tuple[Any, list[str]]:
+        """The optimized program of the module in its present modes, and the buffers that it changes."""
+        changed = changed_buffers(module, example, named)
+        names = None if output_names is None else [*output_names, *changed]
+        with returning(module, changed):
+            program = trace(module, example, named, input_names, names, dynamic_shapes or None)
+        refuse_changed_parameters(program)
+        rename_tied(program.model.graph, module)
+        if output_names is None:
+            rename_outputs(program, changed)
+        name_updates(program, module, changed)
+        optimize(program, {name for name, _ in (*module.named_parameters(), *module.named_buffers())})
+        mark_stops(program.model)
+        shorten_lines(program.model)
+        return program, changed
+
+    evaluation = None
     with _in_training_mode(module):
         for message in not_in_onnx(module):
             warnings.warn(message, stacklevel=2)
-        program = trace(module, args, kwargs, input_names, output_names, dynamic_shapes or None)
-    changed = set(program.exported_program.graph_signature.buffers_to_mutate.values()) - statistics(module)
-    for name in sorted(changed - counters(module)):
-        warnings.warn(f"buffer {name!r} changes in forward: in the ONNX model it keeps its value", stacklevel=2)
-    rename_tied(program.model.graph, module)
-    if output_names is None:
-        rename_outputs(program)
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    optimize(program, {name for name, _ in tensors})
-    mark_stops(program.model)
-    write_metadata(program.model, module)
-    with _in_training_mode(module):
-        left_out = _compare(program, module, args, kwargs)
+        program, changed = traced(output_names)
+        multiply_gradients(program.model, factors)
+        write_roles(program.model, module, changed)
+        if _size(program) > EXTERNAL_DATA_BYTES:
+            left_out = f"not compared with PyTorch: the weights take more than {EXTERNAL_DATA_BYTES / 1e9:g} GB"
+        else:
+            # Needs numpy, a dependency of the packages that `require_torch` checks.
+            from ortflow.export_compare import compare
+
+            more = with_rows(inputs, dynamic_shapes, args, kwargs, more=1)
+            left_out = compare(program.model_proto, module, args, kwargs, more)
+            evaluation = evaluation_form(program, module, args, kwargs, lambda: traced(None), changed)
+        for message in finish(program.model, module, changed, evaluation):
+            warnings.warn(message, stacklevel=2)
     if left_out:
         warnings.warn(left_out, stacklevel=2)
     try:
@@ -132,15 +166,6 @@ def _in_training_mode(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes.items():
             part.training = training
-
-
-def _compare(program: Any, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    if _size(program) > EXTERNAL_DATA_BYTES:
-        return f"not compared with PyTorch: the weights take more than {EXTERNAL_DATA_BYTES / 1e9:g} GB"
-    # Needs numpy, a dependency of the packages that `require_torch` checks.
-    from ortflow.export_compare import compare
-
-    return compare(program.model_proto, module, args, kwargs)
 
 
 def _size(program: Any) -> int:

@@ -35,7 +35,7 @@ def embedding_bag(
     inside = (places >= starts[:, None]) & (places < ends[:, None])
     if padding_idx is not None:
         inside = inside & (indices != padding_idx)
-    rows = torch.nn.functional.embedding(indices, weight)
+    rows = torch.nn.functional.embedding(indices, weight, scale_grad_by_freq=scale_grad_by_freq)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[:, None]
     if mode == 2:

@@ -71,6 +71,36 @@ def batch_axis(inputs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_rows(
+    inputs: Mapping[str, Any], dynamic_shapes: Any, args: tuple[Any, ...], kwargs: dict[str, Any], more: int = 0
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with `more` repetitions of the last element along each axis that varies, and at least 2 elements.
+
+    torch.export takes a size of 1 for fixed in some operators, although the axis is declared to vary. `inputs`: the
+    arguments by name. Axes of tensors inside other arguments stay, unless all first axes vary.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    longer: dict[int, Any] = {}
+    for name, value in inputs.items():
+        axes = dynamic_shapes.get(name) if isinstance(dynamic_shapes, Mapping) else None
+        leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        every = pytree.tree_leaves(axes) == ["batch"] * len(leaves) and not isinstance(value, torch.Tensor)
+        for leaf in leaves:
+            taken = leaf
+            for axis in [0] if every else axes if isinstance(axes, Mapping) and leaf is value else []:
+                count = max(more, 2 - taken.shape[axis])
+                last = taken.narrow(axis, taken.shape[axis] - 1, 1) if taken.shape[axis] else None
+                if last is not None and count > 0:
+                    taken = torch.cat([taken, *[last] * count], axis)
+            longer[id(leaf)] = taken
+    changed: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
+        lambda leaf: longer.get(id(leaf), leaf), (args, kwargs)
+    )
+    return changed
+
+
 def check_parameters(module: torch.nn.Module) -> None:
     """Raise UserError if a parameter cannot be exported."""
     import torch

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.ir.recorded_forms import UPDATED
+from ortflow.workflow.graph.ir.recorded_roles import STATE, recorded
 
 if TYPE_CHECKING:
     import onnx
@@ -38,32 +41,46 @@ _NOISE = (0.0, 1e-2, 3e-2, 5e-2)
 many kinks that some gradient differs at each point, but a correct gradient does not differ at all points."""
 
 
-def compare(model: onnx.ModelProto, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def compare(
+    model: onnx.ModelProto,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    more: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+) -> str:
     """Raise UserError if the file computes other results than the module; otherwise return what was not compared.
 
-    `model`: the whole file. `module`: in the modes that it was traced in. Before PyTorch 2.8, the gradient of an
-    Embedding's padding row is not compared: it is known to differ. Returns one sentence, empty if all was compared.
+    `model`: the training form of the file. `module`: in the modes that it was traced in. `more`: arguments of another
+    size, at which the outputs are compared, and so they are in a second call. Before PyTorch 2.8, the
+    gradient of an Embedding's padding row is not compared: it is known to differ. Returns one sentence, empty if all was
+    compared.
     """
     missing_packages = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing_packages:
         return f"not compared with PyTorch: {' and '.join(missing_packages)} is not installed"
-    from ortflow.export_reference import NotCompared, NotFinite, call_of
+    from ortflow.export_reference import NotCompared, NotFinite, borrowed, call_of
 
     faults: dict[str, str] | None = None
     try:
         file = ExportedFile(model, module)
         for noise in _NOISE:
-            try:
-                found = file.faults(call_of(module, args, kwargs, noise))
-            except NotFinite:
-                if noise == _NOISE[-1] and faults is None:
-                    raise
-                continue  # zeros as example inputs may be a point without a gradient
+            with borrowed(module):
+                try:
+                    found = file.faults(call_of(module, args, kwargs, noise))
+                except NotFinite:
+                    if noise == _NOISE[-1] and faults is None:
+                        raise
+                    continue  # zeros as example inputs may be a point without a gradient
             faults = {what: fault for what, fault in (faults or found).items() if what in found}
-            if not faults:
-                return file.left_out
-            if _NOT_FINITE in faults.values():
+            if not faults or _NOT_FINITE in faults.values():
                 break
+        if not faults:
+            with borrowed(module):
+                faults = file.later_faults(call_of(module, args, kwargs, 0.0))
+            with borrowed(module):
+                faults |= file.faults_of_size(call_of(module, *more, 1e-2)) if more else {}
+        if not faults:
+            return file.left_out
     except NotCompared as missing:
         if not faults:
             return f"not compared with PyTorch: {missing}"
@@ -98,13 +115,16 @@ class ExportedFile:
         stored = {tensor.name for tensor in model.graph.initializer}
         self.module = module
         self.parameters = {name: p for name, p in module.named_parameters() if name in stored}
-        self.model = without_values(model, list(self.parameters))
+        self.states = recorded(model).get(STATE, [])
+        self.model = without_values(model, [*self.parameters, *self.states])
+        self._random = without_values(model, [*self.parameters, *self.states])
         try:
             fix_in_onnx(self.model.graph)
         except NotFixed as error:
             raise NotCompared(f"{error} is random") from None
-        self.inputs = [value.name for value in self.model.graph.input if value.name not in self.parameters]
-        self.outputs = [value.name for value in self.model.graph.output]
+        fed = {*self.parameters, *self.states}
+        self.inputs = [value.name for value in self.model.graph.input if value.name not in fed]
+        self.outputs = [v.name for v in self.model.graph.output if not v.name.startswith(UPDATED)]
         self.padding = {
             id(part.weight): part.padding_idx
             for part in module.modules()
@@ -126,6 +146,59 @@ class ExportedFile:
                 actual = self._evaluated(call)
             return self._differences(call, weights, actual, single)
 
+    def later_faults(self, call: Call) -> dict[str, str]:
+        """How state, and the outputs of a second call, differ: what `forward` keeps for its next call."""
+        from ortflow.export_reference import compute
+
+        first, weights = compute(call, None)
+        once = self._computed(call, weights)
+        if once is None:
+            return {}
+        second, _ = compute(call, weights, times=2)
+        twice = self._computed(call, weights, once.buffers)
+        if twice is None or not second.is_finite:
+            return {}
+        found = {}
+        for name, actual in once.buffers.items():
+            found[f"buffer {name!r}"] = difference([actual, first.buffers[name], first.buffers[name]], _RELATIVE, 0.0)
+        for name, actual, expected, earlier in zip(
+            self.outputs, twice.outputs, second.outputs, first.outputs, strict=True
+        ):
+            # The first call's error shows the rounding.
+            floor = _norm(once.outputs[self.outputs.index(name)].astype(np.float64) - earlier)
+            fault = difference([actual, expected, expected], _RELATIVE, 2 * floor)
+            found[f"output {name!r} of a second step"] = fault
+        return {what: fault for what, fault in found.items() if fault}
+
+    def faults_of_size(self, call: Call) -> dict[str, str]:
+        """Outputs that differ for another number of samples; none if the module does not take it."""
+        from ortflow.export_reference import NotCompared, compute
+
+        try:
+            single, weights = compute(call, None)
+        except NotCompared:
+            return {}
+        left_out = self.left_out
+        actual = self._computed(call, weights)
+        if actual is None and not left_out and self.left_out:
+            return {"the file": "not able to run with another size"}
+        if actual is None or not single.is_finite:
+            return {}
+        found = {}
+        for name, value, expected in zip(self.outputs, actual.outputs, single.outputs, strict=True):
+            found[f"output {name!r} for another size"] = difference([value, expected, expected], _RELATIVE_ALONE, 0.0)
+        return {what: fault for what, fault in found.items() if fault}
+
+    def evaluation_faults(self, call: Call) -> dict[str, str]:
+        """Outputs of the module in evaluation mode that differ from the file's. Raises NotCompared."""
+        from ortflow.export_reference import Result, compute
+
+        single, weights = compute(call, None)
+        if len(single.outputs) != len(self.outputs):
+            return {"the number of outputs": f"{len(single.outputs)}, not {len(self.outputs)}"}
+        found = self._evaluated(call, dropout=False)
+        return self._differences(call, [None] * len(weights), found, Result(single.outputs, {}))
+
     def _differences(
         self, call: Call, weights: list[np.ndarray | None], actual: Result, single: Result
     ) -> dict[str, str]:
@@ -137,8 +210,8 @@ class ExportedFile:
             raise NotFinite("the module's own results on the example inputs are not finite")
         double, relative = single, _RELATIVE_ALONE
         if sum(p.numel() for p in self.module.parameters()) <= _DOUBLE_ELEMENTS:
-            with contextlib.suppress(NotCompared):
-                found_in_double = compute(doubled(call), weights)[0]
+            with contextlib.suppress(NotCompared), doubled(call) as raised:
+                found_in_double = compute(raised, weights)[0]
                 # A mask's lowest number may be one of fp32 in the code, and overflow elsewhere.
                 if found_in_double.is_finite:
                     double, relative = found_in_double, _RELATIVE
@@ -156,17 +229,20 @@ class ExportedFile:
         row = self.padding.get(id(self.parameters[name]))
         return gradient if row is None else np.delete(gradient, row, axis=0)
 
-    def _feed(self, call: Call) -> dict[str, np.ndarray]:
+    def _feed(self, call: Call, states: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         from ortflow.export_reference import NotCompared, tensors_of
 
         given = tensors_of(call, self.module.forward)
         if len(given) != len(self.inputs):
             raise NotCompared("the file has other inputs than forward")
-        copies = dict(call.module.named_parameters())
-        values = {name: copies[name].detach().numpy() for name in self.parameters}
-        return {**values, **dict(zip(self.inputs, given, strict=True))}
+        values = {name: parameter.detach().numpy() for name, parameter in self.parameters.items()}
+        buffers = dict(call.module.named_buffers())
+        values |= {name: buffers[name].detach().numpy() for name in self.states}
+        return {**values, **(states or {}), **dict(zip(self.inputs, given, strict=True))}
 
-    def _computed(self, call: Call, weights: list[np.ndarray | None]) -> Result | None:
+    def _computed(
+        self, call: Call, weights: list[np.ndarray | None], states: Mapping[str, np.ndarray] | None = None
+    ) -> Result | None:
         """Outputs and gradients in training mode; None if they cannot be computed, which is then reported."""
         from ortflow.export_gradients import run, training_graph
         from ortflow.export_reference import Result
@@ -180,21 +256,27 @@ class ExportedFile:
             if self._graph is None:
                 self._graph = training_graph(self.model, trained, self._frozen(), by)
             graph, reached = self._graph
-            values = run(graph, {**self._feed(call), **{by[name]: weight for name, weight in named.items()}})
+            values = run(graph, {**self._feed(call, states), **{by[name]: weight for name, weight in named.items()}})
         except (UserError, RuntimeError) as error:
             self.left_out = f"gradients were not compared with PyTorch's: {error}"
             return None
         gradients = {name: np.zeros(tuple(self.parameters[name].shape), np.float32) for name in trained}
         gradients |= {name: values[f"{name}_grad"] for name in reached}
-        return Result([values[name] for name in self.outputs], gradients)
+        updates = {name: values[UPDATED + name] for name in self.states}
+        return Result([values[name] for name in self.outputs], gradients, updates)
 
-    def _evaluated(self, call: Call) -> Result:
+    def _evaluated(self, call: Call, *, dropout: bool = True) -> Result:
         """Outputs, with running statistics."""
         from ortflow.export_gradients import evaluation_graph, run
+        from ortflow.export_random import NotFixed, fix_in_onnx
         from ortflow.export_reference import NotCompared, Result
 
         try:
-            values = run(evaluation_graph(self.model), self._feed(call))
+            model = evaluation_graph(self.model if dropout else self._random)
+            fix_in_onnx(model.graph)
+            values = run(model, self._feed(call))
+        except NotFixed as error:
+            raise NotCompared(f"{error} is random") from None
         except (UserError, RuntimeError) as error:
             raise NotCompared(str(error)) from None
         return Result([values[name] for name in self.outputs], {})

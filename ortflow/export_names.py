@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def statistics(module: torch.nn.Module, *, fixed: bool = False) -> set[str]:
-    """Names of the running means and variances: the forward pass updates them, ortflow keeps them.
+    """Names of the running means and variances that move as a node says: not those of `momentum=None`.
 
     `fixed`: only of those parts of a module in training mode that are themselves in evaluation mode.
     """
@@ -27,14 +27,22 @@ def statistics(module: torch.nn.Module, *, fixed: bool = False) -> set[str]:
         f"{prefix}.{buffer}" if prefix else buffer
         for prefix, part in module.named_modules(remove_duplicate=False)
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+        if part.momentum is not None or not part.training
         if not fixed or (module.training and not part.training)
         for buffer in ("running_mean", "running_var")
     }
 
 
 def counters(module: torch.nn.Module) -> set[str]:
-    """Names of the counters of BatchNormalization, which nothing reads."""
-    return {name for name, _ in module.named_buffers() if name.endswith("num_batches_tracked")}
+    """Names of the counters of normalisations that nothing reads."""
+    import torch
+
+    return {
+        f"{name}.num_batches_tracked" if name else "num_batches_tracked"
+        for name, part in module.named_modules()
+        if isinstance(part, torch.nn.modules.batchnorm._NormBase)
+        if part.momentum is not None or not isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+    }
 
 
 def rename_tied(graph: Any, module: torch.nn.Module) -> None:
@@ -49,10 +57,11 @@ def rename_tied(graph: Any, module: torch.nn.Module) -> None:
                 graph.initializers[name] = value
 
 
-def rename_outputs(program: Any) -> None:
-    """Name outputs after the keys or fields of what `forward` returns."""
+def rename_outputs(program: Any, changed: Sequence[str] = ()) -> None:
+    """Name outputs after the keys or fields of what `forward` returns, which the buffers `changed` follow."""
     graph = program.model.graph
-    names = _leaf_names(program.exported_program.call_spec.out_spec, "")
+    spec = program.exported_program.call_spec.out_spec
+    names = _leaf_names(spec.children()[0] if changed else spec, "") + list(changed)
     specs = [s for s in program.exported_program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT"]
     returned = [n for n, s in zip(names, specs, strict=True) if type(s.arg).__name__ != "ConstantArgument"]
     fixed = {value.name for value in graph.inputs} | set(graph.initializers)
@@ -87,21 +96,30 @@ def _leaf_names(spec: Any, prefix: str) -> list[str]:
     return names
 
 
-def write_metadata(model: Any, module: torch.nn.Module) -> None:
-    """List parameters, frozen ones and constants; keep the user's line of each node."""
+def write_roles(
+    model: Any, module: torch.nn.Module, changed: Sequence[str] = (), evaluation: Sequence[str] = ()
+) -> None:
+    """List parameters, frozen ones, constants, the buffers that forward changes, and the outputs in evaluation mode."""
     present = model.graph.initializers
     parameters = {name: parameter for name, parameter in module.named_parameters() if name in present}
-    running = statistics(module)
+    apart = {*parameters, *statistics(module), *changed}
     lists = {
         "parameters": [name for name, parameter in parameters.items() if parameter.requires_grad],
         "frozen": [name for name, parameter in parameters.items() if not parameter.requires_grad]
         + sorted(name for name in statistics(module, fixed=True) if name in present),
-        "constants": [name for name in present if name not in parameters and name not in running],
+        "constants": [name for name in present if name not in apart],
+        "state": list(changed),
+        "evaluation": list(evaluation),
     }
     for key, names in lists.items():
-        model.metadata_props[f"ortflow.{key}"] = json.dumps(names)
+        model.metadata_props.pop(f"ortflow.{key}", None)
+        if names or key in ("parameters", "frozen", "constants"):
+            model.metadata_props[f"ortflow.{key}"] = json.dumps(names)
+
+
+def shorten_lines(model: Any) -> None:
+    """Keep the user's own line of each node: the whole stack is large and contains paths of this machine."""
     for node in model.graph.all_nodes():
-        # The whole stack is large and contains paths of this machine: the user's own line is enough.
         line = user_line(node.metadata_props.pop(STACK, ""))
         if line is not None:
             node.metadata_props[STACK] = 'File "{}", line {}'.format(*line)

@@ -22,6 +22,7 @@ def optimize(program: Any, kept: Collection[str]) -> None:
 
     Unused ones are removed. Values that the optimizer must not see are graph inputs while it runs.
     """
+    import onnx_ir as ir
     import onnxscript.optimizer
 
     with warnings.catch_warnings():
@@ -36,8 +37,13 @@ def optimize(program: Any, kept: Collection[str]) -> None:
         onnxscript.optimizer.inline(model)
         onnxscript.optimizer.fold_constants_ir(model)
         values |= _hide_near_identities(model)
+        # Small: the weights are inputs.
+        before = ir.serde.serialize_model(model)
         marks = _mark_random_nodes(model)
         program.optimize()
+        if _dangling(program.model.graph):
+            # onnxscript 0.7.2 removes the bounds of a Clip when it merges two of one value.
+            program.model = ir.serde.deserialize_model(before)
     graph = program.model.graph
     marked = {id(mark) for mark in marks}
     for node in graph.all_nodes():
@@ -48,6 +54,15 @@ def optimize(program: Any, kept: Collection[str]) -> None:
         if value.uses() or value.is_graph_output():
             value.const_value = values[value.name]
             graph.initializers[value.name] = value
+
+
+def _dangling(graph: Any) -> bool:
+    """Whether a node of the graph reads a value that nothing produces."""
+    made = {id(value) for node in graph.all_nodes() for value in node.outputs}
+    for each in (graph, *graph.subgraphs()):
+        made |= {id(value) for value in (*each.inputs, *each.initializers.values())}
+    read = [value for node in graph.all_nodes() for value in node.inputs if value is not None]
+    return any(id(value) not in made for value in (*read, *graph.outputs))
 
 
 def _hide_near_identities(model: Any) -> dict[str, Any]:

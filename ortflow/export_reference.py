@@ -1,20 +1,21 @@
 """Outputs of a PyTorch module, and gradients of a fixed sum, for the comparison with its exported file.
 
-Called by `ortflow.export_compare`. Works on copies: the module and the random state stay unchanged.
+Called by `ortflow.export_compare`. Works on the module itself: a copy loses the hooks of its parameters. Everything that
+a call changes is restored: values, modes, attributes, the random state.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ortflow.export_random import NotFixed, fixed_in_pytorch
+from ortflow.export_trace import same_attributes, without_caches
 
 if TYPE_CHECKING:
     import torch
@@ -30,41 +31,53 @@ class NotFinite(NotCompared):
 
 @dataclass(frozen=True)
 class Result:
-    """Outputs in order, and gradients by the parameter's name, if there are any."""
+    """Outputs in order, gradients by the parameter's name, if there are any, and buffers after the call."""
 
     outputs: list[np.ndarray]
     gradients: dict[str, np.ndarray]
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is neither NaN nor infinity in it."""
+        """Whether there is neither NaN nor infinity in outputs and gradients."""
         return all(bool(np.isfinite(value).all()) for value in [*self.outputs, *self.gradients.values()])
 
 
 @dataclass(frozen=True)
 class Call:
-    """A copy of a module, and the arguments of its call."""
+    """A module, and the arguments of its call."""
 
     module: torch.nn.Module
     inputs: Any
     """Positional and keyword arguments."""
 
 
-def call_of(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], noise: float) -> Call:
-    """A copy of the module and of the inputs, with Gaussian noise relative to each tensor's spread.
+@contextlib.contextmanager
+def borrowed(module: torch.nn.Module) -> Iterator[None]:
+    """Let the block change values, modes and attributes of a module; afterwards they are as before.
 
-    Raises NotCompared if the module cannot be copied.
+    The storage of parameters and buffers is replaced, not written to.
+    """
+    tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}.values()
+    storages = [(tensor, tensor.data) for tensor in tensors]
+    for tensor, data in storages:
+        tensor.data = data.clone()
+    try:
+        with same_attributes(module):
+            yield
+    finally:
+        for tensor, data in storages:
+            tensor.data = data
+
+
+def call_of(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], noise: float) -> Call:
+    """A call with Gaussian noise on the inputs, relative to each tensor's spread. Sets the module's parameters, too.
+
+    Called inside `borrowed`; the parameters have their own values then.
     """
     import torch
     from torch.utils import _pytree as pytree
 
-    try:
-        twin, inputs = copy.deepcopy((module, (args, kwargs)))
-    except Exception as error:  # noqa: BLE001 - it may hold anything
-        raise NotCompared(f"the module cannot be copied ({_line(error)})") from None
-    for part in twin.modules():
-        if getattr(getattr(part, "config", None), "use_cache", None) is True:
-            part.config.use_cache = False
     generator = torch.Generator().manual_seed(7)
 
     def moved(tensor: Any) -> Any:
@@ -75,13 +88,14 @@ def call_of(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         return tensor + drawn * noise * (spread if spread > 0 else 1.0)
 
     with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.copy_(moved(parameter))
-        return Call(twin, pytree.tree_map(moved, inputs))
+        for parameter in module.parameters():
+            parameter.copy_(moved(parameter.detach()))
+        return Call(module, pytree.tree_map(moved, (args, kwargs)))
 
 
-def doubled(call: Call) -> Call:
-    """The same in double precision."""
+@contextlib.contextmanager
+def doubled(call: Call) -> Iterator[Call]:
+    """The same in double precision, inside the block."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -89,13 +103,20 @@ def doubled(call: Call) -> Call:
         single = isinstance(value, torch.Tensor) and value.dtype == torch.float32
         return value.double() if single else value
 
-    return Call(copy.deepcopy(call.module).double(), pytree.tree_map(raised, call.inputs))
+    with borrowed(call.module):
+        for tensor in (*call.module.parameters(), *call.module.buffers()):
+            if tensor.dtype == torch.float32:
+                tensor.data = tensor.data.double()
+        yield Call(call.module, pytree.tree_map(raised, call.inputs))
 
 
-def compute(call: Call, weights: Sequence[np.ndarray | None] | None) -> tuple[Result, list[np.ndarray | None]]:
+def compute(
+    call: Call, weights: Sequence[np.ndarray | None] | None, *, times: int = 1
+) -> tuple[Result, list[np.ndarray | None]]:
     """Outputs, gradients of the sum of outputs times `weights`, and the weights, which are drawn if not given.
 
-    An output without a gradient has no weights. Raises NotCompared if the module does not run.
+    An output without a gradient has no weights. `times`: the result is that of the last of so many calls in a row.
+    Raises NotCompared if the module does not run.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -108,11 +129,13 @@ def compute(call: Call, weights: Sequence[np.ndarray | None] | None) -> tuple[Re
             warnings.catch_warnings(),
             fixed_in_pytorch(),
             torch.enable_grad(),
-            _kept(call.module),
+            borrowed(call.module),
+            without_caches(call.module),
             by_default(kind),
         ):
             warnings.simplefilter("ignore")
-            returned = call.module(*args, **kwargs)
+            for _ in range(times):
+                returned = call.module(*args, **kwargs)
             outputs = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
             if weights is None:
                 weights = _drawn(outputs)
@@ -124,12 +147,14 @@ def compute(call: Call, weights: Sequence[np.ndarray | None] | None) -> tuple[Re
             gradients: Sequence[Any] = ()
             if total.requires_grad and parameters:
                 gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+            buffers = {name: b.detach().numpy().copy() for name, b in call.module.named_buffers()}
+            found = [output.detach().numpy().copy() for output in outputs]
     except NotFixed as error:
         raise NotCompared(f"{error} is random") from None
     except Exception as error:  # noqa: BLE001 - whatever the user's forward raises
         raise NotCompared(f"the module does not run on the example inputs in training mode ({_line(error)})") from None
     known = {n: g.detach().to_dense().numpy() for n, g in zip(parameters, gradients, strict=False) if g is not None}
-    return Result([output.detach().numpy() for output in outputs], known), list(weights)
+    return Result(found, known, buffers), list(weights)
 
 
 @contextlib.contextmanager
@@ -171,27 +196,6 @@ def tensors_of(call: Call, forward: Any) -> list[np.ndarray]:
 
 
 @contextlib.contextmanager
-def _kept(module: torch.nn.Module) -> Iterator[None]:
-    """Restore the block's changes: updated running statistics, and what a `forward` keeps for its next call."""
-    attributes = [(part, dict(vars(part))) for part in module.modules()]
-    buffers = [
-        (part, name, buffer, buffer.clone())
-        for part in module.modules()
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    ]
-    try:
-        yield
-    finally:
-        for part, name, buffer, before in buffers:
-            part._buffers[name] = buffer
-            buffer.data.copy_(before)
-        for part, kept in attributes:
-            vars(part).clear()
-            vars(part).update(kept)
-
-
-@contextlib.contextmanager
 def with_running_statistics(module: torch.nn.Module) -> Iterator[None]:
     """Switch every BatchNormalization to evaluation mode inside the block, as in an exported file."""
     import torch
@@ -204,6 +208,18 @@ def with_running_statistics(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for part in parts:
             part.training = True
+
+
+@contextlib.contextmanager
+def in_evaluation(module: torch.nn.Module) -> Iterator[None]:
+    """The module in evaluation mode, inside the block."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 def _line(error: BaseException) -> str:

@@ -55,12 +55,12 @@ def stops_noted(module: torch.nn.Module) -> Iterator[None]:
         finally:
             mode.paused -= 1
 
-    with _shadowed(module, "forward", noted), _shadowed(torch.autograd.Function, "apply", classmethod(applied)):
+    with shadowed(module, "forward", noted), shadowed(torch.autograd.Function, "apply", classmethod(applied)):
         yield
 
 
 @contextlib.contextmanager
-def _shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
+def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute inside the block; an inherited one is inherited again afterwards."""
     before = vars(owner).get(name)
     setattr(owner, name, value)
@@ -70,6 +70,20 @@ def _shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
         delattr(owner, name)
         if before is not None:
             setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute inside the block, if it exists."""
+    if not hasattr(owner, name):
+        yield
+        return
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def _mode() -> Any:

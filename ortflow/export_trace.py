@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ortflow.export_bags import embedding_bag
 from ortflow.export_ctc import ctc_loss
+from ortflow.export_norms import batch_norm, batch_norm_forward, instance_norm
 from ortflow.export_reasons import refusal
 from ortflow.export_recurrent import lstm_forward
-from ortflow.export_stops import keeps_stops, stopped, stops_noted
+from ortflow.export_stops import keeps_stops, replaced, stopped, stops_noted
 from ortflow.export_translations import translations
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def trace(
     import torch
 
     try:
-        with warnings.catch_warnings(), exportable(module), stops_noted(module):
+        with warnings.catch_warnings(), same_attributes(module), exportable(module), stops_noted(module):
             warnings.simplefilter("ignore")  # about PyTorch's internals and training mode
             return torch.onnx.export(
                 module,
@@ -56,6 +57,26 @@ def trace(
 
 
 @contextlib.contextmanager
+def same_attributes(module: torch.nn.Module) -> Iterator[None]:
+    """Restore the attributes of every part, and what lists, dicts and sets hold, after the block."""
+    attributes = [(part, dict(vars(part))) for part in module.modules()]
+    held = [value for _, before in attributes for value in before.values() if type(value) in (dict, list, set)]
+    containers = [(value, value.copy()) for value in {id(value): value for value in held}.values()]
+    try:
+        yield
+    finally:
+        for part, before in attributes:
+            vars(part).clear()
+            vars(part).update(before)
+        for container, contents in containers:
+            container.clear()
+            if isinstance(container, list):
+                container.extend(contents)
+            else:
+                container.update(contents)
+
+
+@contextlib.contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
     """Replace operations by exportable ones with the same results, inside the block."""
     import torch
@@ -66,24 +87,35 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         # Checks a mask's values for being causal, which only saves time.
         stack.enter_context(
-            _replaced(
-                torch.nn.modules.transformer, "_detect_is_causal_mask", lambda _, hint=None, size=None: bool(hint)
-            )
+            replaced(torch.nn.modules.transformer, "_detect_is_causal_mask", lambda _, hint=None, size=None: bool(hint))
         )
         stack.enter_context(
-            _replaced(torch._C._nn, "cross_entropy_loss", _cross_entropy(torch._C._nn.cross_entropy_loss))
+            replaced(torch._C._nn, "cross_entropy_loss", _cross_entropy(torch._C._nn.cross_entropy_loss))
         )
-        stack.enter_context(_replaced(torch, "embedding", _embedding(torch.embedding)))
-        stack.enter_context(_replaced(torch, "embedding_bag", embedding_bag))
-        stack.enter_context(_replaced(torch, "ctc_loss", ctc_loss))
-        stack.enter_context(_replaced(torch, "cdist", _distances(torch.cdist)))
-        stack.enter_context(_replaced(torch.nn.LSTM, "forward", lstm_forward(torch.nn.LSTM.forward)))
+        stack.enter_context(replaced(torch, "embedding", _embedding(torch.embedding)))
+        stack.enter_context(replaced(torch, "embedding_bag", embedding_bag))
+        stack.enter_context(replaced(torch, "ctc_loss", ctc_loss))
+        stack.enter_context(replaced(torch, "cdist", _distances(torch.cdist)))
+        stack.enter_context(replaced(torch, "instance_norm", instance_norm(torch.instance_norm)))
+        stack.enter_context(replaced(torch, "batch_norm", batch_norm(torch.batch_norm, module)))
+        norm = torch.nn.modules.batchnorm._BatchNorm
+        stack.enter_context(replaced(norm, "forward", batch_norm_forward(norm.forward)))
+        stack.enter_context(replaced(torch.nn.LSTM, "forward", lstm_forward(torch.nn.LSTM.forward)))
         for config in configurations(module):
             # transformers: grouped matrix products have no ONNX form, and training needs no cache.
             if getattr(config, "_experts_implementation", None) is not None:
-                stack.enter_context(_replaced(config, "_experts_implementation", "batched_mm"))
+                stack.enter_context(replaced(config, "_experts_implementation", "batched_mm"))
+        stack.enter_context(without_caches(module))
+        yield
+
+
+@contextlib.contextmanager
+def without_caches(module: torch.nn.Module) -> Iterator[None]:
+    """Let transformers' modules return no cache, inside the block."""
+    with contextlib.ExitStack() as stack:
+        for config in configurations(module):
             if getattr(config, "use_cache", None) is True:
-                stack.enter_context(_replaced(config, "use_cache", False))
+                stack.enter_context(replaced(config, "use_cache", False))
         yield
 
 
@@ -99,13 +131,26 @@ def _cross_entropy(original: Any) -> Any:
 
 
 def _embedding(original: Any) -> Any:
-    """A look-up whose row `padding_idx` has no gradient."""
+    """A look-up whose row `padding_idx` has no gradient, and with `scale_grad_by_freq` the mean over a row's readers."""
 
-    def embedding(weight: Any, indices: Any, padding_idx: int = -1, *rest: Any, **further: Any) -> Any:
+    def embedding(
+        weight: Any,
+        indices: Any,
+        padding_idx: int = -1,
+        scale_grad_by_freq: bool = False,
+        *rest: Any,
+        **further: Any,
+    ) -> Any:
         import torch
 
-        rows = original(weight, indices, -1, *rest, **further)
-        if padding_idx < 0 or not weight.requires_grad or not keeps_stops():
+        if not weight.requires_grad or not keeps_stops():
+            return original(weight, indices, padding_idx, scale_grad_by_freq, *rest, **further)
+        rows = original(weight, indices, -1, False, *rest, **further)
+        if scale_grad_by_freq:
+            flat, fixed = indices.reshape(-1).long(), stopped(rows)
+            counts = torch.zeros(weight.shape[0]).scatter_add(0, flat, torch.ones_like(flat, dtype=torch.float32))
+            rows = fixed + (rows - fixed) / counts[flat].reshape(indices.shape).unsqueeze(-1)
+        if padding_idx < 0:
             return rows
         return torch.where((indices == padding_idx).unsqueeze(-1), stopped(rows), rows)
 
@@ -131,17 +176,3 @@ def configurations(module: torch.nn.Module) -> list[Any]:
     """Configurations of transformers' modules, each once."""
     found = (getattr(part, "config", None) for part in module.modules())
     return list({id(config): config for config in found if hasattr(config, "to_diff_dict")}.values())
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute inside the block, if it exists."""
-    if not hasattr(owner, name):
-        yield
-        return
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

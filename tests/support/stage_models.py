@@ -68,7 +68,7 @@ def opened(path: Path, loss: Mapping[str, Any] | None = None, **changes: Any) ->
     forward = source.forward(output_of(source.skeleton.graph, spec.onnx_model.loss))
     batch = batch_input(forward.graph, source)
     prepared, _ = with_loss(forward, spec, source, batch)
-    evaluate, _ = eval_graph(forward, spec, source, batch)
+    evaluate, _ = eval_graph(forward.graph.output[0].name, spec, source, batch)
     return Model(spec, source, prepared, evaluate)
 
 

@@ -58,12 +58,13 @@ def build_graphs(
         library = beside.submit(library_for, spec.kernels)
         source = read_source(section)
         check_constants(source.skeleton, section.path)
-        forward = source.forward(output_of(source.skeleton.graph, section.loss))
+        output = output_of(source.skeleton.graph, section.loss)
+        forward = source.forward(output)
         batch = batch_input(forward.graph, source)
         training = training_of(forward, spec, source, batch, length)
         notes = [*source.notes, *logits_note(forward.graph, section.loss), *training.notes]
         warnings = [*source.warnings, *_untrained(source, training.trained)]
-        evaluate, bounds = eval_graph(forward, spec, source, batch)
+        evaluate, bounds = eval_graph(output, spec, source, batch)
         data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
         inputs = batch_inputs([training.plain.graph, evaluate.graph], source.tensors, data)
         check_batches(inputs, spec.data)

@@ -24,13 +24,10 @@ def batch_input(graph: onnx.GraphProto, source: Source) -> str:
     return min(names, key=lambda name: name in source.labels)
 
 
-def eval_graph(
-    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
-) -> tuple[onnx.ModelProto, dict[str, int]]:
-    """The evaluation graph, and the number of classes if labels are classes and it is known."""
+def eval_graph(output: str, spec: RunSpec, source: Source, batch: str) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """The evaluation graph of an output, and the number of classes if labels are classes and it is known."""
     section = spec.onnx_model
-    model = onnx.ModelProto()
-    model.CopyFrom(forward)
+    model = source.evaluated(output)
     padded = spec.data.last_batch == "pad"
     target = evaluation.complete(model.graph, section.loss, section.metrics, batch, padded)
     bounds = {}
@@ -45,7 +42,7 @@ def eval_graph(
 def inference_graph(spec: RunSpec, source: Source) -> onnx.ModelProto | None:
     """The inference graph; None if the model does not permit one and none is requested."""
     try:
-        return infer_graph(source.skeleton, source.labels)
+        return infer_graph(source.inference, source.labels)
     except UserError:
         if spec.export.enabled:
             raise

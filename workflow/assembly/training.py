@@ -111,7 +111,8 @@ def with_loss(
     edit = Editor(graph)
     outputs = [scalar(LOSS_SUM), scalar(LOSS_WEIGHT)]
     for name in source.roles.state:
-        new = edit("Identity", updates.get(name, name), output=f"{name}_new")
+        computed = source.forms.updates[name].name if name in source.forms.updates else name
+        new = edit("Identity", updates.get(name, computed), output=f"{name}_new")
         described = onnx.helper.make_tensor_value_info(new, onnx.TensorProto.FLOAT, source.tensors[name].shape)
         outputs.append(described)
     make_outputs(graph, outputs)

@@ -53,11 +53,12 @@ class Variants:
         self._index, self._length, self._lengths = graphs.index, length, lengths
         self._graphs, self._timing = graphs, timing
         self._source = read_source(spec.onnx_model)
-        forward = self._source.forward(output_of(self._source.skeleton.graph, spec.onnx_model.loss))
+        output = output_of(self._source.skeleton.graph, spec.onnx_model.loss)
+        forward = self._source.forward(output)
         batch = batch_input(forward.graph, self._source)
         self._prepared, _ = with_loss(forward, spec, self._source, batch)
         mark_layers(self._prepared, spec.onnx_model.recomputed_layers, self._source.roles.trained, LOSS_SUM)
-        self._evaluate, _ = eval_graph(forward, spec, self._source, batch)
+        self._evaluate, _ = eval_graph(output, spec, self._source, batch)
         self.costs: NodeCosts | None = None
         """Of the nodes, by which stages were balanced; none are known where operations were counted. None if no run on
         CPUs without named cuts was divided."""

@@ -17,6 +17,7 @@ from ortflow.workflow.graph.autodiff.expand import undifferentiable
 from ortflow.workflow.graph.file.read import read_model
 from ortflow.workflow.graph.file.tensors import type_name
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.recorded_forms import Forms, separate
 from ortflow.workflow.graph.normalize.dropouts import dropout_notes
 from ortflow.workflow.graph.normalize.opset import opset_of
 from ortflow.workflow.graph.normalize.prepare import prepare
@@ -97,6 +98,7 @@ def findings(
     original = read_model(path)
     model, notes = prepare(original, str(path))
     patterns = patterns or ParameterPatterns()
+    forms = separate(model)
     stored_notes, unstored = store_made_weights(model, patterns)
     try:
         roles = classify(model, patterns, labels)
@@ -116,7 +118,7 @@ def findings(
         constants=[role for role in roles if role.role == "constant"],
         state=[role for role in roles if role.role == "state"],
         tied=_tied(model, roles),
-        notes=[*notes, *stored_notes, *dropout_notes(model.graph)],
+        notes=[*notes, *stored_notes, *_form_notes(forms), *dropout_notes(model.graph)],
         export_warnings=find_export_warnings(model, roles),
         warnings=[*renamed_weights(model, roles), *unstored, *judged_constants(roles)],
         undifferentiable=undifferentiable(model, roles.trained, losses),
@@ -126,6 +128,14 @@ def findings(
             len(OPTIMIZERS["adamw"].moments),
         ),
     )
+
+
+def _form_notes(forms: Forms) -> list[str]:
+    """What is evaluated and exported, if that is not what is trained."""
+    if forms.evaluation is None:
+        return []
+    outputs = ", ".join(value.name for value in forms.evaluation.graph.output)
+    return [f"evaluated and exported as in the module's evaluation mode, with the outputs {outputs}"]
 
 
 def _value(value: onnx.ValueInfoProto) -> Value:

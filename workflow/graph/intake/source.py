@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from ortflow.workflow.graph.file.external import Stored
 from ortflow.workflow.graph.file.read import read_stored
 from ortflow.workflow.graph.ir.edit import make_outputs
 from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.ir.recorded_forms import Forms, separate
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.normalize.randomness import seed_random_operators
@@ -41,18 +42,34 @@ class Source:
     """Log lines about the changes that `prepare` made."""
     warnings: tuple[str, ...]
     """Warnings about the file: tensors assumed to be constants, signs of an unsuitable export."""
+    forms: Forms = field(default_factory=lambda: Forms(None, {}))
+    """What a run evaluates with if that is not the skeleton, and the new values of state that the skeleton computes."""
 
     def forward(self, output: str) -> onnx.ModelProto:
         """The part of the graph that computes one output, with every tensor as an input after the model's own inputs.
 
-        Random operators draw from the last input, `ortflow.seed`.
+        The new values of state follow the output. Random operators draw from the last input, `ortflow.seed`.
         """
+        return self._part(self.skeleton, output, self.forms.updates.values())
+
+    def evaluated(self, output: str) -> onnx.ModelProto:
+        """As `forward`, from the module's evaluation form if the file has one with this output."""
+        form = self.forms.evaluation
+        has_it = form is not None and any(value.name == output for value in form.graph.output)
+        return self._part(form if form is not None and has_it else self.skeleton, output, ())
+
+    @property
+    def inference(self) -> onnx.ModelProto:
+        """The model that an export is made of, without `tensors`."""
+        return self.skeleton if self.forms.evaluation is None else self.forms.evaluation
+
+    def _part(self, whole: onnx.ModelProto, output: str, further: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
         model = onnx.ModelProto()
-        model.CopyFrom(self.skeleton)
+        model.CopyFrom(whole)
         del model.metadata_props[:]
         graph = model.graph
         kept = next(value for value in graph.output if value.name == output)
-        make_outputs(graph, [onnx.ValueInfoProto.FromString(kept.SerializeToString())])
+        make_outputs(graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in (kept, *further)])
         prune(graph)
         graph.input.extend(
             helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in self.tensors.items()
@@ -77,6 +94,7 @@ def read_source(section: ModelSection) -> Source:
     labels = set(section.labels)
     if not isinstance(section.loss, OutputLoss) and section.loss.label in names:
         labels.add(section.loss.label)
+    forms = separate(prepared)
     roles = classify(prepared, section.parameters, sorted(labels))
     export_warnings = find_export_warnings(prepared, roles)
     if export_warnings and section.graphs.train is None and not section.accept_inference_export:
@@ -84,6 +102,8 @@ def read_source(section: ModelSection) -> Source:
     refuse_guesses(roles, section.path)
     warnings = [*export_warnings, *renamed_weights(prepared, roles), *unstored, *judged_constants(roles)]
     avoid_wrong_forms(prepared)
+    if forms.evaluation is not None:
+        avoid_wrong_forms(forms.evaluation)
     learned = set(roles.of("trained", "frozen", "state"))
     skeleton = onnx.ModelProto(
         ir_version=prepared.ir_version,
@@ -97,8 +117,12 @@ def read_source(section: ModelSection) -> Source:
     graph.output.extend(whole.output)
     graph.value_info.extend(whole.value_info)
     graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name not in learned)
+    if forms.evaluation is not None:
+        constants = [tensor for tensor in whole.initializer if tensor.name not in learned]
+        forms.evaluation.graph.initializer.extend(constants)
+        prune(forms.evaluation.graph)
     tensors = {t.name: _array(t, stored.get(t.name)) for t in whole.initializer if t.name in learned}
-    return Source(skeleton, tensors, roles, frozenset(labels), (*notes, *stored_notes), tuple(warnings))
+    return Source(skeleton, tensors, roles, frozenset(labels), (*notes, *stored_notes), tuple(warnings), forms)
 
 
 def _array(tensor: onnx.TensorProto, stored: Stored | None) -> np.ndarray:

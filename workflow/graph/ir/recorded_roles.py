@@ -9,16 +9,18 @@ import onnx
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import PARAMETERS
 
-FROZEN, CONSTANTS = "ortflow.frozen", "ortflow.constants"
-PROPERTIES = (PARAMETERS, FROZEN, CONSTANTS)
-"""Properties of the model: JSON lists of names."""
+FROZEN, CONSTANTS, STATE = "ortflow.frozen", "ortflow.constants", "ortflow.state"
+PROPERTIES = (PARAMETERS, FROZEN, CONSTANTS, STATE)
+"""Properties of the model: JSON lists of names of tensors."""
+EVALUATION = "ortflow.evaluation"
+"""Property of a model with an evaluation form: the JSON list of its outputs."""
 
 
 def recorded(model: onnx.ModelProto) -> dict[str, list[str]]:
     """What `export_for_training` wrote about tensors: property -> names. Raises UserError if it is damaged."""
     found: dict[str, list[str]] = {}
     for prop in model.metadata_props:
-        if prop.key not in PROPERTIES:
+        if prop.key not in (*PROPERTIES, EVALUATION):
             continue
         try:
             names = json.loads(prop.value)

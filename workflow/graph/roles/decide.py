@@ -19,7 +19,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.tensors import count_where, type_name
 from ortflow.workflow.graph.head import PARAMETERS
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.recorded_roles import CONSTANTS, FROZEN, recorded
+from ortflow.workflow.graph.ir.recorded_roles import CONSTANTS, FROZEN, STATE, recorded
 from ortflow.workflow.graph.names import is_made_up
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.roles import role_heuristics
@@ -35,6 +35,7 @@ METADATA: dict[str, RoleName] = {
     PARAMETERS: "trained",
     FROZEN: "frozen",
     CONSTANTS: "constant",
+    STATE: "state",
 }
 """Properties of the model in which the export function lists its tensors' roles: JSON lists of names."""
 
@@ -93,7 +94,7 @@ class Roles:
 
     @property
     def state(self) -> list[str]:
-        """Running means and variances of BatchNormalization."""
+        """Running means and variances of BatchNormalization, and buffers that `forward` changes."""
         return self.of("state")
 
 
@@ -246,7 +247,7 @@ def _unable(entry: Role, role: RoleName) -> str | None:
     if role != "constant" and entry.dtype != "FLOAT":
         return f"is {entry.dtype.lower()}, which cannot be a parameter"
     if role != "frozen" and entry.role == "state":
-        return "holds running statistics, which BatchNormalization updates itself"
+        return "is state, which the forward pass updates itself"
     return None
 
 
