@@ -19,7 +19,7 @@ ACTIVATIONS = ["HardSwish", "HardSigmoid", "LeakyRelu", "Relu", "Elu", "Selu", "
 
 
 def mobile(path: Path, activation: str) -> Path:
-    """A depthwise convolution, which ONNX Runtime computes, an activation, and a pointwise convolution, which is ours."""
+    """A depthwise convolution of ONNX Runtime, an activation, and a pointwise convolution of ours."""
     m = Model()
     x = m.norm(m.convolution("x", 3, CHANNELS, 3, pads=[1, 1, 1, 1]), CHANNELS)
     deep = m.convolution(x, CHANNELS, CHANNELS, 3, group=CHANNELS, pads=[1, 1, 1, 1])
