@@ -136,7 +136,8 @@ class _Pass:
             self._make(copy, range(len(node.output)))
         elif group is not None:
             for i, name in enumerate(node.input):
-                if name in self._stored and self._group.get(name) is not group:
+                # A rounded element does not equal the extreme of its row, which was found before.
+                if node.op_type != "Equal" and name in self._stored and self._group.get(name) is not group:
                     copy.input[i] = self._private(name, group)
             name = node.output[0]
             if name in self._crosses:
@@ -223,6 +224,8 @@ class _Pass:
         """Values of groups to store as half: large, and read by other groups, products or data movement."""
         found = set()
         for place, node in enumerate(self._nodes):
+            if node.op_type == "Equal":
+                continue
             reader = self._group_of.get(place)
             gathers = is_collective(node) and kind_of(node) == Kind.ALL_GATHER
             movable = self._is_product(node) or self._is_mover(node) or gathers or reader is not None
