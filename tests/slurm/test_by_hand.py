@@ -171,6 +171,45 @@ def test_a_sweep(cluster_of: Cluster) -> None:
         assert f"seed: {task + 1}" in (run.run_dir / "run.yaml").read_text()
 
 
+@pytest.mark.parametrize("allocation", [["--mem-per-cpu=200"], ["--mem=200", "--gpus=1", "--hint=nomultithread"]])
+def test_sbatch_inside_an_allocation(cluster_of: Cluster, allocation: list[str]) -> None:
+    """sbatch passes on the variables of that job; srun would read its requests for memory and GPUs as options."""
+    small = {"nodes": 1, "ranks_per_node": 2, "cpus_per_rank": 1, "memory": "500Mi"}
+    name = f"inside-{len(allocation)}"
+    short = {"train__steps": 4, "train__schedule": {"name": "constant"}, "resources": small}
+    script = rendered(cluster_of, name, **short)
+    inside = ["sbatch", "--parsable", f"--chdir={cluster_of.project.folder}", str(script)]
+    job = cluster_of.testbed.reported("salloc", "--quiet", "--nodes=1", *allocation, *inside)
+    run = Run(cluster_of, name)
+    wait_until(lambda: cluster_of.testbed.state(job) in FINAL, ENDS)
+    assert cluster_of.testbed.state(job) == "COMPLETED", run.transcript()
+    assert run.outcomes() == ["finished"], run.transcript()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("place", ["script", "environment"])
+def test_another_signal_ahead_of_the_time_limit(cluster_of: Cluster, undisturbed: Run, place: str) -> None:
+    """`--signal=B:USR1@30` as users of other tools write it, and SBATCH_SIGNAL, which signals the ranks."""
+    name = f"usr1-{place}"
+    script = rendered(cluster_of, name, resources__time_limit="00:01:00", **slow(1.2, 1))
+    options = ["sbatch", "--parsable", f"--chdir={cluster_of.project.folder}", str(script)]
+    if place == "script":
+        text = script.read_text()
+        assert "--signal=B:USR2@" in text
+        script.write_text(text.replace("--signal=B:USR2@30", "--signal=B:USR1@30"))
+    else:
+        options = ["env", "SBATCH_SIGNAL=USR1@30", *options]
+    job = cluster_of.testbed.reported(*options)
+    run = Run(cluster_of, name)
+    wait_until(lambda: cluster_of.testbed.state(job) in FINAL, ENDS, lambda: words(cluster_of, job))
+    assert cluster_of.testbed.state(job) == "COMPLETED", run.transcript()
+    same_end(run, undisturbed)
+    *ends, _ = run.records("end")
+    assert ends, run.transcript()
+    assert {end["outcome"] for end in ends} == {"preempted"}, run.transcript()
+    assert run.status()["preemptions"] == 0
+
+
 @pytest.mark.rotates("Slurm by hand")
 def test_folders_that_slurm_has_patterns_for(cluster_of: Cluster) -> None:
     small = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1}
