@@ -33,7 +33,6 @@ EARLY = 75.0
 LIMIT = "time limit"
 CAUSES = {
     Fate.PREEMPTED: None,
-    Fate.UNKNOWN: None,
     Fate.TIME_LIMIT: "the time limit was reached",
     Fate.CANCELLED: "the job was cancelled",
 }
@@ -141,7 +140,8 @@ class JobStop(Stop):
         if self.reason == LIMIT:
             return "the time limit is near"
         found = self._fate or self._job.fate()
-        if found is Fate.QUEUED:
+        if found in (Fate.QUEUED, Fate.UNKNOWN):
+            # Also where the scheduler does not answer now: the output shows why it has ended the ranks.
             return self._job.taken_away(self._output())
         if found is not Fate.RUNNING:
             return CAUSES[found]

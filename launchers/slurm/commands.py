@@ -138,7 +138,7 @@ class Slurm(scheduler.Scheduler[Job]):
     def queued(self, job_id: str) -> Job | None:
         """A job by its id, from the controller; None if that has forgotten it.
 
-        A site may not install scontrol on its compute nodes; squeue does not show whether the job is being preempted.
+        A site may not install scontrol on its compute nodes: then squeue is asked.
         """
         try:
             answer = self._read("scontrol", "show", "job", "--oneliner", job_id)

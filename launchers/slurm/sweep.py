@@ -12,6 +12,9 @@ from ortflow.launchers.slurm.launcher import SlurmRequest
 from ortflow.launchers.sweeps import Sweep
 from ortflow.workflow.errors import OrtflowError, UserError
 
+LONGEST = 4 * 2**20
+"""Bytes of a script that sbatch accepts (max_script_size in SchedulerParameters, by default)."""
+
 
 @dataclass(frozen=True)
 class SweepRequest:
@@ -43,12 +46,17 @@ class SweepRequest:
         return texts.pop()
 
     def __str__(self) -> str:
-        from ortflow.manifests.batch import SEPARATOR
-        from ortflow.workflow.spec.file.dump import dump_run_file
+        from ortflow.manifests.array import run_files
 
-        files = [dump_run_file(request.submission.spec) for request in self.requests]
+        files = run_files([request.submission.spec.model_dump() for request in self.requests])
         submission = str(by_hand(self.sweep.root).submission)
-        return self.script(submission, range(len(files)), f"{SEPARATOR}\n".join(files)).rstrip("\n")
+        text = self.script(submission, range(len(self.requests)), files).rstrip("\n")
+        if (size := len(text.encode())) > LONGEST:
+            raise UserError(
+                f"the script of {len(self.requests)} runs has {size / 2**20:.1f} MiB, and sbatch accepts 4",
+                fix="submit them with `ortflow submit`, whose script contains no run files, or give fewer values",
+            )
+        return text
 
 
 def check_length(runs: int, slurm: Slurm) -> None:

@@ -174,7 +174,7 @@ def _squeue_line(job: Job) -> str:
     values = (
         job.id, job.array or job.id, job.state, job.reason or "None", _time(job.start), _time(job.end), "10:00",
         job.nodes, job.restarts, job.code << 8 | job.signal, job.name, job.comment or "(null)", _time(job.submitted),
-        job.dependency or "(null)",
+        job.dependency or "(null)", _time(1.0 if job.preempted else None),
     )  # fmt: skip
     return "".join(f"{value}{SEPARATOR}" for value in values) + "\n"
 

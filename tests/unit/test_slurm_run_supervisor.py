@@ -299,6 +299,22 @@ def test_slurm_is_queried_for_the_reason_of_a_signal(
     assert clock.sleeps == [SETTLED]
 
 
+@pytest.mark.parametrize(
+    ("due", "why"),
+    [("JOB REQUEUE", "a user requeued the job"), ("NODE FAILURE", "a node of the job was lost"), ("PREEMPTION", None)],
+)
+def test_a_requeue_is_no_preemption_although_the_controller_is_away(
+    tmp_path: Path, clock: FakeClock, controller: FakeController, due: str, why: str | None
+) -> None:
+    output = f"slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T13:59:34 DUE TO {due} ***\n"
+    stop = JobStop(tmp_path / ".stop", controller.job, AHEAD, lambda: output, clock)
+    with stop.listening():
+        signal.raise_signal(signal.SIGTERM)
+        controller.away_until = clock.now + 100.0
+        assert stop.settle() == "SIGTERM"
+        assert stop.other_than_preemption() == why
+
+
 @pytest.mark.parametrize(("left", "reason"), [(3600.0, "SIGUSR2"), (AHEAD + 10.0, None)])
 def test_usr2_is_a_preemption_unless_the_limit_is_near(
     tmp_path: Path, clock: FakeClock, controller: FakeController, left: float, reason: str | None
