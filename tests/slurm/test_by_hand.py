@@ -92,7 +92,7 @@ def test_two_that_begin_in_the_same_moment(cluster_of: Cluster, locks: bool) -> 
     name = "both" if locks else "both-unlocked"
     short = {"train__steps": 6, "train__schedule": {"name": "constant"}}
     script = rendered(cluster_of, name, **short, **({} if locks else unlocked()))
-    start = int(time.time()) + 12
+    start = int(time.time()) + 6
     begin = time.strftime("--begin=%Y-%m-%dT%H:%M:%S", time.localtime(start))
     jobs = [sbatch(cluster_of, script, begin) for _ in range(2)]
     for job in jobs:

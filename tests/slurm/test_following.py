@@ -42,7 +42,7 @@ def test_cancel_while_it_waits(cluster_of: Cluster) -> None:
 
 
 def test_cancel_saves_a_running_run_and_resume_continues(cluster_of: Cluster, undisturbed: Run) -> None:
-    run = cluster_of.submit("stopped", **slow(0.2))
+    run = cluster_of.submit("stopped", **slow(0.2, attempts=1))
     run.until_step(15)
     done = cluster_of.ortflow("cancel", "stopped", timeout=90)
     assert done.returncode == 0, done.stderr
