@@ -69,9 +69,9 @@ class BatchLauncher(Generic[JobT]):
         scheduler, name = self.scheduler, self.scheduler.launcher
         request.check()
         request.script("")  # report invalid values before anything is created
-        if (job := settle(run, scheduler, submission.retry)) is not None and (
-            job.waits or not is_settled(run.read_attempts())
-        ):
+        begun = scheduler.clock.monotonic()
+        job = settle(run, scheduler, submission.retry)
+        if job is not None and (job.waits or not is_settled(run.read_attempts())):
             return self._adopted(request, job)
         before = placed(run.read_attempts(), name)
         with interruptible(), opened(submission) as ours:
@@ -84,7 +84,8 @@ class BatchLauncher(Generic[JobT]):
             # From here on a job may exist that needs the directory, even if this fails.
             ours.handed_over = True
             try:
-                submission_id, job_id = place(run, request.script, scheduler, submission.retry)
+                left = max(0.0, submission.retry - (scheduler.clock.monotonic() - begun))
+                submission_id, job_id = place(run, request.script, scheduler, left)
             except (UserError, NoAnswer, OutOfDisk):
                 ours.handed_over = False
                 raise
