@@ -131,8 +131,8 @@ class Scheduler(ABC, Generic[JobT]):
         return None
 
     def in_queue(self, job_ids: Sequence[str]) -> Mapping[str, JobT]:
-        """Return jobs that another user may have submitted, by id, with one query; without those it has forgotten."""
-        return {}
+        """Return jobs that another user may have submitted, by id; without those it has forgotten."""
+        return {job_id: job for job_id in job_ids if (job := self.job(job_id)) is not None}
 
     def accounted(self, job_ids: Sequence[str]) -> Mapping[str, JobT]:
         """The same for many jobs with one query, by id."""

@@ -45,7 +45,7 @@ def test_a_fresh_run_begins_by_itself_and_comes_back(cluster_of: Cluster, undist
     job = sbatch(cluster_of, script)
     run = Run(cluster_of, "by-hand")
     run_dir = run.run_dir
-    wait_until(lambda: run.steps() >= 12, ENDS, lambda: words(cluster_of, job))
+    wait_until(lambda: run.steps() >= 7, ENDS, lambda: words(cluster_of, job))
     run.testbed.preempt(job, seconds=3)
     run.finish()
     same_end(run, undisturbed)
@@ -125,7 +125,7 @@ def test_it_continues_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run
     script = rendered(cluster_of, "goes-on", **slow(0.2, attempts=2))
     first = sbatch(cluster_of, script)
     run = Run(cluster_of, "goes-on")
-    wait_until(lambda: run.steps() >= 12, ENDS, lambda: words(cluster_of, first))
+    wait_until(lambda: run.steps() >= 7, ENDS, lambda: words(cluster_of, first))
     waiting = sbatch(cluster_of, script, "--begin=now+1hour")
     done = cluster_of.ortflow("cancel", "goes-on", timeout=90)
     assert done.returncode == 0, done.stderr
@@ -133,7 +133,7 @@ def test_it_continues_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run
     assert cluster_of.testbed.ended(waiting, 30)["JobState"] == "CANCELLED", "it would have started an unwanted run"
     done = cluster_of.ortflow("resume", "goes-on")
     assert done.returncode == 0, done.stderr
-    run.until_step(20)
+    run.until_step(14)
     run.testbed.reported("scancel", run.job)
     run.until_state("cancelled", timeout=60)
     third = sbatch(cluster_of, script)

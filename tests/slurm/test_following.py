@@ -43,7 +43,7 @@ def test_cancel_while_it_waits(cluster_of: Cluster) -> None:
 
 def test_cancel_saves_a_running_run_and_resume_continues(cluster_of: Cluster, undisturbed: Run) -> None:
     run = cluster_of.submit("stopped", **slow(0.2, attempts=1))
-    run.until_step(15)
+    run.until_step(8)
     done = cluster_of.ortflow("cancel", "stopped", timeout=90)
     assert done.returncode == 0, done.stderr
     assert run.status()["state"] == "cancelled"
@@ -95,7 +95,7 @@ def test_cancel_of_a_finished_run(cluster_of: Cluster, undisturbed: Run) -> None
 def test_scancel_is_not_a_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
     """The batch step is signalled as for a preemption; asking to be queued again would undo the cancel."""
     run = cluster_of.submit("scancelled")
-    run.until_step(15)
+    run.until_step(8)
     run.testbed.reported("scancel", run.job)
     assert run.testbed.ended(run.job, 60)["JobState"] == "CANCELLED"
     assert run.status()["state"] == "cancelled"

@@ -62,7 +62,7 @@ def test_more_nodes_are_named_than_the_run_has(cluster_of: Cluster) -> None:
 def test_signals_by_hand_are_not_a_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
     """Sent to the ranks, and to the batch step."""
     run = cluster_of.submit("signals", **slow(0.2, attempts=3))
-    for step, number, to in ((7, "USR2", []), (14, "USR1", []), (20, "USR1", ["-b"])):
+    for step, number, to in ((5, "USR2", []), (10, "USR1", []), (15, "USR1", ["-b"])):
         run.until_step(step, ENDS)
         run.testbed.reported("scancel", "-s", number, *to, run.job)
     run.finish()
