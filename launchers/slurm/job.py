@@ -77,10 +77,10 @@ class RunJob(SlurmJob):  # type: ignore[misc]
     """The job of the run whose directory holds `folder`; at a site without requeueing, the newest one."""
 
     watcher = Watcher(delay_s=60)
+    _ending: weakref.finalize[..., RunJob] | None = None
 
     def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
         self.run = RunDir(Path(folder).absolute().parent)
-        self._ending: weakref.finalize[..., RunJob] | None = None
         super().__init__(folder, job_id, tasks)
 
     @property
