@@ -1,8 +1,8 @@
 """The request to save and stop: a flag that is checked wherever a rank can wait.
 
-Set by SIGTERM, SIGUSR2 or SIGINT, or by a file in the run directory where no signal can be sent. The handler only sets
-the flag; the executor saves, agrees with other ranks and exits. Installed before anything heavy is imported, because a
-preemption does not wait for imports.
+Set by SIGTERM, SIGUSR1, SIGUSR2 or SIGINT, or by a file in the run directory where no signal can be sent. The handler
+only sets the flag; the executor saves, agrees with other ranks and exits. Installed before anything heavy is imported,
+because a preemption does not wait for imports.
 
 Every rank passes these checks again and again, so a check also updates the heartbeat (`beat`), by which a launcher
 detects a run that hangs.
@@ -18,7 +18,7 @@ from types import FrameType
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.location import Location
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 FILE_PERIOD = 0.25
 """Seconds between two checks of the file: a system call, which is slow on a network file system."""
 BEAT_PERIOD = 5.0

@@ -13,7 +13,7 @@ from ortflow.launchers.sweeps import Sweep
 from ortflow.workflow.errors import OrtflowError, UserError
 
 LARGEST_SCRIPT = 4 << 20
-"""Bytes of a batch script that Slurm takes by default (SchedulerParameters=max_script_size, since 20.11)."""
+"""Bytes of a batch script that Slurm accepts by default (SchedulerParameters=max_script_size, since 20.11)."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,12 @@ class SweepRequest:
         return texts.pop()
 
     def __str__(self) -> str:
-        from ortflow.manifests.batch import SEPARATOR
-        from ortflow.workflow.spec.file.dump import dump_run_file
+        from ortflow.manifests.array import run_files
 
-        files = [dump_run_file(request.submission.spec) for request in self.requests]
+        files = run_files([request.submission.spec.model_dump() for request in self.requests])
         submission = str(by_hand(self.sweep.root).submission)
-        text = self.script(submission, range(len(files)), f"{SEPARATOR}\n".join(files)).rstrip("\n")
-        check_size(text, len(files))
+        text = self.script(submission, range(len(self.requests)), files).rstrip("\n")
+        check_size(text, len(self.requests))
         return text
 
 
@@ -61,10 +60,9 @@ def check_size(script: str, runs: int) -> None:
     size = len(script.encode())
     if size > LARGEST_SCRIPT:
         raise UserError(
-            f"--set asks for {runs} runs, whose run files make a script of {size:,} bytes, and sbatch takes "
+            f"--set asks for {runs} runs, whose run files make a script of {size:,} bytes, and sbatch accepts "
             f"{LARGEST_SCRIPT:,} (max_script_size)",
-            fix=f"render at most {runs * LARGEST_SCRIPT // size} at a time, or use `ortflow submit`, whose script "
-            "contains no run file",
+            fix="submit them with `ortflow submit`, whose script contains no run files, or give fewer values",
         )
 
 

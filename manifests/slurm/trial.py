@@ -82,6 +82,10 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     run_supervisor = [placement.run_supervisor_python, "-c", "import ortflow.launchers.slurm.run_supervisor"]
     yield from _recorded(shell(run_supervisor), folder, "run_supervisor")
     yield ""
+    yield "# What the supervisor process asks Slurm there to queue the job again."
+    yield from _recorded(['scontrol show job --oneliner "$SLURM_JOB_ID"'], folder, "scontrol")
+    yield from _recorded(["command -v sbatch"], folder, "sbatch")
+    yield ""
     yield "# Each node separately: the step of the run, without MPI."
     program = [*container.rank_prefix(spec, placement), _python(spec, placement), f"{folder}/{REPORT}"]
     yield from shell(

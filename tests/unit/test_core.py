@@ -151,7 +151,7 @@ def test_a_signal_or_a_file_asks_to_leave(tmp_path: Path) -> None:
     assert StopFlag(file).reason == "stop file"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
 def test_stop_signals_set_the_flag_of_a_real_process(number: signal.Signals) -> None:
     program = (
         "import os, sys; from ortflow.workflow.signals import StopFlag; f = StopFlag(); f.install();"

@@ -27,13 +27,14 @@ from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.sweeps import Sweep, read_sweep
+from ortflow.manifests.array import run_file
 from ortflow.manifests.slurm import launch, script
 from ortflow.manifests.slurm.placement import TASK
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.combinations import combinations, read_axes
 from ortflow.workflow.spec.file.dump import dump_run_file
-from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file, load_run_text
 
 RUN = """\
 name: gpt
@@ -245,8 +246,18 @@ def test_what_is_printed_is_what_is_submitted(place: Path) -> None:
     assert not (place / "runs").exists()
     sweeps.submit(one, fake.slurm)
     assert common(printed) == common(fake.scripts[0])
-    files = printed.split("<<'END_OF_THE_RUN_FILE'\n")[1].removesuffix("END_OF_THE_RUN_FILE").split("---\n")
+    text = printed.split("<<'END_OF_THE_RUN_FILE'\n")[1].removesuffix("END_OF_THE_RUN_FILE")
+    files = [run_file(text, task) for task in range(len(one.requests))]
     assert files == [dump_run_file(request.submission.spec) for request in one.requests]
+
+
+def test_a_script_of_a_thousand_runs(place: Path) -> None:
+    """sbatch accepts 4 MiB; a run file has more than 4 KiB."""
+    one = wanted(Fake(), "seed=1..970")
+    printed = str(one)
+    assert len(printed) < 2**20
+    text = printed.split("<<'END_OF_THE_RUN_FILE'\n")[1].removesuffix("END_OF_THE_RUN_FILE")
+    assert load_run_text(run_file(text, 969), "the script") == one.requests[969].submission.spec
 
 
 def test_each_is_followed_and_ended_alone(place: Path) -> None:
@@ -511,5 +522,5 @@ def test_a_rendered_sweep_that_sbatch_would_refuse(place: Path, monkeypatch: pyt
     monkeypatch.setattr(sweep, "LARGEST_SCRIPT", size)
     assert str(planned)
     monkeypatch.setattr(sweep, "LARGEST_SCRIPT", size - 1)
-    with pytest.raises(UserError, match=r"12 runs, .*max_script_size.*at most 11 at a time"):
+    with pytest.raises(UserError, match=r"12 runs, .*max_script_size.*ortflow submit"):
         str(planned)
