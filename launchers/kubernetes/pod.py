@@ -14,6 +14,9 @@ from pathlib import Path
 
 from ortflow.workflow.errors import UserError
 
+FINISHED = "finished"
+"""Start of the content of `released` if workers leave only when the operator has not deleted them for a while."""
+
 
 @dataclass(frozen=True)
 class Pod:

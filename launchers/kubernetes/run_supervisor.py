@@ -193,8 +193,7 @@ class RunSupervisor:
         """Release the workers, write the termination message; returns the exit code of the pod."""
         if code == EXIT_DONE and state(self._run.read_attempts(), alive=False) is not State.FINISHED:
             code = EXIT_FAILURE
-        if code != EXIT_DONE:
-            release(self._pod)
+        release(self._pod, at_once=code != EXIT_DONE)
         end = last_end(self._run.read_attempts()) or {}
         explain(f"{end.get('cause') or 'finished'}" + (f"; {end['why']}" if end.get("why") and code else ""))
         return code
@@ -288,7 +287,7 @@ def main() -> int:
         explain(str(error))
         if pod is not None and error.exit_code == EXIT_USER:
             _record_refusal(pod, error)
-            release(pod)
+            release(pod, at_once=True)
         return error.exit_code
 
 

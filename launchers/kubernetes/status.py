@@ -40,7 +40,7 @@ def status(
     """
     reported = replace(reported, launcher="kubernetes")
     if is_settled(records):
-        return reported
+        return replace(reported, waits=_held_pods(view))
     if view.mpijob is None:
         return replace(reported, state=State.LOST, phase=None, cause=view.gone) if view.gone else _gone(reported)
     reported = replace(reported, job=view.name, job_restarts=_retries(view))
@@ -55,6 +55,20 @@ def status(
     if (reason := held(view)) is not None:
         return _idle(reported, reason)
     return _at_work(reported, records, view, silent, unread)
+
+
+def _held_pods(view: View) -> str | None:
+    """The note of a run that has ended while a container beside its launcher has not; None if all is well."""
+    if view.mpijob is None or objects.over(view.mpijob) or objects.deleted_at(view.mpijob) is not None:
+        return None
+    launchers = objects.of_role(view.pods, "launcher")
+    beside = objects.outlived_by(launchers[-1]) if launchers else []
+    if not beside or view.now < objects.ended_at(launchers[-1]) + SILENCE:
+        return None
+    return (
+        f"its container {', '.join(beside)} does not end, which holds the pods of the run: `ortflow supervise` or "
+        "`ortflow cancel` ends them"
+    )
 
 
 def refused(view: View) -> str | None:
@@ -244,6 +258,11 @@ def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View
         return f"the launcher pod {reason}" if reason else "the launcher pod is being prepared"
     if reason := _nothing_made(view):
         return reason
+    if all_of_them and (beside := objects.outlived_by(all_of_them[-1])):
+        return (
+            f"the launcher pod ended ({end_reason(all_of_them[-1])}), and its container {', '.join(beside)} does not, "
+            "so that no other can start: `ortflow supervise` ends it"
+        )
     if all_of_them and objects.has_ended(all_of_them[-1]):
         limit = ((view.job or {}).get("spec") or {}).get("backoffLimit")
         return (

@@ -22,7 +22,7 @@ from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachab
 from ortflow.launchers.kubernetes.links import Links, adopt_job
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, read_place
-from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndRetries, Resubmit, reconcile
+from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndPod, EndRetries, Resubmit, reconcile
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.snapshot import View, take_snapshot
 from ortflow.launchers.kubernetes.submitting import new_suffix, owner
@@ -95,6 +95,10 @@ def carry_out(action: Action, charge: SupervisedRun, cluster: Cluster, view: Vie
             cluster.patch("Pod", action.name, failed, charge.place.namespace, part="status")
         grace = 0 if action.force else None
         cluster.delete("Pod", action.name, charge.place.namespace, grace=grace, uid=action.uid)
+    elif isinstance(action, EndPod):
+        # The kubelet begins to tear down a pod whose phase says that it has ended.
+        ended = {"metadata": {"uid": action.uid}, "status": {"phase": action.phase, "message": action.why}}
+        cluster.patch("Pod", action.name, ended, charge.place.namespace, part="status")
     elif isinstance(action, EndRetries):
         cluster.patch("Job", action.job, {"spec": {"backoffLimit": 0}}, charge.place.namespace)
     elif isinstance(action, Resubmit):

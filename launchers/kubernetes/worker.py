@@ -20,7 +20,7 @@ from types import FrameType
 import psutil
 
 from ortflow.launchers import processes
-from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.pod import FINISHED, Pod
 from ortflow.launchers.kubernetes.sshd import keys, start_sshd
 from ortflow.launchers.kubernetes.worker_report import WorkerReport, key_digest, write_report
 from ortflow.launchers.memory import oom_kills
@@ -30,6 +30,8 @@ from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, UserE
 
 TERMINATED = 128 + signal.SIGTERM
 PERIOD = 0.25
+OPERATOR = 20.0
+"""Seconds in which the operator deletes the workers of a finished run."""
 RELEASE_PERIOD = 2.0
 """Seconds between two checks of the volume."""
 
@@ -43,6 +45,7 @@ class Worker:
         self._kills = oom_kills() or 0
         self._worker_report = WorkerReport(socket.gethostbyname(self._host), time.time(), key=key_digest(keys()))
         self._released = pod.release()
+        self._leaves_at = 0.0
         self._no_dry_run = False
         """The volume was full when the report had to be written."""
 
@@ -59,7 +62,7 @@ class Worker:
                 return EXIT_FAILURE
             if (now := time.monotonic()) >= next_check:
                 next_check = now + RELEASE_PERIOD
-                if self._pod.release() != self._released:
+                if self._is_released(now):
                     print("the run has ended: this worker exits", flush=True)
                     return EXIT_DONE
                 self._count_kills()
@@ -75,6 +78,14 @@ class Worker:
             self._catch_up()
             time.sleep(PERIOD)
         return TERMINATED
+
+    def _is_released(self, now: float) -> bool:
+        """Whether the run has ended, and the operator does not delete this pod; `now` is monotonic."""
+        text = self._pod.release()
+        if text == self._released:
+            return False
+        self._leaves_at = self._leaves_at or now + (OPERATOR if (text or "").startswith(FINISHED) else 0.0)
+        return now >= self._leaves_at
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         self._asked_to_leave = True
