@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ortflow.launchers.kubernetes.api import Cluster, Object
+from ortflow.manifests.kubernetes.pods import NO_RANKS
 
 RUN, JOB, COMPONENT = "ortflow.dev/run", "ortflow.dev/job", "ortflow.dev/component"
 """Labels."""
@@ -168,6 +169,8 @@ def holds_ranks(pod: Object) -> bool:
     """Whether its resources are a worker's: a pod that only launches has fewer limits than requests."""
     if role(pod) != "launcher":
         return True
+    if any(one.get("name") == NO_RANKS for one in container_of(pod).get("env") or []):
+        return False
     resources = container_of(pod).get("resources") or {}
     return "requests" not in resources or resources["requests"] == resources.get("limits")
 

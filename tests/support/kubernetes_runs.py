@@ -82,7 +82,7 @@ EVERYTHING: RunFile = {
     "ephemeral_storage": "10GiB",
     "gpu": {"resource": "nvidia.com/gpu.shared", "runtime_class": "nvidia", "type_label": "example.org/gpu"},
     "extended_resources": {"rdma/hca": 1},
-    "launcher_resources": {"cpu": "1", "memory": "512m"},
+    "launcher_resources": {"cpu": "1", "cpu_limit": "2", "memory": "512m"},
     "worker_cpu": "1500m",
     "node_selector": {"pool": "gpu"},
     "worker_node_selector": {"disk": "fast"},

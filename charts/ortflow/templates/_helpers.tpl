@@ -75,6 +75,16 @@ ortflow.dev/component: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{- /* The metadata of a component's pods. Arguments: `scope`, `component`, `lasting`. */ -}}
+{{- define "ortflow.pod_metadata" -}}
+labels:
+  {{- include "ortflow.labels" (merge (dict "labels" .scope.k8s.labels) .) | nindent 2 }}
+{{- with .scope.k8s.annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- /* Selects launcher and workers. */ -}}
 {{- define "ortflow.ranks" -}}
 matchLabels:
