@@ -122,7 +122,7 @@ def quotas(
                 full.append(f"{amount}, {show(resource, parse(used.get(resource, 0)))} in use")
         name = objects.name(quota)
         if absent := {resource: [*lacking[resource]] for resource in hard if resource in lacking}:
-            what = "; ".join(f"{resource} of {', '.join(names)}" for resource, names in absent.items())
+            what = "; ".join(f"{resource} of {', '.join(sorted(names))}" for resource, names in absent.items())
             fix = "give " + " and ".join(
                 keys_that_state((key, name) for key, names in absent.items() for name in names)
             )

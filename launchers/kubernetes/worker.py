@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from types import FrameType
 import psutil
 
 from ortflow.launchers import processes
+from ortflow.launchers.kubernetes.account import ensure_account
 from ortflow.launchers.kubernetes.pod import FINISHED, Pod
 from ortflow.launchers.kubernetes.sshd import keys, start_sshd
 from ortflow.launchers.kubernetes.worker_report import WorkerReport, key_digest, write_report
@@ -40,10 +40,10 @@ class Worker:
     """One start of a worker's container."""
 
     def __init__(self, pod: Pod) -> None:
-        self._pod, self._host = pod, socket.gethostname()
+        self._pod, self._host = pod, pod.name
         self._asked_to_leave = False
         self._kills = oom_kills() or 0
-        self._worker_report = WorkerReport(socket.gethostbyname(self._host), time.time(), key=key_digest(keys()))
+        self._worker_report = WorkerReport(pod.address, time.time(), key=key_digest(keys()))
         self._released = pod.release()
         self._leaves_at = 0.0
         self._no_dry_run = False
@@ -54,7 +54,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
         self._write_report()
-        sshd = start_sshd(self._pod.ssh_port)
+        sshd = start_sshd(self._pod.ssh_port, self._pod.name)
         next_check = 0.0
         while not self._asked_to_leave:
             if sshd in _reaped():
@@ -149,6 +149,7 @@ def _reap() -> Iterator[int]:
 def main() -> int:
     """Run the worker; returns the exit code."""
     try:
+        ensure_account(keys().parent)
         return Worker(Pod.from_environment()).work()
     except OrtflowError as error:
         print(f"error: {error}", flush=True)

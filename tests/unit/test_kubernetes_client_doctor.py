@@ -205,7 +205,7 @@ def test_a_quota_on_what_a_container_does_not_state() -> None:
 
     without = reported({}, cpus_per_rank=1)
     assert without.level is Level.FAULT
-    assert mentions(without.what, "limits.cpu of supervisor, tensorboard, launcher")
+    assert mentions(without.what, "limits.cpu of launcher, supervisor, tensorboard")
     assert without.fix == "give backends.kubernetes.launcher_resources.cpu_limit"
     both = "give backends.kubernetes.launcher_resources.cpu_limit and resources.cpus_per_rank"
     assert [*map(set, ((reported({}).fix or "").split(), both.split()))] == [set(both.split())] * 2
