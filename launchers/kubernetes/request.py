@@ -64,8 +64,8 @@ def _refuse_what_apply_cannot(documents: Sequence[dict[str, Any]]) -> None:
         size = applied_size(document)
         if size > ANNOTATIONS:
             raise UserError(
-                f"make the {document['kind']} {size // 1024} KiB large as `kubectl apply` writes it, which refuses it above "
-                f"{ANNOTATIONS // 1024} KiB and creates the run's other objects",
+                f"make the {document['kind']} {size // 1024} KiB large as `kubectl apply` writes it, which refuses it "
+                f"above {ANNOTATIONS // 1024} KiB and creates the run's other objects",
                 where=FILES,
                 fix="start the run with `ortflow submit` or the chart, or put the large files on the volume",
             )
