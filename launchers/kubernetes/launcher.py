@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from ortflow.launchers.findings import Finding
     from ortflow.workflow.spec.run import RunSpec
 
-FOLLOWING = 1.0
-"""Seconds between two polls while a log is followed."""
-
 
 class KubernetesLauncher:
     """Runs on Kubernetes."""
@@ -63,19 +60,16 @@ class KubernetesLauncher:
 
     def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
         """Lines of a rank's log; followed across replaced pods while the run is active."""
-        how, due = self.status(run), self._links.clock.monotonic() + FOLLOWING
+        how, clock = self.status(run), self._links.clock
+        if follow and how.state.active:
+            from ortflow.launchers.kubernetes.log_follower import LogFollower
 
-        def active() -> bool:
-            nonlocal how, due
-            if self._links.clock.monotonic() >= due:
-                how, due = self.status(run), self._links.clock.monotonic() + FOLLOWING
-            return how.state.active
-
-        if how.attempts or (follow and how.state.active):
-            clock = self._links.clock
-            whether = active if follow else lambda: False
-            yield from log_lines(run, attempt=attempt, rank=rank, active=whether, clock=clock)
-        if not how.attempts and not (follow and how.state.active):
+            with LogFollower(run, self._links, how) as follower:
+                yield from log_lines(run, attempt=attempt, rank=rank, active=follower.active, clock=clock)
+                how = follower.how
+        elif how.attempts:
+            yield from log_lines(run, attempt=attempt, rank=rank, active=lambda: False, clock=clock)
+        if not how.attempts:
             raise _no_log(run, how)
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
+from ortflow.launchers.kubernetes.changes import wait
 from ortflow.launchers.kubernetes.links import Links, adopt_job
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, read_place
@@ -35,7 +36,7 @@ from ortflow.workflow.spec.file.paths import run_directory
 from ortflow.workflow.spec.run import Restart
 
 PERIOD = 3.0
-"""Seconds between two snapshots."""
+"""Seconds between two snapshots of a run in which something happens."""
 BIRTH = 60.0
 """Seconds for which the MPIJob may be missing: this pod is made before it."""
 ONCE_ONLY = ("ORTFLOW_NEW_BUDGET", "ORTFLOW_FRESH")
@@ -73,6 +74,8 @@ def supervise(
                     return _end(charge, action)
                 carry_out(action, charge, cluster, view, clock)
             last = ""
+            wait(view, cluster, charge.place.namespace, PERIOD, clock)
+            continue
         except (Unreachable, Refused) as error:
             message = str(refusal(error) if isinstance(error, Refused) else error)
             if message != last:
