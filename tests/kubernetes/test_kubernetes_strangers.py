@@ -97,7 +97,7 @@ def test_a_quota_on_the_limits_of_cores(cluster: Cluster) -> None:
     file = cluster.write("limited")
     key = "backends.kubernetes.launcher_resources.cpu_limit"
     done = cluster.ortflow("doctor", "-b", "kubernetes", file.name, "--json")
-    found = [one for one in json.loads(done.stdout) if one["about"] == "quota"]
+    found = [one for one in json.loads(done.stdout)["findings"] if one["about"] == "quota"]
     assert [(one["level"], one["fix"]) for one in found] == [("fault", f"give {key}")]
     done = cluster.ortflow("submit", "-b", "kubernetes", file.name)
     assert done.returncode == 2

@@ -15,6 +15,7 @@ from test_kubernetes_client_launcher import directory, fake, finish, job_of, sta
 
 from ortflow.launchers.kubernetes import changes
 from ortflow.launchers.kubernetes.changes import is_calm
+from ortflow.launchers.kubernetes.cluster_objects import ClusterObjects
 from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
 from ortflow.launchers.kubernetes.place import Place
@@ -78,6 +79,29 @@ def test_without_the_right_to_watch_it_asks_as_before(
     view = View(mpijob(), NOW, batch_job(), [*WORKERS, pod("launcher")])
     changes.wait(view, cluster, NAMESPACE, 3.0, clock)
     assert clock.sleeps == [3.0]
+
+
+def test_listing_many_runs_takes_time_with_their_number(fake: FakeCluster) -> None:
+    """Each run's pods were searched among those of all runs."""
+
+    def seconds(count: int) -> float:
+        found = [mpijob(now=NOW, name=f"r{n}-abc123") for n in range(count)]
+        pods = [pod(role, index) for _ in found for role, index in (("launcher", 0), ("worker", 0), ("worker", 1))]
+        for n, job in enumerate(found):
+            job["metadata"]["labels"]["ortflow.dev/run"] = f"r{n}"
+            for one in pods[3 * n : 3 * n + 3]:
+                one["metadata"]["labels"]["ortflow.dev/job"] = f"r{n}-abc123"
+        places = [Place(NAMESPACE, f"r{n}", f"r{n}-abc123") for n in range(0, count, 2)]
+        cluster = connect()
+        cluster.find_all = lambda kind, **given: {"MPIJob": found, "Pod": pods}.get(kind, [])  # type: ignore[method-assign]
+        gathered = ClusterObjects.gather(cluster, NAMESPACE)
+        begun = time.process_time()
+        views = gathered.unknown_runs(places)
+        assert [len(view.pods) for view in views] == [3] * (count // 2)
+        return time.process_time() - begun
+
+    seconds(10)
+    assert seconds(1600) < 12 * max(seconds(400), 0.005)
 
 
 def test_a_followed_log_costs_one_request(tmp_path: Path, fake: FakeCluster) -> None:
