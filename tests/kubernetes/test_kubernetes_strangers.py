@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kubernetes_cluster import PLACE, Cluster, same_end
+from kubernetes_cluster import PLACE, Cluster, same_end, slow
 from kubernetes_testbed import Object, wait_until
 from kubernetes_webhook import NAME, injecting
 from messages import mentions
@@ -105,3 +105,19 @@ def test_a_quota_on_the_limits_of_cores(cluster: Cluster) -> None:
     run = cluster.submit("limited", f"{key}='1'")
     run.until_step(1)
     assert cluster.ortflow("cancel", "limited", "--now").returncode == 0
+
+
+def test_an_mpijob_that_is_deleted_without_its_pods(cluster: Cluster) -> None:
+    """The ranks train on, `status` says so, and `cancel` deletes what is left."""
+    run = cluster.submit("orphaned", **slow(cluster, 1.0))
+    run.until_step(2)
+    job = run.job()["metadata"]["name"]
+    run.space.kubectl("delete", "mpijob", job, "--cascade=orphan")
+    how = run.status()
+    assert how["state"] == "running"
+    assert mentions(how["waits"], "3 pods", "`ortflow cancel`")
+    done = cluster.ortflow("cancel", "orphaned")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run.status()["state"] == "cancelled"
+    wait_until(lambda: not run.space.get("pods,jobs")["items"], 60, run.transcript)
+    assert run.outcomes() == ["preempted"], run.transcript()
