@@ -19,6 +19,7 @@ from typing import Literal
 
 from ortflow.launchers.findings import Finding, fault, from_error, has_fault, ok, untested, warning
 from ortflow.launchers.interpreter import check, examine, locate
+from ortflow.launchers.kubernetes.account import PASSWD
 from ortflow.launchers.kubernetes.mpirun import ssh_options
 from ortflow.launchers.kubernetes.sshd import SSHD, sshd_config
 from ortflow.launchers.lines import size
@@ -97,6 +98,8 @@ def _user() -> Finding:
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
+        if os.access(PASSWD, os.W_OK):
+            return ok("user", f"uid {uid}, for which the pods of a run add an account to {PASSWD}")
         return fault("user", f"uid {uid} has no entry in /etc/passwd, and ssh refuses such a user",
                      f"add it to the image with `useradd --create-home --uid {uid}`, or set "
                      "backends.kubernetes.security.run_as_user to one that is there")  # fmt: skip

@@ -288,7 +288,22 @@ def test_succeeded_before_its_last_lines_came() -> None:
     done = mpijob(conditions=[("Succeeded", "True", "MPIJobSucceeded", "")], completionTime=stamp(NOW))
     assert reported([SUBMIT, START], [], mpijob=done).state is State.FINISHED
     how = reported([SUBMIT, START, {**END, "why": "preemption 1"}, {**START, "attempt": 1}], [], mpijob=done)
-    assert (how.state, how.cause, how.why) == (State.FINISHED, "finished", None), "the last end went with its pod's log"
+    assert (how.state, how.why) == (State.FINISHED, None), "the last end went with its pod's log"
+    assert mentions(how.cause or "", "finished", "log", "deleted", "backends.kubernetes.time_to_live", "volume")
+    how = reported([SUBMIT], [pod("launcher", phase="Succeeded")], mpijob=done)
+    assert (how.state, how.cause) == (State.FINISHED, "finished")
+
+
+def test_pods_that_were_left_without_their_mpijob() -> None:
+    """`kubectl delete mpijob --cascade=orphan`: the ranks train on."""
+    how = reported([SUBMIT, START], [*WORKERS, LAUNCHER], mpijob=None)
+    assert how.state is State.RUNNING
+    assert mentions(how.waits or "", "MPIJob was deleted", "3 pods", "`ortflow cancel`")
+    owner = {"kind": "MPIJob", "name": JOB}
+    about_to_go = [{**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}} for one in [*WORKERS, LAUNCHER]]
+    assert reported([SUBMIT, START], about_to_go, mpijob=None).state is State.CANCELLED
+    going = [pod("launcher", deleted=NOW + 5), pod("worker", phase="Succeeded")]
+    assert reported([SUBMIT, START], going, mpijob=None).state is State.CANCELLED
 
 
 def test_what_the_operator_refuses() -> None:
