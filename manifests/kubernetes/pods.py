@@ -17,6 +17,8 @@ from ortflow.manifests.kubernetes.names import literal, quantity
 
 Component = Literal["launcher", "worker"]
 
+ROOT = "/"
+"""`python -m` imports modules of the current folder before its own; an image's may be a volume that users write to."""
 SUBMISSION = "metadata.labels['batch.kubernetes.io/controller-uid']"
 
 
@@ -171,6 +173,7 @@ def _container(context: Context, component: Component) -> Document:
             "image": backend.image,
             "imagePullPolicy": backend.image_pull_policy,
             "command": [backend.python, "-m", f"ortflow.launchers.kubernetes.{module}"],
+            "workingDir": ROOT,
             "env": _environment(context),
             "resources": _launcher_resources(context) if small else _rank_resources(context),
             "securityContext": container_security(context) or None,

@@ -15,6 +15,7 @@
 trap '' USR2
 
 # The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
+cd /
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor \
   '/scratch/it'"'"'s 100%-$HOME `id` "x"-'"$SLURM_ARRAY_TASK_ID" -- \
   srun --mpi=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 \

@@ -17,6 +17,7 @@
 trap '' USR2
 
 # The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
+cd /
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt -- \
   /usr/bin/mpirun --map-by ppr:2:node --bind-to none -n 4 \
     /home/me/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt

@@ -14,6 +14,7 @@
 trap '' USR2
 
 # The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
+cd /
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt -- \
   srun --mpi=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 \
     --unbuffered --export=ALL \
