@@ -93,9 +93,8 @@ def plan(
     written = resolve_paths(load_run_file(run_file, overrides or (), files=True), run_file)
     spec = on_ranks(written, ranks or written.world_size)
     budget = budget_of(spec, memory)
-    found = with_recomputation(
-        survey(spec, _Rates(measure, bandwidth, threads_of(spec), overrides or ())), budget.bytes
-    )
+    rates = _Rates(measure, bandwidth, threads_of(spec), overrides or ())
+    found = with_recomputation(survey(spec, rates), budget.bytes)
     fitting = found.fitting(budget.bytes)
     if not fitting:
         raise too_small(found, budget)
