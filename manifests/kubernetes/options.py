@@ -9,7 +9,6 @@ from ortflow.manifests.kubernetes.common import (
     RUN_LABEL,
     Context,
     Document,
-    labels,
     metadata,
     present,
 )
@@ -20,6 +19,7 @@ from ortflow.manifests.kubernetes.pods import (
     data_mount,
     data_volume,
     placement,
+    pod_metadata,
     run_mount,
     run_volume,
 )
@@ -130,7 +130,7 @@ def supervisor(context: Context) -> Document:
                 "backoffLimit": 1000,
                 "ttlSecondsAfterFinished": backend.time_to_live,
                 "template": {
-                    "metadata": {"labels": labels(context, "supervisor")},
+                    "metadata": pod_metadata(context, "supervisor"),
                     "spec": {
                         "serviceAccountName": context.supervisor,
                         **placement(context, "launcher"),
@@ -176,7 +176,7 @@ def tensorboard(context: Context) -> Document:
             "replicas": 1,
             "selector": {"matchLabels": _of_board(context)},
             "template": {
-                "metadata": {"labels": labels(context, "tensorboard", lasting=True)},
+                "metadata": pod_metadata(context, "tensorboard", lasting=True),
                 "spec": {
                     "automountServiceAccountToken": False,
                     **placement(context, "launcher"),

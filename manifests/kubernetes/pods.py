@@ -28,12 +28,7 @@ def template(context: Context, component: Component) -> Document:
     spread = [] if launcher else _spread(context)
     placed = placement(context, component)
     return {
-        "metadata": present(
-            {
-                "labels": {**labels(context, component), **backend.labels},
-                "annotations": backend.annotations or None,
-            }
-        ),
+        "metadata": pod_metadata(context, component),
         "spec": present(
             {
                 "serviceAccountName": context.service_account,
@@ -52,6 +47,13 @@ def template(context: Context, component: Component) -> Document:
             }
         ),
     }
+
+
+def pod_metadata(context: Context, component: str, *, lasting: bool = False) -> Document:
+    """Labels and annotations of a pod, with the run file's; `lasting`: it outlives the job."""
+    backend = context.backend
+    more = {**labels(context, component, lasting=lasting), **backend.labels}
+    return present({"labels": more, "annotations": backend.annotations or None})
 
 
 def placement(context: Context, component: Component) -> Document:
