@@ -66,7 +66,7 @@ class Terminal(io.FileIO):
     A process that has no handler of SIGHUP is ended by it, as the kernel ends it if it still has that terminal.
     """
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any) -> int:
         """Write or drop the data."""
         try:
             return super().write(data)

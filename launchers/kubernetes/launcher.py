@@ -19,6 +19,7 @@ from ortflow.launchers.kubernetes.log_replicator import POD_OUTPUT
 from ortflow.launchers.kubernetes.payload import payload_of
 from ortflow.launchers.kubernetes.request import KubernetesRequest
 from ortflow.launchers.logs import log_lines
+from ortflow.launchers.records import State
 from ortflow.launchers.status import RunStatus
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
@@ -143,6 +144,8 @@ class KubernetesLauncher:
 def _no_log(run: RunDir, how: RunStatus) -> UserError:
     """Why no rank of a run has output."""
     output = run.root / POD_OUTPUT
+    if how.state is State.FINISHED:
+        return UserError(f"there is no log of {how.name} here: {how.cause}")
     return UserError(
         f"no rank of {how.name} has started: it is {how.state.value}"
         + (f": {why}" if (why := how.waits or how.cause) else ""),

@@ -20,6 +20,11 @@ from ortflow.workflow.errors import EXIT_USER
 
 SILENCE = 15.0
 """Seconds in which a running operator has processed a new MPIJob."""
+UNREAD = (
+    "finished; its launcher pod was deleted before its log was read (backends.kubernetes.time_to_live), so steps, "
+    "losses and logs are only in the run directory on the volume"
+)
+"""The cause of a run whose end is known from its MPIJob alone."""
 VALIDATION = "ValidationError"
 """Reason of the event with which the operator rejects an MPIJob."""
 
@@ -47,7 +52,7 @@ def status(
     if objects.deleted_at(view.mpijob) is not None:
         return replace(reported, waits="it is being deleted: ranks save and exit")
     if objects.over(view.mpijob):
-        return _over(reported, view)
+        return _over(reported, records, view)
     if (error := refused(view)) is not None:
         return replace(reported, state=State.FAILED, cause=f"the operator rejects the MPIJob: {error}", phase=None)
     if (reason := given_up(view, records)) is not None:
@@ -120,12 +125,13 @@ def _gone(reported: RunStatus) -> RunStatus:
     return replace(reported, state=State.CANCELLED, phase=None, cause=f"{named} no longer exists: it was deleted")
 
 
-def _over(reported: RunStatus, view: View) -> RunStatus:
+def _over(reported: RunStatus, records: Sequence[dict[str, Any]], view: View) -> RunStatus:
     """The operator has finished it, and the records do not show how it ended."""
     if objects.holds(view.mpijob, "Succeeded"):
         # The launcher pod ends with 0 only where the run directory says so.
         # Earlier ends say nothing about the last attempt, whose own end may have been lost with its pod's log.
-        return replace(reported, state=State.FINISHED, phase=None, cause="finished", why=None)
+        cause = "finished" if _has_started(records) else UNREAD
+        return replace(reported, state=State.FINISHED, phase=None, cause=cause, why=None)
     failed = objects.condition(view.mpijob, "Failed") or {}
     return replace(reported, state=State.LOST, phase=None, cause=_end_of(view, failed))
 
