@@ -15,6 +15,7 @@ from ortflow.launchers.locks import sign
 from ortflow.launchers.moved_directory import DirectoryMoved
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import pending_changes
+from ortflow.launchers.start_folder import go_back
 from ortflow.launchers.starting import supervise
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
@@ -24,6 +25,7 @@ from ortflow.workflow.streams import guard_log
 def main(arguments: list[str]) -> int:
     """Supervise the run of a directory; returns ortflow's exit code."""
     guard_log()
+    go_back()
     run = RunDir(Path(arguments[0]))
     sign(int(arguments[1]))
     spec = load_run_file(run.run_file)

@@ -216,8 +216,9 @@ def _shared_memory() -> Finding:
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN, check=False, errors="replace"
-    )
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN, check=False,
+        errors="replace", cwd="/",
+    )  # fmt: skip
 
 
 def _last(text: str) -> str:

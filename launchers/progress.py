@@ -95,6 +95,8 @@ class Progress:
         self.step = int(record["step"])
         self.loss, self.lr, self.grad_norm = (record.get(key) for key in ("loss", "lr", "grad_norm"))
         self._steps += 1
+        if self._pace and self.time is not None and self.time < self._pace[-1][1]:
+            self._pace.clear()  # the clock was set back: times before and after cannot be compared
         if self._steps >= WARM_UP and self.time is not None:
             self._pace.append((self.step, self.time))
         if self._steps == WARM_UP + 1:

@@ -64,6 +64,8 @@ def run_rank(arguments: list[str]) -> int:
         Notice(run_dir.heartbeat).clear()
         stop.beat(run_dir.heartbeat)
     lock = hold_ranks_lock(run_dir.ranks_lock)
+    # Core dumps and relative paths belong here. Launchers start ranks elsewhere, because of `-m`: see `start_folder`.
+    os.chdir(run_dir.root)
 
     from ortflow.workflow.executor import execute
 

@@ -147,5 +147,7 @@ class JobStop(Stop):
             return CAUSES[found]
         if self.reason is None and self.limit.warns(self._clock.monotonic()):
             return "the time limit is near"
+        if self.reason is not None and not self.signalled:
+            return None  # requested, as by `ortflow cancel`: the record says by whom
         name = f" ({self.reason})" if self.signalled else ""
         return f"a signal was sent by hand{name}; {self._job.scheduler} did not preempt the job"

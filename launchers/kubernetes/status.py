@@ -54,7 +54,7 @@ def status(
     if objects.deleted_at(view.mpijob) is not None:
         return replace(reported, waits="it is being deleted: ranks save and exit")
     if objects.over(view.mpijob):
-        return _over(reported, view)
+        return _over(reported, records, view)
     if (error := refused(view)) is not None:
         return replace(reported, state=State.FAILED, cause=f"the operator rejects the MPIJob: {error}", phase=None)
     if (reason := given_up(view, records)) is not None:
@@ -151,7 +151,7 @@ def _gone(reported: RunStatus) -> RunStatus:
     return replace(reported, state=State.CANCELLED, phase=None, cause=f"{named} no longer exists: it was deleted")
 
 
-def _over(reported: RunStatus, view: View) -> RunStatus:
+def _over(reported: RunStatus, records: Sequence[dict[str, Any]], view: View) -> RunStatus:
     """The operator has finished it, and the records do not show how it ended."""
     if objects.holds(view.mpijob, "Succeeded"):
         # The launcher pod ends with 0 only where the run directory says so.

@@ -15,6 +15,7 @@ from ortflow.manifests.kubernetes.common import (
 )
 from ortflow.manifests.kubernetes.names import inside, sibling
 from ortflow.manifests.kubernetes.pods import (
+    ROOT,
     container_security,
     data_mount,
     data_volume,
@@ -109,6 +110,7 @@ def supervisor(context: Context) -> Document:
             "--job",
             context.job,
         ],
+        "workingDir": ROOT,
         "env": [
             {"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
             {"name": "ORTFLOW_RUN_FILE", "value": f"{RUN_FOLDER}/run.yaml"},
@@ -160,6 +162,7 @@ def tensorboard(context: Context) -> Document:
             "--host=0.0.0.0",
             f"--port={BOARD_PORT}",
         ],
+        "workingDir": ROOT,
         "ports": [{"name": "http", "containerPort": BOARD_PORT}],
         "readinessProbe": {"tcpSocket": {"port": BOARD_PORT}, "periodSeconds": 5},
         "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": limits(context, "1Gi")},

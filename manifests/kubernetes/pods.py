@@ -19,6 +19,8 @@ Component = Literal["launcher", "worker"]
 
 NO_RANKS = "ORTFLOW_NO_RANKS"
 """Variable of a launcher that is not a worker, too."""
+ROOT = "/"
+"""`python -m` imports modules of the current folder before its own; an image's may be a volume that users write to."""
 SUBMISSION = "metadata.labels['batch.kubernetes.io/controller-uid']"
 
 
@@ -168,6 +170,7 @@ def _container(context: Context, component: Component) -> Document:
             "image": backend.image,
             "imagePullPolicy": backend.image_pull_policy,
             "command": [backend.python, "-m", f"ortflow.launchers.kubernetes.{module}"],
+            "workingDir": ROOT,
             "env": [*_environment(context), *([] if not small else [{"name": NO_RANKS, "value": "1"}])],
             "resources": _launcher_resources(context) if small else _rank_resources(context),
             "securityContext": container_security(context) or None,

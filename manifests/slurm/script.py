@@ -64,12 +64,14 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield from code_lines(placement)
     yield "# The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job."
     if not slurm.epilogue:
+        yield batch.LEAVE
         yield from batch.with_input(shell(["exec", *command[0]], *command[1:]), placement.run_file)
         return
     # Slurm's signals are for the supervisor process; this shell must outlive them.
     yield "trap '' TERM INT HUP"
     yield f"""trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' {WARNINGS}"""
     yield f"( trap '' {WARNINGS}"
+    yield batch.LEAVE
     yield from batch.with_input(shell(["exec", *command[0]], *command[1:]), placement.run_file)
     yield ") &"
     yield "ortflow_run_supervisor=$! ortflow_wait=1"

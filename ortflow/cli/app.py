@@ -21,7 +21,7 @@ from ortflow.cli.extras import needs_extra
 from ortflow.cli.help import GroupedCommands
 from ortflow.launchers import open_files
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER, OrtflowError, Preempted
-from ortflow.workflow.streams import guarded
+from ortflow.workflow.streams import guarded, open_closed
 
 
 class Verb(NamedTuple):
@@ -122,6 +122,7 @@ def command_line(first: str | None = None) -> typer.Typer:
 def main() -> None:
     """Entry point of the `ortflow` command."""
     try:
+        open_closed()
         with guarded():
             _main()
     finally:

@@ -108,7 +108,7 @@ def test_render_prints_the_command_and_nothing_else(folder: Path, call: Call) ->
     done = call("render", "--backend", "local", "run.yaml", "name=other", folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
-    assert done.stdout.endswith(f"-m ortflow.workflow.rank {folder}/runs/other\n")
+    assert done.stdout.endswith(f"-m ortflow.workflow.rank {folder}/runs/other)\n")
     assert not (folder / "runs" / "other").exists()
 
 

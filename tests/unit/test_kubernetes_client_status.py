@@ -10,6 +10,7 @@ import pytest
 from kubernetes_objects import JOB, NOW, Object, batch_job, event, mpijob, pod, stamp, unschedulable
 from messages import mentions, says
 
+from ortflow.launchers.kubernetes.launcher import _no_log
 from ortflow.launchers.kubernetes.reasons import scheduler_reason
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.status import status
@@ -304,6 +305,15 @@ def test_pods_that_were_left_without_their_mpijob() -> None:
     assert reported([SUBMIT, START], about_to_go, mpijob=None).state is State.CANCELLED
     going = [pod("launcher", deleted=NOW + 5), pod("worker", phase="Succeeded")]
     assert reported([SUBMIT, START], going, mpijob=None).state is State.CANCELLED
+
+
+def test_finished_and_deleted_before_anybody_read_its_log() -> None:
+    """As with a short time_to_live: the records know no attempt."""
+    done = mpijob(conditions=[("Succeeded", "True", "MPIJobSucceeded", "")], completionTime=stamp(NOW))
+    how = reported([SUBMIT], [], mpijob=done)
+    assert how.state is State.FINISHED
+    assert mentions(how.cause or "", "deleted … log … time_to_live … on the volume")
+    assert "started" not in str(_no_log(RunDir(Path("/nowhere")), how))
 
 
 def test_what_the_operator_refuses() -> None:

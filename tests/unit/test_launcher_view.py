@@ -65,6 +65,15 @@ def test_estimates_leave_the_warm_up_out() -> None:
     assert "1:50 min" in text
 
 
+def test_a_clock_that_is_set_back_gives_no_negative_time() -> None:
+    times = [100.0, 101.0, 102.0, 103.0, 4.0, 5.0, 6.0]
+    progress = Progress(total_steps=107)
+    for number, moment in enumerate(times, 1):
+        progress.apply({**step(number), "time": moment})
+        assert progress.seconds_left is None or progress.seconds_left >= 0
+    assert progress.seconds_left == 100.0, "a second for each step"
+
+
 def test_a_loss_that_is_not_finite_is_reported() -> None:
     _, lines = reported(step(1, loss=None, grad_norm=None, samples=None, seconds=0.0))
     assert lines == ["step 1/100  loss not finite  lr 0.001"]

@@ -315,6 +315,21 @@ def test_a_requeue_is_no_preemption_although_the_controller_is_away(
         assert stop.other_than_preemption() == why
 
 
+@pytest.mark.parametrize(("signalled", "sentence"), [(False, None), (True, "a signal was sent by hand (SIGTERM)")])
+def test_a_cancelled_run_got_no_signal_by_hand(
+    tmp_path: Path, clock: FakeClock, controller: FakeController, signalled: bool, sentence: str | None
+) -> None:
+    stop = JobStop(tmp_path / ".stop", controller.job, AHEAD, clock=clock)
+    with stop.listening():
+        if signalled:
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            write_request(tmp_path / ".stop", "cancel")
+        assert stop.settle() == ("SIGTERM" if signalled else "cancel")
+        found = stop.other_than_preemption()
+    assert (found is None) if sentence is None else mentions(str(found), sentence)
+
+
 @pytest.mark.parametrize(("left", "reason"), [(3600.0, "SIGUSR2"), (AHEAD + 10.0, None)])
 def test_usr2_is_a_preemption_unless_the_limit_is_near(
     tmp_path: Path, clock: FakeClock, controller: FakeController, left: float, reason: str | None

@@ -54,6 +54,7 @@ spec:
     imagePullPolicy: {{ . }}
     {{- end }}
     command: [{{ $k8s.python | toJson }}, -m, ortflow.launchers.kubernetes.{{ $launcher | ternary "run_supervisor" "worker" }}]
+    workingDir: /
     env:
     - {name: ORTFLOW_RUN_FILE, value: /etc/ortflow/run/run.yaml}
     - {name: ORTFLOW_LAUNCHER, value: kubernetes}

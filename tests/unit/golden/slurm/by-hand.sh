@@ -26,6 +26,7 @@ unset ${!SLURM_CPU_BIND@} ${!SLURM_MEM_BIND@}
 trap '' TERM INT HUP
 trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR1 USR2
 ( trap '' USR1 USR2
+cd /
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt \
   --run-file --folder '/home/me/my runs' -- \
   srun --mpi=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 \

@@ -25,6 +25,7 @@ unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_G
 unset ${!SLURM_CPU_BIND@} ${!SLURM_MEM_BIND@}
 
 # The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
+cd /
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt -- \
   srun --mpi=pmi2 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
     --wait=0 --unbuffered --export=ALL \

@@ -49,6 +49,7 @@ export NCCL_DEBUG=WARN  # told once
 trap '' TERM INT HUP
 trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR1 USR2
 ( trap '' USR1 USR2
+cd /
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt -- \
   srun --mpi=pmix --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
     --wait=0 --unbuffered --export=ALL --cpu-bind=cores --distribution=block:block \

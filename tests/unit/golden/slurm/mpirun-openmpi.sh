@@ -25,6 +25,7 @@ unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_G
 unset ${!SLURM_CPU_BIND@} ${!SLURM_MEM_BIND@}
 
 # The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
+cd /
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt -- \
   /usr/bin/mpirun --map-by ppr:2:node --bind-to none -n 4 \
     /home/me/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt
