@@ -11,7 +11,7 @@ _SUPERVISOR = _unit("launcher_supervisor", "launcher_liveness", "stop_full_disk"
 
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "launchers": {
-        "launchers/stop.py": _SUPERVISOR,
+        "launchers/stop.py": _unit("launcher_stop", "stop_full_disk", "launcher_supervisor"),
         "launchers/cause.py": _unit("launcher_cause"),
         "launchers/budget.py": _unit("launcher_budget"),
         "launchers/exits.py": _unit("launcher_exits"),
