@@ -112,7 +112,7 @@ class Judge:
         gc.freeze()
         for mutant in mutants:
             order = self._order(mutant)
-            limit = 20.0 + 10.0 * sum(self._seconds[test] for test in order)
+            limit = 10.0 + 6.0 * sum(self._seconds[test] for test in order)
             changes = None
             if not self._import_lines & set(range(mutant.line, mutant.last_line + 1)):
                 changes = changed_functions(self._original, mutant.source, self._name, functions)
