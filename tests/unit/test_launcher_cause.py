@@ -149,6 +149,7 @@ WRONG = {0: {"reason": "no such file", "exit_code": 2, "time": 5.0}}
         (1, {0: -1}, {}, Outcome.PREEMPTED, "rank 0 was ended by SIGHUP", 0),
         (1, {0: 2}, {0: {"reason": "no such key"}}, Outcome.USER_ERROR, "no such key", 0),
         (2, {}, {0: {"reason": "no such key"}}, Outcome.USER_ERROR, "no such key", 0),
+        (3, {0: 0, 1: 3}, {}, Outcome.FAILURE, "rank 1 ended with exit code 3", 1),
         (-1, {}, {}, Outcome.FAILURE, "mpirun was killed by SIGHUP", None),
         (-9, {}, {}, Outcome.FAILURE, "mpirun was killed by SIGKILL", None),
         (255, {}, {}, Outcome.FAILURE, "the ranks ended with exit code 255", None),

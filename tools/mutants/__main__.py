@@ -7,9 +7,9 @@
     python tools/mutants launchers --survivors          # after new tests: judge the survivors again
 
 A copy of the tree is changed, one place at a time, by the operators of Cosmic Ray (operators.py). A mutant is judged by
-those tests of its module (rooms.py) that run the changed lines, until one fails; a mutant that all of them pass survives
-and is printed. Sessions and copies are below build/mutants. One process; a mutant takes about a second.
-tests/mutants.md has the results.
+those tests of its module (rooms.py) that run the changed lines, until one fails. A mutant that all of them pass
+survives, and is printed. Sessions and copies are below build/mutants. One process; a mutant takes from a tenth of a
+second to a few seconds. tests/mutants.md has the results.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def run(module: str, tests: tuple[str, ...], tree: Tree, session: Session) -> bo
     dead = len(every) - len(survivors)
     share = dead / len(every) if every else 1.0
     seconds = time.monotonic() - start
-    print(f"{module}: {len(every)} mutants, {dead} killed ({share:.0%}); {seconds:.0f} s for {len(pending)}", flush=True)
+    print(
+        f"{module}: {len(every)} mutants, {dead} killed ({share:.0%}); {seconds:.0f} s for {len(pending)}", flush=True
+    )
     return share >= 0.9
 
 

@@ -151,8 +151,8 @@ class Judge:
     def _order(self, mutant: Mutant) -> list[str]:
         """The tests that run the changed lines: those that have killed mutants, then the fast ones.
 
-        What no test runs in its own process may be run by a child process, and what an import runs may show in any test:
-        then all of them.
+        What no test runs in its own process may be run by a child process, and what an import runs may show in any
+        test: then all of them.
         """
         changed = set(range(mutant.line, mutant.last_line + 1))
         tests = [test for test, lines in self._lines.items() if lines & changed]
@@ -231,7 +231,10 @@ class Judge:
         os.environ.update(environment)
         sys.dont_write_bytecode = True
         own = str(Path(__file__).parent)
-        sys.path[:] = [str(self._tree.folder), *(path for path in sys.path if path not in (own, str(self._tree.folder)))]
+        sys.path[:] = [
+            str(self._tree.folder),
+            *(path for path in sys.path if path not in (own, str(self._tree.folder))),
+        ]
         for name in OWN_MODULES:  # they must not hide those of the tests
             sys.modules.pop(name, None)
         arguments = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"]
@@ -245,7 +248,7 @@ def _leave(work: Callable[[], int]) -> None:
     status = LOST
     try:
         status = work()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - nothing may return into the parent's code
         with suppress(BaseException):
             os.write(2, traceback.format_exc().encode())
     finally:

@@ -1,7 +1,8 @@
 """A copy of the tree in which `ortflow` is imported from the copy, not from where it is installed.
 
-The top-level folders workflow/, launchers/ and manifests/ are packages below `ortflow`: links of those names in the copy's
-ortflow/ make it importable as it is, and a folder of PYTHONPATH comes before an editable installation, in subprocesses too.
+The top-level folders workflow/, launchers/ and manifests/ are packages below `ortflow`. Links of those names in the
+copy's ortflow/ make it importable as it is, and a folder of PYTHONPATH comes before an editable installation, in
+subprocesses too.
 """
 
 from __future__ import annotations
