@@ -19,6 +19,9 @@ from ortflow.workflow.errors import Preempted
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
     with restored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # In the background or under nohup, these are ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         yield
 
 

@@ -1,8 +1,8 @@
 """The changes that are made to a module, by Cosmic Ray's operators. Pure.
 
 Of an operator's replacements by every other one, the nearest and, for comparisons, the negation are made: `a + b`
-becomes `a - b`, not also `a << b`. Annotations, `if TYPE_CHECKING` and the `*` before keyword parameters are left alone:
-no run shows them.
+becomes `a - b`, not also `a << b`. Annotations, `if TYPE_CHECKING` and the `*` before keyword parameters are left
+alone: no run shows them.
 """
 
 from __future__ import annotations
