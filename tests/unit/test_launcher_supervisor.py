@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -248,3 +249,124 @@ def test_a_rank_killed_because_another_one_failed_on_a_full_disk(tmp_path: Path,
     end = bench.ends()[0]
     assert (end["outcome"], end["cause"] == str(lack)) == ("failure", failed)
     assert end["why"] == ("that counts against no budget" if failed else "failure 1 of 3")
+
+
+KILLED = {"code": 9, "seconds": 10.0}
+
+
+def ended(event: str, rank: int) -> dict[str, Any]:
+    return {"event": event, "time": 1.0, "attempt": 0, "rank": rank, "step": 9, "saved": True}
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome", "status"),
+    [
+        (("finished", "finished"), "finished", EXIT_DONE),
+        (("preempted", "preempted"), "preempted", EXIT_FAILURE),
+        (("finished", "preempted"), "failure", EXIT_FAILURE),
+        (("finished",), "failure", EXIT_FAILURE),
+    ],
+)
+def test_the_ends_that_every_rank_has_recorded_count_more_than_mpiruns_status(
+    tmp_path: Path, events: tuple[str, ...], outcome: str, status: int
+) -> None:
+    """Hydra has named ranks as killed by SIGKILL that were leaving MPI with the others."""
+    bench = Bench(tmp_path, KILLED, {"code": 1, "seconds": 1.0}, failures=0)
+    for rank, event in enumerate(events):
+        append_json_line(bench.run.events(rank), ended(event, rank))
+    found = bench.supervise()
+    assert bench.ends()[0]["outcome"] == outcome
+    assert found == status
+
+
+@pytest.mark.parametrize(("begun", "outcome"), [(1, "preempted"), (2, "failure")])
+def test_a_signal_before_all_ranks_have_started_is_no_failure(tmp_path: Path, begun: int, outcome: str) -> None:
+    """It kills a rank that has no handler yet, and the others with it."""
+    bench = Bench(tmp_path, {"code": 15, "seconds": 10.0})
+    for rank in range(begun):
+        write_step(bench.run, 0, 0, rank)
+    bench.clock.after(9.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert bench.supervise() == (EXIT_PREEMPTED if outcome == "preempted" else EXIT_FAILURE)
+    (end,) = bench.ends()
+    assert (end["outcome"], end["asked"], end["next"]) == (outcome, "SIGTERM", "stop")
+    assert end["why"] == "requested by SIGTERM"
+
+
+def test_a_signal_of_a_sender_that_starts_the_run_again_does_not_stop_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"leaves_after": 4.0})
+    bench.job_options["comes_back"] = True
+    bench.clock.after(60.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert bench.supervise() == EXIT_PREEMPTED
+    (end,) = bench.ends()
+    assert (end["outcome"], end["asked"], end["next"]) == ("preempted", "SIGTERM", "restart")
+
+
+def test_such_a_signal_in_a_pause_records_no_stop(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, backoff=Backoff(first=3600.0, limit=3600.0))
+    bench.job_options["comes_back"] = True
+    bench.clock.after(100.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert bench.supervise() == EXIT_PREEMPTED
+    assert [end["event"] for end in bench.ends()] == ["end"]
+
+
+def test_a_stop_in_a_pause_is_recorded_with_its_reason(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, backoff=Backoff(first=3600.0, limit=3600.0))
+    bench.clock.after(100.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert bench.supervise() == EXIT_PREEMPTED
+    stop = bench.ends()[-1]
+    assert (stop["event"], stop["outcome"], stop["asked"]) == ("stop", "preempted", "interrupt")
+
+
+def test_a_preemption_beyond_the_budget_gives_up_and_says_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"code": EXIT_PREEMPTED, "seconds": 10.0}, preemptions=1)
+    assert bench.supervise() == EXIT_PREEMPTED
+    first, last = bench.ends()
+    assert (first["next"], first.get("given_up"), last["next"], last["given_up"]) == ("restart", None, "stop", True)
+    said = "\n".join(bench.view.said)
+    assert "saved and stopped; restarting (preemption 1)" in said
+    assert "saved and stopped; giving up: the budget of 1 preemption is spent" in said
+
+
+def test_wrong_input_is_not_tried_again_and_has_its_own_status(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"code": 2, "seconds": 10.0})
+    assert bench.supervise() == 2
+    (end,) = bench.ends()
+    assert (end["outcome"], end["exit_code"], end["next"]) == ("user_error", 2, "stop")
+
+
+def test_a_failure_is_recorded_and_shown_with_the_end_of_the_log(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, {"seconds": 1.0}, backoff=Backoff(first=5.0))
+    for step in (3, 7):
+        write_step(bench.run, 0, step)
+    bench.run.launcher_log(0).parent.mkdir(parents=True)
+    bench.run.launcher_log(0).write_text("".join(f"line {number}\n" for number in range(20)))
+    assert bench.supervise() == EXIT_DONE
+    failed, done = bench.ends()
+    assert failed["step"] == 7
+    assert (failed["exit_code"], failed["rank"], failed["pause"]) == (1, None, 5.0)
+    assert failed["why"] == "failure 1 of 3"
+    assert (done["outcome"], done["next"], done["exit_code"]) == ("finished", "stop", 0)
+    said = "\n".join(bench.view.said)
+    assert "line 8\n  line 9" in said
+    assert said.index("line 19") < said.index("restarting in 5 s (failure 1 of 3)")
+    assert "line 7" not in said, "the last twelve lines"
+    assert "; restarting" not in said, "the failure is not said twice"
+
+
+def test_an_attempt_whose_launcher_died_is_closed_before_the_next(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"seconds": 1.0})
+    bench.run.record_attempt(event="start", attempt=0)
+    write_step(bench.run, 0, 4)
+    assert bench.supervise() == EXIT_DONE
+    lost, done = bench.ends()
+    assert (lost["attempt"], lost["outcome"], lost["step"], lost["next"]) == (0, "lost", 4, "restart")
+    assert lost["cause"] == "its launcher died"
+    assert (done["attempt"], bench.started[0].number) == (1, 1)
+
+
+def test_a_stop_request_is_gone_when_it_has_been_carried_out(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"leaves_after": 1.0})
+    bench.clock.after(60.0, lambda: write_request(bench.run.stop_request, "cancel"))
+    assert bench.supervise() == EXIT_PREEMPTED
+    assert not bench.run.stop_request.exists()
+    assert bench.started[0].killed_at is not None, "nothing of an attempt outlives it"
