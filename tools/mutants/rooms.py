@@ -7,7 +7,7 @@ def _unit(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/unit/test_{name}.py" for name in names)
 
 
-_SUPERVISOR = _unit("launcher_supervisor", "launcher_liveness", "stop_full_disk", "elastic")
+_SUPERVISOR = _unit("launcher_supervisor", "launcher_liveness", "stop_full_disk")
 
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "launchers": {
@@ -48,7 +48,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "workflow/data": {
         "workflow/data/order.py": _unit("data_order", "data_batches"),
         "workflow/data/batches.py": _unit("data_batches", "prefetch"),
-        "workflow/data/plan.py": _unit("data_batches", "prefetch", "elastic"),
+        "workflow/data/plan.py": _unit("data_batches"),
         "workflow/data/ahead.py": _unit("prefetch", "data_batches"),
         "workflow/data/digest.py": _unit("data_digest"),
         "workflow/data/check.py": _unit("data_check"),

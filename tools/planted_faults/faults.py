@@ -55,7 +55,7 @@ FAULTS = (
         "launchers/kubernetes/reasons.py",
         'if scheduled.get("reason") == "SchedulingGated"',
         "if False",
-        "kubernetes_pods",
+        "kubernetes_client_status",
     ),
     _fault("launchers/remote/inputs.py", "0o755 if os.access(path, os.X_OK) else 0o644", "0o644", "remote_inputs"),
     # Manifests.
