@@ -30,11 +30,11 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "workflow/spec/checks": {
         f"workflow/spec/checks/{name}.py": _unit("spec_check", *more)
         for name, *more in (
-            ("batch",),
+            ("batch", "batch_division"),
             ("check", "replicas", "metrics"),
             ("elastic", "elastic"),
             ("gpus", "spec_gpus"),
-            ("nodes", "spec_slurm"),
+            ("nodes", "elastic"),
             ("parallel", "replicas"),
             ("sync",),
             ("slurm", "spec_slurm", "manifest_slurm"),

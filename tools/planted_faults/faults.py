@@ -67,9 +67,11 @@ FAULTS = (
     ),
     _fault("workflow/spec/file/paths.py", "elif not os.access(path, os.R_OK)", "elif False", "spec_paths"),
     # The run directory and checkpoints.
-    _fault("workflow/fence.py", "not in (None, self.token)", "not in (None, self.token, '')", "fence"),
+    _fault("workflow/fence.py", "return self._owner() not in (None, self.token)", "return False", "fence"),
     _fault("workflow/disk_space.py", "shutil.disk_usage(folder).free < needed", "False", "disk_space"),
-    _fault("workflow/plan.py", 'body.pop("hash", _hash(body)) != _hash(body)', 'body.pop("hash", "") == 1', "core"),
+    _fault(
+        "workflow/plan.py", 'body.pop("hash", _hash(body)) != _hash(body)', 'body.pop("hash", "") == 1', "plan_file"
+    ),
     _fault("workflow/layout.py", "return -(-count // ALIGNMENT) * ALIGNMENT", "return count", "core"),
     _fault("workflow/checkpoint/commit.py", "store.set_aside(step, attempt)", "pass", "checkpoint_commit"),
     _fault("workflow/checkpoint/verify.py", "if finished(hashing) != record.hash", "if False", "checkpoint_damage"),
