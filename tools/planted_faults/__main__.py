@@ -12,6 +12,7 @@ on the unchanged copy first.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -31,7 +32,7 @@ def main() -> int:
     parser.add_argument("--tests", nargs="+", metavar="PATH", help="run these tests for every fault")
     options = parser.parse_args()
     faults = [fault for fault in FAULTS if options.only in fault.file]
-    tree = copy_tree(ROOT, ROOT / "build" / "planted_faults")
+    tree = copy_tree(ROOT, ROOT / "build" / f"planted_faults-{os.getpid()}")
     missed, sound = [], dict[tuple[str, ...], bool]()
     try:
         for number, fault in enumerate(faults, 1):
