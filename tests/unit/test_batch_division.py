@@ -6,7 +6,7 @@ import pytest
 from messages import mentions
 
 from ortflow.workflow.parallel.grid import Grid
-from ortflow.workflow.spec.checks.batch import REACH, fitting, replicas, undivided
+from ortflow.workflow.spec.checks.batch import fitting, replicas, undivided
 
 
 def grid(data: int, pipeline: int = 1, horizontal: int = 1) -> Grid:
@@ -69,10 +69,10 @@ def test_every_proposed_size_divides_and_none_is_nearer() -> None:
 
 def test_a_number_of_ranks_is_searched_for_only_so_far() -> None:
     """A run file may contain any integer: the next divisor of a prime is itself."""
-    assert fitting(4099, 1, grid(2))[0] == "1 rank or 4099 ranks", f"4099 is {REACH} after 3, the first above"
-    assert fitting(4111, 1, grid(2))[0] == "1 rank"
-    assert fitting(4111, 1, grid(REACH + 1))[0] == "1 rank or 4111 ranks"
-    assert fitting(4111, 1, grid(REACH + 2))[0] == "4111 ranks"
+    assert fitting(4111, 1, grid(14))[0] == "1 rank or 4111 ranks", "4096 after 15, the first above"
+    assert fitting(4111, 1, grid(13))[0] == "1 rank"
+    assert fitting(4111, 1, grid(4097))[0] == "1 rank or 4111 ranks"
+    assert fitting(4111, 1, grid(4098))[0] == "4111 ranks"
 
 
 def test_the_message_names_the_numbers() -> None:
