@@ -151,6 +151,7 @@ WRONG = {0: {"reason": "no such file", "exit_code": 2, "time": 5.0}}
         (2, {}, {0: {"reason": "no such key"}}, Outcome.USER_ERROR, "no such key", 0),
         (3, {0: 0, 1: 3}, {}, Outcome.FAILURE, "rank 1 ended with exit code 3", 1),
         (-1, {}, {}, Outcome.FAILURE, "mpirun was killed by SIGHUP", None),
+        (0, {}, {0: {"exit_code": 75}}, Outcome.FAILURE, "the ranks ended with exit code 0", None),
         (-9, {}, {}, Outcome.FAILURE, "mpirun was killed by SIGKILL", None),
         (255, {}, {}, Outcome.FAILURE, "the ranks ended with exit code 255", None),
         (2, {}, {}, Outcome.USER_ERROR, "the ranks ended with exit code 2", None),
