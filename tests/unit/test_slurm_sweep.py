@@ -26,7 +26,7 @@ from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.status import RunStatus
-from ortflow.launchers.sweeps import Sweep, read_sweep
+from ortflow.launchers.sweeps import Sweep, SweepDir, read_sweep
 from ortflow.manifests.array import run_file
 from ortflow.manifests.slurm import launch, script
 from ortflow.manifests.slurm.placement import TASK
@@ -309,6 +309,17 @@ def test_a_record_that_nests_without_end_is_refused(place: Path) -> None:
     record.write_text("[" * 50_000)
     with pytest.raises(UserError, match="is not a record of a sweep"):
         read_sweep(place / "runs/gpt")
+
+
+def test_records_of_an_earlier_submission_say_nothing_about_this_one(tmp_path: Path) -> None:
+    folder, member = tmp_path / "sweep", RunDir(tmp_path / "sweep-3")
+    RunDir(folder).record_attempt(event="submit", job="1")
+    again = SweepDir(folder, {3: member}, earlier=1)
+    assert again.read_attempts() == []
+    again.record_attempt(event="stop", outcome="failure")
+    assert [record["event"] for record in again.read_attempts()] == ["stop"]
+    (own,) = member.read_attempts()
+    assert (own["event"], own["task"]) == ("stop", "3")
 
 
 def test_a_sweep_at_work_is_not_submitted_twice(place: Path) -> None:

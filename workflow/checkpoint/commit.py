@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -31,11 +32,12 @@ def no_room(
     """Why a save of all ranks does not fit on the disk; None if it does."""
     files = sum(_pages(file_layout(buffers, rank, world_size).size) for rank in range(world_size))
     needed = files + _pages(len(json.dumps(index.to_json()))) + RECORDS
+    folder = store.place(0).parent
     try:
         free = store.free_bytes()
     except OSError as error:
-        return out_of_disk(error, needed, store.place(0).parent) if is_full(error) else error
-    return None if free >= needed else OutOfDisk(store.place(0).parent, needed)
+        return out_of_disk(error, needed, folder) if is_full(error) else error
+    return None if free >= needed else OutOfDisk(folder, needed)
 
 
 def _pages(size: int) -> int:
@@ -67,7 +69,7 @@ def commit(
         folder = store.begin(step, attempt)
         for record in records:
             if (folder / record.name).stat().st_size != record.size:
-                raise OSError(0, "does not have the size that its rank wrote", str(folder / record.name))
+                raise OSError(errno.EIO, "does not have the size that its rank wrote", str(folder / record.name))
         write_atomically(folder / MANIFEST, data)
         if (store.place(step) / MARKER).exists() and verify(store, step):
             store.set_aside(step, attempt)
