@@ -107,8 +107,26 @@ def plan(
     typer.echo(f"keys of layout {layout}:")
     chosen = fitting[layout - 1]
     typer.echo(yaml.safe_dump(keys_of(written, spec, chosen.layout, chosen.recompute), **STYLE), nl=False)
-    for line in (*found.rates.how, *found.notes, *_not_counted(written, fitting)):
+    for line in (
+        *found.rates.how,
+        *found.notes,
+        *without_data_parallelism(found.spec),
+        *_not_counted(written, fitting),
+    ):
         typer.echo(line)
+
+
+def without_data_parallelism(spec: RunSpec) -> Iterator[str]:
+    """Why no layout has copies of the undivided model on all ranks, which is the simplest one, and what permits it."""
+    ranks, samples, micro_batch = spec.world_size, spec.global_batch, spec.data.micro_batch
+    if ranks == 1 or samples % (ranks * micro_batch) == 0:
+        return
+    smaller = f"data.micro_batch: {samples // ranks}, or " if samples % ranks == 0 else ""
+    yield (
+        f"No layout has {ranks} copies of the model: a step of {samples} samples is not a multiple of {ranks} "
+        f"micro-batches of {micro_batch}. {smaller}train.global_batch: {ranks * micro_batch} permits data parallelism, "
+        "the usual choice for a model that one rank can hold."
+    )
 
 
 def _not_counted(written: RunSpec, fitting: list[Candidate]) -> Iterator[str]:

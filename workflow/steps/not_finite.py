@@ -65,8 +65,9 @@ def _row_of_values(batch: MicroBatch) -> int | None:
 def _not_finite(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     if array.dtype.kind != "f":
         return array[:0].reshape(-1)
-    flat = array.reshape(-1)
-    return flat[~np.isfinite(flat)]
+    finite: npt.NDArray[np.bool_] = np.isfinite(array)
+    bad: npt.NDArray[np.generic] = array[~finite]
+    return bad
 
 
 def _row_of_loss(context: Context, batch: MicroBatch) -> int | None:

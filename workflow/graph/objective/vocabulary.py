@@ -60,7 +60,7 @@ def _indexed_axis(node: onnx.NodeProto, place: int) -> int | None:
     """The axis of a node's first input that its input `place` indexes; None if it indexes none, or may be ignored."""
     attributes = {attribute.name: attribute.i for attribute in node.attribute}
     if place == 1 and node.op_type in ("Gather", "GatherElements"):
-        return attributes.get("axis", 0)
+        return int(attributes.get("axis", 0))
     if place == 1 and node.op_type in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
         return None if "ignore_index" in attributes else 1
     return None
