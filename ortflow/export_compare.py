@@ -51,9 +51,9 @@ def compare(
     """Raise UserError if the file computes other results than the module; otherwise return what was not compared.
 
     `model`: the training form of the file. `module`: in the modes that it was traced in. `more`: arguments of another
-    size, at which the outputs are compared, and so they are in a second call. Before PyTorch 2.8, the
-    gradient of an Embedding's padding row is not compared: it is known to differ. Returns one sentence, empty if all was
-    compared.
+    size, at which the outputs are compared, as in a second call. Before PyTorch 2.8, the
+    gradient of an Embedding's padding row is not compared: it is known to differ. Returns one sentence, empty if
+    nothing was left out.
     """
     missing_packages = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing_packages:

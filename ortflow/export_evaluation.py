@@ -49,7 +49,7 @@ def differences(
 
 
 def module_that_differs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The innermost part whose mode changes the outputs, other than Dropout and BatchNormalization; empty if unknown."""
+    """The innermost part whose mode changes the outputs, besides Dropout and BatchNormalization; empty if unknown."""
     import numpy as np
     import torch
 

@@ -1,7 +1,7 @@
 """Outputs of a PyTorch module, and gradients of a fixed sum, for the comparison with its exported file.
 
-Called by `ortflow.export_compare`. Works on the module itself: a copy loses the hooks of its parameters. Everything that
-a call changes is restored: values, modes, attributes, the random state.
+Called by `ortflow.export_compare`. Works on the module itself: a copy loses the hooks of its parameters. What a call
+changes is restored: values, modes, attributes, the random state.
 """
 
 from __future__ import annotations

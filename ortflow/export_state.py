@@ -68,7 +68,7 @@ def changed_buffers(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
             name
             for name, (buffer, version) in before.items()
             if name not in own and id(buffer) not in by_node
-            if after.get(name) is not buffer or buffer._version != version
+            if id(after.get(name)) != id(buffer) or buffer._version != version
         ]
     return []
 

@@ -15,7 +15,7 @@ from ortflow.export_ctc import ctc_loss
 from ortflow.export_norms import batch_norm, batch_norm_forward, instance_norm
 from ortflow.export_reasons import refusal
 from ortflow.export_recurrent import lstm_forward
-from ortflow.export_stops import keeps_stops, replaced, stopped, stops_noted
+from ortflow.export_stops import keeps_stops, replaced, shadowed, stopped, stops_noted
 from ortflow.export_translations import translations
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(replaced(torch, "batch_norm", batch_norm(torch.batch_norm, module)))
         norm = torch.nn.modules.batchnorm._BatchNorm
         stack.enter_context(replaced(norm, "forward", batch_norm_forward(norm.forward)))
+        stack.enter_context(replaced(torch, "std", _deviation(torch.var)))
+        stack.enter_context(shadowed(torch.Tensor, "std", _deviation(torch.Tensor.var)))
         stack.enter_context(replaced(torch.nn.LSTM, "forward", lstm_forward(torch.nn.LSTM.forward)))
         for config in configurations(module):
             # transformers: grouped matrix products have no ONNX form, and training needs no cache.
@@ -131,7 +133,7 @@ def _cross_entropy(original: Any) -> Any:
 
 
 def _embedding(original: Any) -> Any:
-    """A look-up whose row `padding_idx` has no gradient, and with `scale_grad_by_freq` the mean over a row's readers."""
+    """A look-up whose row `padding_idx` has no gradient; with `scale_grad_by_freq` it is the mean over its readers."""
 
     def embedding(
         weight: Any,
@@ -155,6 +157,19 @@ def _embedding(original: Any) -> Any:
         return torch.where((indices == padding_idx).unsqueeze(-1), stopped(rows), rows)
 
     return embedding
+
+
+def _deviation(variance: Any) -> Any:
+    """The standard deviation by a function that computes the variance; the gradient at 0 is 0, as PyTorch's."""
+
+    def std(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        squares = variance(*args, **kwargs)
+        spread = squares != 0
+        return torch.where(spread, squares, 1.0).sqrt() * spread.to(squares.dtype)
+
+    return std
 
 
 def _distances(original: Any) -> Any:

@@ -19,9 +19,29 @@ def translations() -> dict[Any, Callable[..., Any]]:
     import torch
 
     return {
+        torch.ops.aten.atan2.default: angle,
         torch.ops.aten.cross_entropy_loss.default: cross_entropy,
         torch.ops.aten.scaled_dot_product_attention.default: attention,
     }
+
+
+def angle(y: Any, x: Any) -> Any:
+    """`torch.atan2`, with the signs of zeros, and without a gradient at the origin.
+
+    PyTorch's own translation takes +0 for negative, and its quotient has no gradient where x is 0.
+    """
+    from onnxscript import opset18 as op
+
+    zero, one = (op.CastLike(op.Constant(value_float=number), y) for number in (0.0, 1.0))
+    half, whole = (op.CastLike(op.Constant(value_float=number), y) for number in (math.pi / 2, math.pi))
+    below, left = op.Less(op.Reciprocal(y), zero), op.Less(op.Reciprocal(x), zero)
+    steep = op.Greater(op.Abs(y), op.Abs(x))
+    under = op.Where(steep, y, x)
+    origin = op.Equal(under, zero)
+    quotient = op.Div(op.Where(origin, zero, op.Where(steep, x, y)), op.Where(origin, one, under))
+    slope = op.Atan(quotient)
+    flat = op.Add(slope, op.Where(left, op.Where(below, op.Neg(whole), whole), zero))
+    return op.Where(steep, op.Sub(op.Where(below, op.Neg(half), half), slope), flat)
 
 
 def attention(

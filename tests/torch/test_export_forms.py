@@ -1,4 +1,4 @@
-"""What a module does only in training, only in evaluation, or between two calls: a run does it too, or it is refused."""
+"""What a module does in training only, in evaluation only, or between calls: a run does it too, or it is refused."""
 
 from __future__ import annotations
 
@@ -289,6 +289,47 @@ def test_gradients_by_frequency(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         export(looked_up(scale_grad_by_freq=True), tmp_path / "model.onnx", TOKENS)
+
+
+class Clamped(nn.Module):
+    """Two clamps of one value, of which onnxscript's optimizer makes a Clip without bounds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(-1, 1) + (x.clamp(-1, 1).sign() - x.clamp(-1, 1)).detach()
+
+
+class Angle(nn.Module):
+    """Zeros of both signs on the negative axis, and the origin."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        zeros = torch.stack([torch.zeros_like(x[:, 0]), -torch.zeros_like(x[:, 0])], 1)
+        return torch.cat([torch.atan2(x[:, :4], x[:, 4:]), torch.atan2(zeros, -x[:, :2].abs()), x[:, :2]], 1)
+
+
+class Spread(nn.Module):
+    """The deviation of rows of which some are zero."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.where(torch.arange(x.shape[0]).unsqueeze(1) == 0, 0.0, 1.0) * x
+        return torch.cat([x, x.std(1, keepdim=True) - torch.std(x, dim=1, keepdim=True), x.std(1, keepdim=True)], 1)
+
+
+@pytest.mark.parametrize(
+    "module", [layers(Clamped()), layers(Angle()), nn.Sequential(nn.Linear(6, 8, bias=False), Spread())]
+)
+def test_the_file_is_valid_and_compared(module: nn.Module, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        export(module, tmp_path / "model.onnx")
+
+
+def test_an_example_of_one_sample(tmp_path: Path) -> None:
+    module = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    model = export(module, tmp_path / "model.onnx", torch.randn(1, 4, 8))
+    assert model.graph.output[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    x = torch.randn(3, 4, 8)
+    (output,) = ort.InferenceSession(str(tmp_path / "model.onnx")).run(["output"], {"src": x.numpy()})
+    np.testing.assert_allclose(output, module(x).detach(), atol=1e-5)
 
 
 def test_a_buffer_that_changes_in_evaluation_too_is_said(tmp_path: Path) -> None:

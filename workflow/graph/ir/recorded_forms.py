@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import onnx
 
-from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import make_outputs, rename_values, replace
 from ortflow.workflow.graph.ir.order import needed_by
 from ortflow.workflow.graph.ir.recorded_roles import EVALUATION, STATE, recorded

@@ -16,7 +16,7 @@ import onnx
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import dims_of, rename_values
-from ortflow.workflow.graph.ir.recorded_roles import PROPERTIES, recorded
+from ortflow.workflow.graph.ir.recorded_roles import EVALUATION, PROPERTIES, STATE, recorded
 from ortflow.workflow.graph.stages.same_names import SameName, same_names
 
 WHERE = "stage"
@@ -100,6 +100,14 @@ def join(models: Sequence[onnx.ModelProto], untied: Sequence[str] = ()) -> Joine
 def _check(models: Sequence[onnx.ModelProto]) -> None:
     if len(models) < 2:
         raise UserError("one stage is a whole model", where=WHERE, fix="name the file under `model.path`")
+    for number, model in enumerate(models):
+        if {EVALUATION, STATE} & recorded(model).keys():
+            raise UserError(
+                "the stage has an evaluation form of its own, or buffers that forward changes, which `join` does not"
+                " connect",
+                where=f"{WHERE} {number}",
+                fix="export the whole model, and name the tensors between the stages under parallel.cuts",
+            )
     first = {opset.domain or "ai.onnx": opset.version for opset in models[0].opset_import}
     makers: dict[str, int] = {}
     for number, model in enumerate(models):
