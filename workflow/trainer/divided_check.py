@@ -154,10 +154,8 @@ class DividedCheck:
 
     def _direction(self, name: str, step: float, draw: int) -> Vector:
         random = np.random.default_rng([self._seed, zlib.crc32(name.encode()), draw])
-        shape = self._part.division.whole[name].tensor.shape
-        # Of different lengths, so that elements that are equal, as in a new tensor of zeros, are not equal elsewhere.
-        moves = random.choice(np.array([-step, step], np.float32), shape) * random.uniform(0.5, 1.5, shape)
-        return np.ascontiguousarray(self._part.region(name).of(moves), np.float32).reshape(-1)
+        signs = random.choice(np.array([-step, step], np.float32), self._part.division.whole[name].tensor.shape)
+        return np.ascontiguousarray(self._part.region(name).of(signs), np.float32).reshape(-1)
 
     def _claimed(self, directions: dict[str, Vector], gradient: Vector) -> float:
         total = 0.0
