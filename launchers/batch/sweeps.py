@@ -241,7 +241,9 @@ def _found(histories: Mapping[int, Sequence[Placed]], scheduler: Scheduler[Any])
     mine = scheduler.mine()
     found = {task: job for task, history in histories.items() if (job := find(history, mine)) is not None}
     newest = {task: job for task, history in histories.items() if (job := newest_job(history)) is not None}
+    # A scheduler may show the ended tasks of an array as one.
+    own = {_array(job.id) for job in mine}
     ended = [task for task in newest if task not in found or not found[task].active]
-    missing = {task: newest[task] for task in ended if task not in found or found[task].id != newest[task]}
+    missing = {task: newest[task] for task in ended if _array(newest[task]) not in own}
     others = scheduler.in_queue([*missing.values()])
     return found | {task: others[job] for task, job in missing.items() if job in others}
