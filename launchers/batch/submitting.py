@@ -157,6 +157,7 @@ def active(
     if not history:
         return None
     job = find([*more, *history], scheduler.mine(patience))
-    if (job is None or not job.active) and (newest := newest_job(history)) is not None:
+    newest = newest_job(history)
+    if newest is not None and (job is None or (not job.active and job.id != newest)):
         job = scheduler.in_queue([newest]).get(newest, job)
     return job if job is not None and job.active else None

@@ -240,7 +240,10 @@ def _found(histories: Mapping[int, Sequence[Placed]], scheduler: Scheduler[Any])
     """The jobs of runs, by task; also those of another member of a group, which are not in this user's list."""
     mine = scheduler.mine()
     found = {task: job for task, history in histories.items() if (job := find(history, mine)) is not None}
-    ended = {task for task in histories if task not in found or not found[task].active}
-    missing = {task: job for task in ended if (job := newest_job(histories[task])) is not None}
+    newest = {task: job for task, history in histories.items() if (job := newest_job(history)) is not None}
+    # A scheduler may show the ended tasks of an array as one.
+    own = {_array(job.id) for job in mine}
+    ended = [task for task in newest if task not in found or not found[task].active]
+    missing = {task: newest[task] for task in ended if _array(newest[task]) not in own}
     others = scheduler.in_queue([*missing.values()])
     return found | {task: others[job] for task, job in missing.items() if job in others}
