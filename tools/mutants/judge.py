@@ -238,6 +238,8 @@ class Judge:
         for name in OWN_MODULES:  # they must not hide those of the tests
             sys.modules.pop(name, None)
         arguments = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"]
+        # The same examples for each mutant, and no deadline of a busy machine.
+        arguments += ["--hypothesis-profile=ci"]
         # In a fork of a process that has run pytest, its plugins are imported already.
         arguments += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
         return int(pytest.main([*arguments, f"--basetemp={self._scratch / 'tmp'}", *self._tests], plugins=plugins))

@@ -70,7 +70,18 @@ def judge(tree: Tree, fault: Fault, tests: tuple[str, ...]) -> str:
 
 def run(tree: Tree, tests: tuple[str, ...]) -> str | None:
     """The first test that fails in the copy, None if all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--hypothesis-profile=ci",
+        "--tb=no",
+        *tests,
+    ]
     try:
         ended = subprocess.run(
             command, cwd=tree.folder, env=tree.environment(), capture_output=True, text=True, timeout=1800, check=False
