@@ -22,11 +22,13 @@ RUN apt-get update && \
     DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends openssh-server openssh-client && \
     rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* && \
     mkdir -p /run/sshd
+# Clusters that give each namespace its own user id run it in group 0, which adds the user's account.
 # Pods of a run have new names and new keys each time; who may log in is told by the key that the operator makes.
 RUN printf 'Host *\n  Port 2222\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n' \
       > /etc/ssh/ssh_config.d/ortflow.conf && \
     useradd --create-home --uid 1000 --shell /bin/bash ortflow && \
-    install -d -m 700 -o ortflow -g ortflow /home/ortflow/.ssh
+    install -d -m 700 -o ortflow -g ortflow /home/ortflow/.ssh && \
+    chgrp -R 0 /home/ortflow && chmod -R g=u /home/ortflow /etc/passwd
 RUN python3 -m venv /opt/ortflow
 ENV PATH=/opt/ortflow/bin:$PATH PYTHONUNBUFFERED=1
 

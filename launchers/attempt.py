@@ -17,6 +17,7 @@ import psutil
 from ortflow.launchers import processes
 from ortflow.launchers.cause import Cause, statuses
 from ortflow.launchers.exits import Exits
+from ortflow.launchers.start_folder import ROOT
 from ortflow.launchers.tail import last_bytes, newest
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.comm import daemon_files
@@ -164,7 +165,7 @@ def start_child(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=run.root,
+                cwd=ROOT,
                 env=dict(environment),
                 start_new_session=True,
                 preexec_fn=processes.dies_with_parent(),

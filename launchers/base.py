@@ -49,7 +49,8 @@ class Submission:
     retry: float = 0.0
     """Seconds for which a scheduler that does not answer is retried."""
     overrides: tuple[str, ...] = ()
-    """KEY=VALUE for a run that is resumed, if its launcher keeps the run file elsewhere; `spec` includes them."""
+    """KEY=VALUE of the command line, for a run that is examined, or resumed by a launcher that keeps the run file
+    elsewhere; `spec` includes them."""
     source: Mapping[str, Any] | None = None
     """The run file's values as written, for a launcher whose files are elsewhere; None without a run file."""
 

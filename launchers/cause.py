@@ -21,7 +21,7 @@ _HYDRA_CODES = re.compile(r"Exit codes: \[[^\]]*\] ([-\d,]+)")
 _HYDRA_FIRST = re.compile(r"PID (\d+) RUNNING AT")
 _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited on\s+signal (\d+)")
 _OPENMPI_CODE = re.compile(r"Process name: \[\S+?,(\d+)\]\s+Exit code:\s+(\d+)")
-_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM)
+_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM)
 """Signals that ask a rank to stop, or with which it leaves an MPI that blocks."""
 
 

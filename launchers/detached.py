@@ -12,8 +12,10 @@ from pathlib import Path
 from ortflow.launchers.base import Submission
 from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.locks import sign
+from ortflow.launchers.moved_directory import DirectoryMoved
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import pending_changes
+from ortflow.launchers.start_folder import go_back
 from ortflow.launchers.starting import supervise
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
@@ -23,6 +25,7 @@ from ortflow.workflow.streams import guard_log
 def main(arguments: list[str]) -> int:
     """Supervise the run of a directory; returns ortflow's exit code."""
     guard_log()
+    go_back()
     run = RunDir(Path(arguments[0]))
     sign(int(arguments[1]))
     spec = load_run_file(run.run_file)
@@ -30,7 +33,11 @@ def main(arguments: list[str]) -> int:
     view = PlainView(run, spec.monitor.every_steps)
     for note in pending_changes(run.read_attempts()):
         view.message(note)
-    return supervise(request, view)
+    try:
+        return supervise(request, view)
+    except DirectoryMoved as error:
+        print(f"error: {error}", flush=True)
+        return error.exit_code
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ortflow.launchers.findings import Finding, fault, from_error, has_fault, ok, untested, warning
+from ortflow.launchers.findings import Finding, Level, fault, from_error, has_fault, ok, untested, warning
 from ortflow.launchers.interpreter import check, examine, locate
+from ortflow.launchers.kubernetes.account import PASSWD
 from ortflow.launchers.kubernetes.mpirun import ssh_options
 from ortflow.launchers.kubernetes.sshd import SSHD, sshd_config
 from ortflow.launchers.lines import size
@@ -65,7 +66,7 @@ def examine_image(wanted: Wanted) -> Iterator[Finding]:
     yield port
     programs = ssh_programs()
     yield from programs.values()
-    yield _login(wanted.port, able=not has_fault([user, port, *programs.values()]))
+    yield _login(wanted.port, able=user.level is Level.OK and not has_fault([port, *programs.values()]))
     yield _temporary()
     yield _shared_memory()
 
@@ -97,6 +98,8 @@ def _user() -> Finding:
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
+        if os.access(PASSWD, os.W_OK):
+            return untested("user", f"uid {uid} has no account, which the pods of a run add to {PASSWD}")
         return fault("user", f"uid {uid} has no entry in /etc/passwd, and ssh refuses such a user",
                      f"add it to the image with `useradd --create-home --uid {uid}`, or set "
                      "backends.kubernetes.security.run_as_user to one that is there")  # fmt: skip
@@ -213,8 +216,9 @@ def _shared_memory() -> Finding:
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN, check=False, errors="replace"
-    )
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN, check=False,
+        errors="replace", cwd="/",
+    )  # fmt: skip
 
 
 def _last(text: str) -> str:

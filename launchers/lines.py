@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ortflow.launchers.progress import Progress, metrics
 
-SHOWN_PHASES = ("configure", "runtime", "shard")
-"""Steps whose duration is shown; the others have events of their own."""
+SHOWN_PHASES = ("configure", "runtime", "shard", "check")
+"""Phases whose duration is shown; the others have events of their own."""
+SHORTEST_CHECK = 0.1
+"""A check of fewer seconds was not run, because it had passed before."""
+STEP_SECONDS = 1.0
+"""Least time between two lines of steps in text that is not redrawn."""
 
 
 def format_event(record: Mapping[str, Any], progress: Progress, every_steps: int) -> str | None:
@@ -18,6 +23,35 @@ def format_event(record: Mapping[str, Any], progress: Progress, every_steps: int
         return step_line(progress) if progress.step % every_steps == 0 else None
     format_line = _LINES.get(event)
     return format_line(record) if format_line is not None else None
+
+
+class StepLines:
+    """The lines of steps by time: at most one a second, and the last one before other lines."""
+
+    def __init__(self) -> None:
+        self._shown = -math.inf
+        self._waiting: str | None = None
+
+    def pass_on(self, record: Mapping[str, Any], line: str | None) -> Iterator[str]:
+        """The lines to show now, given the line of an event."""
+        if record.get("event") != "step":
+            if line is not None:
+                yield from self.rest()
+                yield line
+            return
+        moment = float(record.get("time") or 0.0)
+        # A clock that was set back must not silence the run.
+        if line is not None and not self._shown <= moment < self._shown + STEP_SECONDS:
+            self._shown, self._waiting = moment, None
+            yield line
+        elif line is not None:
+            self._waiting = line
+
+    def rest(self) -> Iterator[str]:
+        """The newest line that was not shown."""
+        if self._waiting is not None:
+            yield self._waiting
+        self._waiting = None
 
 
 def step_line(progress: Progress) -> str:
@@ -70,19 +104,28 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def format_evaluation(values: Mapping[str, float]) -> str:
+def format_evaluation(values: Mapping[str, float | None]) -> str:
     """Loss and metrics of an evaluation."""
     return "  ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
 def _phase_end(record: Mapping[str, Any]) -> str | None:
-    if record.get("phase") not in SHOWN_PHASES:
+    phase, seconds = record.get("phase"), float(record.get("seconds") or 0.0)
+    if phase not in SHOWN_PHASES or (phase == "check" and seconds < SHORTEST_CHECK):
         return None
-    return f"{record['phase']}: {duration(float(record.get('seconds', 0.0)))}"
+    return f"{phase}: {duration(seconds)}"
 
 
 def _evaluation(record: Mapping[str, Any]) -> str:
     return f"evaluation at step {record.get('step')}: {format_evaluation(metrics(record))}"
+
+
+def _early_stop(record: Mapping[str, Any]) -> str:
+    step, metric, best, best_step = (record.get(key) for key in ("step", "metric", "best", "best_step"))
+    line = f"stopping early at step {step}: {metric} no longer improves"
+    if isinstance(best, (int, float)) and isinstance(best_step, int):
+        line += f"; the best was {best:.4f} at step {best_step}, and the export has the parameters of step {step}"
+    return line
 
 
 def _checkpoint(record: Mapping[str, Any]) -> str:
@@ -110,7 +153,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "checkpoint_failed": lambda r: f"warning: no checkpoint at step {r.get('step')}: {r.get('reason')}",
     "checkpoint_rejected": lambda r: f"warning: checkpoint {r.get('path')} is skipped: {r.get('reason')}",
     "skipped_step": lambda r: f"warning: step {r.get('step')} was skipped: {r.get('reason')}",
-    "early_stop": lambda r: f"stopping early at step {r.get('step')}: {r.get('metric')} no longer improves",
+    "early_stop": _early_stop,
     "preempted": lambda r: f"saved at step {r.get('step')}",
     "finished": lambda r: f"finished at step {r.get('step')}",
     "warning": lambda r: f"warning: {r.get('message')}",

@@ -25,7 +25,7 @@ from ortflow.launchers.lines import duration, format_evaluation, format_speeds, 
 from ortflow.launchers.plain import take_in
 from ortflow.launchers.progress import Progress
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.streams import plain
+from ortflow.workflow.streams import plain, terminal_output
 
 REDRAW = 0.25
 
@@ -37,8 +37,7 @@ class LiveView:
         self.progress = Progress()
         self._run, self._name = run, name
         self._attempt = 0
-        # Bypass the guard of standard output: the panel is drawn with control characters.
-        self._console = console or Console(highlight=False, file=sys.__stdout__)
+        self._console = console or Console(highlight=False, file=terminal_output())
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._next_draw = 0.0
         self._entered = ExitStack()
@@ -86,12 +85,13 @@ def quiet_keys() -> Iterator[None]:
         return
     flags = [*before]
     flags[3] &= ~termios.ECHOCTL
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, flags)
+    with suppress(termios.error):  # the terminal is gone
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, flags)
     try:
         yield
     finally:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
-        with suppress(termios.error):  # the terminal is gone
+        with suppress(termios.error):
             termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

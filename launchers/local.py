@@ -19,6 +19,7 @@ from ortflow.launchers.locks import holder_of
 from ortflow.launchers.logs import log_lines
 from ortflow.launchers.mpi import find_mpi
 from ortflow.launchers.records import next_attempt
+from ortflow.launchers.start_folder import ROOT
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.launchers.stop import write_request
 from ortflow.manifests.local import Mpi, command, environment, settings
@@ -54,7 +55,8 @@ class LocalRequest:
         spec, run = self.submission.spec, self.submission.run
         own = settings(spec, run.root, next_attempt(run.read_attempts()), self.mpi)
         variables = [f"{name}={value}" for name, value in own.items()]
-        return shlex.join(["env", *variables, *command(spec, run.root, self.python, self.mpi)])
+        start = shlex.join(["env", *variables, *command(spec, run.root, self.python, self.mpi)])
+        return f"(cd {ROOT} && exec {start})"
 
 
 class LocalLauncher:

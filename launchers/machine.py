@@ -20,6 +20,7 @@ from ortflow.launchers.interpreter import NEEDED, Interpreter, check, examine, l
 from ortflow.launchers.lines import duration, size
 from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.mpi import find_mpi
+from ortflow.launchers.named_programs import unconfirmed
 from ortflow.workflow.cores import cores_of, grant_of_this_process
 from ortflow.workflow.disk_space import has_room, is_full
 from ortflow.workflow.errors import UserError
@@ -46,7 +47,18 @@ def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator
     if spec.resources.nodes > 1 and not spec.elastic:
         yield fault("resources.nodes", f"is {spec.resources.nodes}, and the local backend has one machine",
                     "set resources.nodes=1, or use another --backend")  # fmt: skip
-    good = True
+    if (why := unconfirmed(spec, submission.overrides)) is not None:
+        yield untested("interpreter and MPI", why)
+    else:
+        yield from _programs(submission, of_user)
+    yield _cores(spec, of_user)
+    yield _memory(spec)
+    yield from _disk(existing(submission.run.root.parent))
+
+
+def _programs(submission: Submission, of_user: bool) -> Iterator[Finding]:
+    """The interpreter, MPI and the GPUs, by starting them."""
+    spec, good = submission.spec, True
     try:
         python = examine(locate(spec.resources.python))
         check(python)
@@ -61,9 +73,6 @@ def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator
         yield _mpi(submission, of_user)
     if good and spec.on_gpus:
         yield from examine_gpu(python.path, spec.resources.ranks_per_node)
-    yield _cores(spec, of_user)
-    yield _memory(spec)
-    yield from _disk(existing(submission.run.root.parent))
 
 
 def runtime_finding(python: Interpreter) -> Finding:

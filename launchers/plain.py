@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ortflow.launchers.lines import format_event
+from ortflow.launchers.lines import StepLines, format_event
 from ortflow.launchers.progress import Progress
 from ortflow.workflow.plan import number_in
 from ortflow.workflow.rundir import RunDir
@@ -19,25 +19,30 @@ class PlainView:
     def __init__(self, run: RunDir, every_steps: int) -> None:
         self.progress = Progress()
         self._run, self._every_steps = run, every_steps
+        self._steps = StepLines()
 
     def __enter__(self) -> PlainView:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing to remove from the screen."""
+        """Print the last step."""
+        self._print(self._steps.rest())
 
     def attempt(self, number: int) -> None:
         """Nothing: the events of an attempt are enough."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Print the event if it is worth a line."""
+        """Print the event if it is worth a line; steps by time, because a fast run has hundreds in a second."""
         line = take_in(record, self.progress, self._run, self._every_steps)
-        if line is not None:
-            self.message(line)
+        self._print(self._steps.pass_on(record, line))
 
     def message(self, text: str) -> None:
         """Print with the time of day."""
-        print_line(f"{time.strftime('%H:%M:%S')}  {text}")
+        self._print((*self._steps.rest(), text))
+
+    def _print(self, lines: Iterable[str]) -> None:
+        for text in lines:
+            print_line(f"{time.strftime('%H:%M:%S')}  {text}")
 
     def tick(self) -> None:
         """Nothing to redraw."""

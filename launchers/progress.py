@@ -31,8 +31,8 @@ class Progress:
     checkpoint: int | None = None
     """Step of the newest checkpoint."""
     saving: bool = False
-    evaluation: dict[str, float] = field(default_factory=dict)
-    """The newest evaluation: loss and metrics."""
+    evaluation: dict[str, float | None] = field(default_factory=dict)
+    """The newest evaluation: loss and metrics; None for those that are not finite."""
     evaluation_step: int | None = None
     skipped: int = 0
     exported: str | None = None
@@ -95,6 +95,8 @@ class Progress:
         self.step = int(record["step"])
         self.loss, self.lr, self.grad_norm = (record.get(key) for key in ("loss", "lr", "grad_norm"))
         self._steps += 1
+        if self._pace and self.time is not None and self.time < self._pace[-1][1]:
+            self._pace.clear()  # the clock was set back: times before and after cannot be compared
         if self._steps >= WARM_UP and self.time is not None:
             self._pace.append((self.step, self.time))
         if self._steps == WARM_UP + 1:
@@ -131,11 +133,12 @@ class Progress:
         self.phase, self.step = None, int(record.get("step", self.step))
 
 
-def metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """Loss and metrics of an evaluation event, the loss first; those that are not finite are left out."""
+def metrics(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """Loss and metrics of an evaluation event, the loss first; None for those that are not finite."""
     about = ("event", "time", "attempt", "rank", "step", "seconds", "samples")
     names = sorted((key for key in record if key not in about), key=lambda key: (key != "loss", key))
-    return {key: float(record[key]) for key in names if isinstance(record[key], (int, float))}
+    values = {key: record[key] for key in names if record[key] is None or isinstance(record[key], (int, float))}
+    return {key: None if value is None else float(value) for key, value in values.items()}
 
 
 _HANDLERS = {

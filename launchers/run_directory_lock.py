@@ -16,7 +16,9 @@ from pathlib import Path
 from ortflow.launchers.base import Submission, launcher_name
 from ortflow.launchers.batch.copies import original
 from ortflow.launchers.changes import LENGTHENS, agree, batch_messages, continued_run, differences, refuse, within
+from ortflow.launchers.checkpoint_folder import folder_to_put_aside, put_aside, refuse_filled
 from ortflow.launchers.locks import HeldError, hold
+from ortflow.launchers.moved_directory import is_same
 from ortflow.launchers.records import State, next_attempt, state
 from ortflow.launchers.tail import last_records
 from ortflow.workflow import own_files
@@ -71,13 +73,15 @@ def opened(submission: Submission, check: Callable[[], None] | None = None) -> I
         if check is not None:
             check()
         if submission.fresh and not _empty(run):
-            lock = _put_aside(run, lock)
+            lock = _put_aside(run, lock, folder_to_put_aside(run, submission.spec))
         new = _empty(run)
         try:
             result = _settle(submission, lock, new)
             yield result
         finally:
-            if new and _worthless(run) and not (result and result.handed_over):
+            # The directory may have been renamed meanwhile, and another run may be in its place.
+            here = is_same(run.root, lock, run.lock.name)
+            if new and here and _worthless(run) and not (result and result.handed_over):
                 _remove(run.root, made)
     finally:
         os.close(lock)
@@ -90,6 +94,7 @@ def _settle(submission: Submission, lock: int, new: bool) -> Opened:
         # Before the run file names this place: from here on the other's jobs are not ours.
         run.record_attempt(event="copied", of=str(other))
     if new:
+        refuse_filled(run, spec)
         agree(spec)
         write_atomically(run.run_file, dump_run_file(spec).encode())
         return Opened(run, spec, lock)
@@ -174,20 +179,30 @@ def _not_a_run(root: Path) -> UserError:
     return UserError(f"{root} is neither empty nor a run directory", where="run_dir", fix="choose another run_dir")
 
 
-def _put_aside(run: RunDir, lock: int) -> int:
-    """Rename the directory, with its run file, to the first free NAME.N, and create a new one."""
+def _put_aside(run: RunDir, lock: int, checkpoints: Path | None) -> int:
+    """Rename the directory, with its run file, to the first free NAME.N, and create a new one.
+
+    So are `checkpoints`, the folder of its checkpoints outside it.
+    """
+    folder = None if checkpoints is None else put_aside(checkpoints)
     number = 1
     while os.path.lexists(aside := run.root.with_name(f"{run.root.name}.{number}")):
         number += 1
     try:
         run.root.rename(aside)
     except OSError as error:
+        if checkpoints is not None and folder is not None:
+            folder.rename(checkpoints)
         raise UserError(
             f"{run.root} cannot be put aside: {error.strerror}", where="run_dir", fix="choose another run_dir"
         ) from error
     old = RunDir(aside)
     if old.run_file.exists():
-        write_atomically(old.run_file, dump_run_file(moved(load_run_file(old.run_file), aside)).encode())
+        spec = moved(load_run_file(old.run_file), aside)
+        if folder is not None:
+            section = spec.checkpoint.model_copy(update={"directory": str(folder)})
+            spec = spec.model_copy(update={"checkpoint": section})
+        write_atomically(old.run_file, dump_run_file(spec).encode())
     run.root.mkdir()
     new = _lock(run)
     os.close(lock)

@@ -5,6 +5,7 @@ Used by `ortflow run` in the foreground and by the local launcher's `submit`.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, last_end, state
 from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.simulated import SimulatedAttempt, SimulatedNodes
+from ortflow.launchers.start_folder import ROOT, leaving
 from ortflow.launchers.stop import Stop, interruptible
 from ortflow.launchers.supervised import Job, View
 from ortflow.launchers.supervisor import Supervisor
@@ -161,4 +163,6 @@ def detach(run: RunDir, lock: int) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=(lock,),
+            cwd=ROOT,
+            env=leaving(os.getcwd(), os.environ),
         )

@@ -41,7 +41,7 @@ class RunStatus:
     step: int = 0
     total_steps: int | None = None
     loss: float | None = None
-    evaluation: dict[str, float] = field(default_factory=dict)
+    evaluation: dict[str, float | None] = field(default_factory=dict)
     checkpoint: int | None = None
     """Step of the newest recorded checkpoint."""
     phase: str | None = None

@@ -17,6 +17,7 @@ from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import Cause, agreed, cause
 from ortflow.launchers.disk_wait import DiskWait
 from ortflow.launchers.memory import oom_kills
+from ortflow.launchers.moved_directory import between_attempts, location_of, recorded_end
 from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, attempts_without_step, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop
@@ -57,6 +58,7 @@ class Supervisor:
         self._job, self._run, self._view, self._stop, self._clock = job, job.run, view, stop, clock
         self._disk = DiskWait(job, view, stop, clock)
         self._chosen: AttemptNodes | None = None
+        self._location = location_of(job.run)
 
     def supervise(self) -> int:
         """Supervise the run to its end.
@@ -70,6 +72,8 @@ class Supervisor:
         ------
         OrtflowError
             An attempt cannot be started, or ranks of an earlier one cannot be ended.
+        DirectoryMoved
+            The run directory was renamed or removed; the attempt has ended.
         OutOfDisk
             The disk stayed full for longer than `job.room_seconds`.
         """
@@ -78,8 +82,22 @@ class Supervisor:
                 return self._keep_going()
         finally:
             # The request has been carried out, and no rank is left to read it.
-            with suppress(OSError):
-                self._run.stop_request.unlink(missing_ok=True)
+            if not self._moved:
+                with suppress(OSError):
+                    self._run.stop_request.unlink(missing_ok=True)
+            if self._location is not None:
+                self._location.close()
+                self._location = None
+
+    @property
+    def _moved(self) -> bool:
+        """Whether the run directory is no longer at its path."""
+        return self._location is not None and not self._location.intact()
+
+    def _stay(self) -> None:
+        """Raise DirectoryMoved if the run directory is no longer at its path."""
+        if self._location is not None and self._moved:
+            raise between_attempts(self._location)
 
     def _keep_going(self) -> int:
         pause = 0.0
@@ -145,11 +163,12 @@ class Supervisor:
             return self._followed(number, tail)
 
     def _followed(self, number: int, tail: EventTail) -> tuple[Outcome, Decision]:
+        self._stay()
         run, job = self._run, self._job
         self._view.attempt(number)
         kills = oom_kills()
         attempt = self._disk.retry(lambda: job.start(number))
-        watch = Watch(job, attempt, tail, self._view, self._stop, self._clock)
+        watch = Watch(job, attempt, tail, self._view, self._stop, self._clock, self._location)
         chosen = self._chosen
         elastic = {} if chosen is None else {"nodes": chosen.nodes, "on": list(chosen.names), "elastic": chosen.summary}
         self._record(
@@ -160,6 +179,8 @@ class Supervisor:
             returncode, verdict = watch.follow()
         finally:
             attempt.kill()
+        if self._location is not None and self._moved:
+            raise recorded_end(self._location, number, job.world_size)
         job.clear()
         sweep_temporaries(run.root)
         watch.pass_on()
@@ -188,7 +209,11 @@ class Supervisor:
         return found.outcome, decision
 
     def _record(self, **fields: Any) -> None:
-        """Append a record, waiting for space on a full disk; raises OutOfDisk after `room_seconds`."""
+        """Append a record, waiting for space on a full disk; raises OutOfDisk after `room_seconds`.
+
+        Raises DirectoryMoved instead of creating the directory again.
+        """
+        self._stay()
         self._disk.retry(lambda: self._run.record_attempt(**fields))
 
     def _lack(self, found: Cause) -> OutOfDisk | None:

@@ -13,6 +13,7 @@ from ortflow.launchers.supervised import Job, Running, View
 from ortflow.launchers.tail import EventTail, ends_of, newest
 from ortflow.workflow.clock import Clock
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED
+from ortflow.workflow.location import Location
 from ortflow.workflow.rundir import RunDir
 
 TICK = 0.1
@@ -46,11 +47,22 @@ class Watch:
         The requests to stop.
     clock
         The clock of every limit.
+    location
+        The run directory; ranks are asked to save if it is renamed or removed.
     """
 
-    def __init__(self, job: Job, attempt: Running, tail: EventTail, view: View, stop: Stop, clock: Clock) -> None:
+    def __init__(
+        self,
+        job: Job,
+        attempt: Running,
+        tail: EventTail,
+        view: View,
+        stop: Stop,
+        clock: Clock,
+        location: Location | None = None,
+    ) -> None:
         self._job, self._attempt, self._tail = job, attempt, tail
-        self._view, self._stop, self._clock = view, stop, clock
+        self._view, self._stop, self._clock, self._location = view, stop, clock, location
         self.growing: str | None = None
         """Why the ranks were asked to save for an attempt with more nodes."""
         self._trains_since: float | None = None
@@ -79,6 +91,10 @@ class Watch:
                 return EXIT_PREEMPTED, Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, sentence)
             if moment >= next_check:
                 next_check = moment + 1.0
+                if asked_at is None and self._location is not None and not self._location.intact():
+                    asked_at = moment
+                    attempt.ask_to_leave()
+                    self._view.message(f"{self._location.root} was renamed or removed: saving and stopping")
                 hung = liveness.hung(moment) if liveness is not None else None
                 if hung is not None and asked_at is None:
                     attempt.kill()
@@ -104,7 +120,7 @@ class Watch:
 
     def _ask(self) -> None:
         reason = self._stop.reason or ""
-        if reason != "cancel":
+        if reason != "cancel" and (self._location is None or self._location.intact()):
             with suppress(OSError):  # the signal alone then
                 write_request(self._job.run.stop_request, reason)
         self._attempt.ask_to_leave()

@@ -11,8 +11,9 @@ RUN_FILE = "--run-file"
 """Option of the supervisor process: the run file is on its standard input."""
 FOLDER = "--folder"
 """Option of the supervisor process: the folder in which `prepare` runs."""
-SEPARATOR = "---"
-"""The line between the run files of an array's tasks, which are numbered from 0."""
+LEAVE = "cd /"
+"""The line before the supervisor's, whose `python -m` would import modules of the user's folder before Python's own.
+The supervisor returns there (`launchers/start_folder.py`)."""
 END = "END_OF_THE_RUN_FILE"
 """A line that occurs in no run file that ortflow writes: it contains no colon."""
 

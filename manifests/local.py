@@ -66,17 +66,24 @@ def settings(spec: RunSpec, run_dir: Path, attempt: int, mpi: Mpi | None) -> dic
 def environment(own: Mapping[str, str], outer: Mapping[str, str], folder: str) -> dict[str, str]:
     """The complete environment of mpirun: the shell's (`outer`) without the variables of a surrounding job, then `own`.
 
-    MPI settings of the user take precedence over ortflow's defaults. Relative entries of PYTHONPATH become absolute,
-    relative to the shell's `folder`, because ranks run in the run directory.
+    MPI settings of the user take precedence over ortflow's defaults. Entries of PYTHONPATH are relative to the shell's
+    `folder`, because ranks start elsewhere.
     """
     merged = {name: value for name, value in outer.items() if not name.startswith(FOREIGN)}
     for name, value in own.items():
         if name.startswith("ORTFLOW_") or name not in merged:
             merged[name] = value
     if merged.get("PYTHONPATH"):
-        entries = merged["PYTHONPATH"].split(os.pathsep)
-        merged["PYTHONPATH"] = os.pathsep.join(os.path.join(folder, entry) for entry in entries)
+        merged["PYTHONPATH"] = absolute_entries(merged["PYTHONPATH"], folder)
     return merged
+
+
+def absolute_entries(entries: str, folder: str) -> str:
+    """PYTHONPATH with entries relative to `folder` made absolute.
+
+    Empty entries, as in `/opt/tools:`, are removed: Python would search the current folder before its own library.
+    """
+    return os.pathsep.join(os.path.join(folder, entry) for entry in entries.split(os.pathsep) if entry)
 
 
 _MPI_SETTINGS: dict[MpiKind, dict[str, str]] = {

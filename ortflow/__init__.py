@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ortflow import checkout
+
 if TYPE_CHECKING:
     from ortflow.export import export_for_training
 
 __all__ = ["__version__", "export_for_training"]
 
 __version__ = "0.1.0"
+
+checkout.check()
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ import errno
 import functools
 import json
 import os
+import resource
 import shutil
 import stat
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.files import open_regular, read_whole
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -53,6 +54,32 @@ def sentence(path: Path | str, needed: int) -> str:
 def is_full(error: BaseException) -> bool:
     """Whether an error, or one of its causes, is a full disk or quota. Pure."""
     return any(isinstance(one, OutOfDisk) or (isinstance(one, OSError) and one.errno in FULL) for one in _chain(error))
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Whether a write reached the largest size of a file: no space that is freed lets it succeed. Pure."""
+    return any(isinstance(one, OSError) and one.errno == errno.EFBIG for one in _chain(error))
+
+
+def too_large(path: Path | str, size: int | None = None) -> UserError:
+    """The error of a file that is larger than this process may write; `size` in bytes, if it is known."""
+    limit = file_size_limit()
+    bound = "the largest file of the file system" if limit is None else f"the limit of a file's size, {limit} bytes"
+    what = f"reaches {bound}" if size is None else f"has {size} bytes, and {bound}, does not allow it"
+    return UserError(what, where=str(path), fix="raise the limit (`ulimit -f`), or use another file system")
+
+
+def file_size_limit() -> int | None:
+    """Largest size of a file that this process may write, in bytes; None without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def short_write(path: Path, size: int) -> OSError:
+    """The error behind a write that was cut short in a file that would have had `size` bytes."""
+    limit = file_size_limit()
+    code = errno.EFBIG if limit is not None and size > limit else errno.ENOSPC
+    return OSError(code, os.strerror(code), str(path))
 
 
 def out_of_disk(error: BaseException, needed: int = RECORDS, default: Path | str = "?") -> OutOfDisk:
@@ -92,14 +119,15 @@ def has_room(path: Path, needed: int) -> bool:
     try:
         os.unlink(trial)  # an unnamed file is removed by a kill, too
         _reserve(descriptor, needed)
-        size = min(needed, RECORDS)
-        written = os.write(descriptor, os.urandom(size))
+        data = os.urandom(min(needed, RECORDS))
+        while data:
+            data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)
     except OSError as error:
         return error.errno not in FULL
     finally:
         os.close(descriptor)
-    return written == size
+    return True
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -46,6 +46,8 @@ class Engine(Generic[C]):
     clock: Clock = SYSTEM_CLOCK
     timings: dict[str, Timing] = field(default_factory=dict)
     """By name of the step."""
+    _apart: float = 0.0
+    """Seconds within the current step that are timed as phases of their own."""
 
     def run(self, context: C) -> None:
         """Run all steps in order. An exception ends the run; the step's event then has its duration."""
@@ -61,12 +63,25 @@ class Engine(Generic[C]):
             self.between(step.name)
 
     @contextmanager
-    def within(self, name: str) -> Iterator[None]:
-        """Time one entry of a step; recurring steps are entered many times."""
-        timing = self.timings.setdefault(name, Timing())
-        timing.entered += 1
+    def apart(self, name: str, step: str) -> Iterator[None]:
+        """Time a long part of `step`, which runs once, as a phase of its own; the time of the step leaves it out."""
+        self.events.write("phase_start", phase=name)
         start = self.clock.monotonic()
         try:
             yield
         finally:
-            timing.seconds += self.clock.monotonic() - start
+            seconds = self.clock.monotonic() - start
+            self._apart += seconds
+            self.events.write("phase_end", phase=name, seconds=round(seconds, 6))
+        self.events.write("phase_start", phase=step)
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """Time one entry of a step; recurring steps are entered many times."""
+        timing = self.timings.setdefault(name, Timing())
+        timing.entered += 1
+        start, before = self.clock.monotonic(), self._apart
+        try:
+            yield
+        finally:
+            timing.seconds += self.clock.monotonic() - start - (self._apart - before)

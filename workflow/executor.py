@@ -10,12 +10,14 @@ import faulthandler
 import os
 import signal
 import traceback
+from contextlib import suppress
 
-from ortflow.workflow.disk_space import Notice, is_full, out_of_disk
+from ortflow.workflow.disk_space import Notice, is_full, is_too_large, out_of_disk, too_large
 from ortflow.workflow.engine import Engine, Step
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, CommunicationError, OrtflowError, Preempted
 from ortflow.workflow.events import SCHEMA_VERSION, EventLog
 from ortflow.workflow.fence import Fence
+from ortflow.workflow.location import Location
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
@@ -49,7 +51,9 @@ STEPS: tuple[Step[Context], ...] = (
 )
 
 
-def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: Fence) -> int:
+def execute(
+    run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: Fence, location: Location | None = None
+) -> int:
     """Run the seven steps; returns the exit code."""
     faulthandler.enable()
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
@@ -64,7 +68,7 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
                 "elastic", nodes=spec.resources.nodes, of_nodes=whole.resources.nodes, world_size=place.world_size,
                 gradient_accumulation=spec.accumulation, reason=os.environ.get(REASON, ""),
             )  # fmt: skip
-        context = Context(run_dir, spec, place, attempt, stop, events, fence)
+        context = Context(run_dir, spec, place, attempt, stop, events, fence, location=location)
         context.engine = Engine(STEPS, events)
         context.engine.run(context)
         events.write("finished", step=context.progress.step)
@@ -89,7 +93,8 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
         events.write("failure", reason=f"{type(error).__name__}: {error}", exit_code=EXIT_FAILURE)
         code = EXIT_FAILURE
     finish(context, together=code in (EXIT_DONE, Preempted.exit_code), code=code, notice=notice)
-    events.close()
+    with suppress(OSError):
+        events.close()
     return code
 
 
@@ -101,6 +106,12 @@ def _failed_on_disk(error: OSError, events: EventLog, run_dir: RunDir) -> int:
         print(f"error: {lack}", flush=True)
         events.write("failure", reason=str(lack), exit_code=EXIT_FAILURE)
         return EXIT_FAILURE
+    if is_too_large(error):
+        limit = too_large(error.filename or run_dir.root)
+        print(f"error: {limit}", flush=True)
+        with suppress(OSError):  # the record may be the file that is too large
+            events.write("failure", reason=str(limit), exit_code=limit.exit_code)
+        return limit.exit_code
     reason = f"{error.filename}: {error.strerror}" if error.filename else f"{type(error).__name__}: {error}"
     if error.filename is None:
         traceback.print_exc()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortflow.workflow.files import read_whole
+from ortflow.workflow.location import Location
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 VARIABLE = "ORTFLOW_OWNER"
@@ -30,13 +31,16 @@ EXIT_FENCED = 76
 class Fence:
     """The token of a generation, and whether the directory still has it."""
 
-    def __init__(self, path: Path, token: str) -> None:
-        self._path, self.token = path, token
+    def __init__(self, path: Path, token: str, location: Location | None = None) -> None:
+        self._path, self.token, self._location = path, token, location
 
     @property
     def lost(self) -> bool:
         """Whether the directory belongs to another generation; False if the file cannot be read."""
-        return self._owner() not in (None, self.token)
+        if self._owner() in (None, self.token):
+            return False
+        # Another directory may be at the path of a renamed one: its owner says nothing about this one's.
+        return self._location is None or self._location.intact()
 
     def _owner(self) -> str | None:
         try:
@@ -105,10 +109,10 @@ def claim(run: RunDir, **about: str | int) -> Fence:
     return Fence(run.owner, Owner(run).renew(**about))
 
 
-def of_this_rank(run: RunDir) -> Fence:
+def of_this_rank(run: RunDir, location: Location | None = None) -> Fence:
     """The fence that this rank was started with."""
     token = os.environ.get(VARIABLE)
-    return Fence(run.owner, token) if token else Open()
+    return Fence(run.owner, token, location) if token else Open()
 
 
 def leave() -> None:

@@ -21,7 +21,7 @@ _HASH = re.compile(r"\d{1,18}:[0-9a-f]+")
 def hashes_of(folder: Path) -> dict[str, str]:
     """Size and hash of each file that configure writes to the folder, by its path in it; hidden files are omitted."""
     return {
-        path.relative_to(folder).as_posix(): _hash(path)
+        path.relative_to(folder).as_posix(): hash_of(path)
         for path in sorted(folder.rglob("*"))
         if path.suffix in (".onnx", ".json", ".safetensors") and not path.name.startswith(".") and path.is_file()
     }
@@ -35,7 +35,7 @@ def damage(folder: Path, hashes: Mapping[str, str]) -> str | None:
         try:
             # Check the size first: reading a sparse file could take hours.
             size, _, _ = expected.rpartition(":")
-            if (folder / name).stat().st_size != int(size or -1) or _hash(folder / name) != expected:
+            if (folder / name).stat().st_size != int(size or -1) or hash_of(folder / name) != expected:
                 return f"{folder / name} is damaged"
         except FileNotFoundError:
             return f"{folder / name} is missing"
@@ -44,7 +44,8 @@ def damage(folder: Path, hashes: Mapping[str, str]) -> str | None:
     return None
 
 
-def _hash(path: Path) -> str:
+def hash_of(path: Path) -> str:
+    """Size and hash of a file. Raises OSError."""
     state = xxhash.xxh3_128()
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         while chunk := file.read(CHUNK):

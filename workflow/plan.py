@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from ortflow.workflow.data.plan import Plan as Division
@@ -43,6 +43,8 @@ class Plan:
     """Hash of each file in the folder of graphs, by its name."""
     data: str = ""
     """Hash of the training set's samples; empty in plans of versions without it."""
+    run: Mapping[str, str] = field(default_factory=dict)
+    """Record of the run's identity, the same in all its plans; empty in plans of versions without it."""
     version: int = VERSION
 
     def save(self, path: Path) -> None:
@@ -64,9 +66,9 @@ class Plan:
             plan = cls(**body)
         except (TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a valid plan: {error}") from None
-        for field in fields(cls):
-            if not _fits(str(field.type), value := getattr(plan, field.name)):
-                raise ValueError(f"{path} is not a valid plan: {field.name} is {str(value)[:40]!r}")
+        for one in fields(cls):
+            if not _fits(str(one.type), value := getattr(plan, one.name)):
+                raise ValueError(f"{path} is not a valid plan: {one.name} is {str(value)[:40]!r}")
         return plan
 
 

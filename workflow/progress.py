@@ -26,6 +26,8 @@ class Progress:
     evaluated_step: int = 0
     """Last step after which an evaluation was completed."""
     best_metric: float | None = None
+    best_step: int | None = None
+    """The step after which `best_metric` was measured; None if an earlier version saved it."""
     best_of: str | None = None
     """What `best_metric` was measured on; None if an earlier version saved it."""
     evaluations_without_improvement: int = 0

@@ -19,6 +19,7 @@ from ortflow.workflow.disk_space import Notice
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER
 from ortflow.workflow.fence import of_this_rank
 from ortflow.workflow.files import open_regular
+from ortflow.workflow.location import Location
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
@@ -54,17 +55,21 @@ def run_rank(arguments: list[str]) -> int:
     if os.environ.get("ORTFLOW_LAUNCHER"):  # without a log, the process that started this rank collects its output
         redirect_output(run_dir.log(attempt, place.rank))
     guard_log()
-    fence = of_this_rank(run_dir)
+    location = Location(run_dir.root)
+    fence = of_this_rank(run_dir, location)
     fence.hold()
     fence.watch()
+    stop.stay_in(location)
     if place.rank == 0:
         Notice(run_dir.heartbeat).clear()
         stop.beat(run_dir.heartbeat)
     lock = hold_ranks_lock(run_dir.ranks_lock)
+    # Core dumps and relative paths belong here. Launchers start ranks elsewhere, because of `-m`: see `start_folder`.
+    os.chdir(run_dir.root)
 
     from ortflow.workflow.executor import execute
 
-    code = execute(run_dir, place, attempt, stop, fence)
+    code = execute(run_dir, place, attempt, stop, fence, location)
     sys.stdout.flush()
     sys.stderr.flush()
     os.close(lock)

@@ -27,6 +27,9 @@ TABLE: tuple[tuple[str, str, str, str, str], ...] = (
     ("PMIx", "PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
 )
 
+HOST = "ORTFLOW_HOST"
+"""Name of the rank's machine, where the launcher knows it by another name than its own."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -51,7 +54,7 @@ class Place:
                     local_rank=int(environment.get(local_rank) or environment.get("SLURM_LOCALID") or "0"),
                     local_size=_local_size(environment, local_size),
                     manager=manager,
-                    host=socket.gethostname(),
+                    host=environment.get(HOST) or socket.gethostname(),
                 )
         return cls(0, 1, 0, 1, "none", socket.gethostname())
 

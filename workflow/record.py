@@ -6,7 +6,6 @@ belong to a later version, and are kept. Pure except `read_records` and `set_asi
 
 from __future__ import annotations
 
-import errno
 import functools
 import math
 import os
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+from ortflow.workflow.disk_space import short_write
 from ortflow.workflow.files import lines_of, open_regular
 
 
@@ -135,7 +135,7 @@ def _append(path: Path, data: bytes) -> None:
     descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     try:
         if os.write(descriptor, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            raise short_write(path, os.fstat(descriptor).st_size + 1)
     finally:
         os.close(descriptor)
 

@@ -5,7 +5,6 @@ Used by launchers, ranks and readers. Must not import ONNX Runtime or MPI.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
+from ortflow.workflow.disk_space import short_write
 from ortflow.workflow.files import open_regular, read_whole
 from ortflow.workflow.own_files import TEMPORARY
 from ortflow.workflow.record import ATTEMPTS, read_records
@@ -149,8 +149,9 @@ def append_json_line(path: Path, record: dict[str, Any]) -> None:
             line = b"\n" + line
         written = os.write(descriptor, line)
         if written != len(line):
-            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            whole = os.fstat(descriptor).st_size - written
+            os.ftruncate(descriptor, whole)
+            raise short_write(path, whole + len(line))
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:

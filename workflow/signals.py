@@ -1,8 +1,8 @@
 """The request to save and stop: a flag that is checked wherever a rank can wait.
 
-Set by SIGTERM, SIGUSR2 or SIGINT, or by a file in the run directory where no signal can be sent. The handler only sets
-the flag; the executor saves, agrees with other ranks and exits. Installed before anything heavy is imported, because a
-preemption does not wait for imports.
+Set by SIGTERM, SIGUSR1, SIGUSR2 or SIGINT, or by a file in the run directory where no signal can be sent. The handler
+only sets the flag; the executor saves, agrees with other ranks and exits. Installed before anything heavy is imported,
+because a preemption does not wait for imports.
 
 Every rank passes these checks again and again, so a check also updates the heartbeat (`beat`), by which a launcher
 detects a run that hangs.
@@ -16,8 +16,9 @@ from pathlib import Path
 from types import FrameType
 
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.location import Location
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 FILE_PERIOD = 0.25
 """Seconds between two checks of the file: a system call, which is slow on a network file system."""
 BEAT_PERIOD = 5.0
@@ -33,6 +34,8 @@ class StopFlag:
         self._next_check = 0.0
         self._heartbeat: Path | None = None
         self._next_beat = 0.0
+        self._location: Location | None = None
+        self._away = False
 
     def install(self) -> None:
         """Install the handlers of the stop signals; only in the main thread."""
@@ -50,6 +53,10 @@ class StopFlag:
         """From now on, touch the file at each check, at most every BEAT_PERIOD."""
         self._heartbeat = file
 
+    def stay_in(self, location: Location) -> None:
+        """From now on, ask to save and stop if the run directory was renamed or removed."""
+        self._location = location
+
     @property
     def reason(self) -> str | None:
         """Why this rank should stop; None if it should not."""
@@ -63,6 +70,10 @@ class StopFlag:
                 self._next_check = now + FILE_PERIOD
                 if self._file.exists():
                     self.request("stop file")
+                away = self._location is not None and not self._location.intact()
+                if away and self._away:  # twice, because a network file system may miss it once
+                    self.request(f"the run directory's removal or new name: it was {self._file.parent}")
+                self._away = away
         return self._reason
 
     def __bool__(self) -> bool:

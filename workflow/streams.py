@@ -1,4 +1,5 @@
-"""Safe standard output and error: control characters are escaped, and a full disk does not end the process.
+"""Safe standard output and error: control characters are escaped, and neither a full disk nor a closed terminal ends
+the process.
 
 Names in models, data, paths and messages of libraries are untrusted: an escape sequence would act on the reader's
 terminal. Used by every program of ortflow that prints.
@@ -6,16 +7,20 @@ terminal. Used by every program of ortflow that prints.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from ortflow.workflow.disk_space import is_full
+from ortflow.workflow.disk_space import is_full, is_too_large
 
+HUNG_UP = (errno.EIO, errno.ENXIO)
+"""Errors of a terminal whose other end was closed."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of text."""
 
@@ -48,16 +53,65 @@ class Lossy(io.FileIO):
                 self.lost = 0
             written = super().write(data)
         except OSError as error:
-            if not is_full(error):
+            if not is_full(error) and not is_too_large(error):
                 raise
             written = 0
         self.lost += taken - written
         return taken
 
 
+class Terminal(io.FileIO):
+    """A terminal that drops what is written after it was closed.
+
+    A process that has no handler of SIGHUP is ended by it, as the kernel ends it if it still has that terminal.
+    """
+
+    def write(self, data: Any) -> int:
+        """Write or drop the data."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in HUNG_UP:
+                raise
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, self.fileno())
+        os.close(silence)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return len(data)
+
+
+def terminal_output() -> TextIO | None:
+    """Standard output for code that draws on a terminal with control characters."""
+    stream = sys.__stdout__
+    if not isinstance(stream, io.TextIOWrapper) or not stream.isatty():
+        return stream
+    return io.TextIOWrapper(_buffer(stream), stream.encoding, stream.errors, line_buffering=True)
+
+
+def open_closed() -> None:
+    """Open the null device in place of standard streams that are closed, as `>&-` leaves them.
+
+    Python has None for them, and the next file that is opened would get their number, and with it the output of
+    libraries.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                nothing = os.open(os.devnull, os.O_RDWR)
+                if nothing != number:
+                    os.dup2(nothing, number)
+                    os.close(nothing)
+            stream = open(number, mode, closefd=False)  # noqa: SIM115 - for the rest of the process
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Escape control characters in `print`; code that draws on a terminal writes to `sys.__stdout__`."""
+    """Escape control characters in `print`; code that draws on a terminal writes to `terminal_output()`."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = ours = _guarded(sys.stdout), _guarded(sys.stderr)
     try:
@@ -112,4 +166,9 @@ def _guarded(stream: Any) -> Any:
     if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, PlainText):
         return stream
     stream.flush()
-    return PlainText(stream.buffer, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)
+    return PlainText(_buffer(stream), stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)
+
+
+def _buffer(stream: io.TextIOWrapper) -> Any:
+    """What is below a text stream; below a terminal's, one that outlives the terminal."""
+    return io.BufferedWriter(Terminal(stream.fileno(), "wb", closefd=False)) if stream.isatty() else stream.buffer

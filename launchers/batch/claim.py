@@ -22,7 +22,7 @@ from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, state
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.launchers.run_directory_lock import opened
-from ortflow.manifests.batch import SEPARATOR
+from ortflow.manifests.array import run_file
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir
@@ -44,7 +44,7 @@ def claim(run: RunDir, job: CurrentJob, scheduler: Scheduler[Any], text: str, fo
     interpreter. Raises UserError if another job has the run, or the directory holds something else.
     """
     leave_to_another(run, job, scheduler)
-    mine = text if job.task is None else text.split(f"{SEPARATOR}\n")[job.task]
+    mine = text if job.task is None else run_file(text, job.task)
     # Again under the lock: two may have started at the same moment.
     with opened(Submission(_spec(mine, run), run), lambda: leave_to_another(run, job, scheduler)) as ours:
         if ours.finished:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from ortflow.launchers.batch.scheduler import BatchJob, NoAnswer, Refused
 from ortflow.workflow.clock import Clock
-from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 
 PAUSE = 3.0
@@ -111,9 +111,13 @@ class CurrentJob(ABC):
     def fate(self) -> Fate:
         """What the scheduler is doing with the job right now. Does not raise."""
         try:
-            job = self.query()
+            return self.ask_fate()
         except OrtflowError:
             return Fate.UNKNOWN
+
+    def ask_fate(self) -> Fate:
+        """The same; raises as `query` does."""
+        job = self.query()
         return Fate.UNKNOWN if job is None else self.fate_of(job)
 
     def nodes(self) -> list[str] | None:
@@ -123,6 +127,10 @@ class CurrentJob(ABC):
     def more_nodes(self, count: int, script: Path, ours: Sequence[str]) -> bool:
         """Whether the scheduler would start a job of the script on `count` nodes besides `ours` now."""
         return False
+
+    def lacking(self) -> str | None:
+        """Return what this node lacks to have the job started again, in a sentence; None if nothing is known to be."""
+        return None
 
     def lost_nodes(self, names: Sequence[str]) -> list[str]:
         """Return those of some nodes that are down, or that do not answer."""
@@ -145,12 +153,18 @@ class CurrentJob(ABC):
 def requeue(job: CurrentJob, seconds: float, clock: Clock) -> tuple[Answer, str]:
     """Request a requeue, for so many seconds while the scheduler does not answer; also returns a refusal's message.
 
-    Checks the state before each request: it would restart a cancelled job, and from a node that the scheduler has
+    A command that is missing on this node, or finds no cluster, is a refusal: it will not come back. Checks
+    the state before each request: it would restart a cancelled job, and from a node that the scheduler has
     lost contact with it would requeue the job's new start on another node.
     """
     end = clock.monotonic() + seconds
     while True:
-        seen = job.fate()
+        try:
+            seen = job.ask_fate()
+        except UserError as error:
+            return Answer.REFUSED, str(error)
+        except OrtflowError:
+            seen = Fate.UNKNOWN
         if seen is Fate.QUEUED:
             return Answer.QUEUED, ""
         if seen is Fate.CANCELLED:

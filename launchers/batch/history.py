@@ -72,6 +72,11 @@ def find(history: Sequence[Placed], jobs: Iterable[JobT]) -> JobT | None:
     return ended
 
 
+def newest_job(history: Sequence[Placed]) -> str | None:
+    """The newest job whose id is known."""
+    return next((one.job for one in reversed(history) if one.job is not None), None)
+
+
 def belongs(job: BatchJob, one: Placed) -> bool:
     """Whether a job belongs to a submission."""
     if one.job is not None:

@@ -17,6 +17,7 @@ from ortflow.launchers.batch.job_validity import is_on_record, revoked
 from ortflow.launchers.batch.run_supervisor import Ranks, RunSupervisor
 from ortflow.launchers.batch.scheduler import Scheduler
 from ortflow.launchers.records import Outcome
+from ortflow.launchers.start_folder import go_back
 from ortflow.manifests.batch import FOLDER, RUN_FILE
 from ortflow.manifests.local import RANK_MODULE
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
@@ -44,6 +45,7 @@ def supervise(
         How ranks are started, from the run directory and the command.
     """
     guard_log()
+    go_back()
     place = arguments.index("--")
     run, options, launch = RunDir(Path(arguments[0])), arguments[1:place], arguments[place + 1 :]
     comment = ""

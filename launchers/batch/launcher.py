@@ -7,13 +7,12 @@ through the run directory and the scheduler, from any machine that sees both. A 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from ortflow.launchers.base import Submission
 from ortflow.launchers.batch.history import by_hand, find_all, in_order, is_settled, placed
-from ortflow.launchers.batch.scheduler import JobT, NoAnswer, Scheduler
+from ortflow.launchers.batch.scheduler import JobT, NoAnswer, NotOwner, Scheduler
 from ortflow.launchers.batch.status import gone, status
 from ortflow.launchers.logs import log_lines
 from ortflow.launchers.records import Outcome, State, state
@@ -70,7 +69,9 @@ class BatchLauncher(Generic[JobT]):
         scheduler, name = self.scheduler, self.scheduler.launcher
         request.check()
         request.script("")  # report invalid values before anything is created
-        if (job := settle(run, scheduler)) is not None and (job.waits or not is_settled(run.read_attempts())):
+        begun = scheduler.clock.monotonic()
+        job = settle(run, scheduler, submission.retry)
+        if job is not None and (job.waits or not is_settled(run.read_attempts())):
             return self._adopted(request, job)
         before = placed(run.read_attempts(), name)
         with interruptible(), opened(submission) as ours:
@@ -83,7 +84,8 @@ class BatchLauncher(Generic[JobT]):
             # From here on a job may exist that needs the directory, even if this fails.
             ours.handed_over = True
             try:
-                submission_id, job_id = place(run, request.script, scheduler, submission.retry)
+                left = max(0.0, submission.retry - (scheduler.clock.monotonic() - begun))
+                submission_id, job_id = place(run, request.script, scheduler, left)
             except (UserError, NoAnswer, OutOfDisk):
                 ours.handed_over = False
                 raise
@@ -109,9 +111,11 @@ class BatchLauncher(Generic[JobT]):
         try:
             jobs = scheduler.mine() if open_ones else self._left()
             left = [gone(run, jobs, scheduler.launcher) for run in runs if run.root in open_ones]
-            known = scheduler.accounted([job for job in left if job is not None])
-            # Another user's jobs are not in our list: query each.
-            return [status(run, scheduler, jobs, known.get if _is_ours(run) else scheduler.job) for run in runs]
+            missing = [job for job in left if job is not None]
+            # Another user's jobs are not in our list.
+            known = {**scheduler.in_queue(missing)}
+            known.update(scheduler.accounted([job for job in missing if job not in known]))
+            return [status(run, scheduler, jobs, known.get) for run in runs]
         except OrtflowError as error:
             return [status(run, scheduler, None, silence=str(error)) for run in runs]
 
@@ -163,7 +167,12 @@ class BatchLauncher(Generic[JobT]):
         # The run supervisor must see the user's request: a job that only the scheduler ends is requeued.
         write_request(run.stop_request, "cancel", now=now)
         if now or job.suspended:
-            scheduler.cancel(job.id)
+            try:
+                scheduler.cancel(job.id)
+            except NotOwner:
+                # The supervisor of another user's job sees the request, unless the job is suspended.
+                if job.suspended:
+                    raise
             end = scheduler.clock.monotonic() + KILL
             while scheduler.clock.monotonic() < end and active(run, scheduler) is not None:
                 scheduler.clock.sleep(1.0)
@@ -201,11 +210,6 @@ def record_cancelled(run: RunDir) -> None:
     if not is_settled(run.read_attempts()):
         why = "requested by ortflow cancel"
         run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
-
-
-def _is_ours(run: RunDir) -> bool:
-    """Whether the run's jobs belong to this user."""
-    return run.root.stat().st_uid == os.geteuid()
 
 
 def every(seconds: float, ask: Callable[[], bool], clock: Clock = SYSTEM_CLOCK) -> Callable[[], bool]:

@@ -9,6 +9,7 @@ earlier supervisor still runs, so the run directory is fenced first (`ortflow.wo
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -133,7 +134,7 @@ class RunSupervisor:
         if code == EXIT_PREEMPTED and end.get("given_up"):
             return EXIT_FAILURE
         if code == EXIT_PREEMPTED:
-            code = self._again()
+            code = self._again(end.get("asked"))
             self._job.leave(self._run)
         return code
 
@@ -151,6 +152,8 @@ class RunSupervisor:
         if message := damage_message(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
             self._view.message(f"warning: {message}")
         self._job.begin(self._run)
+        if lacking := self._job.lacking():
+            self._view.message(f"warning: {lacking}")
         if self._job.restarts:
             self._view.message(
                 f"started again by {self._job.scheduler} on {self._job.node}, restart {self._job.restarts}"
@@ -212,8 +215,8 @@ class RunSupervisor:
             self._stay(min(CANCELLING, self._job.stay))
         return EXIT_PREEMPTED
 
-    def _again(self) -> int:
-        """Have the scheduler start the run again, and stay until it ends this process."""
+    def _again(self, asked: str | None) -> int:
+        """Have the scheduler start the run again, and stay until it ends this process; `asked` is the stop's reason."""
         name = self._job.scheduler
         answer, message = requeue(self._job, AWAY, self._clock)
         if answer is Answer.QUEUED:
@@ -229,6 +232,9 @@ class RunSupervisor:
                 new = self._job.follow_up(self._run.root / self._job.folder / SCRIPT)
             except (Refused, OrtflowError) as error:
                 message = f"{message}; {message_of(error)}"
+                if asked == signal.SIGTERM.name and self._job.fate() is Fate.UNKNOWN:
+                    # The scheduler is ending this job, and may queue it again by itself.
+                    self._stay(self._job.stay)
             else:
                 self._view.message(f"{name} refuses to requeue this job ({message}); job {new} follows it")
                 self._record_submit(new, follows=self._job.id)

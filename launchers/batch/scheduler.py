@@ -81,6 +81,10 @@ class NoAnswer(OrtflowError):
         super().__init__(f"{self.who} does not answer ({message}); {then}")
 
 
+class NotOwner(UserError):
+    """The job belongs to another user, for example a member of one's group who shares the run directory."""
+
+
 class Refused(Exception):
     """The scheduler rejects the job; `message` is its reason."""
 
@@ -113,7 +117,10 @@ class Scheduler(ABC, Generic[JobT]):
 
     @abstractmethod
     def cancel(self, *job_ids: str, pending: bool = False) -> None:
-        """Cancel jobs; `pending`: only those that have not started. A job that is already gone is not an error."""
+        """Cancel jobs; `pending`: only those that have not started. A job that is already gone is not an error.
+
+        Raises NotOwner.
+        """
 
     @abstractmethod
     def waiting(self, job: JobT) -> str | None:
@@ -122,6 +129,10 @@ class Scheduler(ABC, Generic[JobT]):
     def job(self, job_id: str) -> JobT | None:
         """Return a job that is not among `mine`, by its id; None if it is forgotten."""
         return None
+
+    def in_queue(self, job_ids: Sequence[str]) -> Mapping[str, JobT]:
+        """Return jobs that another user may have submitted, by id; without those it has forgotten."""
+        return {job_id: job for job_id in job_ids if (job := self.job(job_id)) is not None}
 
     def accounted(self, job_ids: Sequence[str]) -> Mapping[str, JobT]:
         """The same for many jobs with one query, by id."""

@@ -14,7 +14,17 @@ from typing import Any
 
 from ortflow.launchers.batch.copies import original
 from ortflow.launchers.batch.elapsed import seconds_since
-from ortflow.launchers.batch.history import SETTLE, Placed, belongs, find, in_doubt, in_order, is_settled, placed
+from ortflow.launchers.batch.history import (
+    SETTLE,
+    Placed,
+    belongs,
+    find,
+    in_doubt,
+    in_order,
+    is_settled,
+    newest_job,
+    placed,
+)
 from ortflow.launchers.batch.scheduler import BatchJob, JobT, Scheduler
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.records import State
@@ -25,7 +35,7 @@ from ortflow.workflow.rundir import RunDir
 def gone(run: RunDir, jobs: Sequence[BatchJob], launcher: str) -> str | None:
     """The id of the run's newest job, if that is not among `jobs`."""
     history = placed(run.read_attempts(), launcher)
-    return None if find(history, jobs) is not None else _newest(history)
+    return newest_job(history) if _is_missing(find(history, jobs), history) else None
 
 
 def status(
@@ -57,12 +67,12 @@ def status(
     settled = is_settled(records)
     launcher = scheduler.launcher
     history = placed(records, launcher)
-    last = _newest(history)
+    last = newest_job(history)
     if not settled and (other := original(run, records, launcher)) is not None:
         return replace(_copy(run, records, other, last), launcher=launcher)
     job = find(history, jobs or ())
-    if job is None and last is not None and jobs is not None and not settled:
-        job = remember(last)
+    if last is not None and jobs is not None and not settled and _is_missing(job, history):
+        job = remember(last) or job
     alive = jobs is None or (job is not None and job.active)
     reported = read_status(run, records=records, alive=alive)
     reported = replace(reported, launcher=launcher, job=job.id if job else last)
@@ -85,8 +95,9 @@ def _copy(run: RunDir, records: Sequence[dict[str, Any]], other: Path, last: str
     return replace(reported, state=State.LOST, cause=cause, why=None)
 
 
-def _newest(history: Sequence[Placed]) -> str | None:
-    return next((one.job for one in reversed(history) if one.job is not None), None)
+def _is_missing(job: BatchJob | None, history: Sequence[Placed]) -> bool:
+    """Whether the run's newest job may be another than the one that was found, which has ended."""
+    return job is None or (not job.active and history[-1].job not in (None, job.id, job.array))
 
 
 def _active(reported: RunStatus, job: JobT, scheduler: Scheduler[JobT]) -> RunStatus:

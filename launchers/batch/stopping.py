@@ -19,7 +19,9 @@ from ortflow.launchers.stop import Stop, taken_over
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a scheduler sends ahead of the time limit: USR2 by our scripts, USR1 by those of other tools."""
+SIGNALS = (signal.SIGTERM, *WARNINGS, signal.SIGINT, signal.SIGHUP)
 SETTLED = 1.0
 """Seconds after a signal until the scheduler shows its reason."""
 POLL = 60.0
@@ -31,7 +33,6 @@ EARLY = 75.0
 LIMIT = "time limit"
 CAUSES = {
     Fate.PREEMPTED: None,
-    Fate.UNKNOWN: None,
     Fate.TIME_LIMIT: "the time limit was reached",
     Fate.CANCELLED: "the job was cancelled",
 }
@@ -105,7 +106,7 @@ class JobStop(Stop):
         return self.reason
 
     def _heed(self) -> None:
-        """Find the reason for a USR2: a preemption stops the run now, the signal ahead of the limit later."""
+        """Find the reason for a warning: a preemption stops the run now, the signal ahead of the limit later."""
         number, self._warned = self._warned, None
         running = self._job.fate() is Fate.RUNNING
         self._ask_limit()
@@ -119,8 +120,8 @@ class JobStop(Stop):
         return taken_over(self._handle, SIGNALS, for_good=True, ignored=True)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGUSR2:
-            self._warned = signal.SIGUSR2
+        if number in WARNINGS:
+            self._warned = signal.Signals(number)
         elif self.reason is None:
             self.reason, self.signalled, self._since = signal.Signals(number).name, True, self._clock.monotonic()
 
@@ -139,11 +140,14 @@ class JobStop(Stop):
         if self.reason == LIMIT:
             return "the time limit is near"
         found = self._fate or self._job.fate()
-        if found is Fate.QUEUED:
+        if found in (Fate.QUEUED, Fate.UNKNOWN):
+            # Also where the scheduler does not answer now: the output shows why it has ended the ranks.
             return self._job.taken_away(self._output())
         if found is not Fate.RUNNING:
             return CAUSES[found]
         if self.reason is None and self.limit.warns(self._clock.monotonic()):
             return "the time limit is near"
+        if self.reason is not None and not self.signalled:
+            return None  # requested, as by `ortflow cancel`: the record says by whom
         name = f" ({self.reason})" if self.signalled else ""
         return f"a signal was sent by hand{name}; {self._job.scheduler} did not preempt the job"

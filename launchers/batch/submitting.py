@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from ortflow.launchers.batch.copies import original
 from ortflow.launchers.batch.elapsed import seconds_since, stamp
-from ortflow.launchers.batch.history import SETTLE, by_hand, find, in_doubt, placed
+from ortflow.launchers.batch.history import SETTLE, by_hand, find, in_doubt, newest_job, placed
 from ortflow.launchers.batch.scheduler import JobT, NoAnswer, Refused, Scheduler
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.workflow.clock import Clock
@@ -21,6 +21,7 @@ from ortflow.workflow.disk_space import OutOfDisk, is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 
+Answer = TypeVar("Answer")
 PATIENCE = 11.5
 """Seconds after which submitting ends with the message that the scheduler does not answer."""
 PAUSE = 2.0
@@ -106,11 +107,26 @@ def _find_job(
         scheduler.clock.sleep(PAUSE)
 
 
-def settle(run: RunDir, scheduler: Scheduler[JobT]) -> JobT | None:
-    """The run's job if it is pending or running; waits for one that may still appear. Raises NoAnswer."""
+def answered(ask: Callable[[], Answer], retry: float, clock: Clock) -> Answer:
+    """What `ask` returns, tried again for `retry` seconds while the scheduler does not answer. Raises NoAnswer."""
+    end = clock.monotonic() + retry
+    while True:
+        try:
+            return ask()
+        except NoAnswer:
+            if clock.monotonic() + PAUSE >= end:
+                raise
+        clock.sleep(PAUSE)
+
+
+def settle(run: RunDir, scheduler: Scheduler[JobT], retry: float = 0.0) -> JobT | None:
+    """The run's job if it is pending or running; waits for one that may still appear.
+
+    Tries again for `retry` seconds while the scheduler does not answer. Raises NoAnswer.
+    """
     begun = scheduler.clock.monotonic()
     while True:
-        job = active(run, scheduler, by_hand_too=True)
+        job = answered(lambda: active(run, scheduler, by_hand_too=True), retry, scheduler.clock)
         doubt = in_doubt(run.read_attempts())
         if job is not None or doubt is None or waited(doubt, begun, SETTLE, scheduler.clock):
             return job
@@ -130,12 +146,18 @@ def active(
 ) -> JobT | None:
     """The run's job if it is pending or running; `by_hand_too`: including one submitted by hand. Raises NoAnswer.
 
-    A new run needs no query: a pending job that was submitted by hand exits when it finds another.
+    A new run needs no query: a pending job that was submitted by hand exits when it finds another. The job may be
+    that of another member of a group who shares the directory, which is not in this user's list.
     """
     records = run.read_attempts()
     history = placed(records, scheduler.launcher)
     if history and original(run, records, scheduler.launcher) is not None:
         history = []
     more = [by_hand(run.root)] if by_hand_too else []
-    job = find([*more, *history], scheduler.mine(patience)) if history else None
+    if not history:
+        return None
+    job = find([*more, *history], scheduler.mine(patience))
+    newest = newest_job(history)
+    if newest is not None and (job is None or (not job.active and job.id != newest)):
+        job = scheduler.in_queue([newest]).get(newest, job)
     return job if job is not None and job.active else None

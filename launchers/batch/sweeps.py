@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ortflow.launchers.batch import submitting
-from ortflow.launchers.batch.history import SETTLE, find, in_doubt, is_settled, placed
+from ortflow.launchers.batch.history import SETTLE, Placed, find, in_doubt, is_settled, newest_job, placed
 from ortflow.launchers.batch.launcher import BatchLauncher, BatchRequest, begin, record_cancelled
 from ortflow.launchers.batch.scheduler import BatchJob, NoAnswer, Scheduler
 from ortflow.launchers.stop import write_request
@@ -60,7 +60,9 @@ def submit(wanted: SweepRequest, scheduler: Scheduler[Any]) -> str:
     sweep, fresh = wanted.sweep, wanted.requests[0].submission.fresh
     if not fresh:
         _refuse_another(sweep)
-    if (known := _known(wanted, scheduler)) is not None:
+    retry = wanted.requests[0].submission.retry
+    known = submitting.answered(lambda: _known(wanted, scheduler), retry, scheduler.clock)
+    if known is not None:
         return known
     before = [placed(run.read_attempts(), scheduler.launcher) for run in sweep.runs]
     _allow_files(len(before) + FILES)
@@ -139,8 +141,7 @@ def _jobs(runs: Sequence[RunDir], scheduler: Scheduler[Any]) -> dict[int, BatchJ
     begun, name = scheduler.clock.monotonic(), scheduler.launcher
     while True:
         histories = {task: history for task, run in enumerate(runs) if (history := placed(run.read_attempts(), name))}
-        mine = scheduler.mine() if histories else []
-        found = {task: job for task, history in histories.items() if (job := find(history, mine)) is not None}
+        found = _found(histories, scheduler) if histories else {}
         doubts = [in_doubt(runs[task].read_attempts()) for task in histories if task not in found]
         if all(doubt is None or submitting.waited(doubt, begun, SETTLE, scheduler.clock) for doubt in doubts):
             return found
@@ -230,11 +231,19 @@ def cancel(runs: Sequence[RunDir], scheduler: Scheduler[Any], *, now: bool) -> i
 
 def _unfinished(runs: Sequence[RunDir], scheduler: Scheduler[Any]) -> dict[int, BatchJob]:
     """The jobs of unfinished runs, by task."""
+    records = {task: found for task, run in enumerate(runs) if not is_settled(found := run.read_attempts())}
+    jobs = _found({task: placed(found, scheduler.launcher) for task, found in records.items()}, scheduler)
+    return {task: job for task, job in jobs.items() if job.active}
+
+
+def _found(histories: Mapping[int, Sequence[Placed]], scheduler: Scheduler[Any]) -> dict[int, BatchJob]:
+    """The jobs of runs, by task; also those of another member of a group, which are not in this user's list."""
     mine = scheduler.mine()
-    found: dict[int, BatchJob] = {}
-    for task, run in enumerate(runs):
-        records = run.read_attempts()
-        job = find(placed(records, scheduler.launcher), mine)
-        if job is not None and job.active and not is_settled(records):
-            found[task] = job
-    return found
+    found = {task: job for task, history in histories.items() if (job := find(history, mine)) is not None}
+    newest = {task: job for task, history in histories.items() if (job := newest_job(history)) is not None}
+    # A scheduler may show the ended tasks of an array as one.
+    own = {_array(job.id) for job in mine}
+    ended = [task for task in newest if task not in found or not found[task].active]
+    missing = {task: newest[task] for task in ended if _array(newest[task]) not in own}
+    others = scheduler.in_queue([*missing.values()])
+    return found | {task: others[job] for task, job in missing.items() if job in others}

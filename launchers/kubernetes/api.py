@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,31 @@ class Cluster:
             query["continue"] = (answer.get("metadata") or {}).get("continue") or ""
             if not query["continue"]:
                 return found
+
+    def wait_for_change(
+        self, kind: str, labels: str, known: Sequence[Object], seconds: float, namespace: str | None = None
+    ) -> bool:
+        """Wait until the objects of a kind differ from the `known` ones, at most so many seconds; whether they do.
+
+        Two requests, however long it takes. Raises Refused without the right to watch.
+        """
+        from urllib3.exceptions import HTTPError
+
+        answer = self._call("list", kind, "", namespace, query={"labelSelector": labels})
+        if _by_uid(answer.get("items") or []) != _by_uid(known):
+            return True
+        version = str((answer.get("metadata") or {}).get("resourceVersion") or "")
+        query = {
+            "labelSelector": labels, "watch": "true", "resourceVersion": version, "timeoutSeconds": f"{seconds:.0f}",
+        }  # fmt: skip
+        asked = ("watch", kind, "", namespace or self.namespace)
+        events = self._send("get", self._path(kind, "", namespace), query, asked, patience=seconds + READ)
+        try:
+            return any(events.stream(1 << 16))
+        except (HTTPError, OSError):
+            return True  # a cut connection: only another list tells what has changed
+        finally:
+            events.close()
 
     def create(self, document: Object, *, dry_run: bool = False) -> Object:
         """Create an object; unknown fields are refused. `dry_run`: all checks, but nothing is created."""
@@ -265,6 +290,10 @@ class Cluster:
             )
         how = "in time" if "timed out" in reported else f"({_shortest(reported)})"
         return Unreachable(f"the API server {self.server} does not answer {how}")
+
+
+def _by_uid(found: Sequence[Object]) -> dict[str, Any]:
+    return {str(one["metadata"].get("uid")): one["metadata"].get("resourceVersion") or one for one in found}
 
 
 def _json(data: bytes | str) -> Object:

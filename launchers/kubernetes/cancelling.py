@@ -8,15 +8,16 @@ lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ortflow.launchers.kubernetes import objects
-from ortflow.launchers.kubernetes.api import Cluster, Object
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
 from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, read_place, write_place
 from ortflow.launchers.kubernetes.snapshot import View, take_snapshot
-from ortflow.launchers.kubernetes.status import is_settled
+from ortflow.launchers.kubernetes.status import is_settled, orphaned
 from ortflow.launchers.kubernetes.submitting import sweep
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.clock import Clock
@@ -32,6 +33,9 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
     cluster, place = links.of(run)
     active = links.status(run).state.active
     view = take_snapshot(cluster, place, closely=False)
+    if view.mpijob is None and orphaned(view):
+        _delete_orphans(run, cluster, place, view, links.clock)
+        return active
     if view.mpijob is None or objects.over(view.mpijob):
         return False
     jobs = jobs_to_delete(view)
@@ -44,10 +48,28 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
     _read_on(run, cluster, place, view, links.clock)
     for mpijob in jobs:
         sweep(cluster, place.namespace, objects.name(mpijob))
+    _record(run, active=active)
+    return active
+
+
+def _record(run: RunDir, *, active: bool) -> None:
     if active and not is_settled(run.read_attempts()):
         why = "requested by ortflow cancel"
         run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
-    return active
+
+
+def _delete_orphans(run: RunDir, cluster: Cluster, place: Place, view: View, clock: Clock) -> None:
+    """Delete what an MPIJob that was deleted alone has left; first the Job, which would make another launcher pod."""
+    job = str(place.job)
+    made = (("Job", f"{job}-launcher"), ("ConfigMap", f"{job}-config"), ("Service", job), ("Secret", f"{job}-ssh"))
+    for kind, name in made:
+        with suppress(Refused):
+            cluster.delete(kind, name, place.namespace)
+    for pod in view.pods:
+        cluster.delete("Pod", objects.name(pod), place.namespace, uid=objects.uid(pod))
+    _read_on(run, cluster, place, view, clock)
+    sweep(cluster, place.namespace, job)
+    _record(run, active=True)
 
 
 def jobs_to_delete(view: View) -> list[Object]:
@@ -71,7 +93,7 @@ def _read_on(run: RunDir, cluster: Cluster, place: Place, view: View, clock: Clo
     """Copy the launcher pod's log until no pod is left, at most for its grace period."""
     graces = [int((pod.get("spec") or {}).get("terminationGracePeriodSeconds") or 30) for pod in view.pods]
     end = clock.monotonic() + max(graces, default=0) + EXTRA
-    labels = f"{objects.JOB}={view.name}"
+    labels = f"{objects.JOB}={view.name or place.job}"
     while clock.monotonic() < end:
         pods = cluster.find_all("Pod", labels=labels, namespace=place.namespace)
         ours = [pod for pod in pods if objects.role(pod) in ("launcher", "worker")]

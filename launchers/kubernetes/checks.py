@@ -9,6 +9,7 @@ from ortflow.launchers.findings import Finding, fault, ok, warning
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
 from ortflow.launchers.kubernetes.quantity import parse, show
+from ortflow.launchers.kubernetes.refusals import keys_that_state
 from ortflow.launchers.lines import duration
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -24,13 +25,11 @@ def worker_asks(mpijob: Object) -> dict[str, float]:
     return _asks(template)
 
 
-def all_asks(mpijob: Object) -> dict[str, float]:
+def all_asks(documents: Sequence[Object]) -> dict[str, float]:
     """What all pods of the run request, as quotas count it."""
     total: dict[str, float] = {"pods": 0.0}
-    for replica in mpijob["spec"]["mpiReplicaSpecs"].values():
-        count = int(replica.get("replicas", 1))
+    for spec, count in pod_specs(documents):
         total["pods"] += count
-        spec = replica["template"]["spec"]
         for kind in ("requests", "limits"):
             for resource, amount in _asks(spec, kind).items():
                 key = f"{kind}.{resource}"
@@ -38,6 +37,42 @@ def all_asks(mpijob: Object) -> dict[str, float]:
                 if kind == "requests" and resource in ("cpu", "memory"):
                     total[resource] = total.get(resource, 0.0) + count * amount
     return total
+
+
+def pod_specs(documents: Sequence[Object]) -> Iterator[tuple[Object, int]]:
+    """The pods that controllers create for the documents, and how many of each."""
+    for document in documents:
+        spec = document.get("spec") or {}
+        for replica in [*(spec.get("mpiReplicaSpecs") or {}).values(), *([spec] if "template" in spec else [])]:
+            yield replica["template"]["spec"], int(replica.get("replicas", 1))
+
+
+def unstated(documents: Sequence[Object], ranges: Sequence[Object]) -> dict[str, list[str]]:
+    """The containers of the run that do not state a resource that a quota may require, by that resource.
+
+    Limit ranges of the namespace fill in some.
+    """
+    filled = {
+        f"{kind}.{resource}"
+        for one in ranges
+        for item in (one.get("spec") or {}).get("limits") or []
+        if item.get("type") == "Container"
+        for kind, keys in (("limits", ("default",)), ("requests", ("defaultRequest", "default")))
+        for key in keys
+        for resource in item.get(key) or {}
+    }
+    found: dict[str, list[str]] = {}
+    for spec, _ in pod_specs(documents):
+        for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
+            resources = container.get("resources") or {}
+            for kind in ("requests", "limits"):
+                # The API server takes a missing request from the limit.
+                given = {*(resources.get(kind) or {}), *((resources.get("limits") or {}) if kind == "requests" else ())}
+                for resource in ("cpu", "memory"):
+                    if resource not in given and f"{kind}.{resource}" not in filled:
+                        for key in (f"{kind}.{resource}", *([resource] if kind == "requests" else [])):
+                            found.setdefault(key, []).append(str(container["name"]))
+    return found
 
 
 def _asks(spec: Object, kind: str = "requests") -> dict[str, float]:
@@ -67,8 +102,10 @@ def operator(leases: Sequence[Object], now: float) -> Finding:
     return ok(about, f"runs in namespace {where}, as {lease['spec'].get('holderIdentity')}")
 
 
-def quotas(found: Sequence[Object], asked: Mapping[str, float]) -> Iterator[Finding]:
-    """Whether the run fits into the namespace's quotas."""
+def quotas(
+    found: Sequence[Object], asked: Mapping[str, float], lacking: Mapping[str, Sequence[str]]
+) -> Iterator[Finding]:
+    """Whether the run fits into the namespace's quotas; `lacking`: containers that do not state a resource."""
     about = "quota"
     if not found:
         yield ok(about, "the namespace has none")
@@ -84,7 +121,13 @@ def quotas(found: Sequence[Object], asked: Mapping[str, float]) -> Iterator[Find
             elif need > most - parse(used.get(resource, 0)):
                 full.append(f"{amount}, {show(resource, parse(used.get(resource, 0)))} in use")
         name = objects.name(quota)
-        if never:
+        if absent := {resource: [*lacking[resource]] for resource in hard if resource in lacking}:
+            what = "; ".join(f"{resource} of {', '.join(sorted(names))}" for resource, names in absent.items())
+            fix = "give " + " and ".join(
+                keys_that_state((key, name) for key, names in absent.items() for name in names)
+            )
+            yield fault(about, f"{name} requires every container to state what it limits, and there is no {what}", fix)
+        elif never:
             yield fault(about, f"{name} is too small for the run: {'; '.join(never)}", "lower what resources asks for")
         elif full:
             yield warning(about, f"{name} has no room for the run now: {'; '.join(full)}")

@@ -25,7 +25,8 @@ class ClusterObjects:
     now: float
     jobs: Mapping[tuple[str, str], list[Object]]
     """By namespace and run, newest first."""
-    pods: Sequence[Object]
+    pods: Mapping[tuple[str, str], list[Object]]
+    """By namespace and MPIJob."""
     events: Sequence[Object] = ()
     """The operator's events that reject MPIJobs."""
     gone: str = ""
@@ -37,8 +38,10 @@ class ClusterObjects:
         try:
             found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
         except Refused as error:
-            return cls(cluster.now(), {}, (), gone=why_gone(cluster, error))
-        pods = cluster.find_all("Pod", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
+            return cls(cluster.now(), {}, {}, gone=why_gone(cluster, error))
+        pods: dict[tuple[str, str], list[Object]] = {}
+        for pod in cluster.find_all("Pod", labels=objects.OURS, namespace=namespace, everywhere=everywhere):
+            pods.setdefault((_namespace(pod), objects.label(pod, objects.JOB)), []).append(pod)
         jobs: dict[tuple[str, str], list[Object]] = {}
         for mpijob in newest_first(found):
             jobs.setdefault(_key(mpijob), []).append(mpijob)
@@ -58,8 +61,11 @@ class ClusterObjects:
     def unknown_runs(self, known: Sequence[Place]) -> list[View]:
         """The MPIJobs of runs at unknown places: all active ones, and the newest of each volume."""
         views: list[View] = []
+        places: dict[tuple[str, str], list[Place]] = {}
+        for place in known:
+            places.setdefault((place.namespace, place.name), []).append(place)
         for key, found in self.jobs.items():
-            ours = [of_place(found, place) for place in known if (place.namespace, place.name) == key]
+            ours = [of_place(found, place) for place in places.get(key, [])]
             shown = [kin[0] for kin in ours if kin]
             taken = shown + [one for kin in ours for one in kin if objects.over(one) or objects.same_owner(one, kin[0])]
             volumes = {objects.directory(one) for one in shown}
@@ -71,8 +77,8 @@ class ClusterObjects:
         return views
 
     def _of(self, mpijob: Object) -> View:
-        pods = [pod for pod in self.pods if _belongs(pod, mpijob)]
-        events = [event for event in self.events if _same_namespace(event, mpijob)]
+        pods = self.pods.get((_namespace(mpijob), objects.name(mpijob)), [])
+        events = [event for event in self.events if _namespace(event) == _namespace(mpijob)]
         return View(mpijob, self.now, pods=pods, events=events)
 
 
@@ -87,12 +93,8 @@ def foreign(view: View) -> RunStatus:
 
 
 def _key(mpijob: Object) -> tuple[str, str]:
-    return str(mpijob["metadata"].get("namespace")), objects.label(mpijob, objects.RUN)
+    return _namespace(mpijob), objects.label(mpijob, objects.RUN)
 
 
-def _belongs(pod: Object, mpijob: Object) -> bool:
-    return _same_namespace(pod, mpijob) and objects.label(pod, objects.JOB) == objects.name(mpijob)
-
-
-def _same_namespace(one: Object, other: Object) -> bool:
-    return bool(one["metadata"].get("namespace") == other["metadata"].get("namespace"))
+def _namespace(thing: Object) -> str:
+    return str(thing["metadata"].get("namespace"))

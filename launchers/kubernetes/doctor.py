@@ -87,7 +87,7 @@ def _checks(submission: Submission, cluster: Cluster, of_user: bool) -> Iterator
     if of_user:
         yield run
     yield lambda: _rights(cluster, documents)
-    yield lambda: _quota(cluster, mpijob())
+    yield lambda: _quota(cluster, documents)
     yield lambda: _volume(cluster, submission, of_user)
     yield lambda: _nodes(cluster, mpijob(), permitted(spec)[0])
     yield lambda: _named(cluster, "priority class", "PriorityClass", backend.priority_class)
@@ -167,15 +167,18 @@ def _rights(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]:
     yield from checks.rights({names[one]: answers[one] for one in needed}, {names[one]: answers[one] for one in USEFUL})
 
 
-def _quota(cluster: Cluster, mpijob: Object | None) -> Iterator[Finding]:
-    if mpijob is None:
+def _quota(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]:
+    if not documents:
         return
     try:
         found = cluster.find_all("ResourceQuota")
     except Refused:
         yield untested("quota", "quotas cannot be read: no permission")
         return
-    yield from checks.quotas(found, checks.all_asks(mpijob))
+    ranges: list[Object] = []
+    with suppress(Refused):
+        ranges = cluster.find_all("LimitRange")
+    yield from checks.quotas(found, checks.all_asks(documents), checks.unstated(documents, ranges))
 
 
 def _volume(cluster: Cluster, submission: Submission, of_user: bool) -> Iterator[Finding]:

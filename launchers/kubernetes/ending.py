@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.pod import FINISHED, Pod
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.supervisor import EXIT_CODES
 from ortflow.workflow.rundir import write_atomically
@@ -31,10 +31,13 @@ def settled(records: Sequence[dict[str, Any]]) -> int | None:
     return None
 
 
-def release(pod: Pod) -> None:
-    """Release the workers: the run no longer needs them, even if the operator retries."""
+def release(pod: Pod, *, at_once: bool) -> None:
+    """Release the workers: the run no longer needs them, even if the operator retries.
+
+    Not `at_once` after a success: the operator deletes them, unless a container beside this one keeps the pod alive.
+    """
     with suppress(OSError):
-        write_atomically(pod.released, uuid.uuid4().hex.encode())
+        write_atomically(pod.released, f"{'now' if at_once else FINISHED} {uuid.uuid4().hex}".encode())
 
 
 def explain(text: str) -> None:

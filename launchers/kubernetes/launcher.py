@@ -19,6 +19,7 @@ from ortflow.launchers.kubernetes.log_replicator import POD_OUTPUT
 from ortflow.launchers.kubernetes.payload import payload_of
 from ortflow.launchers.kubernetes.request import KubernetesRequest
 from ortflow.launchers.logs import log_lines
+from ortflow.launchers.records import State
 from ortflow.launchers.status import RunStatus
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
@@ -26,9 +27,6 @@ from ortflow.workflow.rundir import RunDir
 if TYPE_CHECKING:
     from ortflow.launchers.findings import Finding
     from ortflow.workflow.spec.run import RunSpec
-
-FOLLOWING = 1.0
-"""Seconds between two polls while a log is followed."""
 
 
 class KubernetesLauncher:
@@ -63,19 +61,16 @@ class KubernetesLauncher:
 
     def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
         """Lines of a rank's log; followed across replaced pods while the run is active."""
-        how, due = self.status(run), self._links.clock.monotonic() + FOLLOWING
+        how, clock = self.status(run), self._links.clock
+        if follow and how.state.active:
+            from ortflow.launchers.kubernetes.log_follower import LogFollower
 
-        def active() -> bool:
-            nonlocal how, due
-            if self._links.clock.monotonic() >= due:
-                how, due = self.status(run), self._links.clock.monotonic() + FOLLOWING
-            return how.state.active
-
-        if how.attempts or (follow and how.state.active):
-            clock = self._links.clock
-            whether = active if follow else lambda: False
-            yield from log_lines(run, attempt=attempt, rank=rank, active=whether, clock=clock)
-        if not how.attempts and not (follow and how.state.active):
+            with LogFollower(run, self._links, how) as follower:
+                yield from log_lines(run, attempt=attempt, rank=rank, active=follower.active, clock=clock)
+                how = follower.how
+        elif how.attempts:
+            yield from log_lines(run, attempt=attempt, rank=rank, active=lambda: False, clock=clock)
+        if not how.attempts:
             raise _no_log(run, how)
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:
@@ -143,6 +138,8 @@ class KubernetesLauncher:
 def _no_log(run: RunDir, how: RunStatus) -> UserError:
     """Why no rank of a run has output."""
     output = run.root / POD_OUTPUT
+    if how.state is State.FINISHED:
+        return UserError(f"there is no log of {how.name} here: it has {how.cause}")
     return UserError(
         f"no rank of {how.name} has started: it is {how.state.value}"
         + (f": {why}" if (why := how.waits or how.cause) else ""),

@@ -124,7 +124,7 @@ class Links:
     def _reported(self, run: RunDir, cluster: Cluster, place: Place, view: View) -> RunStatus:
         adopt_job(run, view)
         unread: frozenset[str] = frozenset()
-        if view.mpijob is not None and read_place(run) is not None:
+        if view.pods and read_place(run) is not None:
             unread = LogReplicator(run, cluster).sync(view.pods)
         records = run.read_attempts()
         reported = replace(read_status(run, records=records, alive=True), job=place.job)

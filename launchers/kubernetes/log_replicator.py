@@ -102,7 +102,7 @@ class LogReplicator:
                 objects.name(pod), objects.container_name(pod), place.namespace, since=since, follow=follow
             )
             due = time.monotonic() + KEEP
-            for stamp, text in fresh(whole_lines(pieces, rest=over or follow), cursor):
+            for stamp, text in fresh(whole_lines(self._flushed(pieces), rest=over or follow), cursor):
                 cursor = replace(cursor, time=stamp, lines=cursor.lines + 1 if stamp == cursor.time else 1)
                 line = read_line(text)
                 if isinstance(line, Record) and line.file == "attempts":
@@ -121,6 +121,13 @@ class LogReplicator:
             self._unread.add(objects.uid(pod))
             over = False
         self._keep(place, pod, replace(cursor, done=over))
+
+    def _flushed(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """The pieces; what was copied of one is visible to readers while the next is waited for."""
+        for piece in pieces:
+            yield piece
+            for file in self._files.values():
+                file.flush()
 
     def _keep(self, place: Place, pod: Object, cursor: Cursor) -> Place:
         sizes = dict(place.sizes)

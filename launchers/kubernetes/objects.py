@@ -8,11 +8,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ortflow.launchers.kubernetes.api import Cluster, Object
+from ortflow.manifests.kubernetes.pods import NO_RANKS
 
 RUN, JOB, COMPONENT = "ortflow.dev/run", "ortflow.dev/job", "ortflow.dev/component"
 """Labels."""
 OURS = "app.kubernetes.io/name=ortflow"
 """The label of every ortflow object."""
+DISRUPTIONS = ("DisruptionTarget", "TerminationTarget")
+"""Conditions of a pod that the cluster removes."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 ROLE = "training.kubeflow.org/job-role"
 """Labels that the operator gives the pods."""
@@ -134,22 +137,41 @@ def phase(pod: Object) -> str:
 
 
 def main_container(pod: Object) -> Object:
-    """The status of the pod's first container; empty before there is one."""
+    """The status of ortflow's container; empty before there is one."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    wanted = pod["spec"]["containers"][0]["name"] if (pod.get("spec") or {}).get("containers") else None
-    return next((one for one in statuses if one.get("name") == wanted), statuses[0] if statuses else {})
+    wanted = container_name(pod)
+    return next((one for one in statuses if one.get("name") == wanted), {})
+
+
+def beside_main(pod: Object) -> list[Object]:
+    """The statuses of a pod's other containers, those that run before it first."""
+    reported = pod.get("status") or {}
+    every = [*(reported.get("initContainerStatuses") or []), *(reported.get("containerStatuses") or [])]
+    return [one for one in every if one.get("name") != container_name(pod)]
+
+
+def container_of(pod: Object) -> Object:
+    """The specification of ortflow's container, which is named as the pod's role.
+
+    An admission webhook may put its own before it, as Istio does.
+    """
+    containers = (pod.get("spec") or {}).get("containers") or [{}]
+    found: Object = next((one for one in containers if one.get("name") == role(pod)), containers[0])
+    return found
 
 
 def container_name(pod: Object) -> str:
-    """The name of the pod's first container."""
-    return str(pod["spec"]["containers"][0]["name"])
+    """The name of ortflow's container."""
+    return str(container_of(pod).get("name", ""))
 
 
 def holds_ranks(pod: Object) -> bool:
     """Whether its resources are a worker's: a pod that only launches has fewer limits than requests."""
     if role(pod) != "launcher":
         return True
-    resources = pod["spec"]["containers"][0].get("resources") or {}
+    if any(one.get("name") == NO_RANKS for one in container_of(pod).get("env") or []):
+        return False
+    resources = container_of(pod).get("resources") or {}
     return "requests" not in resources or resources["requests"] == resources.get("limits")
 
 
@@ -166,8 +188,21 @@ def exit_code(pod: Object) -> int | None:
 
 
 def has_ended(pod: Object) -> bool:
-    """Whether it has ended."""
-    return phase(pod) in ("Succeeded", "Failed")
+    """Whether it has ended. A launcher's container is never restarted, and a container beside it may never end."""
+    return phase(pod) in ("Succeeded", "Failed") or (role(pod) == "launcher" and exit_code(pod) is not None)
+
+
+def outlived_by(pod: Object) -> list[str]:
+    """The names of the containers that keep a pod whose launcher has ended from ending."""
+    if not has_ended(pod) or phase(pod) != "Running":
+        return []
+    return [str(one.get("name")) for one in beside_main(pod) if "running" in (one.get("state") or {})]
+
+
+def ended_at(pod: Object) -> float:
+    """Unix time at which its container ended; 0 while it runs."""
+    ended = (main_container(pod).get("state") or {}).get("terminated") or {}
+    return moment(ended.get("finishedAt")) or 0.0
 
 
 def is_ready(pod: Object) -> bool:
@@ -176,10 +211,14 @@ def is_ready(pod: Object) -> bool:
 
 
 def disrupted(pod: Object) -> str | None:
-    """Why the cluster removed the pod, if it did: preempted, evicted, drained, its node lost."""
-    found = condition(pod, "DisruptionTarget")
-    if found is not None and found.get("status") == "True":
-        return str(found.get("reason") or "DisruptionTarget")
+    """Why the cluster removed the pod, if it did: preempted, evicted, drained, its node lost.
+
+    Kueue's condition for pods that it evicts is TerminationTarget.
+    """
+    for kind in DISRUPTIONS:
+        found = condition(pod, kind)
+        if found is not None and found.get("status") == "True":
+            return str(found.get("reason") or kind)
     reason = (pod.get("status") or {}).get("reason")
     return str(reason) if reason in ("Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown") else None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,7 +45,7 @@ class Ownership:
     def renew(self, **about: int) -> str:
         """Begin a generation of ranks and fence off all earlier ones; returns its token."""
         return self._owner.renew(
-            job=self._pod.job, submission=self._pod.submission, pod=socket.gethostname(), **about
+            job=self._pod.job, submission=self._pod.submission, pod=self._pod.name, **about
         )  # fmt: skip
 
     def watch(self) -> None:

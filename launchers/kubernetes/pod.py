@@ -8,11 +8,15 @@ all of them: each worker writes its report there, and the supervisor process rel
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ortflow.workflow.errors import UserError
+
+FINISHED = "finished"
+"""Start of the content of `released` if workers leave only when the operator has not deleted them for a while."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,10 @@ class Pod:
     """Failures and preemptions before this submission do not count."""
     fresh: bool
     """Move an earlier run of the name aside."""
+    name: str = ""
+    """Its name, which the operator's hosts have; with `hostNetwork` the host name is the node's."""
+    address: str = ""
+    """Its address."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Pod:
@@ -45,6 +53,9 @@ class Pod:
                 ssh_port=int(environment["ORTFLOW_SSH_PORT"]),
                 new_budget=environment.get("ORTFLOW_NEW_BUDGET") == "1",
                 fresh=environment.get("ORTFLOW_FRESH") == "1",
+                # A manifest of an earlier version lacks these.
+                name=environment.get("ORTFLOW_POD") or socket.gethostname(),
+                address=environment.get("ORTFLOW_ADDRESS") or socket.gethostbyname(socket.gethostname()),
             )
         except KeyError as error:
             raise UserError(

@@ -12,6 +12,9 @@ _BESIDE = re.compile(r"\.? (?:no new claims to deallocate,? ?)?(?:preemption: |n
 """Where the scheduler's message turns to preemption."""
 _PULL = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable")
 _CREATE = ("CreateContainerError", "RunContainerError", "CreateContainerConfigError", "StartError", "PreStartHookError")
+WRONG = (*_PULL, *_CREATE, "ErrImageNeverPull", "InvalidImageName", "CrashLoopBackOff")
+"""Reasons of a waiting container that do not pass by themselves."""
+PULL_FIX = "; correct backends.kubernetes.image or image_pull_secrets"
 _HINTS = (
     (r"Insufficient nvidia\.com|Insufficient amd\.com", "lower resources.ranks_per_node, or wait for GPUs"),
     (r"Insufficient (?:cpu|memory|ephemeral-storage)", "lower what {resources} asks for, or wait for room"),
@@ -31,7 +34,13 @@ _TAKEN = {
     "EvictionByEvictionAPI": "evicted: its node is drained, or by request",
     "DeletionByPodGC": "its node is gone",
     "TerminationByKubelet": "its node had too little disk or memory, or was shut down",
+    "WorkloadEvictedDueToPreempted": "preempted in its queue",
     "WorkloadEvictedDueToPreemption": "preempted in its queue",
+    "WorkloadEvictedDueToPodsReadyTimeout": "evicted by its queue: its pods were not ready in time",
+    "WorkloadEvictedDueToAdmissionCheck": "evicted by its queue: an admission check withdrew its consent",
+    "WorkloadEvictedDueToClusterQueueStopped": "evicted by its queue, which was stopped",
+    "WorkloadEvictedDueToLocalQueueStopped": "evicted by its queue, which was stopped",
+    "WorkloadEvictedDueToDeactivated": "evicted by its queue: its workload was deactivated",
     "Evicted": "its node had too little disk or memory",
 }
 
@@ -48,9 +57,15 @@ def fault_of(pod: Object, events: Sequence[Object]) -> str | None:
         who = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
         return f"is not scheduled yet by {who}"
     own = objects.events_of(events, objects.name(pod))
-    state = objects.main_container(pod).get("state") or {}
-    if waiting := state.get("waiting"):
-        return _waiting(pod, waiting, own)
+    main = objects.main_container(pod)
+    waiting = (main.get("state") or {}).get("waiting")
+    if objects.phase(pod) == "Pending" and (waiting or {}).get("reason") not in WRONG:
+        for other in objects.beside_main(pod):
+            held = (other.get("state") or {}).get("waiting") or {}
+            if held.get("reason") in WRONG:
+                return f"has a container {other.get('name')} beside ortflow's, which {_waiting(pod, other, own)}"
+    if waiting:
+        return _waiting(pod, main, own)
     if objects.phase(pod) == "Pending":
         return _creating(own)
     return None
@@ -71,14 +86,17 @@ def scheduler_reason(message: str, resources: str = "resources") -> str:
     return f"{reported}; {hint.replace('{resources}', resources)}" if hint else reported
 
 
-def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
+def _waiting(pod: Object, container: Object, own: Sequence[Object]) -> str:
+    """Why a container waits, from its status."""
+    waiting = container["state"]["waiting"]
     reason, message = str(waiting.get("reason") or ""), " ".join(str(waiting.get("message") or "").split())
-    image = (pod["spec"]["containers"][0]).get("image")
+    ours = container.get("name") == objects.container_name(pod)
+    image = objects.container_of(pod).get("image") if ours else container.get("image")
     if reason in _PULL:
         reported = [str(event.get("message")) for event in own if event.get("reason") == "Failed"]
         why = next((each for each in reversed(reported) if "Failed to pull image" in each), message)
         why = " ".join(why.split()).removeprefix(f'Failed to pull image "{image}": ')
-        return f"cannot pull the image {image}: {why}; correct backends.kubernetes.image or image_pull_secrets"
+        return f"cannot pull the image {image}: {why}" + (PULL_FIX if ours else "")
     if reason == "ErrImageNeverPull":
         return f"has no image {image} on its node, and backends.kubernetes.image_pull_policy is Never"
     if reason == "InvalidImageName":
@@ -86,7 +104,7 @@ def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
     if reason in _CREATE:
         return f"cannot be started: {message or reason}"
     if reason == "CrashLoopBackOff":
-        last = (objects.main_container(pod).get("lastState") or {}).get("terminated") or {}
+        last = (container.get("lastState") or {}).get("terminated") or {}
         return f"keeps ending: {_end_message(last, pod)}"
     return _creating(own)
 

@@ -40,6 +40,20 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
+class EndPod:
+    """Report a pod's end: its container has ended, and others in it do not. The kubelet then stops these."""
+
+    name: str
+    uid: str
+    why: str
+    phase: str
+    """Succeeded or Failed."""
+
+    def __str__(self) -> str:
+        return f"ending pod {self.name}: {self.why}"
+
+
+@dataclass(frozen=True)
 class EndRetries:
     """Stop the batch Job from starting launcher pods."""
 
@@ -74,14 +88,15 @@ class Done:
         return self.why
 
 
-Action = DeletePod | EndRetries | Resubmit | Done
+Action = DeletePod | EndPod | EndRetries | Resubmit | Done
 
 
 def reconcile(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> list[Action]:
     """The actions to take now; none if the operator is working on it."""
     if view.mpijob is None:
         return [Done(view.gone or "the MPIJob was deleted")]
-    lost = [_lost(pod) for pod in view.pods if _is_lost(pod, view.now)]
+    lost: list[Action] = [_lost(pod) for pod in view.pods if _is_lost(pod, view.now)]
+    lost += [_outlived(pod) for pod in view.pods if _is_outlived(pod, view.now)]
     if is_settled(records):
         return [*lost, *_settled(view, records)]
     if objects.deleted_at(view.mpijob) is not None:
@@ -104,6 +119,16 @@ def _lost(pod: Object) -> DeletePod:
     node = objects.node(pod) or "nowhere"
     held = bool(pod["metadata"].get("finalizers"))
     return DeletePod(objects.name(pod), objects.uid(pod), f"its node {node} does not answer", force=True, held=held)
+
+
+def _is_outlived(pod: Object, now: float) -> bool:
+    return bool(objects.outlived_by(pod)) and objects.deleted_at(pod) is None and now > objects.ended_at(pod) + LATE
+
+
+def _outlived(pod: Object) -> EndPod:
+    beside = ", ".join(objects.outlived_by(pod))
+    phase = "Failed" if objects.exit_code(pod) else "Succeeded"
+    return EndPod(objects.name(pod), objects.uid(pod), f"its launcher has ended, and {beside} does not", phase)
 
 
 def _is_dead(pod: Object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ortflow.launchers.kubernetes.api import Refused
@@ -32,7 +32,7 @@ _RULES: tuple[tuple[str, str, str | None, str | None], ...] = (
     (
         r"failed quota: (?P<quota>[^:]*): must specify (?P<what>.*)",
         "the quota {quota} of {where} requires every pod to state its {what}", "resources",
-        "give resources.cpus_per_rank and resources.memory",
+        None,  # `keys_that_state`
     ),
     (
         r'violates PodSecurity "(?P<level>[^"]*)": (?P<message>.*)',
@@ -106,6 +106,8 @@ def refusal(error: Refused) -> OrtflowError:
         return UserError(f"there is no {thing} in {where}")
     for pattern, sentence, key, fix in _RULES:
         if found := re.search(pattern, message):
+            if "quota" in found.groupdict():
+                return _unstated(sentence, where, found["quota"], found["what"])
             return UserError(sentence.format(where=where, thing=thing, **found.groupdict()), where=key, fix=fix)
     if error.code == 403:
         return UserError(f"the API server does not allow to {error.verb} {thing} in {where}: {message}")
@@ -124,6 +126,37 @@ def refusal(error: Refused) -> OrtflowError:
     if error.code == 429:
         return OrtflowError("the API server is overloaded; try again")
     return OrtflowError(f"the API server fails to {error.verb} {thing} ({error.code}): {message}")
+
+
+def _unstated(sentence: str, where: str, quota: str, lacking: str) -> UserError:
+    """`lacking` is the API server's list: `limits.cpu for: launcher,side; requests.cpu for: worker`."""
+    stated = [(resource, name) for part in lacking.split(";") for resource, name in _containers(part)]
+    keys = keys_that_state(stated)
+    what = "; ".join(part.strip() for part in lacking.split(";"))
+    key = "backends.kubernetes.overlay" if " " in keys[0] else keys[0]
+    return UserError(sentence.format(where=where, quota=quota, what=what), where=key, fix=f"give {' and '.join(keys)}")
+
+
+def _containers(part: str) -> Iterator[tuple[str, str]]:
+    resources, _, names = part.partition(" for: ")
+    for resource in resources.split(","):
+        for name in names.split(",") if names else ["worker"]:
+            yield resource.strip(), name.strip()
+
+
+def keys_that_state(lacking: Iterable[tuple[str, str]]) -> list[str]:
+    """The run file's keys that state resources of containers, given as pairs of resource and container."""
+    return list(dict.fromkeys(_key_that_states(resource, name) for resource, name in lacking))
+
+
+def _key_that_states(resource: str, container: str) -> str:
+    own = container in ("launcher", "supervisor", "tensorboard")
+    if container != "worker" and not own:
+        return f"{resource} of {container} in an overlay"
+    if own and resource == "limits.cpu":
+        return "backends.kubernetes.launcher_resources.cpu_limit"
+    # Only a launcher in which ranks run lacks anything else.
+    return "resources.cpus_per_rank" if resource.endswith("cpu") else "resources.memory"
 
 
 def _invalid(error: Refused, message: str, thing: str) -> UserError:

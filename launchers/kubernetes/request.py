@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ortflow.launchers.base import Submission
-from ortflow.launchers.kubernetes.payload import Payload
+from ortflow.launchers.kubernetes.payload import FILES, Payload
+from ortflow.workflow.errors import UserError
 
 _CLAIM_OUT = """\
 The claim {claim} is not in this file: `kubectl delete -f` would delete it and every checkpoint on it.
@@ -14,6 +17,10 @@ If the namespace lacks it, make it once: ortflow render -b kubernetes --with-cla
 To delete it and the checkpoints: kubectl delete pvc {claim}"""
 _CLAIM_IN = """\
 The claim {claim} is in this file: `kubectl delete -f` deletes it and every checkpoint on it."""
+
+
+ANNOTATIONS = 256 * 1024
+"""Bytes of an object's annotations that the API server accepts. `kubectl apply` puts the whole object into one."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +43,38 @@ class KubernetesRequest:
         return documents(self.payload.source, self.payload.spec, placement)
 
     def __str__(self) -> str:
-        """The documents, without the claim unless requested: deleting the file's objects then keeps the data."""
+        """The documents, without the claim unless requested: deleting the file's objects then keeps the data.
+
+        Raises UserError if `kubectl apply` would create only some of them.
+        """
         from ortflow.manifests.kubernetes import dump, without_claim
 
         found = self.documents(None, None, new_budget=self.submission.new_budget)
+        _refuse_what_apply_cannot(found)
         kept, claim = without_claim(found)
         text = dump(found if self.with_claim else kept).rstrip("\n")
         if claim is None:
             return text
         comment = _CLAIM_IN if self.with_claim else _CLAIM_OUT
         return "\n".join([*(f"# {line}" for line in comment.format(claim=claim).splitlines()), text])
+
+
+def _refuse_what_apply_cannot(documents: Sequence[dict[str, Any]]) -> None:
+    for document in documents:
+        size = applied_size(document)
+        if size > ANNOTATIONS:
+            raise UserError(
+                f"make the {document['kind']} {size // 1024} KiB large as `kubectl apply` writes it, which refuses it "
+                f"above {ANNOTATIONS // 1024} KiB and creates the run's other objects",
+                where=FILES,
+                fix="start the run with `ortflow submit` or the chart, or put the large files on the volume",
+            )
+
+
+def applied_size(document: dict[str, Any]) -> int:
+    """Bytes of the annotation in which `kubectl apply` keeps a document, with the others. Pure."""
+    written = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    # Go's encoder also escapes these, as six letters each.
+    escaped = sum(map(written.count, "<>&\u2028\u2029"))
+    others = document["metadata"].get("annotations") or {}
+    return len(written.encode()) + 5 * escaped + sum(len(key) + len(value) for key, value in others.items()) + 64

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from ortflow.launchers.base import Submission
 from ortflow.launchers.elastic import ElasticNodes
 from ortflow.launchers.interpreter import check, examine
+from ortflow.launchers.kubernetes.account import ensure_account
 from ortflow.launchers.kubernetes.attempt import PodAttempt
 from ortflow.launchers.kubernetes.disk_space import await_room
 from ortflow.launchers.kubernetes.ending import begun, explain, release, settled
@@ -30,6 +30,7 @@ from ortflow.launchers.kubernetes.mpirun import command, environment, hostfile
 from ortflow.launchers.kubernetes.ownership import Ownership, owner_of
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.pool import HostPool
+from ortflow.launchers.kubernetes.sshd import keys
 from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
 from ortflow.launchers.locks import wait_free
 from ortflow.launchers.mpi import find_mpi
@@ -193,8 +194,7 @@ class RunSupervisor:
         """Release the workers, write the termination message; returns the exit code of the pod."""
         if code == EXIT_DONE and state(self._run.read_attempts(), alive=False) is not State.FINISHED:
             code = EXIT_FAILURE
-        if code != EXIT_DONE:
-            release(self._pod)
+        release(self._pod, at_once=code != EXIT_DONE)
         end = last_end(self._run.read_attempts()) or {}
         explain(f"{end.get('cause') or 'finished'}" + (f"; {end['why']}" if end.get("why") and code else ""))
         return code
@@ -247,9 +247,8 @@ class RunSupervisor:
             VARIABLE: self._ownership.renew(attempt=number),
             **more,
         }
-        here = socket.gethostbyname(socket.gethostname())
         outer = environment(own, os.environ, mpi, pod.ssh_port)
-        mpirun = command(spec, self._run.root, self._python, mpi, file, here, sorted(outer))
+        mpirun = command(spec, self._run.root, self._python, mpi, file, pod.address, sorted(outer))
         return PodAttempt(self._run, number, mpirun, outer, mpi.kind, pod, known, slots, self._clock)
 
     def _check_for_stop(self) -> None:
@@ -273,6 +272,7 @@ def main() -> int:
     pod = None
     guard_log()
     try:
+        ensure_account(keys().parent)
         pod = Pod.from_environment()
         spec, folder = read_spec(pod)
         run_supervisor = RunSupervisor(pod, spec, folder)
@@ -288,7 +288,7 @@ def main() -> int:
         explain(str(error))
         if pod is not None and error.exit_code == EXIT_USER:
             _record_refusal(pod, error)
-            release(pod)
+            release(pod, at_once=True)
         return error.exit_code
 
 

@@ -92,7 +92,9 @@ def take_snapshot(cluster: Cluster, place: Place, *, closely: bool = True) -> Vi
     except Refused as error:
         return View(None, cluster.now(), gone=why_gone(cluster, error))
     if not found:
-        return View(None, cluster.now())
+        labels = f"{objects.OURS},{objects.JOB}={place.job}"
+        left = cluster.find_all("Pod", labels=labels, namespace=namespace) if place.job else []
+        return View(None, cluster.now(), pods=[pod for pod in left if objects.role(pod) in ("launcher", "worker")])
     mpijob, *others = found
     job = objects.name(mpijob)
     pods = cluster.find_all("Pod", labels=f"{objects.JOB}={job}", namespace=namespace)

@@ -20,6 +20,10 @@ from ortflow.workflow.errors import EXIT_USER
 
 SILENCE = 15.0
 """Seconds in which a running operator has processed a new MPIJob."""
+UNREAD = (
+    "finished; the log of its launcher pod was deleted before all of it was read (backends.kubernetes.time_to_live), "
+    "so that steps, losses and logs are only in the run directory on the volume"
+)
 VALIDATION = "ValidationError"
 """Reason of the event with which the operator rejects an MPIJob."""
 
@@ -40,14 +44,17 @@ def status(
     """
     reported = replace(reported, launcher="kubernetes")
     if is_settled(records):
-        return reported
+        return replace(reported, waits=_held_pods(view))
+    if view.mpijob is None and (orphans := orphaned(view)):
+        left = f"its {len(orphans)} pod{'s' if len(orphans) > 1 else ''}"
+        return replace(reported, waits=f"its MPIJob was deleted without {left}: `ortflow cancel` deletes what is left")
     if view.mpijob is None:
         return replace(reported, state=State.LOST, phase=None, cause=view.gone) if view.gone else _gone(reported)
     reported = replace(reported, job=view.name, job_restarts=_retries(view))
     if objects.deleted_at(view.mpijob) is not None:
         return replace(reported, waits="it is being deleted: ranks save and exit")
     if objects.over(view.mpijob):
-        return _over(reported, view)
+        return _over(reported, records, view)
     if (error := refused(view)) is not None:
         return replace(reported, state=State.FAILED, cause=f"the operator rejects the MPIJob: {error}", phase=None)
     if (reason := given_up(view, records)) is not None:
@@ -55,6 +62,30 @@ def status(
     if (reason := held(view)) is not None:
         return _idle(reported, reason)
     return _at_work(reported, records, view, silent, unread)
+
+
+def orphaned(view: View) -> list[Object]:
+    """The pods that go on without their MPIJob: `kubectl delete --cascade=orphan` leaves them.
+
+    Those that are about to be deleted with it still name it as their owner.
+    """
+    alive = [pod for pod in view.pods if not objects.has_ended(pod) and objects.deleted_at(pod) is None]
+    owned = all(pod["metadata"].get("ownerReferences") for pod in objects.of_role(alive, "worker"))
+    return [] if view.mpijob is not None or owned else alive
+
+
+def _held_pods(view: View) -> str | None:
+    """The note of a run that has ended while a container beside its launcher has not; None if all is well."""
+    if view.mpijob is None or objects.over(view.mpijob) or objects.deleted_at(view.mpijob) is not None:
+        return None
+    launchers = objects.of_role(view.pods, "launcher")
+    beside = objects.outlived_by(launchers[-1]) if launchers else []
+    if not beside or view.now < objects.ended_at(launchers[-1]) + SILENCE:
+        return None
+    return (
+        f"its container {', '.join(beside)} does not end, which holds the pods of the run: `ortflow supervise` or "
+        "`ortflow cancel` ends them"
+    )
 
 
 def refused(view: View) -> str | None:
@@ -120,12 +151,13 @@ def _gone(reported: RunStatus) -> RunStatus:
     return replace(reported, state=State.CANCELLED, phase=None, cause=f"{named} no longer exists: it was deleted")
 
 
-def _over(reported: RunStatus, view: View) -> RunStatus:
+def _over(reported: RunStatus, records: Sequence[dict[str, Any]], view: View) -> RunStatus:
     """The operator has finished it, and the records do not show how it ended."""
     if objects.holds(view.mpijob, "Succeeded"):
         # The launcher pod ends with 0 only where the run directory says so.
         # Earlier ends say nothing about the last attempt, whose own end may have been lost with its pod's log.
-        return replace(reported, state=State.FINISHED, phase=None, cause="finished", why=None)
+        read = any(objects.of_role(view.pods, "launcher"))
+        return replace(reported, state=State.FINISHED, phase=None, cause="finished" if read else UNREAD, why=None)
     failed = objects.condition(view.mpijob, "Failed") or {}
     return replace(reported, state=State.LOST, phase=None, cause=_end_of(view, failed))
 
@@ -244,6 +276,11 @@ def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View
         return f"the launcher pod {reason}" if reason else "the launcher pod is being prepared"
     if reason := _nothing_made(view):
         return reason
+    if all_of_them and (beside := objects.outlived_by(all_of_them[-1])):
+        return (
+            f"the launcher pod ended ({end_reason(all_of_them[-1])}), and its container {', '.join(beside)} does not, "
+            "so that no other can start: `ortflow supervise` ends it"
+        )
     if all_of_them and objects.has_ended(all_of_them[-1]):
         limit = ((view.job or {}).get("spec") or {}).get("backoffLimit")
         return (

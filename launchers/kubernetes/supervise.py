@@ -19,10 +19,11 @@ from pathlib import Path
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
+from ortflow.launchers.kubernetes.changes import wait
 from ortflow.launchers.kubernetes.links import Links, adopt_job
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, read_place
-from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndRetries, Resubmit, reconcile
+from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndPod, EndRetries, Resubmit, reconcile
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.snapshot import View, take_snapshot
 from ortflow.launchers.kubernetes.submitting import new_suffix, owner
@@ -35,7 +36,7 @@ from ortflow.workflow.spec.file.paths import run_directory
 from ortflow.workflow.spec.run import Restart
 
 PERIOD = 3.0
-"""Seconds between two snapshots."""
+"""Seconds between two snapshots of a run in which something happens."""
 BIRTH = 60.0
 """Seconds for which the MPIJob may be missing: this pod is made before it."""
 ONCE_ONLY = ("ORTFLOW_NEW_BUDGET", "ORTFLOW_FRESH")
@@ -73,6 +74,8 @@ def supervise(
                     return _end(charge, action)
                 carry_out(action, charge, cluster, view, clock)
             last = ""
+            wait(view, cluster, charge.place.namespace, PERIOD, clock)
+            continue
         except (Unreachable, Refused) as error:
             message = str(refusal(error) if isinstance(error, Refused) else error)
             if message != last:
@@ -95,6 +98,10 @@ def carry_out(action: Action, charge: SupervisedRun, cluster: Cluster, view: Vie
             cluster.patch("Pod", action.name, failed, charge.place.namespace, part="status")
         grace = 0 if action.force else None
         cluster.delete("Pod", action.name, charge.place.namespace, grace=grace, uid=action.uid)
+    elif isinstance(action, EndPod):
+        # The kubelet begins to tear down a pod whose phase says that it has ended.
+        ended = {"metadata": {"uid": action.uid}, "status": {"phase": action.phase, "message": action.why}}
+        cluster.patch("Pod", action.name, ended, charge.place.namespace, part="status")
     elif isinstance(action, EndRetries):
         cluster.patch("Job", action.job, {"spec": {"backoffLimit": 0}}, charge.place.namespace)
     elif isinstance(action, Resubmit):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +19,8 @@ from types import FrameType
 import psutil
 
 from ortflow.launchers import processes
-from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.account import ensure_account
+from ortflow.launchers.kubernetes.pod import FINISHED, Pod
 from ortflow.launchers.kubernetes.sshd import keys, start_sshd
 from ortflow.launchers.kubernetes.worker_report import WorkerReport, key_digest, write_report
 from ortflow.launchers.memory import oom_kills
@@ -30,6 +30,8 @@ from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, UserE
 
 TERMINATED = 128 + signal.SIGTERM
 PERIOD = 0.25
+OPERATOR = 20.0
+"""Seconds in which the operator deletes the workers of a finished run."""
 RELEASE_PERIOD = 2.0
 """Seconds between two checks of the volume."""
 
@@ -38,11 +40,12 @@ class Worker:
     """One start of a worker's container."""
 
     def __init__(self, pod: Pod) -> None:
-        self._pod, self._host = pod, socket.gethostname()
+        self._pod, self._host = pod, pod.name
         self._asked_to_leave = False
         self._kills = oom_kills() or 0
-        self._worker_report = WorkerReport(socket.gethostbyname(self._host), time.time(), key=key_digest(keys()))
+        self._worker_report = WorkerReport(pod.address, time.time(), key=key_digest(keys()))
         self._released = pod.release()
+        self._leaves_at = 0.0
         self._no_dry_run = False
         """The volume was full when the report had to be written."""
 
@@ -51,7 +54,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
         self._write_report()
-        sshd = start_sshd(self._pod.ssh_port)
+        sshd = start_sshd(self._pod.ssh_port, self._pod.name)
         next_check = 0.0
         while not self._asked_to_leave:
             if sshd in _reaped():
@@ -59,7 +62,7 @@ class Worker:
                 return EXIT_FAILURE
             if (now := time.monotonic()) >= next_check:
                 next_check = now + RELEASE_PERIOD
-                if self._pod.release() != self._released:
+                if self._is_released(now):
                     print("the run has ended: this worker exits", flush=True)
                     return EXIT_DONE
                 self._count_kills()
@@ -75,6 +78,14 @@ class Worker:
             self._catch_up()
             time.sleep(PERIOD)
         return TERMINATED
+
+    def _is_released(self, now: float) -> bool:
+        """Whether the run has ended, and the operator does not delete this pod; `now` is monotonic."""
+        text = self._pod.release()
+        if text == self._released:
+            return False
+        self._leaves_at = self._leaves_at or now + (OPERATOR if (text or "").startswith(FINISHED) else 0.0)
+        return now >= self._leaves_at
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         self._asked_to_leave = True
@@ -138,6 +149,7 @@ def _reap() -> Iterator[int]:
 def main() -> int:
     """Run the worker; returns the exit code."""
     try:
+        ensure_account(keys().parent)
         return Worker(Pod.from_environment()).work()
     except OrtflowError as error:
         print(f"error: {error}", flush=True)

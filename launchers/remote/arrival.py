@@ -75,7 +75,8 @@ def login_environment(environment: Mapping[str, str]) -> dict[str, str]:
     shell = environment.get("SHELL", "/bin/sh")
     try:
         reported = subprocess.run(
-            [shell, "-l", "-c", f"{shlex.quote(sys.executable)} -c {shlex.quote(_PRINT)}"],
+            # In the folder of a login, `-c` would import modules of that folder.
+            [shell, "-l", "-c", f"cd /; {shlex.quote(sys.executable)} -c {shlex.quote(_PRINT)}"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PROFILE,
         )  # fmt: skip
         found: dict[str, str] = json.loads(reported.stdout.rpartition(_MARK)[2].splitlines()[0])

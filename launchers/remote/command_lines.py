@@ -17,10 +17,14 @@ OLDEST = (3, 10)
 TOO_OLD = "ortflow-python-too-old"
 """First word of the message for an older one; its version follows."""
 START = (
-    f'import base64,sys;v=sys.version_info[:2];v<{OLDEST!r} and sys.exit("{TOO_OLD} %d.%d"%v);'
+    "import sys;sys.path[:]=[p for p in sys.path if p];import base64,os;os.environ.pop('PYTHONSAFEPATH',0);"
+    f"v=sys.version_info[:2];v<{OLDEST!r} and sys.exit('{TOO_OLD} %d.%d'%v);"
     "exec(base64.urlsafe_b64decode(sys.argv[1]))"
 )
-"""Valid in every Python, so that an old one can report its version."""
+"""Valid in every Python, so that an old one can report its version. `-c` puts the current folder, the user's home, on
+the path: it is removed before any import."""
+SAFE = ("env", "PYTHONSAFEPATH=1")
+"""CPython 3.13 imports `linecache` before the first line of `-c`, from the current folder without this variable."""
 
 
 def word(text: str) -> str:
@@ -39,7 +43,7 @@ def line(arguments: Sequence[str]) -> str:
 
 def python_line(python: str, source: str, wish: Any = None) -> str:
     """The line with which a Python there runs `source`, with `wish` as JSON in `packed` form after it."""
-    arguments = [python, "-c", START, base64.urlsafe_b64encode(source.encode()).decode()]
+    arguments = [*SAFE, python, "-c", START, base64.urlsafe_b64encode(source.encode()).decode()]
     return line([*arguments, pack(wish)] if wish is not None else arguments)
 
 

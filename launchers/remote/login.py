@@ -23,13 +23,13 @@ _BEGIN = """\
 import base64, json, os, runpy, sys
 wish = json.loads(base64.urlsafe_b64decode(sys.argv[2]))
 code = os.path.abspath(os.path.expanduser(wish["code"]))
-sys.path[:] = [code, *filter(None, sys.path)]
+sys.path.insert(0, code)
 from ortflow.launchers.remote.arrival import settle
 settle(code, wish)
 sys.argv[1:] = wish["arguments"]
 runpy.run_module("ortflow", run_name="__main__", alter_sys=True)
 """
-"""Runs the copied code. `-c` puts the current folder, which is the user's, on the path: it is removed."""
+"""Runs the copied code, before any other installation."""
 
 
 @dataclass(frozen=True)

@@ -136,10 +136,24 @@ class Slurm(scheduler.Scheduler[Job]):
         return self.queued(job_id) or self.accounted([job_id]).get(job_id)
 
     def queued(self, job_id: str) -> Job | None:
-        """A job by its id, from the controller; None if that has forgotten it."""
-        answer = self._read("scontrol", "show", "job", "--oneliner", job_id)
+        """A job by its id, from the controller; None if that has forgotten it.
+
+        A site may not install scontrol on its compute nodes: then squeue is asked.
+        """
+        try:
+            answer = self._read("scontrol", "show", "job", "--oneliner", job_id)
+        except NotInstalled:
+            return self.in_queue([job_id]).get(job_id)
         found = read_scontrol(answer.out) if answer.code == 0 else []
         return next((job for job in found if job.id == job_id), found[0] if found else None)
+
+    def in_queue(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        if not job_ids:
+            return {}
+        command = ["squeue", f"--jobs={','.join(job_ids)}", "--noheader", "--array", "--states=all"]
+        answer = self._read(*command, f"--Format={FORMAT}")
+        # Of a single id that it does not know, squeue says so; of several, it omits those.
+        return {job.id: job for job in read_squeue(answer.out)} if answer.code == 0 else {}
 
     def seconds_left(self, job_id: str) -> float | None:
         """Seconds until the time limit ends a running job; None if there is no limit."""
@@ -184,6 +198,11 @@ class Slurm(scheduler.Scheduler[Job]):
         filtered = [job_id for job_id in job_ids if pending and "_" not in job_id]
         for some, options in ((filtered, ["--state=PENDING"]), ([one for one in job_ids if one not in filtered], [])):
             answer = self._read("scancel", *options, *some) if some else None
+            if answer is not None and answer.code and "permission denied" in answer.message:
+                raise scheduler.NotOwner(
+                    f"job {', '.join(some)} is another user's, and scancel refuses ({answer.message})",
+                    fix="ask its owner or an administrator to cancel it",
+                )
             if answer is not None and answer.code and "Invalid job id" not in answer.message:
                 raise OrtflowError(f"scancel failed: {answer.message}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -75,6 +76,16 @@ class SlurmJob(CurrentJob):
     def more_nodes(self, count: int, script: Path, ours: Sequence[str]) -> bool:
         # An array's script is beside the runs, and would start all its tasks.
         return self.task is None and script.exists() and would_start(self._slurm, script, count, ours)
+
+    def lacking(self) -> str | None:
+        if shutil.which("scontrol") is not None:
+            return None
+        if shutil.which("sbatch") is not None:
+            return f"there is no scontrol on {self.node}: in place of a requeue, another job will follow this one"
+        return (
+            f"there are no commands of Slurm on {self.node}: nothing starts the run again after a preemption or the "
+            "time limit, except `ortflow resume`; put them on the PATH in backends.slurm.prologue"
+        )
 
     def lost_nodes(self, names: Sequence[str]) -> list[str]:
         return lost(self._slurm, names)

@@ -20,6 +20,7 @@ from ortflow.launchers.findings import Finding, Level, fault, from_error, ok, un
 from ortflow.launchers.interpreter import check, examine, locate
 from ortflow.launchers.lines import duration
 from ortflow.launchers.machine import existing, filesystem, interpreter_line
+from ortflow.launchers.named_programs import unconfirmed
 from ortflow.launchers.slurm import checks
 from ortflow.launchers.slurm.commands import Refused
 from ortflow.launchers.slurm.fit import Asked, asked, chosen
@@ -41,7 +42,6 @@ from ortflow.workflow.spec.file.paths import input_files
 if TYPE_CHECKING:
     from ortflow.launchers.base import Submission
     from ortflow.launchers.slurm.launcher import SlurmRequest
-    from ortflow.workflow.spec.run import RunSpec
 
 SLOW_ANSWER = 2.0
 """Seconds after which the controller is noticeably slow."""
@@ -127,6 +127,9 @@ def _starts(submission: Submission, slurm: Survey, of_user: bool) -> Iterator[Fi
     with ThreadPoolExecutor(len(names) or 1) as pool:
         loads = dict(zip(names, pool.map(slurm.starts_with, names), strict=True))
     yield checks.plugins(loads)
+    if inside(submission.spec) is None and (why := unconfirmed(submission.spec, submission.overrides)) is not None:
+        yield untested("MPI", why)
+        return
     request = _request(submission, slurm)
     if isinstance(request, Finding):
         yield request
@@ -166,7 +169,7 @@ def _sbatch(request: SlurmRequest, slurm: Survey) -> Finding:
 
 def _here(submission: Submission) -> Iterator[Finding]:
     """Checks that need no Slurm: the interpreter, the folder of the runs."""
-    yield _interpreter(submission.spec)
+    yield _interpreter(submission)
     folder, about = existing(submission.run.root.parent), "run directory"
     if os.access(folder, os.W_OK):
         yield ok(about, f"{submission.run.root}, on {filesystem(folder) or 'an unknown file system'}")
@@ -174,12 +177,15 @@ def _here(submission: Submission) -> Iterator[Finding]:
         yield fault(about, f"{folder} may not be written", "give another run_dir, or --runs-dir")
 
 
-def _interpreter(spec: RunSpec) -> Finding:
+def _interpreter(submission: Submission) -> Finding:
+    spec = submission.spec
     about, python = "interpreter", spec.resources.python
     if (box := inside(spec)) is not None:
         return untested(about, f"it is inside {box.image}, which is opened only on the nodes")
     if python is not None and os.path.isabs(python) and not os.path.exists(python):
         return untested(about, f"{python} is not here; the nodes may have it")
+    if (why := unconfirmed(spec, submission.overrides)) is not None:
+        return untested(about, why)
     try:
         found = examine(locate(python))
         check(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ortflow.launchers.cause import signal_name
+from ortflow.launchers.records import last_end, open_attempt
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.tail import last_lines
 from ortflow.workflow.rundir import RunDir
@@ -41,6 +42,11 @@ def ending(run: RunDir, job: Job | None, last: str | None) -> str:
             f"Slurm could not write {run.root}/logs{where}, and so did not start the job: the run directory must be "
             "on storage that every node mounts, and writable there"
         )
+    records = run.read_attempts()
+    end = last_end(records)
+    if job.state == "TIMEOUT" and end is not None and end.get("next") == "restart" and open_attempt(records) is None:
+        # On a node without scontrol and sbatch, or under a controller that was away until the end.
+        return f"the ranks had saved at step {end.get('step')}, and the job{where} could not have itself queued again"
     if job.state in _ENDS:
         return _ENDS[job.state]
     log = run.root / "logs" / f"slurm-{job.id}.log"

@@ -13,7 +13,9 @@ which the command line does not need.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from ortflow.launchers.base import Submission
 from ortflow.launchers.slurm.job import RunJob
 from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.slurm.parameters import KEYS, OTHERS, overrides, renamed
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
@@ -56,8 +58,24 @@ class SlurmExecutor(Submitit):  # type: ignore[misc]  # types are not followed i
         self.parameters.update(renamed(parameters))
 
     def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[RunJob]:
-        """Every run is a separate job, also in a batch."""
-        return [self._place(*self._read(delayed)) for delayed in delayed_submissions]
+        """Every run is a separate job, also in a batch. If one is refused, no job of the batch is left."""
+        wanted = [self._read(delayed) for delayed in delayed_submissions]
+        names = Counter(run.root for _, run in wanted)
+        if twice := [str(root) for root, count in names.items() if count > 1]:
+            raise UserError(
+                f"several runs of one call have the directory {', '.join(twice)}",
+                fix="give each a name: map_array(run_file, ['name=a', …], …)",
+            )
+        jobs: list[RunJob] = []
+        try:
+            for submission, run in wanted:
+                jobs.append(self._place(submission, run))
+        except BaseException:
+            for job in jobs:
+                with suppress(OrtflowError):
+                    job.cancel(check=False)
+            raise
+        return jobs
 
     def _read(self, delayed: DelayedSubmission) -> tuple[Submission, RunDir]:
         file = delayed.function

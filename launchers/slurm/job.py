@@ -8,7 +8,9 @@ accounting, follow a run into the next job, and use a folder whose name contains
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from submitit.core import logger
 from submitit.core.utils import JobPaths, UncompletedJobError
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
+from ortflow.launchers.batch.history import newest_job, placed
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import AT_WORK, WAITING
 from ortflow.launchers.slurm.launcher import SlurmLauncher
-from ortflow.launchers.slurm.outcome import newest_job, outcome, result_file
+from ortflow.launchers.slurm.outcome import follower, outcome, result_file
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 
@@ -61,10 +64,20 @@ class Watcher(SlurmInfoWatcher):  # type: ignore[misc]
         return self.get_state(job_id, mode=mode).upper() not in WAITING | AT_WORK | BETWEEN
 
 
+def _cancel(run: RunDir, job: str) -> None:
+    """Cancel a run, unless it has been submitted again since."""
+    records = run.read_attempts()
+    newest = newest_job(placed(records, "slurm"))
+    if newest == follower(records, job):
+        with suppress(OrtflowError):
+            SlurmLauncher().cancel(run, now=False)
+
+
 class RunJob(SlurmJob):  # type: ignore[misc]
     """The job of the run whose directory holds `folder`; at a site without requeueing, the newest one."""
 
     watcher = Watcher(delay_s=60)
+    _ending: weakref.finalize[..., RunJob] | None = None
 
     def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
         self.run = RunDir(Path(folder).absolute().parent)
@@ -73,7 +86,7 @@ class RunJob(SlurmJob):  # type: ignore[misc]
     @property
     def job_id(self) -> str:
         """Slurm's number."""
-        return newest_job(self.run.read_attempts(), self._job_id)
+        return follower(self.run.read_attempts(), self._job_id)
 
     @property
     def paths(self) -> RunPaths:
@@ -85,6 +98,20 @@ class RunJob(SlurmJob):  # type: ignore[misc]
         SlurmLauncher().cancel(self.run, now=False)
         if check:
             self.wait()
+
+    def cancel_at_deletion(self, value: bool = True) -> RunJob:
+        """Whether the run is cancelled when this object is deleted, at the latest when the interpreter exits.
+
+        submitit's `__del__` is too late for the latter: nothing can be imported any more, and the job would be left.
+        """
+        if self._ending is not None:
+            self._ending.detach()
+        self._ending = weakref.finalize(self, _cancel, self.run, self._job_id) if value else None
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: only this object cancels the run."""
+        return {**super().__getstate__(), "_ending": None}
 
     def done(self, force_check: bool = False) -> bool:
         """Whether the run has ended, successfully or not; Slurm's state counts if the run left no record."""

@@ -15,7 +15,7 @@ SEPARATOR = "\x1f"
 """Separates fields: never part of a name or a comment."""
 _SQUEUE_FIELDS = (
     "JobArrayID", "ArrayJobID", "State", "Reason", "StartTime", "EndTime", "TimeLimit", "NodeList", "RestartCnt",
-    "exit_code", "Name", "Comment", "SubmitTime", "Dependency",
+    "exit_code", "Name", "Comment", "SubmitTime", "Dependency", "PreemptTime",
 )  # fmt: skip
 FORMAT = ",".join(f"{field}:{SEPARATOR}" for field in _SQUEUE_FIELDS)
 """For `squeue --Format`."""
@@ -69,7 +69,7 @@ class Job:
     dependency: str = ""
     """Its unfinished dependencies: afterok:12(unfulfilled)."""
     preempted: bool = False
-    """Whether it is being preempted, or was; only scontrol reports it."""
+    """Whether it is being preempted, or was; sacct does not report it."""
 
     @property
     def waits(self) -> bool:

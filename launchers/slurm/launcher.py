@@ -88,7 +88,7 @@ class SlurmLauncher(BatchLauncher[Job]):
         start = choose_start(spec, python, self._slurm)
         placement = Placement(
             run_dir=submission.run.root,
-            run_supervisor_python=spec.backends.slurm.python or sys.executable,
+            run_supervisor_python=_run_supervisor_python(spec),
             rank_python=python,
             start=start.how,
             submission=str(by_hand(submission.run.root).submission),
@@ -173,6 +173,12 @@ class SlurmLauncher(BatchLauncher[Job]):
                 fix="use one of the two",
             )
         return ",".join([*([own] if own else []), "afterok:" + ":".join(jobs)])
+
+
+def _run_supervisor_python(spec: RunSpec) -> str:
+    """The supervisor's interpreter; a relative path is absolute, because the script leaves the folder."""
+    python = spec.backends.slurm.python or sys.executable
+    return os.path.abspath(python) if os.sep in python else python
 
 
 def _rank_python(spec: RunSpec) -> str:

@@ -53,7 +53,7 @@ def outcome(how: RunStatus) -> tuple[str, Any]:
     return "error", f"the run {how.name} in {how.directory} is {how.state.value}" + (f": {reasons}" if reasons else "")
 
 
-def newest_job(records: Sequence[dict[str, Any]], job: str) -> str:
+def follower(records: Sequence[dict[str, Any]], job: str) -> str:
     """The current job of the run of `job`: that one, or the last of its successors. Pure."""
     for record in records:
         if record.get("event") == "submit" and record.get("follows") == job:

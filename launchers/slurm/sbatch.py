@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from ortflow.manifests.batch import SCRIPT
+from ortflow.manifests.local import absolute_entries
 from ortflow.workflow.rundir import write_atomically
 
 FOLDER = "slurm"
@@ -42,8 +42,8 @@ def keep(root: Path, script: str, job: str) -> None:
 def settings(script: str, environment: Mapping[str, str], folder: Path) -> Mapping[str, str | None]:
     """Changes to the environment that sbatch reads and passes on to the job. Pure.
 
-    Variables of sbatch override directives: those that would change the script's settings are removed. Relative
-    entries of PYTHONPATH become absolute, relative to `folder`, because the job runs elsewhere.
+    Variables of sbatch override directives: those that would change the script's settings are removed. Entries of
+    PYTHONPATH are relative to `folder`, because the job runs elsewhere.
     """
     given = {*_DIRECTIVE.findall(script), *_NEVER} | ({"requeue"} if "#SBATCH --no-requeue" in script else set())
     changes: dict[str, str | None] = {}
@@ -52,5 +52,5 @@ def settings(script: str, environment: Mapping[str, str], folder: Path) -> Mappi
         if name.startswith("SBATCH_") and _NAMES.get(option, option) in given:
             changes[name] = None
     if entries := environment.get("PYTHONPATH"):
-        changes["PYTHONPATH"] = os.pathsep.join(os.path.join(folder, entry) for entry in entries.split(os.pathsep))
+        changes["PYTHONPATH"] = absolute_entries(entries, str(folder))
     return changes

@@ -24,6 +24,7 @@ _SIGNALS = {
     "Interrupt": signal.SIGINT,
     "Hangup": signal.SIGHUP,
     "Alarm clock": signal.SIGALRM,
+    "User defined signal 1": signal.SIGUSR1,
     "User defined signal 2": signal.SIGUSR2,
 }
 _EXECVE = re.compile(r"execve\(\): (.+): (No such file or directory|Permission denied|Exec format error)")

@@ -12,6 +12,9 @@ from ortflow.launchers.slurm.launcher import SlurmRequest
 from ortflow.launchers.sweeps import Sweep
 from ortflow.workflow.errors import OrtflowError, UserError
 
+LARGEST_SCRIPT = 4 << 20
+"""Bytes of a batch script that Slurm accepts by default (SchedulerParameters=max_script_size, since 20.11)."""
+
 
 @dataclass(frozen=True)
 class SweepRequest:
@@ -43,12 +46,24 @@ class SweepRequest:
         return texts.pop()
 
     def __str__(self) -> str:
-        from ortflow.manifests.batch import SEPARATOR
-        from ortflow.workflow.spec.file.dump import dump_run_file
+        from ortflow.manifests.array import run_files
 
-        files = [dump_run_file(request.submission.spec) for request in self.requests]
+        files = run_files([request.submission.spec.model_dump() for request in self.requests])
         submission = str(by_hand(self.sweep.root).submission)
-        return self.script(submission, range(len(files)), f"{SEPARATOR}\n".join(files)).rstrip("\n")
+        text = self.script(submission, range(len(self.requests)), files).rstrip("\n")
+        check_size(text, len(self.requests))
+        return text
+
+
+def check_size(script: str, runs: int) -> None:
+    """Raise UserError if sbatch refuses a script that contains the files of so many runs."""
+    size = len(script.encode())
+    if size > LARGEST_SCRIPT:
+        raise UserError(
+            f"--set asks for {runs} runs, whose run files make a script of {size:,} bytes, and sbatch accepts "
+            f"{LARGEST_SCRIPT:,} (max_script_size)",
+            fix="submit them with `ortflow submit`, whose script contains no run files, or give fewer values",
+        )
 
 
 def check_length(runs: int, slurm: Slurm) -> None:

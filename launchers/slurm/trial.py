@@ -143,7 +143,7 @@ def _run(folder: Path, spec: RunSpec, placement: Placement, slurm: Survey, wait:
     job_id: str | None = None
     try:
         try:
-            job_id = slurm.submit(str(file), settings(text, os.environ, Path.cwd()))
+            job_id = slurm.submit(str(file), {**settings(text, os.environ, Path.cwd()), "SBATCH_SIGNAL": None})
         except Refused as error:
             raise NotRun(from_error("job", refusal(error.message))) from error
         job = _until_started(slurm, job_id, begun + wait, wait, report)

@@ -54,6 +54,7 @@ def findings(results: Results, world: int, start: Start, folder: str, model_byte
         yield _locks(results, good, folder)
     yield from _interpreters(results, good, silent)
     yield from _inputs(results, good)
+    yield from _commands(results)
     if results.seen:
         yield _clocks(results)
     if good:
@@ -131,6 +132,25 @@ def _interpreters(results: Results, good: Sequence[str], silent: Sequence[str]) 
             reported,
             "set backends.slurm.python to an interpreter that the nodes have, with ortflow",
         )
+
+
+def _commands(results: Results) -> Iterator[Finding]:
+    """Whether the supervisor process can have the job queued again from inside it."""
+    about, (node, *_) = "Slurm on the nodes", results.nodes
+    code, follows = results.codes.get("scontrol"), results.codes.get("sbatch") == 0
+    if code is None:
+        return
+    message = _last(results.logs.get("scontrol", ""))
+    if code == 0:
+        yield ok(about, f"scontrol on {node} shows the job, which can be queued again from there")
+    elif follows:
+        reported = f"scontrol does not work on {node} ({message}): a job is not requeued, another follows it"
+        yield warning(about, reported, "put scontrol on the PATH of the nodes, for instance in backends.slurm.prologue")
+    else:
+        reported = f"neither scontrol nor sbatch work on {node} ({message}): nothing starts the run again after a "
+        reported += "preemption or the time limit"
+        fix = "put Slurm's commands on the PATH of the nodes, for instance in backends.slurm.prologue"
+        yield fault(about, reported, f"{fix}; without them `ortflow resume` continues the run")
 
 
 def _lacks(results: Results, node: str) -> str:

@@ -63,6 +63,12 @@ def present(section: Mapping[str, Any]) -> Document:
     return {key: value for key, value in section.items() if value is not None}
 
 
+def pod_metadata(context: Context, component: str, *, lasting: bool = False) -> Document:
+    """The metadata of a component's pods."""
+    own = {**labels(context, component, lasting=lasting), **context.backend.labels}
+    return present({"labels": own, "annotations": context.backend.annotations or None})
+
+
 def labels(context: Context, component: str | None = None, *, lasting: bool = False) -> dict[str, str]:
     """The labels of every document, or of a pod of a component.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ortflow.manifests.kubernetes.common import Context, Document, metadata, present
 from ortflow.manifests.kubernetes.names import seconds
-from ortflow.manifests.kubernetes.pods import template
+from ortflow.manifests.kubernetes.pods import ssh_folder, template
 from ortflow.workflow.spec.checks.nodes import permitted
 
 API_VERSION, KIND = "kubeflow.org/v2beta1", "MPIJob"
@@ -35,8 +35,7 @@ def mpijob(context: Context) -> Document:
             "runLauncherAsWorker": backend.launcher_as_worker,
             # An elastic run starts without the workers that are missing for too long.
             "launcherCreationPolicy": "AtStartup" if context.spec.elastic else "WaitForWorkersReady",
-            "sshAuthMountPath": backend.ssh_folder
-            or ("/home/ortflow/.ssh" if backend.security.run_as_user else "/root/.ssh"),
+            "sshAuthMountPath": ssh_folder(context),
             "runPolicy": present(
                 {
                     "cleanPodPolicy": "Running",

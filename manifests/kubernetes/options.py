@@ -9,15 +9,17 @@ from ortflow.manifests.kubernetes.common import (
     RUN_LABEL,
     Context,
     Document,
-    labels,
     metadata,
+    pod_metadata,
     present,
 )
 from ortflow.manifests.kubernetes.names import inside, sibling
 from ortflow.manifests.kubernetes.pods import (
+    ROOT,
     container_security,
     data_mount,
     data_volume,
+    limits,
     placement,
     run_mount,
     run_volume,
@@ -108,6 +110,7 @@ def supervisor(context: Context) -> Document:
             "--job",
             context.job,
         ],
+        "workingDir": ROOT,
         "env": [
             {"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
             {"name": "ORTFLOW_RUN_FILE", "value": f"{RUN_FOLDER}/run.yaml"},
@@ -115,7 +118,7 @@ def supervisor(context: Context) -> Document:
             {"name": "ORTFLOW_MOUNT", "value": backend.volume.mount},
             {"name": "PYTHONUNBUFFERED", "value": "1"},
         ],
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": limits(context, "512Mi")},
         "securityContext": container_security(context) or None,
         "volumeMounts": [run_mount(), data_mount(context)],
     }
@@ -128,7 +131,7 @@ def supervisor(context: Context) -> Document:
                 "backoffLimit": 1000,
                 "ttlSecondsAfterFinished": backend.time_to_live,
                 "template": {
-                    "metadata": {"labels": labels(context, "supervisor")},
+                    "metadata": pod_metadata(context, "supervisor"),
                     "spec": {
                         "serviceAccountName": context.supervisor,
                         **placement(context, "launcher"),
@@ -159,9 +162,10 @@ def tensorboard(context: Context) -> Document:
             "--host=0.0.0.0",
             f"--port={BOARD_PORT}",
         ],
+        "workingDir": ROOT,
         "ports": [{"name": "http", "containerPort": BOARD_PORT}],
         "readinessProbe": {"tcpSocket": {"port": BOARD_PORT}, "periodSeconds": 5},
-        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": limits(context, "1Gi")},
         "securityContext": container_security(context) or None,
         "volumeMounts": [{**data_mount(context), "readOnly": True}],
     }
@@ -173,7 +177,7 @@ def tensorboard(context: Context) -> Document:
             "replicas": 1,
             "selector": {"matchLabels": _of_board(context)},
             "template": {
-                "metadata": {"labels": labels(context, "tensorboard", lasting=True)},
+                "metadata": pod_metadata(context, "tensorboard", lasting=True),
                 "spec": {
                     "automountServiceAccountToken": False,
                     **placement(context, "launcher"),

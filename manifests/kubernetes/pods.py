@@ -10,13 +10,17 @@ from ortflow.manifests.kubernetes.common import (
     RUN_FOLDER,
     Context,
     Document,
-    labels,
+    pod_metadata,
     present,
 )
 from ortflow.manifests.kubernetes.names import literal, quantity
 
 Component = Literal["launcher", "worker"]
 
+NO_RANKS = "ORTFLOW_NO_RANKS"
+"""Variable of a launcher that is not a worker, too."""
+ROOT = "/"
+"""`python -m` imports modules of the current folder before its own; an image's may be a volume that users write to."""
 SUBMISSION = "metadata.labels['batch.kubernetes.io/controller-uid']"
 
 
@@ -26,12 +30,7 @@ def template(context: Context, component: Component) -> Document:
     spread = [] if launcher else _spread(context)
     placed = placement(context, component)
     return {
-        "metadata": present(
-            {
-                "labels": {**labels(context, component), **backend.labels},
-                "annotations": backend.annotations or None,
-            }
-        ),
+        "metadata": pod_metadata(context, component),
         "spec": present(
             {
                 "serviceAccountName": context.service_account,
@@ -171,7 +170,8 @@ def _container(context: Context, component: Component) -> Document:
             "image": backend.image,
             "imagePullPolicy": backend.image_pull_policy,
             "command": [backend.python, "-m", f"ortflow.launchers.kubernetes.{module}"],
-            "env": _environment(context),
+            "workingDir": ROOT,
+            "env": [*_environment(context), *([] if not small else [{"name": NO_RANKS, "value": "1"}])],
             "resources": _launcher_resources(context) if small else _rank_resources(context),
             "securityContext": container_security(context) or None,
             # A bare connection costs the ssh daemon a process, so the probe is less frequent once it has answered.
@@ -192,7 +192,11 @@ def _environment(context: Context) -> list[Document]:
         {"name": "ORTFLOW_JOB", "value": context.job},
         {"name": "ORTFLOW_MOUNT", "value": backend.volume.mount},
         {"name": "ORTFLOW_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+        # On the node's network a pod's host name is the node's, which no DNS may know.
+        {"name": "ORTFLOW_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "ORTFLOW_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "ORTFLOW_SSH_PORT", "value": str(backend.ssh_port)},
+        {"name": "ORTFLOW_SSH_FOLDER", "value": ssh_folder(context)},
         # UID of the launcher's Job: another MPIJob of the same name is another submission.
         {"name": "ORTFLOW_SUBMISSION", "valueFrom": {"fieldRef": {"fieldPath": SUBMISSION}}},
         *([{"name": "ORTFLOW_NEW_BUDGET", "value": "1"}] if context.new_budget else []),
@@ -235,7 +239,19 @@ def _rank_resources(context: Context) -> Document | None:
 def _launcher_resources(context: Context) -> Document:
     asked = context.backend.launcher_resources
     memory = quantity(asked.memory)
-    return {"requests": {"cpu": asked.cpu, "memory": memory}, "limits": {"memory": memory}}
+    return {"requests": {"cpu": asked.cpu, "memory": memory}, "limits": limits(context, memory)}
+
+
+def limits(context: Context, memory: str) -> Document:
+    """Limits of a container without ranks."""
+    return present({"cpu": context.backend.launcher_resources.cpu_limit, "memory": memory})
+
+
+def ssh_folder(context: Context) -> str:
+    """Where the operator mounts the ssh keys."""
+    return context.backend.ssh_folder or (
+        "/home/ortflow/.ssh" if context.backend.security.run_as_user else "/root/.ssh"
+    )
 
 
 def _mounts(context: Context) -> list[Document]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ortflow.manifests import batch
-from ortflow.manifests.slurm.directives import SIGNAL, directives
+from ortflow.manifests.slurm.directives import directives
+from ortflow.manifests.slurm.inherited import unset_lines
 from ortflow.manifests.slurm.launch import rank, starter
 from ortflow.manifests.slurm.placement import TASK, Placement
 from ortflow.manifests.slurm.quoting import shell, shell_line
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 SUPERVISOR_MODULE = "ortflow.launchers.slurm.run_supervisor"
+WARNINGS = "USR1 USR2"
+"""Ours ahead of the time limit is USR2; a user who edits `--signal`, or sets SBATCH_SIGNAL, usually asks for USR1."""
 
 
 def script(spec: RunSpec, placement: Placement) -> str:
@@ -51,7 +54,9 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield ""
     # Slurm may signal a start that is shorter than the lead before the supervisor process listens: it must not die of
     # it.
-    yield f"trap '' {SIGNAL}"
+    yield f"trap '' {WARNINGS}"
+    yield ""
+    yield from unset_lines(directives(spec, placement))
     yield ""
     if slurm.prologue:
         yield from map(shell_line, slurm.prologue)
@@ -59,12 +64,14 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield from code_lines(placement)
     yield "# The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job."
     if not slurm.epilogue:
+        yield batch.LEAVE
         yield from batch.with_input(shell(["exec", *command[0]], *command[1:]), placement.run_file)
         return
     # Slurm's signals are for the supervisor process; this shell must outlive them.
-    yield "trap '' TERM"
-    yield """trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR2"""
-    yield f"( trap '' {SIGNAL}"
+    yield "trap '' TERM INT HUP"
+    yield f"""trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' {WARNINGS}"""
+    yield f"( trap '' {WARNINGS}"
+    yield batch.LEAVE
     yield from batch.with_input(shell(["exec", *command[0]], *command[1:]), placement.run_file)
     yield ") &"
     yield "ortflow_run_supervisor=$! ortflow_wait=1"

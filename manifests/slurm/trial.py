@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ortflow.manifests import batch
 from ortflow.manifests.slurm import container
 from ortflow.manifests.slurm.directives import directives
 from ortflow.manifests.slurm.launch import settings, starter
@@ -78,9 +79,14 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
         # MPI settings of the prologue take precedence, as in a run.
         yield f"export {name}=${{{name}-{shlex.quote(value)}}}"
     yield ""
+    yield batch.LEAVE
     yield "# The supervisor process's interpreter, on the node where it would run."
     run_supervisor = [placement.run_supervisor_python, "-c", "import ortflow.launchers.slurm.run_supervisor"]
     yield from _recorded(shell(run_supervisor), folder, "run_supervisor")
+    yield ""
+    yield "# What the supervisor process asks Slurm there to queue the job again."
+    yield from _recorded(['scontrol show job --oneliner "$SLURM_JOB_ID"'], folder, "scontrol")
+    yield from _recorded(["command -v sbatch"], folder, "sbatch")
     yield ""
     yield "# Each node separately: the step of the run, without MPI."
     program = [*container.rank_prefix(spec, placement), _python(spec, placement), f"{folder}/{REPORT}"]

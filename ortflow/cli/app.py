@@ -10,17 +10,18 @@ import errno
 import gc
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import typer
 
 import ortflow
 from ortflow.cli.extras import needs_extra
+from ortflow.cli.help import GroupedCommands
 from ortflow.launchers import open_files
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER, OrtflowError, Preempted
-from ortflow.workflow.streams import guarded
+from ortflow.workflow.streams import guarded, open_closed
 
 
 class Verb(NamedTuple):
@@ -35,29 +36,46 @@ class Verb(NamedTuple):
     hidden: bool = False
 
 
-VERBS: Mapping[str, Verb] = {
-    "run": Verb("run", "run"),
-    "validate": Verb("validate", "validate"),
-    "inspect": Verb("inspect", "inspect"),
-    "plan": Verb("plan", "plan"),
-    "doctor": Verb("doctor", "doctor", reachable=True),
-    "submit": Verb("submit", "submit", reachable=True),
-    "render": Verb("submit", "render", reachable=True),
-    "status": Verb("status", "status", reachable=True),
-    "list": Verb("status", "list_runs", reachable=True),
-    "logs": Verb("logs", "logs", reachable=True),
-    "cancel": Verb("cancel", "cancel", reachable=True),
-    "resume": Verb("run", "resume", reachable=True),
-    "supervise": Verb("supervise", "supervise"),
-    "export": Verb("export", "export"),
-    "join": Verb("join", "join"),
-    "rank": Verb("rank", "rank", hidden=True),
-    "schema": Verb("schema", "schema"),
-    "data": Verb("data", "app"),
-    "checkpoint": Verb("checkpoint", "app"),
-    "image": Verb("image", "app"),
+GROUPS: Mapping[str, Mapping[str, Verb]] = {
+    "Check a run": {
+        "validate": Verb("validate", "validate"),
+        "inspect": Verb("inspect", "inspect"),
+        "plan": Verb("plan", "plan"),
+        "doctor": Verb("doctor", "doctor", reachable=True),
+        "render": Verb("submit", "render", reachable=True),
+    },
+    "Train": {
+        "run": Verb("run", "run"),
+        "submit": Verb("submit", "submit", reachable=True),
+        "resume": Verb("run", "resume", reachable=True),
+        "cancel": Verb("cancel", "cancel", reachable=True),
+        "supervise": Verb("supervise", "supervise"),
+        "rank": Verb("rank", "rank", hidden=True),
+    },
+    "Follow runs": {
+        "status": Verb("status", "status", reachable=True),
+        "list": Verb("status", "list_runs", reachable=True),
+        "logs": Verb("logs", "logs", reachable=True),
+    },
+    "Models, checkpoints and data": {
+        "export": Verb("export", "export"),
+        "checkpoint": Verb("checkpoint", "app"),
+        "join": Verb("join", "join"),
+        "data": Verb("data", "app"),
+    },
+    "Tools": {
+        "schema": Verb("schema", "schema"),
+        "image": Verb("image", "app"),
+    },
 }
-"""In the order of `--help`."""
+"""Title -> commands, in the order of `--help`."""
+VERBS: Mapping[str, Verb] = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
+
+
+class Commands(GroupedCommands):
+    """All commands."""
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {title: [*verbs] for title, verbs in GROUPS.items()}
 
 
 def _version(value: bool) -> None:
@@ -78,6 +96,7 @@ def command_line(first: str | None = None) -> typer.Typer:
     """The command line; if `first` is the name of a command, with only that command."""
     app = typer.Typer(
         name="ortflow",
+        cls=Commands,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -92,16 +111,18 @@ def command_line(first: str | None = None) -> typer.Typer:
             app.add_typer(function)
             continue
         if verb.reachable:
-            from ortflow.cli.host import reachable
+            from ortflow.cli.host import Reachable, reachable
 
-            function = reachable(function)
-        app.command(name, hidden=verb.hidden)(function)
+            app.command(name, cls=Reachable)(reachable(function))
+        else:
+            app.command(name, hidden=verb.hidden)(function)
     return app
 
 
 def main() -> None:
     """Entry point of the `ortflow` command."""
     try:
+        open_closed()
         with guarded():
             _main()
     finally:

@@ -109,6 +109,8 @@ def show(
         typer.echo(f"file      {file.name}: {_size(file.size)}, {file.hash}")
     for name, value in manifest.progress.items():
         typer.echo(f"progress  {name}: {value}")
+    for name, value in manifest.run.items():
+        typer.echo(f"run       {name}: {value}")
     for name, value in manifest.environment.items():
         typer.echo(f"computed  {name}: {value}")
     typer.echo(f"tensors   {len(manifest.index)}")
@@ -282,6 +284,7 @@ def _describe(store: DirectoryStore, manifest: Manifest) -> dict[str, Any]:
         "files": [vars(file) for file in manifest.files],
         "progress": dict(manifest.progress),
         "environment": dict(manifest.environment),
+        "run": dict(manifest.run),
         "tensors": manifest.index.to_json(),
     }
 

@@ -47,7 +47,7 @@ def doctor(
 ) -> None:
     """Report what would prevent a run, here or on a cluster.
 
-    Prints one line per check; exit code 1 if there is a fault.
+    Prints one line per check; exit code 1 if there is a fault. Starts no program that only the run file names.
     """
     from ortflow.launchers.base import find_launcher, ways_to
     from ortflow.launchers.capabilities import Trying
@@ -96,13 +96,13 @@ def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> S
     reading = read_run_file(file, overrides, files=False)
     if reading.spec is None or reading.faults:
         raise Faults(reading.faults)
-    spec = reading.spec
+    spec, folder, given = reading.spec, file.absolute().parent, tuple(overrides)
     if elsewhere:
-        return Submission(spec, RunDir(runs / spec.name), file.absolute().parent, source=reading.written)
+        return Submission(spec, RunDir(runs / spec.name), folder, source=reading.written, overrides=given)
     if spec.run_dir is None:
         spec = spec.model_copy(update={"run_dir": str(runs / spec.name)})
     spec = resolve_paths(spec, file)
-    return Submission(spec, RunDir(Path(str(spec.run_dir))), file.absolute().parent)
+    return Submission(spec, RunDir(Path(str(spec.run_dir))), folder, overrides=given)
 
 
 def submission_to_check(file: Path | None, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:

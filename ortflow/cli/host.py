@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
+from ortflow.cli.help import ReachableCommand
 from ortflow.launchers.names import AT_LOGIN
 from ortflow.workflow.errors import UserError
 
@@ -48,6 +49,14 @@ OURS = {
         ),
     ],
 }  # fmt: skip
+
+
+class Reachable(ReachableCommand):
+    """A command with the options of `OURS`."""
+
+    apart: ClassVar[Sequence[str]] = (*OURS,)
+
+
 FILE, OVERRIDES, BOTH, BACKEND = "file", "overrides", "arguments", "backend"
 """Parameters of commands that are also used on this side."""
 

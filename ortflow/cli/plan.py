@@ -17,7 +17,7 @@ from ortflow.launchers.lines import size
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ortflow.workflow.planning.built import Built
     from ortflow.workflow.planning.rates import Rates
@@ -93,7 +93,8 @@ def plan(
     written = resolve_paths(load_run_file(run_file, overrides or (), files=True), run_file)
     spec = on_ranks(written, ranks or written.world_size)
     budget = budget_of(spec, memory)
-    found = with_recomputation(survey(spec, _Rates(measure, bandwidth, threads_of(spec))), budget.bytes)
+    rates = _Rates(measure, bandwidth, threads_of(spec), overrides or ())
+    found = with_recomputation(survey(spec, rates), budget.bytes)
     fitting = found.fitting(budget.bytes)
     if not fitting:
         raise too_small(found, budget)
@@ -106,8 +107,26 @@ def plan(
     typer.echo(f"keys of layout {layout}:")
     chosen = fitting[layout - 1]
     typer.echo(yaml.safe_dump(keys_of(written, spec, chosen.layout, chosen.recompute), **STYLE), nl=False)
-    for line in (*found.rates.how, *found.notes, *_not_counted(written, fitting)):
+    for line in (
+        *found.rates.how,
+        *found.notes,
+        *without_data_parallelism(found.spec),
+        *_not_counted(written, fitting),
+    ):
         typer.echo(line)
+
+
+def without_data_parallelism(spec: RunSpec) -> Iterator[str]:
+    """Why no layout has copies of the undivided model on all ranks, which is the simplest one, and what permits it."""
+    ranks, samples, micro_batch = spec.world_size, spec.global_batch, spec.data.micro_batch
+    if ranks == 1 or samples % (ranks * micro_batch) == 0:
+        return
+    smaller = f"data.micro_batch: {samples // ranks}, or " if samples % ranks == 0 else ""
+    yield (
+        f"No layout has {ranks} copies of the model: a step of {samples} samples is not a multiple of {ranks} "
+        f"micro-batches of {micro_batch}. {smaller}train.global_batch: {ranks * micro_batch} permits data parallelism, "
+        "the usual choice for a model that one rank can hold."
+    )
 
 
 def _not_counted(written: RunSpec, fitting: list[Candidate]) -> Iterator[str]:
@@ -125,10 +144,10 @@ def _not_counted(written: RunSpec, fitting: list[Candidate]) -> Iterator[str]:
 class _Rates:
     """Measures or assumes speeds, as the options want."""
 
-    def __init__(self, measure: bool | None, bandwidth: str | None, threads: int) -> None:
+    def __init__(self, measure: bool | None, bandwidth: str | None, threads: int, overrides: Sequence[str]) -> None:
         from ortflow.workflow.spec.units import parse_memory
 
-        self._measure, self._threads = measure, threads
+        self._measure, self._threads, self._overrides = measure, threads, overrides
         try:
             self._bandwidth = None if bandwidth is None else float(parse_memory(bandwidth))
         except UserError as error:
@@ -136,6 +155,7 @@ class _Rates:
 
     def __call__(self, found: Built, spec: RunSpec, operations: int, memory: int) -> Rates:
         from ortflow.launchers.link import measure_link
+        from ortflow.launchers.named_programs import unconfirmed
         from ortflow.workflow.planning.budget import may_measure
         from ortflow.workflow.planning.measure import linked, measured, micro_batch_seconds
         from ortflow.workflow.planning.rates import Link, assumed
@@ -147,7 +167,7 @@ class _Rates:
         rates = measured(
             rates, micro_batch_seconds(found, spec, threads), operations, found.graphs.index.trained, threads
         )
-        link = measure_link(spec)
+        link = measure_link(spec) if unconfirmed(spec, self._overrides) is None else None
         return rates if link is None else linked(rates, Link(*link))
 
 

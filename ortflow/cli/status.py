@@ -219,6 +219,8 @@ def cut(text: str, width: int | None) -> str:
 
 
 def _step(how: RunStatus) -> str:
+    if how.state.value == "finished" and not how.attempts:
+        return "-"  # its records were lost
     return f"{how.step}/{how.total_steps}" if how.total_steps else str(how.step)
 
 

@@ -50,6 +50,7 @@ def plan_sweep(
     retry: float = 0.0,
 ) -> tuple[Sweep, list[Submission]]:
     """The sweep and its checked runs; raises Faults and UserError. Creates no files."""
+    from ortflow.launchers.sweep_outputs import refuse_shared_outputs
     from ortflow.launchers.sweeps import Member, Sweep
     from ortflow.workflow.spec.file.combinations import combinations, count, read_axes
 
@@ -62,6 +63,7 @@ def plan_sweep(
         root, one = _submission(file, given, runs, task, fresh=fresh, files=files)
         members.append(Member(one.run, values))
         submissions.append(replace(one, after=after, retry=retry))
+    refuse_shared_outputs([one.spec for one in submissions])
     return Sweep(root, tuple(members)), submissions
 
 

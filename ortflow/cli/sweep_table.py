@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,14 @@ def results(sweep: Sweep, found: Sequence[RunStatus], by: str | None) -> Results
     ranked = [
         (sign * value, place)
         for place, how in enumerate(found)
-        if (value := how.evaluation.get(metric)) is not None and value == value
+        if (value := how.evaluation.get(metric)) is not None and _is_finite(how.evaluation.values())
     ]
     return Results(sweep, found, metric, min(ranked)[1] if ranked else None)
+
+
+def _is_finite(values: Iterable[float | None]) -> bool:
+    """Whether an evaluation can be compared: with a loss that is NaN, its accuracy means nothing."""
+    return all(value is not None and math.isfinite(value) for value in values)
 
 
 def metrics_of(found: Sequence[RunStatus]) -> list[str]:

@@ -199,5 +199,7 @@ def _as_a_rank(spec: RunSpec) -> list[str]:
         builder = builder_of(spec, run_dir, report)
         prepare(builder, run_dir, spec, report)
         place = Place(0, spec.world_size, 0, spec.resources.ranks_per_node, "none", "localhost")
-        Stream(spec, Plan.load(run_dir.plan), *builder.inputs(), place, Progress()).close()
+        stream = Stream(spec, Plan.load(run_dir.plan), *builder.inputs(), place, Progress())
+        warnings += stream.not_finite()
+        stream.close()
     return warnings

@@ -21,10 +21,10 @@ from tiny_runs import Tiny, has_traceback, result
 
 pytestmark = pytest.mark.chaos
 TRIALS = int(os.environ.get("ORTFLOW_TRIALS", "30"))
-ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 KILLS = (
     signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGQUIT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL,
-    signal.SIGTRAP, signal.SIGSYS, signal.SIGXCPU, signal.SIGUSR1, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
+    signal.SIGTRAP, signal.SIGSYS, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
 )  # fmt: skip
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGWINCH, signal.SIGURG)
 """By Python, or by the kernel where nobody handles them."""

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import yaml
 from onnx import TensorProto, helper, numpy_helper
 from project import Project, command, of_kind
+from small_network import save_model
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +158,36 @@ def test_an_accepted_export_for_inference_warns(project: Project) -> None:
     reported = [record["message"] for record in of_kind(project.run_dir("accepted"), "warning")]
     assert any("the exporter merged parameters of equal value" in message for message in reported)
     assert all(f"warning: {message}" in done.stdout for message in reported)
+
+
+@pytest.mark.parametrize("where", ["train", "eval"])
+@pytest.mark.parametrize("command_name", ["run", "validate"])
+def test_labels_out_of_range_are_refused_before_the_first_step(tmp_path: Path, where: str, command_name: str) -> None:
+    """A binary cross-entropy of targets outside 0 to 1 has no minimum, and a label beyond the classes no meaning."""
+    save_model(tmp_path / "model.onnx")
+    random = np.random.default_rng(1)
+    x = random.normal(size=(64, 5)).astype("float32")
+    fits = {"truths": random.random((64, 3)).astype("float32"), "classes": random.integers(0, 3, 64)}
+    convert(tmp_path, "good", x=x, **fits)
+    beyond = {name: values.copy() for name, values in fits.items()}
+    beyond["truths"][61, 1], beyond["classes"][61] = 12.5, 7
+    convert(tmp_path, "bad", x=x, **beyond)
+    other = {"train": "eval", "eval": "train"}[where]
+    for loss, column, value in (("bce_with_logits", "truths", "12.5"), ("cross_entropy", "classes", "7")):
+        sets = {
+            each: {"path": f"{name}.arrow", "columns": {"labels": column}}
+            for each, name in ((where, "bad"), (other, "good"))
+        }
+        content = {
+            "name": column,
+            "model": {"path": "model.onnx", "loss": {"kind": loss}},
+            "data": {**sets, "micro_batch": 4},
+            "train": {"steps": 4, "optimizer": {"name": "sgd", "lr": 0.1}},
+        }
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
+        done = command(command_name, "run.yaml", folder=tmp_path)
+        output = done.stdout + done.stderr
+        assert done.returncode == 2, output
+        assert f"sample 61 of column '{column}' holds {value}" in output
+        assert "vocabulary" not in output
+        assert not (tmp_path / "runs" / column).exists()

@@ -29,11 +29,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (1, 2, 9, 25, STEPS):
         damaged[8 * (step - 1) + 5, 2] = np.nan
         unlabelled[8 * (step - 1) : 8 * step] = IGNORED
+    held_out = x.copy()
+    held_out[37, 4] = np.nan
+    held_out[90, 1] = np.inf
     for name, arrays in {
         "whole": (x, labels),
         "damaged": (damaged, labels),
         "unlabelled": (x, unlabelled),
         "nothing": (np.full_like(x, np.nan), labels),
+        "held-out": (held_out, labels),
     }.items():
         np.savez(folder / f"{name}.npz", x=arrays[0], labels=arrays[1])
         done = command("data", "convert", f"{name}.npz", "--output", f"{name}.arrow", folder=folder)
@@ -41,9 +45,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, name: str, data: str, *, ranks: int = 1, **train: Any) -> tuple[int, str, Path]:
+def run(
+    folder: Path, name: str, data: str, *, ranks: int = 1, held_out: str | None = None, **train: Any
+) -> tuple[int, str, Path]:
     """Exit code, output and directory of a run."""
-    content = {
+    content: dict[str, Any] = {
         "name": name,
         "model": {
             "path": "model.onnx",
@@ -62,6 +68,8 @@ def run(folder: Path, name: str, data: str, *, ranks: int = 1, **train: Any) -> 
         "resources": {"ranks_per_node": ranks, "cpus_per_rank": 1},
         "restart": {"failures": 3, "backoff": {"first": 0.0, "limit": 0.0}},
     }
+    if held_out is not None:
+        content["data"]["eval"] = {"path": f"{held_out}.arrow"}
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
     done = command("run", f"{name}.yaml", folder=folder)
     run_dir = folder / "runs" / name
@@ -87,6 +95,9 @@ def test_a_run_whose_every_step_is_skipped_fails_and_is_not_tried_again(folder: 
     code, output, run_dir = run(folder, "nothing", "nothing", steps=5)
     assert code == 2, output
     assert "all 5 steps" in output
+    assert "sample 0 of" in output
+    assert "nan in column 'x'" in output
+    assert "optimizer.lr" not in output
     assert "Traceback" not in output
     assert len(of_kind(run_dir, "attempt_start")) == 1
     assert not of_kind(run_dir, "finished")
@@ -104,3 +115,42 @@ def test_a_run_whose_model_diverged_before_its_end_fails(folder: Path) -> None:
     assert "the loss of the trained model is" in output
     assert "train.optimizer.lr" in output
     assert not of_kind(run_dir, "finished")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_nan_in_the_evaluation_set_is_reported_with_its_sample_and_stops_nothing(folder: Path, ranks: int) -> None:
+    watched = {"evaluation": {"every_steps": 5}, "early_stop": {"metric": "accuracy", "patience": 1}}
+    code, output, run_dir = run(folder, f"held-out-{ranks}", "whole", ranks=ranks, held_out="held-out", **watched)
+    assert code == 0, output
+    assert not of_kind(run_dir, "early_stop")
+    assert of_kind(run_dir, "finished")[0]["step"] == STEPS
+    assert [record["loss"] for record in of_kind(run_dir, "evaluation")] == [None] * (STEPS // 5)
+    warnings = [record["message"] for record in of_kind(run_dir, "warning")]
+    assert sum("sample 37 of" in each and "nan in input 'x'" in each for each in warnings) == STEPS // 5
+    assert "early_stop does not use it" in warnings[-1]
+    assert "sample 37 of" in warnings[0]
+    assert "nan in column 'x'" in warnings[0]
+    assert "loss not finite" in output
+    status = command("status", f"held-out-{ranks}", folder=folder)
+    assert "loss not finite" in status.stdout
+
+
+def test_an_evaluation_whose_infinity_the_model_makes_names_the_sample(folder: Path) -> None:
+    """A finite value that overflows in the model: the sample is found by its loss."""
+    arrays = np.load(folder / "whole.npz")
+    x = arrays["x"].copy()
+    x[21, 0] = 3e38
+    np.savez(folder / "huge.npz", x=x, labels=arrays["labels"])
+    assert command("data", "convert", "huge.npz", "--output", "huge.arrow", folder=folder).returncode == 0
+    code, output, run_dir = run(folder, "huge", "whole", ranks=2, held_out="huge", steps=3)
+    assert code == 0, output
+    warnings = [record["message"] for record in of_kind(run_dir, "warning")]
+    assert any("sample 21 of" in each and "finite" in each for each in warnings), warnings
+
+
+def test_steps_in_a_row_that_the_data_spoils_are_its_fault(folder: Path) -> None:
+    code, output, _ = run(folder, "spoiled", "nothing")
+    assert code == 2, output
+    assert "10 steps in a row" in output
+    assert "sample 0 of" in output
+    assert "optimizer.lr" not in output

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes_cluster import Cluster, Run
 from kubernetes_runs import EVERYTHING, any_run_file, contents_of, rendered, run_file
 from kubernetes_testbed import Space, wait_until
@@ -18,6 +19,7 @@ from ortflow.launchers.kubernetes.api import Cluster as Api
 from ortflow.launchers.kubernetes.api import Refused
 from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.dry_run import dry_run, pods
+from ortflow.launchers.kubernetes.request import applied_size
 from ortflow.workflow.errors import UserError
 
 COUNT = 20
@@ -196,3 +198,17 @@ def refused(api: Api, documents: list[dict[str, Any]]) -> str | None:
     except UserError as error:
         return str(error)
     return None
+
+
+def test_the_size_of_what_kubectl_applies(cluster: Cluster) -> None:
+    """`render` predicts the annotation, and the largest documents that it prints are taken."""
+    (cluster.folder / "more.py").write_text("<&>é\u2028\\n\n'\"" * 100 + "x" * 250_000)
+    file = cluster.write("large", backends__kubernetes__files=["more.py"], backends__kubernetes__suspend=True)
+    done = cluster.ortflow("render", "-b", "kubernetes", file.name)
+    assert done.returncode == 0, done.stderr
+    cluster.space.kubectl("apply", "-f", "-", given=done.stdout)
+    document = next(one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "ConfigMap")
+    config = cluster.space.get("configmap", document["metadata"]["name"])
+    annotations = config["metadata"]["annotations"]
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
+    assert 250_000 < size <= applied_size(document) < size + 400

@@ -33,9 +33,9 @@ def checked(space: Space, pods: list[Object]) -> list[tuple[dict[str, str], Any]
     return answers
 
 
-def as_user(uid: int, pod: Object) -> Object:
+def as_user(uid: int, pod: Object, group: int = 0) -> Object:
     """The pod, run as another user."""
-    pod["spec"]["securityContext"] = {"runAsUser": uid}
+    pod["spec"]["securityContext"] = {"runAsUser": uid, "runAsGroup": group}
     return pod
 
 
@@ -44,12 +44,14 @@ def test_the_image_has_what_ranks_need(space: Space) -> None:
     own = image_pod("own", ["bash", "-c", f"{CHECK} --mpi mpich"])
     other = image_pod("openmpi", ["bash", "-c", f"{CHECK} --mpi openmpi"], image="localhost/ortflow:openmpi")
     root = as_user(0, image_pod("root", ["bash", "-c", CHECK]))
-    unknown = as_user(12345, image_pod("unknown", ["bash", "-c", CHECK]))
-    *good, (found, code) = checked(space, [own, other, root, unknown])
+    added = as_user(12345, image_pod("added", ["bash", "-c", CHECK]))
+    unknown = as_user(12345, image_pod("unknown", ["bash", "-c", CHECK]), group=12345)
+    *good, (to_add, able), (found, code) = checked(space, [own, other, root, added, unknown])
     for levels, status in good:
         assert status == 0
         assert set(levels.values()) <= {"ok", "warning"}
         assert levels["login"] == levels["MPI"] == levels["ssh keys"] == "ok"
+    assert (to_add["user"], to_add["login"], able) == ("untested", "untested", 0), "group 0 may add an account"
     assert code == 1
     assert found["user"] == "fault"
     assert found["login"] == "untested"

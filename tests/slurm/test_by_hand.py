@@ -45,7 +45,7 @@ def test_a_fresh_run_begins_by_itself_and_comes_back(cluster_of: Cluster, undist
     job = sbatch(cluster_of, script)
     run = Run(cluster_of, "by-hand")
     run_dir = run.run_dir
-    wait_until(lambda: run.steps() >= 12, ENDS, lambda: words(cluster_of, job))
+    wait_until(lambda: run.steps() >= 7, ENDS, lambda: words(cluster_of, job))
     run.testbed.preempt(job, seconds=3)
     run.finish()
     same_end(run, undisturbed)
@@ -92,7 +92,7 @@ def test_two_that_begin_in_the_same_moment(cluster_of: Cluster, locks: bool) -> 
     name = "both" if locks else "both-unlocked"
     short = {"train__steps": 6, "train__schedule": {"name": "constant"}}
     script = rendered(cluster_of, name, **short, **({} if locks else unlocked()))
-    start = int(time.time()) + 12
+    start = int(time.time()) + 6
     begin = time.strftime("--begin=%Y-%m-%dT%H:%M:%S", time.localtime(start))
     jobs = [sbatch(cluster_of, script, begin) for _ in range(2)]
     for job in jobs:
@@ -125,7 +125,7 @@ def test_it_continues_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run
     script = rendered(cluster_of, "goes-on", **slow(0.2, attempts=2))
     first = sbatch(cluster_of, script)
     run = Run(cluster_of, "goes-on")
-    wait_until(lambda: run.steps() >= 12, ENDS, lambda: words(cluster_of, first))
+    wait_until(lambda: run.steps() >= 7, ENDS, lambda: words(cluster_of, first))
     waiting = sbatch(cluster_of, script, "--begin=now+1hour")
     done = cluster_of.ortflow("cancel", "goes-on", timeout=90)
     assert done.returncode == 0, done.stderr
@@ -133,7 +133,7 @@ def test_it_continues_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run
     assert cluster_of.testbed.ended(waiting, 30)["JobState"] == "CANCELLED", "it would have started an unwanted run"
     done = cluster_of.ortflow("resume", "goes-on")
     assert done.returncode == 0, done.stderr
-    run.until_step(20)
+    run.until_step(14)
     run.testbed.reported("scancel", run.job)
     run.until_state("cancelled", timeout=60)
     third = sbatch(cluster_of, script)
@@ -169,6 +169,45 @@ def test_a_sweep(cluster_of: Cluster) -> None:
         assert run.status()["state"] == "finished", run.transcript()
         assert run.job == f"{array}_{task}"
         assert f"seed: {task + 1}" in (run.run_dir / "run.yaml").read_text()
+
+
+@pytest.mark.parametrize("allocation", [["--mem-per-cpu=200"], ["--mem=200", "--gpus=1", "--hint=nomultithread"]])
+def test_sbatch_inside_an_allocation(cluster_of: Cluster, allocation: list[str]) -> None:
+    """sbatch passes on the variables of that job; srun would read its requests for memory and GPUs as options."""
+    small = {"nodes": 1, "ranks_per_node": 2, "cpus_per_rank": 1, "memory": "500Mi"}
+    name = f"inside-{len(allocation)}"
+    short = {"train__steps": 4, "train__schedule": {"name": "constant"}, "resources": small}
+    script = rendered(cluster_of, name, **short)
+    inside = ["sbatch", "--parsable", f"--chdir={cluster_of.project.folder}", str(script)]
+    job = cluster_of.testbed.reported("salloc", "--quiet", "--nodes=1", *allocation, *inside)
+    run = Run(cluster_of, name)
+    wait_until(lambda: cluster_of.testbed.state(job) in FINAL, ENDS)
+    assert cluster_of.testbed.state(job) == "COMPLETED", run.transcript()
+    assert run.outcomes() == ["finished"], run.transcript()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("place", ["script", "environment"])
+def test_another_signal_ahead_of_the_time_limit(cluster_of: Cluster, undisturbed: Run, place: str) -> None:
+    """`--signal=B:USR1@30` as users of other tools write it, and SBATCH_SIGNAL, which signals the ranks."""
+    name = f"usr1-{place}"
+    script = rendered(cluster_of, name, resources__time_limit="00:01:00", **slow(1.2, 1))
+    options = ["sbatch", "--parsable", f"--chdir={cluster_of.project.folder}", str(script)]
+    if place == "script":
+        text = script.read_text()
+        assert "--signal=B:USR2@" in text
+        script.write_text(text.replace("--signal=B:USR2@30", "--signal=B:USR1@30"))
+    else:
+        options = ["env", "SBATCH_SIGNAL=USR1@30", *options]
+    job = cluster_of.testbed.reported(*options)
+    run = Run(cluster_of, name)
+    wait_until(lambda: cluster_of.testbed.state(job) in FINAL, ENDS, lambda: words(cluster_of, job))
+    assert cluster_of.testbed.state(job) == "COMPLETED", run.transcript()
+    same_end(run, undisturbed)
+    *ends, _ = run.records("end")
+    assert ends, run.transcript()
+    assert {end["outcome"] for end in ends} == {"preempted"}, run.transcript()
+    assert run.status()["preemptions"] == 0
 
 
 @pytest.mark.rotates("Slurm by hand")

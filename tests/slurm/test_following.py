@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Counted, Run, same_end, slow
+from cluster import Cluster, Counted, Run, both, same_end, slow
+from messages import mentions
 from project import ORTFLOW, of_kind
 from testbed import FINAL, wait_until
 
@@ -40,8 +42,8 @@ def test_cancel_while_it_waits(cluster_of: Cluster) -> None:
 
 
 def test_cancel_saves_a_running_run_and_resume_continues(cluster_of: Cluster, undisturbed: Run) -> None:
-    run = cluster_of.submit("stopped", **slow(0.2))
-    run.until_step(15)
+    run = cluster_of.submit("stopped", **slow(0.2, attempts=1))
+    run.until_step(8)
     done = cluster_of.ortflow("cancel", "stopped", timeout=90)
     assert done.returncode == 0, done.stderr
     assert run.status()["state"] == "cancelled"
@@ -93,7 +95,7 @@ def test_cancel_of_a_finished_run(cluster_of: Cluster, undisturbed: Run) -> None
 def test_scancel_is_not_a_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
     """The batch step is signalled as for a preemption; asking to be queued again would undo the cancel."""
     run = cluster_of.submit("scancelled")
-    run.until_step(15)
+    run.until_step(8)
     run.testbed.reported("scancel", run.job)
     assert run.testbed.ended(run.job, 60)["JobState"] == "CANCELLED"
     assert run.status()["state"] == "cancelled"
@@ -243,3 +245,61 @@ def test_many_runs_in_one_call(cluster_of: Cluster, undisturbed: Run, tmp_path: 
     assert (states.count("finished"), states.count("pending")) == (198, 2)
     (call,) = counted.calls()
     assert call.startswith("squeue "), call
+
+
+def test_a_job_of_another_member_of_the_group(cluster_of: Cluster, tmp_path: Path) -> None:
+    """`squeue --me` does not show it: no second job is placed, and cancel ends it."""
+    shim = tmp_path / "bin/sbatch"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec {shutil.which("sbatch")} --uid=nobody "$@"\n')
+    shim.chmod(0o755)
+    file = cluster_of.write("shared", backends__slurm__begin="now+1hour")
+    path = f"{shim.parent}{os.pathsep}{os.environ['PATH']}"
+    done = cluster_of.ortflow("submit", "-b", "slurm", file.name, PATH=path)
+    assert done.returncode == 0, done.stderr
+    run = Run(cluster_of, "shared")
+    assert run.testbed.job(run.job)["UserId"].startswith("nobody")
+    assert run.status()["state"] == "pending"
+    assert '"pending"' in cluster_of.ortflow("list", "--json").stdout
+    for words in (["resume", "shared"], ["submit", "-b", "slurm", file.name]):
+        done = cluster_of.ortflow(*words)
+        assert done.returncode == 2, done
+        assert f"is job {run.job} in Slurm, pending" in done.stderr
+    done = cluster_of.ortflow("cancel", "shared")
+    assert done.returncode == 0, done.stderr
+    assert run.testbed.state(run.job) == "CANCELLED"
+    assert run.status()["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "missing", [["scontrol"], ["scontrol", "squeue", "sbatch", "scancel"]], ids=["scontrol", "all"]
+)
+def test_nodes_without_commands_of_slurm(cluster_of: Cluster, undisturbed: Run, missing: list[str]) -> None:
+    """A saved run goes on in another job; where nothing can submit one, it says so and is not "restarting"."""
+    bare = cluster_of.project.folder / f"bare-{len(missing)}"
+    bare.mkdir()
+    for name in {"srun", "scontrol", "squeue", "sbatch", "scancel"} - {*missing}:
+        (bare / name).symlink_to(str(shutil.which(name)))
+    # /usr/bin has Slurm's commands here, so the rest of it is found by links.
+    for command in Path("/usr/bin").iterdir():
+        if command.name not in {"srun", "scontrol", "squeue", "sbatch", "scancel"}:
+            (bare / command.name).symlink_to(command)
+    name = f"bare-run-{len(missing)}"
+    prologue = {"backends__slurm__prologue": [f"export PATH={bare}"]}
+    run = cluster_of.submit(name, **both(slow(0.3, 1), prologue))
+    first = run.job
+    run.until_step(8)
+    run.testbed.reported("scancel", "-s", "USR1", "-b", first)
+    if len(missing) == 1:
+        wait_until(lambda: run.job != first, 60, run.transcript)
+        run.finish()
+        same_end(run, undisturbed)
+    else:
+        reported = run.until_state("lost", timeout=60)
+        assert "there is no squeue" in str(reported), reported
+        assert "ortflow resume" in run.log()
+    assert "there is no scontrol" in run.log() or "no commands of Slurm" in run.log()
+    file = cluster_of.write(name, **prologue)
+    report = cluster_of.ortflow("doctor", "-b", "slurm", "--job", file.name)
+    assert report.returncode == (1 if len(missing) > 1 else 0), report.stdout
+    assert mentions(report.stdout, "Slurm on the nodes: … scontrol")

@@ -61,15 +61,15 @@ def test_more_nodes_are_named_than_the_run_has(cluster_of: Cluster) -> None:
 @pytest.mark.rotates("Slurm restarts")
 def test_signals_by_hand_are_not_a_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
     """Sent to the ranks, and to the batch step."""
-    run = cluster_of.submit("signals", **slow(0.2))
-    for step, to in ((7, []), (20, ["-b"])):
+    run = cluster_of.submit("signals", **slow(0.2, attempts=3))
+    for step, number, to in ((5, "USR2", []), (10, "USR1", []), (15, "USR1", ["-b"])):
         run.until_step(step, ENDS)
-        run.testbed.reported("scancel", "-s", "USR2", *to, run.job)
+        run.testbed.reported("scancel", "-s", number, *to, run.job)
     run.finish()
     same_end(run, undisturbed)
     assert not of_kind(run.run_dir, "rewind"), "it saved"
     *ends, _ = run.records("end")
-    assert len(ends) == 2
+    assert len(ends) == 3
     for end in ends:
         assert says(end["cause"], "saved and stopped: … signal … by hand"), end
         assert end["why"] == "that counts against no budget"

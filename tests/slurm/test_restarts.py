@@ -16,7 +16,7 @@ from messages import mentions, says
 from project import curve, events, of_kind
 from testbed import Testbed, wait_until
 
-MIDDLE = 15
+MIDDLE = 8
 """A step at which there is a checkpoint, and much is still to come."""
 
 
@@ -158,7 +158,7 @@ def test_out_of_memory(cluster_of: Cluster, undisturbed: Run) -> None:
 def test_the_controller_is_restarted(cluster_of: Cluster, undisturbed: Run, how: str) -> None:
     testbed = cluster_of.testbed
     # Slurm saves its state only every 5 s: a controller that is killed before that starts the job again.
-    run = cluster_of.submit(f"controller-{how}", **slow(0.6))
+    run = cluster_of.submit(f"controller-{how}", **slow(0.6, attempts=1))
     run.until_step(MIDDLE)
     testbed.controller(how)
     run.until_step(MIDDLE + 5)

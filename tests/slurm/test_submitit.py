@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 from testbed import wait_until
 
 from ortflow.slurm import RunJob, SlurmExecutor
-from ortflow.workflow.errors import Faults
+from ortflow.workflow.errors import Faults, UserError
 
 
 @pytest.fixture
@@ -90,3 +92,34 @@ def test_what_a_run_has_of_its_own_is_refused(here: Cluster) -> None:
     with pytest.raises(Faults, match=r"additional_parameters\.output: is not allowed here; remove it"):
         executor.submit(here.write("refused"))
     assert not Path("runs/refused").exists()
+
+
+def test_a_refusal_leaves_no_job_of_the_batch(here: Cluster) -> None:
+    executor = SlurmExecutor("runs")
+    file = here.write("batched", backends__slurm__begin="now+1hour")
+    with pytest.raises(UserError, match=r"several runs .*runs/batched"):
+        executor.map_array(file, ["seed=1", "seed=2"])
+    with pytest.raises(Faults, match="sead"):
+        executor.map_array(file, ["name=one"], ["sead=1"])
+    with pytest.raises(UserError, match=r"backends\.slurm\.partition"):
+        executor.map_array(file, ["name=two", "name=three"], ["seed=1", "backends.slurm.partition=nope"])
+    assert here.testbed.reported("squeue", "-h", "-t", "pending,running", "-o", "%j") == ""
+
+
+LEAVING = """
+from ortflow.slurm import SlurmExecutor
+kept, dropped = [SlurmExecutor("runs").submit("later.yaml", f"name={name}") for name in ("kept", "dropped")]
+dropped.cancel_at_deletion()
+kept.cancel_at_deletion().cancel_at_deletion(False)
+print(kept.job_id, dropped.job_id)
+"""
+
+
+def test_a_job_is_cancelled_when_the_interpreter_exits(here: Cluster) -> None:
+    here.write("later", backends__slurm__begin="now+1hour")
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    kept, dropped = done.stdout.split()
+    assert here.testbed.state(dropped) == "CANCELLED"
+    assert Run(here, "dropped").status()["state"] == "cancelled"
+    assert here.testbed.state(kept) == "PENDING"

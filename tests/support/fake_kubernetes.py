@@ -219,9 +219,30 @@ class _Handler(BaseHTTPRequestHandler):
             for (kind, where, _), one in sorted(self.fake.objects.items())
             if kind == plural and namespace in (None, where) and _selected(one, query)
         ]
+        if query.get("watch"):
+            return self._watch(plural, namespace, query)
         start, limit = int(query.get("continue") or 0), int(query.get("limit") or 500)
         more = {"continue": str(start + limit)} if start + limit < len(items) else {}
         return self._answer(200, {"items": items[start : start + limit], "metadata": more})
+
+    def _watch(self, plural: str, namespace: str | None, query: dict[str, str]) -> None:
+        """Send one event at the next change of the selected objects; end without one after the given seconds."""
+        fake = self.fake
+
+        def state() -> str:
+            return json.dumps([one for one in fake.of(plural, namespace or "") if _selected(one, query)])
+
+        before, end = state(), time.monotonic() + float(query["timeoutSeconds"])
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.flush()
+        while state() == before and time.monotonic() < end and not fake.away:
+            fake.wait()
+        if state() != before:
+            self._chunk(b'{"type": "MODIFIED"}\n')
+        self.wfile.write(b"0\r\n\r\n")
 
     def _log(self, name: str, query: dict[str, str]) -> None:
         fake = self.fake

@@ -32,6 +32,8 @@ class Fake:
     jobs: list[Job] = field(default_factory=list)
     version: str = "slurm-wlm 22.05.8"
     plugins: tuple[str, ...] = ("pmi2", "pmix")
+    others: list[Job] = field(default_factory=list)
+    """Jobs of other users: in no list of one's own."""
     accounted: list[Job] = field(default_factory=list)
     away: str | None = None
     """Why it does not answer: dead or hung."""
@@ -109,12 +111,23 @@ class Fake:
     def squeue(self, arguments: Sequence[str]) -> Answer:
         if (away := self._away("squeue")) is not None:
             return away
-        return Answer(0, "".join(_squeue_line(job) for job in self.jobs), "")
+        asked = next((one.partition("=")[2].split(",") for one in arguments if one.startswith("--jobs=")), None)
+        if asked is None:
+            return Answer(0, "".join(_squeue_line(job) for job in self.jobs), "")
+        shown = [job for job in [*self.jobs, *self.others] if {job.id, job.array} & {*asked}]
+        if not shown and len(asked) == 1:
+            return Answer(1, "", UNKNOWN)
+        return Answer(0, "".join(map(_squeue_line, shown)), "")
 
     def scontrol(self, arguments: Sequence[str]) -> Answer:
         if (away := self._away("scontrol")) is not None:
             return away
-        return Answer(0, self.config, "") if arguments[-1] == "config" else Answer(1, "", UNKNOWN)
+        if arguments[-1] == "config":
+            return Answer(0, self.config, "")
+        shown = next((job for job in self.others if job.id == arguments[-1]), None)
+        if shown is None:
+            return Answer(1, "", UNKNOWN)
+        return Answer(0, f"JobId={shown.id} JobName={shown.name} JobState={shown.state} Restarts=0 ExitCode=0:0\n", "")
 
     def sacct(self, arguments: Sequence[str]) -> Answer:
         if not self.accounted:
@@ -126,6 +139,9 @@ class Fake:
         if (away := self._away("scancel")) is not None:
             return away
         named = {*arguments}
+        if refused := [job.id for job in self.others if job.id in named and "--state=PENDING" not in named]:
+            words = f"scancel: error: Kill job error on job id {refused[0]}: Access/permission denied\n"
+            return Answer(1, "", words)
         if "--state=PENDING" in named:
             # As 22.05 does: with a filter, one waiting task of an array stands for all of them.
             named |= {job_id.partition("_")[0] for job_id in named}
@@ -158,7 +174,7 @@ def _squeue_line(job: Job) -> str:
     values = (
         job.id, job.array or job.id, job.state, job.reason or "None", _time(job.start), _time(job.end), "10:00",
         job.nodes, job.restarts, job.code << 8 | job.signal, job.name, job.comment or "(null)", _time(job.submitted),
-        job.dependency or "(null)",
+        job.dependency or "(null)", _time(1.0 if job.preempted else None),
     )  # fmt: skip
     return "".join(f"{value}{SEPARATOR}" for value in values) + "\n"
 

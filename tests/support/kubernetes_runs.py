@@ -7,6 +7,8 @@ import string
 from typing import Any
 
 from ortflow.manifests.kubernetes import Placement, documents
+from ortflow.workflow.spec.checks.elastic import check_elastic
+from ortflow.workflow.spec.checks.nodes import permitted
 from ortflow.workflow.spec.file.document import Document
 from ortflow.workflow.spec.file.shorthand import expand
 from ortflow.workflow.spec.run import RunSpec
@@ -80,7 +82,7 @@ EVERYTHING: RunFile = {
     "ephemeral_storage": "10GiB",
     "gpu": {"resource": "nvidia.com/gpu.shared", "runtime_class": "nvidia", "type_label": "example.org/gpu"},
     "extended_resources": {"rdma/hca": 1},
-    "launcher_resources": {"cpu": "1", "memory": "512m"},
+    "launcher_resources": {"cpu": "1", "cpu_limit": "2", "memory": "512m"},
     "worker_cpu": "1500m",
     "node_selector": {"pool": "gpu"},
     "worker_node_selector": {"disk": "fast"},
@@ -221,11 +223,32 @@ def any_run_file(chance: random.Random, name: str) -> RunFile:
         0.5,
     )
     written = run_file(own, **{"name": name, "resources": {}, **sections})
+    if chance.random() < 0.5:
+        _make_elastic(chance, written)
     memory, shared = written["resources"].get("memory"), own.get("shared_memory")
     if memory and shared and parse_memory(shared) > parse_memory(memory):
         del written["backends"]["kubernetes"]["shared_memory"]  # it would count as the pod's memory
     written["data"]["pad_value"] = {f"p{number}": one_of(*_NUMBERS) for number in range(3)}
     return written
+
+
+def _make_elastic(chance: random.Random, written: RunFile) -> None:
+    """Add keys with which the number of nodes may change, on numbers of nodes of which some do not fit."""
+    for _ in range(50):
+        nodes = chance.randint(2, 12)
+        changes: RunFile = {
+            "resources": {"nodes": nodes, "min_nodes": chance.randint(1, nodes)},
+            "data": {"micro_batch": chance.choice([1, 3, 4])},
+            "train": chance.choice([{}, {"global_batch": 48 * nodes}, {"gradient_accumulation": chance.randint(1, 6)}]),
+            "parallel": chance.choice([{}, {"pipeline": 2}, {"horizontal": 2}, {"pipeline": 2, "horizontal": 4}]),
+        }
+        ranks = {"ranks_per_node": chance.choice([1, 2, 8])} if "ranks_per_node" in written["resources"] else {}
+        trial = {key: {**written.get(key, {}), **value} for key, value in changes.items()}
+        trial["resources"] |= ranks
+        spec = spec_of_file({**written, **trial})
+        if not [*check_elastic(spec)] and nodes in permitted(spec):
+            written |= trial
+            return
 
 
 def any_overlays(chance: random.Random) -> list[RunFile]:

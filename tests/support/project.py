@@ -5,12 +5,15 @@ Used by the integration and the chaos tests. Everything goes through the command
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,32 @@ def command(*arguments: str, folder: Path, timeout: float = 120, **changes: str)
     )  # fmt: skip
 
 
+@functools.cache
+def _template(dropout: float, layers: int, width: int, heads: int, length: int) -> Path:
+    """A folder with the model and its data, made once in a process of tests."""
+    parent = Path(tempfile.mkdtemp(prefix="ortflow-project-"))
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    folder = parent / "project"  # copied with its mode: mkdtemp's keeps other users out
+    folder.mkdir()
+    numbers = {"layers": layers, "width": width, "heads": heads, "context": length, "dropout": dropout}
+    sizes = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
+    subprocess.run(
+        [sys.executable, str(EXAMPLE / "model.py"), "--output", str(folder / "model.onnx"), *sizes],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    text = folder / "text"
+    text.mkdir()
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for name in ("abc.py", "bisect.py", "copy.py"):
+        shutil.copy(library / name, text / name)
+    done = command(
+        "data", "convert", "text/*.py", "--text", "--length", str(length), "--eval-fraction", "0.1",
+        "--output", "set", folder=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @dataclass(frozen=True)
 class Project:
     """A folder with a model, data and a run file."""
@@ -53,22 +82,8 @@ class Project:
     ) -> Project:
         """A GPT, by default of 2 layers and width 32, on a few hundred windows of the standard library's source."""
         folder.mkdir(parents=True, exist_ok=True)
-        numbers = {"layers": layers, "width": width, "heads": heads, "context": length, "dropout": dropout}
-        sizes = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
-        subprocess.run(
-            [sys.executable, str(EXAMPLE / "model.py"), "--output", str(folder / "model.onnx"), *sizes],
-            check=True, capture_output=True,
-        )  # fmt: skip
-        text = folder / "text"
-        text.mkdir()
-        library = Path(sysconfig.get_paths()["stdlib"])
-        for name in ("abc.py", "bisect.py", "copy.py"):
-            shutil.copy(library / name, text / name)
-        done = command(
-            "data", "convert", "text/*.py", "--text", "--length", str(length), "--eval-fraction", "0.1",
-            "--output", "set", folder=folder,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        template = _template(dropout, layers, width, heads, length)
+        shutil.copytree(template, folder, dirs_exist_ok=True)
         return cls(folder)
 
     def write(self, name: str, **changes: Any) -> Path:

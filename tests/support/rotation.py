@@ -1,7 +1,7 @@
-"""Which cases of a long list a test runs: a few each time, and of the others a part that changes from commit to commit.
+"""Which cases of a long list a test runs: a few each time, and of the others a part.
 
 pytest FILE                              # those that always run
-ORTFLOW_PART=3/7 pytest FILE             # also every seventh of the others, from the fourth on; .ci/run counts commits
+ORTFLOW_PART=3/7 pytest FILE             # also every seventh of the others, from the fourth on; see .ci/tree
 pytest -m "chaos or not chaos" FILE      # all
 
 Of tests with the mark `rotates`, pytest runs all cases, and .ci/run a fifth:
@@ -60,7 +60,7 @@ def places(count: int, part: str) -> range:
 
 
 def left_out(groups: Sequence[str | None], part: str = CASES) -> set[int]:
-    """Places of the cases that wait for another commit.
+    """Places of the cases that another part has.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def parsed(part: str, variable: str = "ORTFLOW_PART") -> tuple[int, int]:
 
 @pytest.hookimpl(trylast=True)  # of what -m and -k have left
 def rotate(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the cases of tests marked `rotates` that wait for another commit. Several conftest files may call it."""
+    """Deselect the cases of tests marked `rotates` that another part has. Several conftest files may call it."""
     if config.stash.get(ROTATED, False):
         return
     config.stash[ROTATED] = True

@@ -86,6 +86,10 @@ class Terminal:
         os.close(self._keyboard)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
+    def close(self) -> None:
+        """Close it, as when its window is closed."""
+        os.close(self._keyboard)
+
     def _read(self) -> bool:
         if not select.select([self._keyboard], [], [], 0.1)[0]:
             return True

@@ -53,8 +53,9 @@ class Case:
         return {name: torch.from_numpy(v) for name, v in batch.items() if name != "labels" or name in self.labels}
 
     def torch_loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """PyTorch's own loss of a batch."""
-        tensors = {name: torch.from_numpy(value) for name, value in batch.items()}
+        """PyTorch's own loss of a batch, on the module's device."""
+        device = next(module.parameters()).device
+        tensors = {name: torch.from_numpy(value).to(device) for name, value in batch.items()}
         if self.loss.kind == "output":
             return module(**tensors).loss
         labels = tensors.pop("labels")

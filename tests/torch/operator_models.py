@@ -210,6 +210,16 @@ OTHERS = [
         for padding in ("zeros", "border", "reflection")
     ),
     *(
+        function(
+            f"grid_sample bicubic {padding}",
+            lambda x, grid, p=padding: sampled(x, grid, padding_mode=p, mode="bicubic"),
+            IMAGE,
+            (5, 5, 2),
+            exporters=("dynamo",),
+        )
+        for padding in ("zeros", "border", "reflection")
+    ),
+    *(
         function(f.__name__, lambda x, f=f: f(x.tanh() * 0.9), (3, 5, 6), exporters=("torchscript",))
         for f in (torch.atan, torch.asin, torch.acos, torch.tan)
     ),

@@ -49,6 +49,16 @@ def test_no_gradient_passes_at_the_limits_of_clip() -> None:
     check_against({"a": np.array([0, 3.5, 0])}, "Clip", inputs, ["a"])
 
 
+def test_an_infinite_derivative_behind_a_limit_stops_there() -> None:
+    """`clamp(min=0).sqrt()` of distances between equal points, as in PyTorch, where it is not NaN."""
+    model = model_of("Clip", {"a": np.zeros(3), "low": np.array(0.0)}, ["a"])
+    model.graph.node[0].output[0] = "clipped"
+    model.graph.node.insert(1, helper.make_node("Sqrt", ["clipped"], ["y0"], "root"))
+    a = np.array([-1.0, 0.0, 4.0])
+    # The loss is (y + y^2) / 2, so dy/da = (1 + 2 y) / (4 y).
+    np.testing.assert_allclose(gradients_of(model, {"a": a}, ["a"])["a"], [0, 0, 0.625])
+
+
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0, 3.0, -1.0, -2.5], ids=str)
 def test_power_by_a_number(exponent: float) -> None:
     check("Pow", {"a": RANDOM.uniform(0.5, 2, (2, 3)), "exponent": np.array(exponent)}, ["a"])

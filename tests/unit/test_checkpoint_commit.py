@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,12 @@ from ortflow.workflow.checkpoint.load import load, load_newest
 from ortflow.workflow.checkpoint.manifest import FileRecord
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.checkpoint.tensors import file_layout
+from ortflow.workflow.checkpoint.tensors import PAGE, file_layout
 from ortflow.workflow.checkpoint.verify import verify
 from ortflow.workflow.checkpoint.writer import Writer, specs
-from ortflow.workflow.disk_space import OutOfDisk
+from ortflow.workflow.disk_space import RECORDS, OutOfDisk
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.layout import FlatIndex, Tensor
 
 OLD, NEW = state(1), state(2)
 
@@ -252,6 +253,26 @@ def test_free_space_is_checked_for_all_ranks(tmp_path: Path, monkeypatch: pytest
     lack = no_room(store, buffers, 3, index)
     assert isinstance(lack, OutOfDisk)
     assert str(lack) == f"out of disk on {tmp_path / 'checkpoints'}, {lack.needed / 1e6:.1f} MB needed"
+
+
+def test_free_space_for_files_descriptions_and_records_in_whole_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(tmp_path / "checkpoints")
+    buffers = specs(NEW)
+    # Its description is longer than a page, and the files are no whole pages.
+    index = FlatIndex.place([Tensor(f"weight.{number}", (1,), "decay") for number in range(200)])
+    described = len(json.dumps(index.to_json()))
+    sizes = [file_layout(buffers, rank, 2).size for rank in range(2)]
+    assert described > PAGE
+    assert all(size % PAGE for size in sizes)
+    needed = sum(-(-size // PAGE) * PAGE for size in (*sizes, described)) + RECORDS
+    monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: needed)
+    assert no_room(store, buffers, 2, index) is None
+    monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: needed - 1)
+    lack = no_room(store, buffers, 2, index)
+    assert isinstance(lack, OutOfDisk)
+    assert lack.needed == needed
 
 
 def test_free_space_in_an_impossible_folder(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,32 @@ def test_no_memory_is_allocated_for_missing_data(store: DirectoryStore) -> None:
     assert_passed_over(store, "rank-0000.safetensors")
     os.truncate(store.place(20) / "manifest.json", 1 << 40)
     assert_passed_over(store, "manifest.json")
+
+
+@pytest.mark.parametrize("key", ["data_offsets", "dtype", "shape", "name"])
+def test_a_header_that_differs_from_the_manifest(store: DirectoryStore, key: str) -> None:
+    """Other programs read the header: a file is damaged if it says something else, although its hash is right."""
+    path = store.place(20) / "rank-0001.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    tensors = json.loads(data[8 : 8 + length])
+    names = [name for name in tensors if name != "__metadata__"]
+    first, second = tensors[names[0]], tensors[names[1]]
+    if key == "name":
+        tensors[names[0]], tensors[names[1]] = second, first
+    else:
+        first[key], second[key] = {"dtype": ("I32", "I32"), "shape": ([1], [2])}.get(key, (second[key], first[key]))
+    header = json.dumps(tensors, separators=(",", ":")).encode().ljust(length)
+    assert len(header) == length
+    changed_data = data[:8] + header + data[8 + length :]
+    path.write_bytes(changed_data)
+    manifest = decode((store.place(20) / "manifest.json").read_bytes())
+    files = tuple(
+        replace(file, hash=digest(changed_data)) if file.name == path.name else file for file in manifest.files
+    )
+    claim(store, replace(manifest, files=files))
+    assert [fault.path for fault in verify(store, 20)] == [path]
+    assert_passed_over(store, path.name)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,16 @@ from checkpoints import INDEX, same, save, state
 from safetensors.numpy import load_file
 
 from ortflow.workflow.checkpoint import reshape as module
+from ortflow.workflow.checkpoint.identity import Identity
 from ortflow.workflow.checkpoint.load import load
-from ortflow.workflow.checkpoint.manifest import Damaged
+from ortflow.workflow.checkpoint.manifest import Damaged, mark
 from ortflow.workflow.checkpoint.reshape import merge, reshape
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.checkpoint.verify import verify
+from ortflow.workflow.checkpoint.verify import read_manifest, verify
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.layout import FlatIndex, Tensor
+from ortflow.workflow.layout import Entry, FlatIndex, Tensor
 
 
 @pytest.fixture
@@ -153,6 +155,42 @@ def test_what_exists_is_not_replaced(store: DirectoryStore, tmp_path: Path) -> N
         merge(store, 1, tmp_path / "model.safetensors")
     assert (tmp_path / "model.safetensors").read_text() == "mine"
     assert not verify(store, 1)
+
+
+def test_a_folder_with_other_files_is_not_written_to(store: DirectoryStore, tmp_path: Path) -> None:
+    save(store, 10, state(1))
+    notes = tmp_path / "mine" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.txt"):
+        reshape(store, 10, 1, DirectoryStore(notes.parent))
+    with pytest.raises(UserError, match="other files"):
+        reshape(store, 10, 1, DirectoryStore(notes))
+    assert sorted(tmp_path.rglob("*.txt")) == [notes]
+    assert os.listdir(notes.parent) == ["notes.txt"]
+
+
+def test_a_folder_with_another_runs_checkpoints_is_not_written_to(store: DirectoryStore, tmp_path: Path) -> None:
+    target = DirectoryStore(tmp_path / "target")
+    for place, step, run in ((store, 10, "one"), (target, 20, "two")):
+        identity = Identity(run, run, "", "0", "", "")
+        save(place, step, state(1))
+        manifest = replace(read_manifest(place, step), run=identity.to_json()).encode()
+        (place.place(step) / "manifest.json").write_bytes(manifest)
+        (place.place(step) / "COMMITTED").write_bytes(mark(manifest))
+    with pytest.raises(UserError, match="another run"):
+        reshape(store, 10, 1, target)
+    assert target.steps() == [20]
+    reshape(store, 10, 3, DirectoryStore(tmp_path / "new"))
+    assert read_manifest(DirectoryStore(tmp_path / "new"), 10).run["id"] == "one"
+
+
+def test_an_index_outside_the_parameters(store: DirectoryStore, tmp_path: Path) -> None:
+    index = FlatIndex([*INDEX, Entry(Tensor("more", (1 << 20,), "state"), INDEX.size)])
+    save(store, 10, state(1), index=index)
+    with pytest.raises(Damaged, match="outside the parameters"):
+        merge(store, 10, tmp_path / "all.safetensors")
+    assert not (tmp_path / "all.safetensors").exists()
 
 
 def test_a_full_disk(store: DirectoryStore, small_disk: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from messages import mentions
 from terminal import Terminal
 
-from ortflow.cli.app import main
+from ortflow.cli.app import GROUPS, VERBS, main
 from ortflow.cli.extras import needs_extra
 from ortflow.cli.runs import complete_run, find_run, reference
 from ortflow.cli.status import cut, fitted, table
@@ -108,7 +108,7 @@ def test_render_prints_the_command_and_nothing_else(folder: Path, call: Call) ->
     done = call("render", "--backend", "local", "run.yaml", "name=other", folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
-    assert done.stdout.endswith(f"-m ortflow.workflow.rank {folder}/runs/other\n")
+    assert done.stdout.endswith(f"-m ortflow.workflow.rank {folder}/runs/other)\n")
     assert not (folder / "runs" / "other").exists()
 
 
@@ -264,3 +264,20 @@ def test_list_is_as_wide_as_its_terminal(folder: Path, width: int) -> None:
     assert len(lines) == 1
     assert "lost" in lines[0]
     assert (name in lines[0]) == (width > 60)
+
+
+def test_commands_are_grouped_in_help(folder: Path, call: Call) -> None:
+    reported = call("--help", folder=folder).stdout
+    titles = [line.rstrip(":") for line in reported.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[-len(GROUPS) :] == [*GROUPS]
+    listed = [line.split()[0] for line in reported.split("Check a run:")[1].splitlines() if line.startswith("  ")]
+    assert listed == [name for name, verb in VERBS.items() if not verb.hidden]
+    assert max(map(len, reported.splitlines())) <= 80
+
+
+def test_options_of_a_login_node_are_apart(folder: Path, call: Call) -> None:
+    own, there = call("status", "--help", folder=folder).stdout.split("On a login node, by ssh:")
+    assert "--json" in own
+    assert "--host" not in own
+    assert all(option in there for option in ("--host ", "--host-dir", "--host-python"))
+    assert "On a login node" not in call("validate", "--help", folder=folder).stdout

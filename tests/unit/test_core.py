@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -152,7 +151,7 @@ def test_a_signal_or_a_file_asks_to_leave(tmp_path: Path) -> None:
     assert StopFlag(file).reason == "stop file"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
 def test_stop_signals_set_the_flag_of_a_real_process(number: signal.Signals) -> None:
     program = (
         "import os, sys; from ortflow.workflow.signals import StopFlag; f = StopFlag(); f.install();"
@@ -207,7 +206,10 @@ def test_early_stop_counts_evaluations_without_improvement() -> None:
     assert [judge(rule, progress, value) for value in (0.5, 0.6, 0.6)] == [False, False, True]
     progress = Progress()
     rule = EarlyStop(metric="loss", patience=2)
-    assert [judge(rule, progress, value) for value in (math.nan, 1.0, 0.5, math.nan, 0.6)] == [False] * 4 + [True]
+    for step, (value, stops) in enumerate(zip((1.1, 1.0, 0.5, 0.55, 0.6), [False] * 4 + [True], strict=True)):
+        progress.step = step
+        assert judge(rule, progress, value) == stops
+    assert (progress.best_metric, progress.best_step) == (0.5, 2)
 
 
 def test_another_rule_takes_up_a_run_that_stopped_early() -> None:

@@ -35,9 +35,10 @@ def check(
     ignore_index: int | None = None,
     pad_value: Mapping[str, float] | None = None,
     truths: Sequence[str] = (),
+    classes: Sequence[str] = (),
     **changed: Any,
 ) -> tuple[Feed, ...]:
-    limits = Limits(bounds or {}, ignore_index, pad_value, truths)
+    limits = Limits(bounds or {}, ignore_index, pad_value, truths, classes)
     options: dict[str, Any] = {"micro_batch": 2, "smaller_batch": False, "where": "data.train"} | changed
     return check_inputs(dataset, inputs, columns or {}, limits, **options)
 
@@ -214,6 +215,42 @@ def test_integer_labels_of_a_float_input(tmp_path: Path) -> None:
     assert "takes only 0 and 1" in faults(dataset, [label], truths=["x"])[0]
     large = write_batches(tmp_path / "large.arrow", {"x": np.array([0, 2**24 + 1])})
     assert "holds 16777217" in faults(large, [label])[0]
+
+
+@pytest.mark.parametrize("stored", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(
+    ("value", "fits"), [(1.0, True), (1.0000005, True), (1.5, False), (-0.25, False), (37.0, False)]
+)
+def test_float_labels_of_a_binary_cross_entropy_are_probabilities(
+    stored: str, value: float, fits: bool, tmp_path: Path
+) -> None:
+    values = np.full(5000, 0.5, stored)
+    values[4500] = value
+    dataset = write_batches(tmp_path / "set.arrow", {"x": values})
+    label = data("x", (None,), "float32", "label")
+    assert check(dataset, [label])
+    if fits:
+        assert check(dataset, [label], truths=["x"])
+    else:
+        reported = faults(dataset, [label], truths=["x"])[0]
+        assert mentions(reported, "sample 4500 … column 'x'", str(value), "0 to 1", "model.loss.kind")
+
+
+def test_the_padding_of_probabilities_is_one(tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": ragged([[1.0, 0.0], [1.0]])})
+    label = data("x", (None, None), "float32", "label")
+    assert check(dataset, [label], truths=["x"], pad_value={"x": 1})
+    assert mentions(faults(dataset, [label], truths=["x"], pad_value={"x": 2})[0], "data.pad_value.x", "0 to 1")
+
+
+def test_labels_of_classes(tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"y": np.array([0, 2, 7, -3, -100])})
+    label = data("y", (None,), role="label")
+    reported = faults(dataset, [label], bounds={"y": 3}, classes=["y"], ignore_index=-100)[0]
+    assert mentions(reported, "sample 2 … 'y' holds 7", "3 classes, 0 to 2", "-100")
+    assert "vocabulary" not in reported
+    unknown_number = faults(dataset, [label], classes=["y"], ignore_index=-100)[0]
+    assert mentions(unknown_number, "sample 3 … 'y' holds -3", "from 0 on")
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import mentions
 from typer.testing import CliRunner
 
-from ortflow.cli.data import app
+from ortflow.cli.data import app, describe
 from ortflow.workflow.data import arrays, text, write
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.disk_space import OutOfDisk
@@ -327,3 +329,16 @@ def test_show_of_lines(tmp_path: Path) -> None:
     run("convert", tmp_path / "a.txt", "--lines", "-o", tmp_path / "set.arrow")
     assert "tokens: uint8, 2 to 4 elements, 10 to 100" in run("show", tmp_path / "set.arrow")
     assert json.loads(run("show", tmp_path / "set.arrow", "--json"))["columns"]["tokens"]["lengths"] == [2, 4]
+
+
+def test_show_of_offsets_that_run_backwards(tmp_path: Path) -> None:
+    """Arrow compares only the first and the last offset with the values."""
+    offsets = pa.py_buffer(np.array([0, 5, 2, 9], np.int64))
+    values = pa.array(np.arange(9, dtype=np.int32))
+    column = pa.LargeListArray.from_buffers(pa.large_list(pa.int32()), 3, [None, offsets], children=[values])
+    batch = pa.record_batch([column], names=["tokens"])
+    with pa.OSFile(str(tmp_path / "set.arrow"), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(UserError) as error:
+        describe(Dataset.open(tmp_path / "set.arrow"))
+    assert mentions(str(error.value), "set.arrow", "sample 1", "tokens")

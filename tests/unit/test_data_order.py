@@ -41,6 +41,15 @@ def test_seeds_and_epochs_give_other_orders() -> None:
     assert all(one != other for one, other in itertools.combinations(orders, 2))
 
 
+def test_the_order_within_a_bucket_is_another_one_in_each_epoch_and_bucket() -> None:
+    order = SampleOrder(64, 5, costs=np.arange(64), bucket=16)
+    orders = []
+    for number in range(4):
+        samples = np.array(epoch(order, number))
+        orders += [tuple(samples[samples // 16 == bucket] % 16) for bucket in range(4)]
+    assert len(set(orders)) == len(orders)
+
+
 @given(st.data())
 def test_a_part_of_an_epoch_is_that_part(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 40_000))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,39 @@ def test_a_runtime_that_computes_wrongly(
 
 
 def test_an_interpreter_that_cannot_run_ranks(tmp_path: Path) -> None:
-    resources = {"python": shutil.which("true"), "ranks_per_node": 2}
-    found = {one.about: one for one in examine_machine(submission(tmp_path, resources=resources))}
+    python = shutil.which("true")
+    resources = {"python": python, "ranks_per_node": 2}
+    agreed = replace(submission(tmp_path, resources=resources), overrides=(f"resources.python={python}",))
+    found = {one.about: one for one in examine_machine(agreed)}
     assert "does not run as a Python interpreter" in found["interpreter"].what
     assert found["MPI"].level is Level.UNTESTED
+
+
+PROGRAM = '#!/bin/sh\ntouch {mark}\nexec {python} "$@"\n'
+NAMING = {
+    "interpreter": "resources: {{ranks_per_node: 2, cpus_per_rank: 1, python: {program}}}",
+    "arguments of mpirun": "resources: {{ranks_per_node: 2, cpus_per_rank: 1}}\n"
+    "backends: {{local: {{arguments: [-n, '1', {program}, ':']}}}}",
+}
+
+
+@pytest.mark.parametrize("backend", ["local", "slurm"])
+@pytest.mark.parametrize("lines", NAMING.values(), ids=NAMING)
+def test_no_program_that_only_the_file_names_is_started(tmp_path: Path, lines: str, backend: str) -> None:
+    program, mark = tmp_path / "bin" / "python", tmp_path / "mark"
+    program.parent.mkdir()
+    program.write_text(PROGRAM.format(mark=mark, python=sys.executable))
+    (program.parent / "mpirun").write_text(PROGRAM.format(mark=mark, python="true"))
+    for one in program.parent.iterdir():
+        one.chmod(0o755)
+    (tmp_path / "run.yaml").write_text(SMALL + lines.format(program=program) + "\n")
+    done = ortflow("-b", backend, "run.yaml", folder=tmp_path)
+    assert not mark.exists(), done.stdout
+    if backend == "local":
+        assert says(done.stdout, "untested … interpreter and MPI … only if you agree"), done.stdout
+        if "python" in lines:
+            done = ortflow("run.yaml", f"resources.python={program}", folder=tmp_path)
+            assert mark.exists(), done.stdout
 
 
 def test_the_file_system_of_a_folder(tmp_path: Path) -> None:

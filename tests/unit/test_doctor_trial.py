@@ -76,6 +76,7 @@ def test_a_node_without_the_folder_is_reported_by_the_exit_code(tmp_path: Path) 
         assert done.returncode == code
     assert {file.name for file in (tmp_path / "there").iterdir()} == {
         "job.log", "run_supervisor.code", "run_supervisor.log", "ranks.code", "ranks.log",
+        "scontrol.code", "scontrol.log", "sbatch.code", "sbatch.log",
     }  # fmt: skip
     assert (tmp_path / "there/run_supervisor.code").read_text() == "127\n"
 
@@ -120,7 +121,7 @@ def results(**changes: Any) -> Results:
     good = Results(
         job=Job("7", None, "COMPLETED", nodes="n[1-2]"), nodes=["n1", "n2"], waited=1.0, submitted=100.0,
         collected=110.0, locked=True, seen={"n1": 102.0, "n2": 102.1},
-        codes={"n1": 0, "n2": 0, "run_supervisor": 0, "ranks": 0},
+        codes={"n1": 0, "n2": 0, "run_supervisor": 0, "ranks": 0, "scontrol": 0, "sbatch": 0},
         reports={name: {**GOOD, "packages": packages} for name in ("n1", "n2")},
         ranks=[{"size": 4, "cores": 2, "seconds": 0.4, "library": "MPICH 5"} for _ in range(4)],
     )  # fmt: skip
@@ -177,6 +178,10 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "full disk": (node_with(free=10**9), "disk", "checkpoints may need 2.0 GB"),
     "supervisor": ({"codes": {**results().codes, "run_supervisor": 1}, "logs": {"run_supervisor": "No module x\n"}},
                    "supervisor process", "exit code 1 on n1: No module x"),
+    "no scontrol": ({"codes": {**results().codes, "scontrol": 127}, "logs": {"scontrol": "scontrol: not found\n"}},
+                    "Slurm on the nodes", "warning   Slurm on the nodes: scontrol does not work on n1"),
+    "no Slurm": ({"codes": {**results().codes, "scontrol": 127, "sbatch": 1}}, "Slurm on the nodes",
+                 "fault     Slurm on the nodes: neither scontrol nor sbatch"),
     "alone": ({"ranks": ALONE}, "MPI", "each of 4 ranks is alone in a world of 1 with --mpi=pmi2"),
     "hangs": ({"ranks": [], "codes": {**results().codes, "ranks": 124}}, "MPI", "did not connect with --mpi=pmi2"),
     "mpi4py": ({"ranks": [{"error": "RuntimeError: cannot load MPI library"}] * 4}, "MPI", "cannot load MPI library"),

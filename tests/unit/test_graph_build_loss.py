@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from graph_build_models import Array, built, linear, numeric_gradient, run_graph, save_model, tensors_of, value
-from onnx import helper
+from onnx import TensorProto, helper
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.objective.vocabulary import table_bounds
 
 BATCH = 6
 RNG = np.random.default_rng(7)
@@ -291,3 +292,28 @@ def test_refusals(tmp_path: Path) -> None:
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "graphs").exists()
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "bound"),
+    [
+        ("SoftmaxCrossEntropyLoss", {}, 3),
+        ("NegativeLogLikelihoodLoss", {}, 3),
+        ("SoftmaxCrossEntropyLoss", {"ignore_index": -1}, None),
+        ("GatherElements", {"axis": 1}, 3),
+    ],
+)
+def test_the_labels_of_a_loss_that_the_model_computes_have_a_bound(
+    op: str, attributes: dict[str, int], bound: int | None
+) -> None:
+    shape = ["batch", 1] if op == "GatherElements" else ["batch"]
+    graph = helper.make_graph(
+        [helper.make_node(op, ["scores", "labels"], ["loss"], **attributes)],
+        "model",
+        [
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", 3]),
+            helper.make_tensor_value_info("labels", TensorProto.INT64, shape),
+        ],
+        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, None)],
+    )
+    assert table_bounds(graph, ["labels"]).get("labels") == bound

@@ -429,6 +429,17 @@ SHAPES = [
         )
     ),
     *(
+        Case(
+            "GridSample",
+            {0: random(2, 3, 4, 5), 1: GRID},
+            {},
+            {"mode": "bicubic", "padding_mode": p, "align_corners": a},
+        )
+        for p in ("zeros", "border", "reflection")
+        for a in (0, 1)
+    ),
+    Case("GridSample", {0: random(2, 3, 4, 5), 1: GRID}, {}, {"mode": "cubic"}, opset=20),
+    *(
         Case("GridSample", {0: random(2, 3, 4, 5)}, {1: GRID}, {"mode": "nearest", "padding_mode": p})
         for p in ("zeros", "border", "reflection")
     ),
@@ -647,7 +658,7 @@ def test_parameter_read_twice_by_one_node() -> None:
 
 REFUSED = [
     Case("Det", {0: random(3, 3)}),
-    Case("GridSample", {0: random(1, 2, 4, 4), 1: random(1, 3, 3, 2)}, {}, {"mode": "bicubic"}),
+    Case("GridSample", {0: random(1, 2, 1, 4), 1: random(1, 3, 3, 2)}, {}, {"padding_mode": "reflection"}),
     Case("Einsum", {0: random(3, 3)}, {}, {"equation": "ij->k"}),
     Case("Einsum", {0: random(3, 3)}, {}, {"equation": "ijk->k"}),
     Case("Resize", {0: random(1, 2, 4, 4)}, {2: np.array([1, 1, 2, 2], np.float32)}, {"mode": "cubic"}, dynamic=True),

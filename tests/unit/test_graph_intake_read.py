@@ -367,3 +367,25 @@ def test_names_that_are_not_text(tmp_path: Path) -> None:
     data = linear().SerializeToString().replace(b"product", b"pr\xffduct")
     (tmp_path / "model.onnx").write_bytes(data)
     assert "a name in it is not text" in refused(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("place", ["node", "value", "input"])
+def test_a_name_of_megabytes(tmp_path: Path, place: str) -> None:
+    """Graphs are copied and searched by name many times: ten megabytes in one name took minutes."""
+    long = "n" * 1_000_000
+    names = {each: long if each == place else each for each in ("node", "value", "input")}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Relu", [names["input"]], [names["value"]], name=names["node"]),
+            helper.make_node("Neg", [names["value"]], ["y"], name="last"),
+        ],
+        "model",
+        [helper.make_tensor_value_info(names["input"], TensorProto.FLOAT, ["batch", 5])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 5])],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    with pytest.raises(UserError) as caught:
+        read_model(path)
+    assert mentions(str(caught.value), "'nnnn", "1,000,000 characters")
+    assert len(str(caught.value)) < 400

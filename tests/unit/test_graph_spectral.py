@@ -8,7 +8,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.graph.decompose.spectral import replace_inverse_halves
+from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.graph.roles.decide import classify
+from ortflow.workflow.graph.roles.guesses import refuse_guesses
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.spec.model import ParameterPatterns
 
 RANDOM = np.random.default_rng(6)
 
@@ -38,6 +42,20 @@ def test_it_is_the_inverse(held: int, axis: int, length: int | None) -> None:
     (found,) = session.run(None, {"x": x})
     expected = np.fft.irfft(x[..., 0] + 1j * x[..., 1], length, 1 if axis == 1 else 2)
     np.testing.assert_allclose(found, expected[..., None], atol=1e-5)
+
+
+def test_its_weights_are_constants_for_certain() -> None:
+    """A long convolution by FFT: they are more than the parameters, and no exporter knows them."""
+    model = model_of((2, 65, 3, 2), None, 1)
+    node = helper.make_node("Mul", ["filter", "x"], ["filtered"], "filter")
+    model.graph.node[0].input[0] = "filtered"
+    model.graph.node.insert(0, node)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((65, 1, 2), np.float32), "filter"))
+    prepared, _ = prepare(model)
+    roles = classify(prepared, ParameterPatterns(), [])
+    refuse_guesses(roles, "model.onnx")
+    assert roles.trained == ["filter"]
+    assert [role.confidence for role in roles if role.count == 65] == ["certain"]
 
 
 @pytest.mark.parametrize(

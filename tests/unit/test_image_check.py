@@ -95,6 +95,8 @@ def test_a_user_without_a_name(wanted: Wanted, monkeypatch: pytest.MonkeyPatch) 
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert look(wanted)["user"].level is Level.UNTESTED, "root may add it"
+    monkeypatch.setattr(image, "PASSWD", Path("/nowhere/passwd"))
     found = look(wanted)
     assert found["user"].level is Level.FAULT
     assert f"useradd --create-home --uid {os.getuid()}" in found["user"].fix

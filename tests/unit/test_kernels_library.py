@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import platform
+import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -281,6 +284,7 @@ def test_a_cache_is_ours_all_the_way_up(tmp_path: Path, monkeypatch: pytest.Monk
         return above / "cache" / "kernels" in library.cache_folders("kernels")
 
     assert trusted()
+    monkeypatch.setattr(library, "_is_private_group", lambda group: False)
     for mode, expected in ((0o777, False), (0o1777, True), (0o775, False), (0o755, True)):
         above.chmod(mode)
         assert trusted() == expected, oct(mode)
@@ -291,3 +295,63 @@ def test_a_cache_is_ours_all_the_way_up(tmp_path: Path, monkeypatch: pytest.Monk
     above.chmod(0o777)
     monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "link" / "cache"))
     assert tmp_path / "link" / "cache" / "kernels" not in library.cache_folders("kernels")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o000])
+def test_the_caches_do_not_depend_on_the_umask(mask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian and Red Hat set 002 for users who have a group of their own, shared projects for everybody."""
+    monkeypatch.delenv("ORTFLOW_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
+    before = os.umask(mask)
+    try:
+        for purpose in ("kernels", "gradients"):
+            assert list(library.cache_folders(purpose)) == [
+                tmp_path / "home" / ".cache" / "ortflow" / purpose,
+                tmp_path / "temporary" / f"ortflow-{os.getuid()}" / purpose,
+            ]
+    finally:
+        os.umask(before)
+    assert library.no_cache("kernels") is None
+    for folder in (*(tmp_path / "home").rglob("*"), *tmp_path.rglob("ortflow-*")):
+        assert not folder.stat().st_mode & 0o077, folder
+
+
+def test_folders_that_an_earlier_version_left_group_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wrote nothing into them. What is in such a folder may be another user's."""
+    monkeypatch.delenv("ORTFLOW_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "_is_private_group", lambda group: False)
+    for purpose in ("kernels", "gradients"):
+        (tmp_path / "ortflow" / purpose).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "ortflow" / purpose).chmod(0o775)
+    (tmp_path / "ortflow").chmod(0o775)
+    (tmp_path / "ortflow" / "gradients" / "of-another").touch()
+    assert tmp_path / "ortflow" / "kernels" in library.cache_folders("kernels")
+    assert tmp_path / "ortflow" / "gradients" not in library.cache_folders("gradients")
+
+
+def test_the_reason_is_the_folder_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "shared"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "shared"))
+    monkeypatch.setattr(library, "BROUGHT", ())
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    note = library.library_at(library.levels()[0]).note
+    assert "C compiler" not in note
+    assert f"other users may write to {tmp_path / 'shared'}" in note
+    assert "ORTFLOW_CACHE" in note
+
+
+def test_a_group_of_the_users_own_is_no_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = pwd.getpwuid(os.getuid())
+    library._is_private_group.cache_clear()
+    for name, members, expected in (
+        (user.pw_name, [], True),
+        (user.pw_name, ["somebody"], False),
+        ("project", [], False),
+    ):
+        entry = grp.struct_group((name, "x", user.pw_gid, members))
+        monkeypatch.setattr(grp, "getgrgid", lambda group, entry=entry: entry)
+        assert library._is_private_group(user.pw_gid) == expected
+        library._is_private_group.cache_clear()

@@ -187,6 +187,18 @@ def test_why_a_run_was_given_up_is_named(person: Person, tmp_path: Path, outcome
     assert f"last end    {cause}; {why}\n" in person.tell("status", "digits").out
 
 
+def test_render_refuses_what_kubectl_would_apply_by_half(person: Person) -> None:
+    """Its annotation holds the whole ConfigMap: the API server refuses that one, and takes the others."""
+    files = "backends.kubernetes.files=[more.py]"
+    for size, fits in ((250_000, True), (320_000, False)):
+        Path("more.py").write_text("x" * size)
+        done = person.tell("render", "-b", "kubernetes", "run.yaml", files)
+        assert (done.code, bool(done.out)) == ((0, True) if fits else (2, False))
+    assert mentions(done.err, "backends.kubernetes.files", "ConfigMap", "256 KiB", "`ortflow submit`", "volume")
+    Path("more.py").write_text("<&>" * 20_000)
+    assert person.tell("render", "-b", "kubernetes", "run.yaml", files).code == 2, "six letters each"
+
+
 def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     done = person.tell("render", "-b", "kubernetes", "run.yaml")

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from fake_kubernetes import FakeCluster
 from kubernetes_objects import Object
+from kubernetes_runs import rendered, run_file
+from messages import mentions
 
 from ortflow.cli.doctor import submission_to_check
 from ortflow.launchers.findings import Finding, Level
@@ -184,11 +186,41 @@ def test_claims() -> None:
 def test_quotas() -> None:
     def reported(hard: str, used: str = "0") -> Level:
         quota = {"metadata": {"name": "q"}, "status": {"hard": {"requests.cpu": hard}, "used": {"requests.cpu": used}}}
-        return next(iter(checks.quotas([quota], {"requests.cpu": 4.0}))).level
+        return next(iter(checks.quotas([quota], {"requests.cpu": 4.0}, {}))).level
 
     assert reported("8") is Level.OK
     assert reported("8", "4500m") is Level.WARNING
     assert reported("3500m") is Level.FAULT
+
+
+def test_a_quota_on_what_a_container_does_not_state() -> None:
+    """The API server refuses such a pod, however much room there is."""
+    quota = {"metadata": {"name": "q"}, "status": {"hard": {"limits.cpu": "100", "pods": "9"}, "used": {}}}
+    options = {"supervisor": True, "tensorboard": True}
+
+    def reported(kubernetes: dict[str, Any], ranges: tuple[Object, ...] = (), **resources: Any) -> Finding:
+        found = rendered(run_file({**options, **kubernetes}, resources={"nodes": 2, **resources}))
+        asked, lacking = checks.all_asks(found), checks.unstated(found, ranges)
+        return next(iter(checks.quotas([quota], asked, lacking)))
+
+    without = reported({}, cpus_per_rank=1)
+    assert without.level is Level.FAULT
+    assert mentions(without.what, "limits.cpu of launcher, supervisor, tensorboard")
+    assert without.fix == "give backends.kubernetes.launcher_resources.cpu_limit"
+    both = "give backends.kubernetes.launcher_resources.cpu_limit and resources.cpus_per_rank"
+    assert [*map(set, ((reported({}).fix or "").split(), both.split()))] == [set(both.split())] * 2
+    limit = {"launcher_resources": {"cpu_limit": "1"}}
+    assert reported(limit, cpus_per_rank=1).level is Level.OK
+    assert reported(limit).fix == "give resources.cpus_per_rank"
+    defaults = ({"spec": {"limits": [{"type": "Container", "default": {"cpu": "1"}}]}},)
+    assert reported({}, defaults, cpus_per_rank=1).level is Level.OK
+
+
+def test_every_pod_counts_against_a_quota() -> None:
+    found = rendered(run_file({"supervisor": True, "tensorboard": True}, resources={"nodes": 2, "cpus_per_rank": 1}))
+    asked = checks.all_asks(found)
+    assert asked["pods"] == 5
+    assert asked["requests.cpu"] == pytest.approx(2 + 0.25 + 0.05 + 0.05)
 
 
 def test_nodes_that_can_hold_a_worker() -> None:

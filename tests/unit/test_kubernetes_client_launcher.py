@@ -16,6 +16,7 @@ from fake_kubernetes import FakeCluster
 from kubernetes_objects import NOW, Object, event, mpijob, pod, stamp
 from messages import mentions
 
+from ortflow.cli.status import overview
 from ortflow.cli.submission import submission_of
 from ortflow.launchers.base import Submission
 from ortflow.launchers.following import POLL, Follower
@@ -610,3 +611,30 @@ def test_carried_files_replace_only_what_was_carried(tmp_path: Path) -> None:
     assert (outside / "far.py").read_text() == "precious"
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.name != BROUGHT}
     assert names == {"own.py", "own.py.1", "far.py", "far.py.1", "sub", "sub/new.py"}
+
+
+def test_cancel_deletes_what_an_mpijob_left_that_was_deleted_alone(tmp_path: Path, fake: FakeCluster) -> None:
+    submit(tmp_path)
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    start(fake, job)
+    fake.add({"kind": "Job", "metadata": {"name": f"{job}-launcher", "namespace": "default"}, "spec": {}})
+    del fake.objects["mpijobs", "default", job]
+    how = launcher.status(run)
+    assert how.state is State.RUNNING
+    assert "`ortflow cancel`" in (how.waits or "")
+    assert launcher.cancel(run, now=False)
+    assert fake.of("pods") == fake.of("jobs") == []
+    assert launcher.status(run).state is State.CANCELLED
+
+
+def test_a_run_whose_log_was_deleted_before_it_was_read(tmp_path: Path, fake: FakeCluster) -> None:
+    """Its time to live expired while nobody asked: it has finished, and nothing is known of its steps."""
+    submit(tmp_path)
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    done = {"conditions": [{"type": "Succeeded", "status": "True"}], "completionTime": "2026-11-28T00:00:00Z"}
+    fake.objects["mpijobs", "default", job]["status"] = done
+    how = launcher.status(run)
+    assert how.state is State.FINISHED
+    assert overview([how], 0.0)[1][2] == "-"
+    with pytest.raises(UserError, match=r"no log of digits.*time_to_live.*volume"):
+        list(launcher.logs(run, attempt=None, rank=0, follow=False))

@@ -10,6 +10,7 @@ import pytest
 from kubernetes_objects import JOB, NOW, Object, batch_job, event, mpijob, pod, stamp, unschedulable
 from messages import mentions, says
 
+from ortflow.launchers.kubernetes.launcher import _no_log
 from ortflow.launchers.kubernetes.reasons import scheduler_reason
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.status import status
@@ -288,7 +289,31 @@ def test_succeeded_before_its_last_lines_came() -> None:
     done = mpijob(conditions=[("Succeeded", "True", "MPIJobSucceeded", "")], completionTime=stamp(NOW))
     assert reported([SUBMIT, START], [], mpijob=done).state is State.FINISHED
     how = reported([SUBMIT, START, {**END, "why": "preemption 1"}, {**START, "attempt": 1}], [], mpijob=done)
-    assert (how.state, how.cause, how.why) == (State.FINISHED, "finished", None), "the last end went with its pod's log"
+    assert (how.state, how.why) == (State.FINISHED, None), "the last end went with its pod's log"
+    assert mentions(how.cause or "", "finished", "log", "deleted", "backends.kubernetes.time_to_live", "volume")
+    how = reported([SUBMIT], [pod("launcher", phase="Succeeded")], mpijob=done)
+    assert (how.state, how.cause) == (State.FINISHED, "finished")
+
+
+def test_pods_that_were_left_without_their_mpijob() -> None:
+    """`kubectl delete mpijob --cascade=orphan`: the ranks train on."""
+    how = reported([SUBMIT, START], [*WORKERS, LAUNCHER], mpijob=None)
+    assert how.state is State.RUNNING
+    assert mentions(how.waits or "", "MPIJob was deleted", "3 pods", "`ortflow cancel`")
+    owner = {"kind": "MPIJob", "name": JOB}
+    about_to_go = [{**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}} for one in [*WORKERS, LAUNCHER]]
+    assert reported([SUBMIT, START], about_to_go, mpijob=None).state is State.CANCELLED
+    going = [pod("launcher", deleted=NOW + 5), pod("worker", phase="Succeeded")]
+    assert reported([SUBMIT, START], going, mpijob=None).state is State.CANCELLED
+
+
+def test_finished_and_deleted_before_anybody_read_its_log() -> None:
+    """As with a short time_to_live: the records know no attempt."""
+    done = mpijob(conditions=[("Succeeded", "True", "MPIJobSucceeded", "")], completionTime=stamp(NOW))
+    how = reported([SUBMIT], [], mpijob=done)
+    assert how.state is State.FINISHED
+    assert mentions(how.cause or "", "deleted … log … time_to_live … on the volume")
+    assert "started" not in str(_no_log(RunDir(Path("/nowhere")), how))
 
 
 def test_what_the_operator_refuses() -> None:

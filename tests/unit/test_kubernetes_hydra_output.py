@@ -35,7 +35,7 @@ def refused(key: str, verb: str = "create", kind: str = "MPIJob", namespace: str
         ("invalid", 'spec.mpiImplementation: Unsupported value: "MVAPICH": supported values'),
         ("invalid_name", "metadata.name: Invalid value"),
         ("quota", "quota of namespace default … MPIJob digits-abc123 … q, requested: count/mpijobs"),
-        ("quota_needs", "resources: … quota must of namespace default … requests.cpu"),
+        ("quota_needs", "backends.kubernetes.overlay: … quota must of namespace default … requests.cpu"),
         ("not_found", "no MPIJob digits-abc123 … namespace default"),
         ("too_large", "backends.kubernetes.files: … MPIJob digits-abc123 … too large"),
         ("grant", "may not … MPIJob digits-abc123 rights"),
@@ -148,3 +148,22 @@ def test_times_compare_as_texts() -> None:
     assert late == ("2026-11-20T05:46:43.500000000Z", " b")
     assert early < late
     assert stamped(b"unable to retrieve container logs") is None
+
+
+@pytest.mark.parametrize(
+    ("lacking", "keys"),
+    [
+        ("limits.cpu for: launcher", ["backends.kubernetes.launcher_resources.cpu_limit"]),
+        ("limits.cpu for: supervisor; limits.memory for: worker", [
+            "backends.kubernetes.launcher_resources.cpu_limit", "resources.memory"]),
+        ("limits.cpu,requests.cpu for: worker", ["resources.cpus_per_rank"]),
+        ("requests.memory for: side,worker", ["requests.memory of side in an overlay", "resources.memory"]),
+    ],
+)  # fmt: skip
+def test_a_quota_names_the_key_of_the_container_that_lacks_something(lacking: str, keys: list[str]) -> None:
+    message = f'pods "p" is forbidden: failed quota: must: must specify {lacking}'
+    body = json.dumps({"message": message, "reason": "Forbidden", "code": 403})
+    error = refusal(Refused(403, body, "create", "Pod", "p", "default"))
+    assert isinstance(error, UserError)
+    assert error.where == ("backends.kubernetes.overlay" if " " in keys[0] else keys[0])
+    assert error.fix == f"give {' and '.join(keys)}"

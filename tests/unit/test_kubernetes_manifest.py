@@ -24,6 +24,7 @@ from ortflow.manifests.kubernetes import Placement, dump, job_name
 from ortflow.manifests.kubernetes import names as kubernetes_names
 from ortflow.manifests.kubernetes.overlay import merge
 from ortflow.manifests.kubernetes.values import defaults
+from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.file.document import parse_document
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.units import parse_memory
@@ -80,7 +81,7 @@ def test_what_the_operator_relies_on(many: list[tuple[dict[str, Any], list[dict[
         assert len(f"{name}-worker-{max(0, workers - 1)}") <= 63
         assert workers + spec.backends.kubernetes.launcher_as_worker == spec.resources.nodes
         assert job["spec"]["slotsPerWorker"] == spec.resources.ranks_per_node
-        assert job["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
+        assert job["spec"]["launcherCreationPolicy"] == ("AtStartup" if spec.elastic else "WaitForWorkersReady")
         assert job["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
         assert job["spec"]["runPolicy"]["backoffLimit"] >= 0
         assert replicas["Launcher"]["replicas"] == 1
@@ -352,3 +353,24 @@ def test_a_strategic_merge(base: dict[str, Any], patch: dict[str, Any], wanted: 
     before = repr(base)
     assert merge(base, patch) == wanted
     assert repr(base) == before
+
+
+def test_labels_annotations_and_the_cpu_limit_reach_every_pod() -> None:
+    """A policy of the namespace may require a label, or a quota a limit, of each pod."""
+    own = {"labels": {"team": "x"}, "annotations": {"a.b/c": "d"}, "launcher_resources": {"cpu_limit": "2"}}
+    found = rendered(run_file({**own, "supervisor": True, "tensorboard": True, "worker_cpu": "1"}))
+    replicas = one(found, "MPIJob")["spec"]["mpiReplicaSpecs"]
+    templates = [one(found, "Job")["spec"]["template"], one(found, "Deployment")["spec"]["template"]]
+    templates += [replicas[kind]["template"] for kind in ("Launcher", "Worker")]
+    for template in templates:
+        assert template["metadata"]["labels"]["team"] == "x"
+        assert template["metadata"]["annotations"] == {"a.b/c": "d"}
+        assert "cpu" in template["spec"]["containers"][0]["resources"]["limits"]
+    selector = one(found, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert "team" not in selector, "it cannot be changed later"
+
+
+def test_a_cpu_limit_below_the_request_is_refused() -> None:
+    for limit, wrong in (("200m", True), ("0.2", True), ("250m", False), ("1", False)):
+        problems = [*check_kubernetes(spec_of_file(run_file({"launcher_resources": {"cpu_limit": limit}})))]
+        assert [problem.path[-1] for problem in problems] == ["cpu_limit"] * wrong

@@ -20,7 +20,8 @@ from messages import mentions, says
 from run_files import spec_of
 
 from ortflow.launchers import prepare as preparing
-from ortflow.launchers.kubernetes import worker
+from ortflow.launchers.kubernetes import account, worker
+from ortflow.launchers.kubernetes.account import ensure_account
 from ortflow.launchers.kubernetes.folder import unpack
 from ortflow.launchers.kubernetes.hosts import PERIOD, address, read_hosts, short, wait_for
 from ortflow.launchers.kubernetes.hydra_output import early_kill, first_end
@@ -43,6 +44,7 @@ from ortflow.launchers.records import Outcome
 from ortflow.manifests.local import Mpi
 from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import EndedBySignal, OrtflowError, Preempted, UserError
+from ortflow.workflow.ranks import HOST, Place
 from ortflow.workflow.rundir import RunDir, append_json_line
 
 SPEC = spec_of(resources={"nodes": 2, "ranks_per_node": 3})
@@ -375,7 +377,7 @@ def test_a_worker_on_a_full_volume_has_its_ranks_save(tmp_path: Path, monkeypatc
         full.clear()
 
     monkeypatch.setattr(worker, "write_report", put)
-    monkeypatch.setattr(worker, "start_sshd", lambda port: 1)
+    monkeypatch.setattr(worker, "start_sshd", lambda port, host: 1)
     monkeypatch.setattr(worker, "ranks", lambda: [] if reported else ["a rank"])
     monkeypatch.setattr(worker.processes, "send", send)
     monkeypatch.setattr(worker.signal, "signal", lambda number, leave: leave(number, None))
@@ -416,3 +418,38 @@ def test_ranks_have_time_to_save_in_a_short_grace_period() -> None:
 
 def test_short_is_the_pods_own_name() -> None:
     assert short("gpt-abc-worker-0.gpt-abc.team.svc") == "gpt-abc-worker-0"
+
+
+def test_on_the_nodes_network_a_pod_is_known_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hostNetwork the host name is the node's: not that of the hostfile, and perhaps in no DNS."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-1.internal")
+    found = Pod.from_environment({**VARIABLES, "ORTFLOW_POD": "gpt-abc-worker-0", "ORTFLOW_ADDRESS": "10.0.0.7"})
+    assert (found.name, found.address) == ("gpt-abc-worker-0", "10.0.0.7")
+    (line,) = [line for line in sshd_config(2222, Path("/k"), found.name).splitlines() if line.startswith("SetEnv")]
+    assert line == f"SetEnv {HOST}=gpt-abc-worker-0"
+    ours = {"PMI_RANK": "0", "PMI_SIZE": "1"}
+    assert Place.from_environment({**ours, HOST: found.name}).host == found.name
+    assert Place.from_environment(ours).host == "node-1.internal"
+
+
+def test_a_user_that_the_image_does_not_know_gets_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace's own user id, as on OpenShift, is in no image; ssh refuses it without an account."""
+    passwd, home = tmp_path / "passwd", tmp_path / "home"
+    monkeypatch.setenv("HOME", "/")
+    ensure_account(home, passwd)
+    assert not passwd.exists(), "this user has one"
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(account.pwd, "getpwuid", nobody)
+    passwd.write_text("root:x:0:0::/root:/bin/sh\n")
+    ensure_account(home, passwd)
+    assert (
+        passwd.read_text().splitlines()[1]
+        == f"ortflow-{os.getuid()}:x:{os.getuid()}:{os.getgid()}:ortflow:{home}:/bin/sh"
+    )
+    assert Path.home() == home
+    with pytest.raises(UserError, match="has no account in the image") as caught:
+        ensure_account(home, tmp_path / "none" / "passwd")
+    assert caught.value.where == "backends.kubernetes.security.run_as_user"

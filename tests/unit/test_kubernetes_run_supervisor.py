@@ -17,8 +17,9 @@ from signal_handlers import restored
 
 from ortflow.launchers.kubernetes import ending
 from ortflow.launchers.kubernetes.attempt import POLL, SILENCE, PodAttempt
-from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.pod import FINISHED, Pod
 from ortflow.launchers.kubernetes.run_supervisor import MARGIN, OLD_RANKS, RunSupervisor
+from ortflow.launchers.kubernetes.worker import OPERATOR, Worker
 from ortflow.launchers.locks import hold
 from ortflow.launchers.stop import write_request
 from ortflow.manifests.local import Mpi
@@ -91,12 +92,18 @@ def ends(folder: Path) -> list[dict[str, Any]]:
 
 
 def released(folder: Path) -> bool:
-    return (folder / ".ortflow" / "gpt-abc" / "released").exists()
+    file = folder / ".ortflow" / "gpt-abc" / "released"
+    return file.exists() and not file.read_text().startswith(FINISHED)
 
 
 def test_a_run_that_finishes(folder: Path, clock: FakeClock) -> None:
     assert run_supervisor_of(folder, clock, {"seconds": 100.0}).keep() == EXIT_DONE
     assert not released(folder), "the operator ends the workers of a run that has succeeded"
+    pod = Pod("gpt-abc", "uid", folder / "run.yaml", folder, 2222, new_budget=False, fresh=False)
+    assert (pod.release() or "").startswith(FINISHED), "unless a container beside the launcher does not end"
+    worker = Worker.__new__(Worker)
+    worker._pod, worker._released, worker._leaves_at = pod, None, 0.0
+    assert [worker._is_released(now) for now in (100.0, 100.0 + OPERATOR - 1, 100.0 + OPERATOR)] == [False, False, True]
 
 
 def test_a_later_launcher_pod_reports_what_an_earlier_one_found_changed(

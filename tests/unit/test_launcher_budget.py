@@ -35,6 +35,11 @@ def test_pause_doubles_up_to_the_limit() -> None:
     assert [pause(backoff, failures) for failures in (1, 2, 3, 4, 5, 5000)] == [1, 2, 4, 8, 10, 10]
 
 
+def test_a_pause_has_a_limit_that_no_number_of_failures_overflows() -> None:
+    assert pause(Backoff(first=1.0, limit=1e30), 61) == 2.0**60
+    assert pause(Backoff(first=1.0, limit=1e30), 62) == 2.0**60
+
+
 @pytest.mark.parametrize(
     ("outcome", "counted", "again", "seconds"),
     [

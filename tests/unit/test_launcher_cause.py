@@ -11,7 +11,7 @@ import pytest
 from messages import mentions
 
 from ortflow.launchers.attempt import Attempt
-from ortflow.launchers.cause import agreed, cause, statuses
+from ortflow.launchers.cause import agreed, cause, signal_name, statuses
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.rundir import RunDir
@@ -53,6 +53,7 @@ thus causing the job to be terminated. The first process to do so was:
         ("mpich", 9, HYDRA_KILLED.format(codes="0,9"), {}, {1: -9}),
         ("mpich", 9, HYDRA_KILLED.format(codes="9,9"), {6735: 0, 6736: 1}, {1: -9}),
         ("mpich", 9, HYDRA_KILLED.format(codes="9,9"), {}, {0: -9, 1: -9}),
+        ("mpich", 9, HYDRA_KILLED.format(codes="9,256"), {6736: 0}, {0: -9, 1: 1}),
         ("mpich", 15, HYDRA_KILLED.format(codes="15,9"), {}, {0: -15}),
         ("mpich", 11, HYDRA_KILLED.format(codes="9,768"), {}, {1: 3}),
         ("mpich", 7, "Abort(7) on node 1 (rank 1 in comm 0)", {}, {}),
@@ -145,6 +146,12 @@ WRONG = {0: {"reason": "no such file", "exit_code": 2, "time": 5.0}}
         (9, {1: -9}, {0: LOST}, Outcome.FAILURE, "rank 1 was killed by SIGKILL", 1),
         # The node of the rank that was given wrong input is two hours ahead.
         (1, {}, {1: {**WRONG[0], "time": 7200.0}, 0: FAILED[1]}, Outcome.USER_ERROR, "no such file", 1),
+        (1, {0: -1}, {}, Outcome.PREEMPTED, "rank 0 was ended by SIGHUP", 0),
+        (1, {0: 2}, {0: {"reason": "no such key"}}, Outcome.USER_ERROR, "no such key", 0),
+        (2, {}, {0: {"reason": "no such key"}}, Outcome.USER_ERROR, "no such key", 0),
+        (3, {0: 0, 1: 3}, {}, Outcome.FAILURE, "rank 1 ended with exit code 3", 1),
+        (-1, {}, {}, Outcome.FAILURE, "mpirun was killed by SIGHUP", None),
+        (0, {}, {0: {"exit_code": 75}}, Outcome.FAILURE, "the ranks ended with exit code 0", None),
         (-9, {}, {}, Outcome.FAILURE, "mpirun was killed by SIGKILL", None),
         (255, {}, {}, Outcome.FAILURE, "the ranks ended with exit code 255", None),
         (2, {}, {}, Outcome.USER_ERROR, "the ranks ended with exit code 2", None),
@@ -153,6 +160,17 @@ WRONG = {0: {"reason": "no such file", "exit_code": 2, "time": 5.0}}
 def test_cause(returncode, ended, failures, outcome, sentence, rank) -> None:
     found = cause(returncode, ended, failures)
     assert (found.outcome, found.sentence, found.rank) == (outcome, sentence, rank)
+
+
+def test_a_cause_says_with_which_code_and_whether_the_rank_recorded_it() -> None:
+    recorded, observed = cause(1, {}, FAILED), cause(9, {0: -9, 1: -11}, {})
+    assert (recorded.exit_code, recorded.reported) == (1, True)
+    assert (observed.exit_code, observed.reported) == (-9, False)
+    assert (cause(75, {0: 75}, {}).exit_code, cause(15, {1: -15}, {}).exit_code) == (75, 75)
+
+
+def test_signals_have_their_names_where_they_have_one() -> None:
+    assert [signal_name(number) for number in (9, 15, 40)] == ["SIGKILL", "SIGTERM", "signal 40"]
 
 
 def test_out_of_memory_explains_only_a_kill() -> None:

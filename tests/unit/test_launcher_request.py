@@ -50,7 +50,7 @@ def test_request_prints_one_shell_line(tmp_path: Path) -> None:
     run = tmp_path / "a run"
     request = LocalLauncher().request(Submission(spec(1), RunDir(run)))
     expected = f"env 'ORTFLOW_RUN_DIR={run}' ORTFLOW_ATTEMPT=0 ORTFLOW_LAUNCHER=local PYTHONUNBUFFERED=1 "
-    assert str(request) == f"{expected}{sys.executable} -m ortflow.workflow.rank '{run}'"
+    assert str(request) == f"(cd / && exec {expected}{sys.executable} -m ortflow.workflow.rank '{run}')"
     assert not run.exists()
 
 
@@ -58,7 +58,7 @@ def test_environment_takes_no_foreign_place_and_keeps_what_the_user_set() -> Non
     own = settings(spec(), RUN, 3, Mpi("openmpi", "mpirun"))
     outer = {
         "PATH": "/bin", "SLURM_PROCID": "4", "PMI_RANK": "1", "OMPI_COMM_WORLD_RANK": "2", "ORTFLOW_ATTEMPT": "9",
-        "OMPI_MCA_pml": "cm", "PYTHONPATH": "src:/lib",
+        "OMPI_MCA_pml": "cm", "PYTHONPATH": "src::/lib:",
     }  # fmt: skip
     found = environment(own, outer, "/here")
     assert not {"SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"} & set(found)
@@ -66,7 +66,7 @@ def test_environment_takes_no_foreign_place_and_keeps_what_the_user_set() -> Non
     assert found["OMPI_MCA_pml"] == "cm"
     assert found["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
     assert found["OMPI_MCA_plm"] == "isolated", "ranks start on a machine without ssh"
-    assert found["PYTHONPATH"] == "/here/src:/lib"
+    assert found["PYTHONPATH"] == "/here/src:/lib", "an empty entry is the current folder"
 
 
 def fake_mpirun(folder: Path, name: str, words: str) -> Path:

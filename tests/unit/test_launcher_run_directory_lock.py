@@ -111,6 +111,12 @@ def test_another_run_is_refused_and_fresh_puts_the_old_one_aside(tmp_path: Path)
     assert runs["gpt.1"].checkpoint.directory == str(tmp_path / "runs" / "gpt.1" / "checkpoints")
 
 
+def test_fresh_puts_aside_nothing_where_there_is_no_run(tmp_path: Path) -> None:
+    wanted = submission(tmp_path, fresh=True)
+    take(wanted)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["gpt"]
+
+
 def test_a_run_that_only_refused_its_input_makes_way(tmp_path: Path) -> None:
     wanted = submission(tmp_path)
     with opened(wanted) as ours:

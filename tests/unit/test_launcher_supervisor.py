@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,12 @@ from fake_attempts import FakeAttempt, write_step
 from fake_clock import FakeClock
 from signal_handlers import restored
 
+from ortflow.launchers.budget import MOST_WITHOUT_STEP
 from ortflow.launchers.cause import Cause
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.stop import Stop, write_request
-from ortflow.launchers.supervised import GRACE, Job
-from ortflow.launchers.supervisor import Supervisor
+from ortflow.launchers.stop import Stop, read_request, write_request
+from ortflow.launchers.supervised import GRACE, AttemptNodes, Job
+from ortflow.launchers.supervisor import Supervisor, _grew
 from ortflow.launchers.watch import PATIENCE, PATIENCE_REPORTED, TICK
 from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
@@ -248,3 +252,308 @@ def test_a_rank_killed_because_another_one_failed_on_a_full_disk(tmp_path: Path,
     end = bench.ends()[0]
     assert (end["outcome"], end["cause"] == str(lack)) == ("failure", failed)
     assert end["why"] == ("that counts against no budget" if failed else "failure 1 of 3")
+
+
+KILLED = {"code": 9, "seconds": 10.0}
+
+
+def ended(event: str, rank: int) -> dict[str, Any]:
+    return {"event": event, "time": 1.0, "attempt": 0, "rank": rank, "step": 9, "saved": True}
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome", "status"),
+    [
+        (("finished", "finished"), "finished", EXIT_DONE),
+        (("preempted", "preempted"), "preempted", EXIT_FAILURE),
+        (("finished", "preempted"), "failure", EXIT_FAILURE),
+        (("finished",), "failure", EXIT_FAILURE),
+    ],
+)
+def test_the_ends_that_every_rank_has_recorded_count_more_than_mpiruns_status(
+    tmp_path: Path, events: tuple[str, ...], outcome: str, status: int
+) -> None:
+    """Hydra has named ranks as killed by SIGKILL that were leaving MPI with the others."""
+    bench = Bench(tmp_path, KILLED, {"code": 1, "seconds": 1.0}, failures=0)
+    for rank, event in enumerate(events):
+        append_json_line(bench.run.events(rank), ended(event, rank))
+    found = bench.supervise()
+    assert bench.ends()[0]["outcome"] == outcome
+    assert found == status
+
+
+@pytest.mark.parametrize(("begun", "outcome"), [(1, "preempted"), (2, "failure")])
+def test_a_signal_before_all_ranks_have_started_is_no_failure(tmp_path: Path, begun: int, outcome: str) -> None:
+    """It kills a rank that has no handler yet, and the others with it."""
+    bench = Bench(tmp_path, {"code": 15, "seconds": 10.0})
+    for rank in range(begun):
+        write_step(bench.run, 0, 0, rank)
+    bench.clock.after(9.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert bench.supervise() == (EXIT_PREEMPTED if outcome == "preempted" else EXIT_FAILURE)
+    (end,) = bench.ends()
+    assert (end["outcome"], end["asked"], end["next"]) == (outcome, "SIGTERM", "stop")
+    assert end["why"] == "requested by SIGTERM"
+
+
+def test_a_signal_of_a_sender_that_starts_the_run_again_does_not_stop_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"leaves_after": 4.0})
+    bench.job_options["comes_back"] = True
+    bench.clock.after(60.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert bench.supervise() == EXIT_PREEMPTED
+    (end,) = bench.ends()
+    assert (end["outcome"], end["asked"], end["next"]) == ("preempted", "SIGTERM", "restart")
+
+
+def test_such_a_signal_in_a_pause_records_no_stop(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, backoff=Backoff(first=3600.0, limit=3600.0))
+    bench.job_options["comes_back"] = True
+    bench.clock.after(100.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert bench.supervise() == EXIT_PREEMPTED
+    assert [end["event"] for end in bench.ends()] == ["end"]
+
+
+def test_a_stop_in_a_pause_is_recorded_with_its_reason(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, backoff=Backoff(first=3600.0, limit=3600.0))
+    bench.clock.after(100.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert bench.supervise() == EXIT_PREEMPTED
+    stop = bench.ends()[-1]
+    assert (stop["event"], stop["outcome"], stop["asked"]) == ("stop", "preempted", "interrupt")
+
+
+def test_a_preemption_beyond_the_budget_gives_up_and_says_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"code": EXIT_PREEMPTED, "seconds": 10.0}, preemptions=1)
+    assert bench.supervise() == EXIT_PREEMPTED
+    first, last = bench.ends()
+    assert (first["next"], first.get("given_up"), last["next"], last["given_up"]) == ("restart", None, "stop", True)
+    said = "\n".join(bench.view.said)
+    assert "saved and stopped; restarting (preemption 1)" in said
+    assert "saved and stopped; giving up: the budget of 1 preemption is spent" in said
+
+
+def test_wrong_input_is_not_tried_again_and_has_its_own_status(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"code": 2, "seconds": 10.0})
+    assert bench.supervise() == 2
+    (end,) = bench.ends()
+    assert (end["outcome"], end["exit_code"], end["next"]) == ("user_error", 2, "stop")
+
+
+def test_a_failure_is_recorded_and_shown_with_the_end_of_the_log(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, {"seconds": 1.0}, backoff=Backoff(first=5.0))
+    for step in (3, 7):
+        write_step(bench.run, 0, step)
+    bench.run.launcher_log(0).parent.mkdir(parents=True)
+    bench.run.launcher_log(0).write_text("".join(f"line {number}\n" for number in range(20)))
+    assert bench.supervise() == EXIT_DONE
+    failed, done = bench.ends()
+    assert failed["step"] == 7
+    assert (failed["exit_code"], failed["rank"], failed["pause"]) == (1, None, 5.0)
+    assert failed["why"] == "failure 1 of 3"
+    assert (done["outcome"], done["next"], done["exit_code"]) == ("finished", "stop", 0)
+    said = "\n".join(bench.view.said)
+    assert "line 8\n  line 9" in said
+    assert said.index("line 19") < said.index("restarting in 5 s (failure 1 of 3)")
+    assert "line 7" not in said, "the last twelve lines"
+    assert "; restarting" not in said, "the failure is not said twice"
+
+
+def test_an_attempt_whose_launcher_died_is_closed_before_the_next(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"seconds": 1.0})
+    bench.run.record_attempt(event="start", attempt=0)
+    write_step(bench.run, 0, 4)
+    assert bench.supervise() == EXIT_DONE
+    lost, done = bench.ends()
+    assert (lost["attempt"], lost["outcome"], lost["step"], lost["next"]) == (0, "lost", 4, "restart")
+    assert lost["cause"] == "its launcher died"
+    assert (done["attempt"], bench.started[0].number) == (1, 1)
+
+
+def test_a_stop_request_is_gone_when_it_has_been_carried_out(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"leaves_after": 1.0})
+    bench.clock.after(60.0, lambda: write_request(bench.run.stop_request, "cancel"))
+    assert bench.supervise() == EXIT_PREEMPTED
+    assert not bench.run.stop_request.exists()
+    assert bench.started[0].killed_at is not None, "nothing of an attempt outlives it"
+
+
+def test_wrong_input_is_shown_unless_the_rank_has_recorded_it(tmp_path: Path) -> None:
+    observed, recorded = (Bench(tmp_path / name, {"code": 2, "seconds": 10.0}) for name in ("observed", "recorded"))
+    failure = {"event": "failure", "time": 1.0, "attempt": 0, "rank": 0, "reason": "no such key", "exit_code": 2}
+    append_json_line(recorded.run.events(0), failure)
+    assert (observed.supervise(), recorded.supervise()) == (2, 2)
+    assert [text for text in observed.view.said if "exit code 2" in text]
+    assert recorded.view.said == []
+    assert recorded.ends()[0]["cause"] == "no such key"
+
+
+def test_a_run_that_ends_well_says_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"seconds": 1.0})
+    assert bench.supervise() == EXIT_DONE
+    assert bench.view.said == []
+    assert bench.ends()[0]["step"] == 0
+    assert "counts" not in bench.ends()[0]
+
+
+def test_the_log_of_a_rank_is_shown_before_that_of_mpirun(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, failures=0)
+    bench.run.log(0, 0).parent.mkdir(parents=True)
+    for path, text in ((bench.run.log(0, 0), "of rank 0"), (bench.run.launcher_log(0), "of mpirun")):
+        path.write_text(f"{text}\n")
+    assert bench.supervise() == EXIT_FAILURE
+    assert "of rank 0" in bench.view.said[0]
+    assert "of mpirun" not in bench.view.said[0]
+
+
+def test_a_pause_shorter_than_a_tick_is_as_long_as_it_is_said_to_be(tmp_path: Path) -> None:
+    short = TICK / 8
+    bench = Bench(tmp_path, {"code": 1, "seconds": 0.0}, {"seconds": 0.0}, backoff=Backoff(first=short))
+    assert bench.supervise() == EXIT_DONE
+    first, second = (attempt.started_at for attempt in bench.started)
+    assert second - first == pytest.approx(short, abs=1e-9)
+
+
+def test_the_events_of_rank_0_are_shown(tmp_path: Path) -> None:
+    bench, shown = Bench(tmp_path, {"seconds": 10.0}), list[Any]()
+    bench.view.record = shown.append  # type: ignore[method-assign]
+    write_step(bench.run, 0, 1)
+    bench.clock.after(5.0, lambda: write_step(bench.run, 0, 2))
+    bench.clock.after(5.0, lambda: write_step(bench.run, 0, 3, rank=1))
+    assert bench.supervise() == EXIT_DONE
+    assert [record["step"] for record in shown] == [2], "those of this attempt, of this rank"
+
+
+def test_lost_attempts_without_a_step_are_given_up_and_the_reason_is_said(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"seconds": 1.0})
+    bench.job_options["hands_back"] = True
+    for number in range(MOST_WITHOUT_STEP + 1):
+        bench.run.record_attempt(event="start", attempt=number)
+        if number < MOST_WITHOUT_STEP:
+            bench.run.record_attempt(event="end", attempt=number, outcome="lost", step=0, next="restart")
+    assert bench.supervise() == EXIT_FAILURE
+    assert bench.started == []
+    assert bench.ends()[-1]["given_up"] is True
+    assert [text for text in bench.view.said if text.startswith("its launcher died; giving up: 5 attempts")]
+
+
+def test_a_lost_attempt_that_is_followed_by_another_is_not_given_up(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"seconds": 1.0})
+    bench.run.record_attempt(event="start", attempt=0)
+    assert bench.supervise() == EXIT_DONE
+    assert "given_up" not in bench.ends()[0]
+    assert bench.view.said == []
+
+
+class ByHand(Stop):
+    """A signal that does not count as a preemption."""
+
+    def other_than_preemption(self) -> str | None:
+        return "a signal by hand"
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(EXIT_PREEMPTED, "preempted"), (EXIT_FAILURE, "failure")])
+def test_what_looks_like_a_preemption_and_is_none_counts_against_no_budget(
+    tmp_path: Path, code: int, outcome: str
+) -> None:
+    bench = Bench(tmp_path, {"code": code, "seconds": 10.0}, {"seconds": 1.0}, preemptions=0, failures=1)
+    job = Job(bench.run, 2, bench.restart, bench.start, lambda: None)
+    stop = ByHand(bench.run.stop_request, clock=bench.clock)
+    assert Supervisor(job, bench.view, stop, bench.clock).supervise() == EXIT_DONE
+    end = bench.ends()[0]
+    assert end["outcome"] == outcome
+    assert end.get("counts") == (False if outcome == "preempted" else None)
+    assert ("a signal by hand" in end["cause"]) is (outcome == "preempted")
+
+
+@dataclass
+class Growing:
+    """The nodes of an elastic run: one at first; after 20 s of training a second one is there."""
+
+    numbers: list[int]
+    why: str = "a node has come"
+
+    def choose(self, view: object, stopped: object) -> AttemptNodes | None:
+        number = self.numbers.pop(0)
+        return AttemptNodes(number, number, f"{number} of 2 nodes", ("n1", "n2")[:number]) if number else None
+
+    def growing(self, trained: float) -> str | None:
+        return self.why if trained > 20.0 and self.numbers else None
+
+
+def elastic(root: Path, *numbers: int) -> Bench:
+    bench = Bench(root, {"leaves_after": 1.0}, {"seconds": 10.0}, preemptions=0)
+    bench.job_options["nodes"] = Growing(list(numbers))
+    bench.clock.after(1.0, lambda: write_step(bench.run, 0, 1))
+    return bench
+
+
+def test_ranks_that_make_way_for_more_nodes_are_not_preempted(tmp_path: Path) -> None:
+    bench = elastic(tmp_path, 1, 2)
+    assert bench.supervise() == EXIT_DONE
+    starts = [record for record in bench.run.read_attempts() if record["event"] == "start"]
+    assert [(start["world_size"], start["nodes"], start["on"]) for start in starts] == [
+        (1, 1, ["n1"]), (2, 2, ["n1", "n2"])
+    ]  # fmt: skip
+    grown, done = bench.ends()
+    assert (grown["outcome"], grown["grows"], grown["counts"]) == ("preempted", True, False)
+    assert grown["cause"].endswith("a node has come")
+    assert "grows" not in done
+    assert read_request(bench.run.stop_request) is None
+
+
+def test_a_cancel_while_ranks_make_way_stops_the_run(tmp_path: Path) -> None:
+    bench = elastic(tmp_path, 1, 2)
+    bench.clock.after(21.5, lambda: write_request(bench.run.stop_request, "cancel"))
+    assert bench.supervise() == EXIT_PREEMPTED
+    (end,) = bench.ends()
+    assert (end["asked"], end["next"], end.get("grows")) == ("cancel", "stop", None)
+
+
+def test_a_stop_while_nodes_are_awaited_starts_nothing(tmp_path: Path) -> None:
+    bench = elastic(tmp_path, 0)
+    assert bench.supervise() == EXIT_PREEMPTED
+    assert bench.started == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "grew"),
+    [(1, 2, True), (0, 1, True), (1, 1, False), (2, 1, False), (None, 1, False), (1, None, False), (None, None, False)],
+)
+def test_the_kernel_killed_for_memory_if_its_count_grew(before: int | None, after: int | None, grew: bool) -> None:
+    assert _grew(before, after) is grew
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize(("code", "lacking"), [(EXIT_FAILURE, True), (-signal.SIGSEGV, False)])
+def test_a_failure_on_a_disk_without_room_for_its_reason_waits_for_space(
+    small_disk: Path, code: int, lacking: bool
+) -> None:
+    """The rank could not record why it failed. One that a signal killed had no need to write."""
+    bench, filler = Bench(small_disk / "run", {"code": code, "seconds": 10.0}, {"seconds": 1.0}), small_disk / "filler"
+    bench.clock.after(9.0, lambda: filler.write_bytes(bytes(192 << 10)))
+    bench.clock.after(100.0, filler.unlink)
+    assert bench.supervise() == EXIT_DONE
+    end = bench.ends()[0]
+    assert end["outcome"] == "failure"
+    assert ("out of disk" in end["cause"]) is lacking
+    assert end.get("counts") == (False if lacking else None)
+    assert (bench.started[1].started_at - bench.begun >= 100.0) is lacking
+
+
+def test_a_failure_that_its_rank_recorded_is_not_put_down_to_the_disk(small_disk: Path) -> None:
+    bench, filler = Bench(small_disk / "run", FAILS, {"seconds": 1.0}), small_disk / "filler"
+    failure = {"event": "failure", "time": 1.0, "attempt": 0, "rank": 0, "reason": "no such key", "exit_code": 1}
+    append_json_line(bench.run.events(0), failure)
+    bench.clock.after(9.0, lambda: filler.write_bytes(bytes(192 << 10)))
+    bench.clock.after(100.0, filler.unlink)
+    assert bench.supervise() == EXIT_DONE
+    assert bench.ends()[0]["cause"] == "no such key"

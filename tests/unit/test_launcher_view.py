@@ -65,6 +65,15 @@ def test_estimates_leave_the_warm_up_out() -> None:
     assert "1:50 min" in text
 
 
+def test_a_clock_that_is_set_back_gives_no_negative_time() -> None:
+    times = [100.0, 101.0, 102.0, 103.0, 4.0, 5.0, 6.0]
+    progress = Progress(total_steps=107)
+    for number, moment in enumerate(times, 1):
+        progress.apply({**step(number), "time": moment})
+        assert progress.seconds_left is None or progress.seconds_left >= 0
+    assert progress.seconds_left == 100.0, "a second for each step"
+
+
 def test_a_loss_that_is_not_finite_is_reported() -> None:
     _, lines = reported(step(1, loss=None, grad_norm=None, samples=None, seconds=0.0))
     assert lines == ["step 1/100  loss not finite  lr 0.001"]
@@ -212,3 +221,36 @@ def test_out_of_memory_kills_are_counted_where_the_kernel_reports_them(tmp_path:
     (cgroups / "memory" / "mine").mkdir(parents=True)
     (cgroups / "memory" / "mine" / "memory.oom_control").write_text("under_oom 0\noom_kill 3\n")
     assert oom_kills(proc, cgroups) == 3
+
+
+def test_an_early_stop_says_which_parameters_are_exported() -> None:
+    stop = {"event": "early_stop", "step": 30, "metric": "loss"}
+    _, (line, without) = reported({**stop, "best": 0.41, "best_step": 10}, stop)
+    assert "0.4100 at step 10" in line
+    assert "step 30" in line
+    assert "best" not in without
+
+
+def test_lines_of_steps_by_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of 1,000 steps a second is a line a second, and no number is missing at its end."""
+    with PlainView(RunDir(tmp_path), 10) as view:
+        for number in range(1, 3456):
+            view.record(step(number, time=1000.0 + number / 1000))
+        view.record({"event": "finished", "step": 3455, "time": 1004.0})
+    shown = [line.split("  ")[1] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["step 10", "step 1010", "step 2010", "step 3010", "step 3450", "finished at step 3455"]
+
+
+def test_a_clock_that_is_set_back_silences_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with PlainView(RunDir(tmp_path), 1) as view:
+        view.record(step(1, time=5000.0))
+        view.record(step(2, time=1000.0))
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_the_check_of_the_gradient_is_a_phase(tmp_path: Path) -> None:
+    started = {"event": "phase_start", "phase": "check", "time": 1.0}
+    progress, _ = reported(started)
+    assert progress.phase == "check"
+    _, lines = reported(*({"event": "phase_end", "phase": "check", "seconds": seconds} for seconds in (17.2, 0.01)))
+    assert lines == ["check: 17 s"]

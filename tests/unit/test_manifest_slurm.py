@@ -397,17 +397,17 @@ def test_prologue_and_epilogue_frame_the_run_supervisor(dump: Path) -> None:
 
 def test_the_epilogue_outlives_slurms_signal(tmp_path: Path) -> None:
     run_supervisor = tmp_path / "run_supervisor"
-    run_supervisor.write_text("#!/bin/sh\necho ready\nread go < fifo\nexit 3\n")
+    run_supervisor.write_text(f"#!/bin/sh\npwd\nread go < '{tmp_path}/fifo'\nexit 3\n")
     run_supervisor.chmod(0o755)
     os.mkfifo(tmp_path / "fifo")
-    text = script(slurm_spec({"epilogue": ["echo over"]}), replace(PLAIN, run_supervisor_python=str(run_supervisor)))
+    text = script(slurm_spec({"epilogue": ["pwd"]}), replace(PLAIN, run_supervisor_python=str(run_supervisor)))
     (tmp_path / "job.sh").write_text(text)
     with subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None
-        assert shell.stdout.readline() == "ready\n"
+        assert shell.stdout.readline() == "/\n", "python -m imports from the current folder"
         shell.send_signal(signal.SIGTERM)
         (tmp_path / "fifo").write_text("go\n")
-        assert shell.stdout.read() == "over\n"
+        assert shell.stdout.read() == f"{tmp_path}\n", "the epilogue's folder is the user's"
         assert shell.wait(10) == 3
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from run_files import spec_of
+from run_files import SMALL, spec_of
 
+from ortflow.cli.plan import without_data_parallelism
 from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.graph.memory.plan import Event
 from ortflow.workflow.layout import FlatIndex, Tensor
@@ -24,6 +25,7 @@ from ortflow.workflow.planning.passes import StagePasses, Work, weighted
 from ortflow.workflow.planning.rates import Link, Rates, assumed
 from ortflow.workflow.planning.replay import ChunkMemory, replay
 from ortflow.workflow.planning.seconds import step_time
+from ortflow.workflow.spec.file.load import load_run_text
 from ortflow.workflow.spec.run import RunSpec
 
 MB = 1 << 20
@@ -237,3 +239,21 @@ def test_what_is_measured_unasked() -> None:
     assert not may_measure(False, spec, rates, 10**9, MB)
     with pytest.raises(Exception, match="are free here"):
         may_measure(True, spec, rates, 10**9, 1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "ranks", "wanted"),
+    [
+        (4, 1, 2, "data.micro_batch: 2, or train.global_batch: 8"),
+        (3, 1, 2, ". train.global_batch: 6"),
+        (4, 2, 2, None),
+        (4, 1, 1, None),
+    ],
+)
+def test_what_data_parallelism_needs(batch: int, accumulation: int, ranks: int, wanted: str | None) -> None:
+    spec = load_run_text(SMALL, "run.yaml")
+    train = spec.train.model_copy(update={"gradient_accumulation": accumulation, "global_batch": None})
+    data = spec.data.model_copy(update={"micro_batch": batch})
+    lines = [*without_data_parallelism(on_ranks(spec.model_copy(update={"train": train, "data": data}), ranks))]
+    assert len(lines) == (wanted is not None)
+    assert wanted is None or wanted in lines[0]

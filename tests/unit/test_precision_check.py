@@ -7,6 +7,7 @@ import pytest
 from messages import mentions
 
 from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.trainer.checked_part import CheckedPart
 from ortflow.workflow.trainer.precision_check import COMPARED_SCALES, Vector, compare
@@ -44,6 +45,15 @@ def test_another_direction_is_named_and_another_length_is_not() -> None:
     wrong[entry.offset : entry.end] *= -1
     assert compared(3 * EXACT, scales=False)[0] == ""
     assert mentions(compared(wrong, scales=True)[0], "'small'", "fp16", "100%", "train.precision: fp32")
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_gradient_that_is_finite_only_in_fp32_ends_the_run(scales: bool) -> None:
+    wrong, entry = EXACT.copy(), INDEX["small"]
+    wrong[entry.offset] = np.nan
+    with pytest.raises(UserError, match="'small' is not finite in fp16") as caught:
+        compared(wrong, scales=scales)
+    assert caught.value.where == "train.precision"
 
 
 def test_a_tensor_with_a_tiny_gradient_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_case_that_always_runs_must_be_there() -> None:
         rotating(NAMES, ("pipelin-2",), "")
 
 
-def test_a_third_of_the_cases_runs_and_all_in_three_commits() -> None:
+def test_a_third_of_the_cases_runs_and_all_in_three_parts() -> None:
     groups = ["long"] * 8 + [None, "pair", "long", "pair", None, "alone"]
     kept = [set(range(len(groups))) - left_out(groups, f"{first}/3") for first in range(3)]
     assert {place for each in kept for place in each} == set(range(len(groups)))

@@ -711,7 +711,7 @@ def test_of_many_runs_those_without_a_record_cost_one_more(tmp_path: Path) -> No
     fake.accounted, fake.jobs = [replace(job, state="CANCELLED") for job in fake.jobs[:2]], fake.jobs[3:]
     fake.calls.clear()
     reported = SlurmLauncher(fake.slurm).statuses([wanted.run for wanted in runs])
-    assert [call[0] for call in fake.calls] == ["squeue", "sacct"]
+    assert [call[0] for call in fake.calls] == ["squeue", "squeue", "sacct"]
     assert [how.state for how in reported] == [State.CANCELLED] * 2 + [State.LOST] + [State.PENDING] * 2
 
 
@@ -980,3 +980,39 @@ def test_the_environment_does_not_change_the_script(tmp_path: Path) -> None:
 
 def test_the_request_is_of_the_launcher(tmp_path: Path) -> None:
     assert isinstance(SlurmLauncher(Fake().slurm).request(submission(tmp_path)), SlurmRequest)
+
+
+def test_a_run_that_has_had_a_job_waits_for_the_controller_too(tmp_path: Path) -> None:
+    fake, wanted = Fake(), submission(tmp_path)
+    submit(fake, wanted)
+    attempt(wanted.run, outcome="failure", cause="a rank died", next="stop")
+    fake.change("100", state="FAILED")
+    fake.away = "dead"
+    with pytest.raises(NoAnswer):
+        submit(fake, wanted)
+    fake.clock.after(6.0, lambda: setattr(fake, "away", None))
+    assert submit(fake, replace(wanted, retry=20.0)) == "slurm://101"
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["no job of one's own", "an ended job of one's own"])
+def test_a_job_of_another_member_of_the_group(tmp_path: Path, earlier: bool) -> None:
+    """`squeue --me` does not show it."""
+    fake, wanted = Fake(), submission(tmp_path)
+    if earlier:
+        submit(fake, wanted)
+        attempt(wanted.run, outcome="preempted", asked="cancel", next="stop")
+        fake.change("100", state="CANCELLED")
+    job = submit(fake, wanted).removeprefix("slurm://")
+    attempt(wanted.run, 1)
+    fake.others = [replace(one, state="RUNNING") for one in fake.jobs if one.id == job]
+    fake.jobs = [one for one in fake.jobs if one.id != job]
+    slurm = SlurmLauncher(fake.slurm)
+    assert slurm.status(wanted.run).state is State.RUNNING
+    assert [how.state for how in slurm.statuses([wanted.run])] == [State.RUNNING]
+    with pytest.raises(UserError, match=f"is job {job} in Slurm, running"):
+        submit(fake, wanted)
+    assert slurm.cancel(wanted.run, now=False)
+    assert wanted.run.stop_request.exists()
+    fake.others = [replace(one, state="PENDING") for one in fake.others]
+    with pytest.raises(UserError, match=rf"job {job} is another user's.*permission denied"):
+        slurm.cancel(wanted.run, now=False)

@@ -20,6 +20,7 @@ from ortflow.launchers.batch.stopping import SETTLED, SIGNALS, JobStop
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.current_job import SlurmJob
+from ortflow.launchers.slurm.jobs import SEPARATOR
 from ortflow.launchers.slurm.runner import Answer as Reply
 from ortflow.launchers.slurm.runner import Settings
 from ortflow.launchers.status import read_status
@@ -49,6 +50,10 @@ class FakeController:
         """When the time limit ends the job, by the clock."""
         self.away_until = 0.0
         self.refuses = False
+        self.takes = False
+        """Whether sbatch accepts a job from inside this one."""
+        self.missing: set[str] = set()
+        """Commands that are not installed on the job's node."""
         self.calls: list[tuple[str, ...]] = []
 
     @property
@@ -58,6 +63,8 @@ class FakeController:
 
     def __call__(self, command: Sequence[str], settings: Settings, seconds: float) -> Reply:
         self.calls.append(tuple(command))
+        if command[0] in self.missing:
+            raise FileNotFoundError(command[0])
         code, words = self._reply(tuple(command))
         return Reply(code, "" if code else words, words if code else "")
 
@@ -72,11 +79,27 @@ class FakeController:
         if command[0] == "scontrol":
             output = f"JobState={self.state} Reason=None Restarts={self.restarts} PreemptTime={self.preempted}"
             return 0, f"JobId=7 {output}"
+        if command[0] == "squeue" and command[-1].startswith("--Format="):
+            values = (
+                "7",
+                "7",
+                self.state,
+                "None",
+                "N/A",
+                "N/A",
+                "10:00",
+                "node1",
+                self.restarts,
+                0,
+                "a",
+                *["(null)"] * 3,
+            )
+            return 0, "".join(f"{value}{SEPARATOR}" for value in values)
         if command[0] == "squeue":
             return 0, "UNLIMITED" if self.ends is None else _duration(self.ends - self.clock.now)
         if command[0] == "scancel":
             self.state = "CANCELLED"
-        return (1, "sbatch: error: no") if command[0] == "sbatch" else (0, "")
+        return (0, "8") if command[0] == "sbatch" and self.takes else (int(command[0] == "sbatch"), "sbatch: error: no")
 
 
 def _duration(seconds: float) -> str:
@@ -206,6 +229,33 @@ def test_a_site_that_does_not_requeue(tmp_path: Path, clock: FakeClock, controll
     assert "presently disabled" in ends(tmp_path)[-1]["why"]
 
 
+def test_without_scontrol_another_job_follows(tmp_path: Path, clock: FakeClock, controller: FakeController) -> None:
+    """Many sites install only srun and sbatch on the compute nodes: nothing waits for a command that cannot come."""
+    controller.missing, controller.takes, begun = {"scontrol"}, True, clock.now
+    ranks = PlannedRanks(clock, code=EXIT_PREEMPTED, seconds=10.0)
+    assert run_supervisor_of(tmp_path, controller, ranks).keep() == EXIT_PREEMPTED
+    assert clock.now - begun < 60.0
+    newest = RunDir(tmp_path).read_attempts()[-1]
+    assert (newest["event"], newest["job"], newest["follows"]) == ("submit", "8", "7")
+
+
+@pytest.mark.parametrize("asked", [None, signal.SIGTERM])
+def test_without_any_command_of_slurm_the_run_is_not_left_restarting(
+    tmp_path: Path, clock: FakeClock, controller: FakeController, asked: signal.Signals | None
+) -> None:
+    """After a SIGTERM Slurm may start the job again by itself, so the run is given up only when it has not."""
+    controller.missing, begun = {"scontrol", "squeue", "sbatch", "scancel"}, clock.now
+    ranks = PlannedRanks(clock, leaves_after=4.0) if asked else PlannedRanks(clock, code=EXIT_PREEMPTED, seconds=10.0)
+    run_supervisor = run_supervisor_of(tmp_path, controller, ranks)
+    if asked is not None:
+        clock.after(10.0, lambda: signal.raise_signal(asked))
+    assert run_supervisor.keep() == EXIT_FAILURE
+    stayed = SlurmJob.stay if asked else 0.0
+    assert stayed <= clock.now - begun < stayed + 60.0
+    assert mentions(ends(tmp_path)[-1]["why"], "there is no squeue", "there is no sbatch")
+    assert read_status(RunDir(tmp_path), alive=True).state is State.LOST
+
+
 def test_a_cancelled_run_cancels_its_job_and_stays(
     tmp_path: Path, clock: FakeClock, controller: FakeController
 ) -> None:
@@ -247,6 +297,37 @@ def test_slurm_is_queried_for_the_reason_of_a_signal(
         clock.after(0.5 * SETTLED, lambda: setattr(controller, "state", "CANCELLED"))
         assert stop.settle() == "scancel"
     assert clock.sleeps == [SETTLED]
+
+
+@pytest.mark.parametrize(
+    ("due", "why"),
+    [("JOB REQUEUE", "a user requeued the job"), ("NODE FAILURE", "a node of the job was lost"), ("PREEMPTION", None)],
+)
+def test_a_requeue_is_no_preemption_although_the_controller_is_away(
+    tmp_path: Path, clock: FakeClock, controller: FakeController, due: str, why: str | None
+) -> None:
+    output = f"slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T13:59:34 DUE TO {due} ***\n"
+    stop = JobStop(tmp_path / ".stop", controller.job, AHEAD, lambda: output, clock)
+    with stop.listening():
+        signal.raise_signal(signal.SIGTERM)
+        controller.away_until = clock.now + 100.0
+        assert stop.settle() == "SIGTERM"
+        assert stop.other_than_preemption() == why
+
+
+@pytest.mark.parametrize(("signalled", "sentence"), [(False, None), (True, "a signal was sent by hand (SIGTERM)")])
+def test_a_cancelled_run_got_no_signal_by_hand(
+    tmp_path: Path, clock: FakeClock, controller: FakeController, signalled: bool, sentence: str | None
+) -> None:
+    stop = JobStop(tmp_path / ".stop", controller.job, AHEAD, clock=clock)
+    with stop.listening():
+        if signalled:
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            write_request(tmp_path / ".stop", "cancel")
+        assert stop.settle() == ("SIGTERM" if signalled else "cancel")
+        found = stop.other_than_preemption()
+    assert (found is None) if sentence is None else mentions(str(found), sentence)
 
 
 @pytest.mark.parametrize(("left", "reason"), [(3600.0, "SIGUSR2"), (AHEAD + 10.0, None)])

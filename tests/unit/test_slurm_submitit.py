@@ -16,7 +16,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 
 from ortflow.launchers.base import find_launcher
 from ortflow.launchers.names import BUILT_IN
-from ortflow.launchers.slurm.outcome import begin_job, leave_result, newest_job, result_file
+from ortflow.launchers.slurm.outcome import begin_job, follower, leave_result, result_file
 from ortflow.launchers.slurm.parameters import KEYS, NEVER, OTHERS, overrides, renamed
 from ortflow.workflow.errors import Faults
 from ortflow.workflow.rundir import OWN_FILES, RunDir
@@ -96,7 +96,7 @@ def test_the_job_that_follows() -> None:
         {"event": "submit", "job": "1"}, {"event": "submit", "job": "2", "follows": "1"},
         {"event": "submit", "job": "5"}, {"event": "submit", "job": "6", "follows": "2"},
     ]  # fmt: skip
-    assert [newest_job(records, job) for job in ("1", "2", "5", "6")] == ["6", "6", "5", "6"]
+    assert [follower(records, job) for job in ("1", "2", "5", "6")] == ["6", "6", "5", "6"]
 
 
 def test_what_is_submitted_is_made_without_what_costs(tmp_path: Path) -> None:

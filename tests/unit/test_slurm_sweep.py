@@ -26,14 +26,15 @@ from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.status import RunStatus
-from ortflow.launchers.sweeps import Sweep, read_sweep
+from ortflow.launchers.sweeps import Sweep, SweepDir, read_sweep
+from ortflow.manifests.array import run_file
 from ortflow.manifests.slurm import launch, script
 from ortflow.manifests.slurm.placement import TASK
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.combinations import combinations, read_axes
 from ortflow.workflow.spec.file.dump import dump_run_file
-from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file, load_run_text
 
 RUN = """\
 name: gpt
@@ -245,8 +246,18 @@ def test_what_is_printed_is_what_is_submitted(place: Path) -> None:
     assert not (place / "runs").exists()
     sweeps.submit(one, fake.slurm)
     assert common(printed) == common(fake.scripts[0])
-    files = printed.split("<<'END_OF_THE_RUN_FILE'\n")[1].removesuffix("END_OF_THE_RUN_FILE").split("---\n")
+    text = printed.split("<<'END_OF_THE_RUN_FILE'\n")[1].removesuffix("END_OF_THE_RUN_FILE")
+    files = [run_file(text, task) for task in range(len(one.requests))]
     assert files == [dump_run_file(request.submission.spec) for request in one.requests]
+
+
+def test_a_script_of_a_thousand_runs(place: Path) -> None:
+    """sbatch accepts 4 MiB; a run file has more than 4 KiB."""
+    one = wanted(Fake(), "seed=1..970")
+    printed = str(one)
+    assert len(printed) < 2**20
+    text = printed.split("<<'END_OF_THE_RUN_FILE'\n")[1].removesuffix("END_OF_THE_RUN_FILE")
+    assert load_run_text(run_file(text, 969), "the script") == one.requests[969].submission.spec
 
 
 def test_each_is_followed_and_ended_alone(place: Path) -> None:
@@ -298,6 +309,17 @@ def test_a_record_that_nests_without_end_is_refused(place: Path) -> None:
     record.write_text("[" * 50_000)
     with pytest.raises(UserError, match="is not a record of a sweep"):
         read_sweep(place / "runs/gpt")
+
+
+def test_records_of_an_earlier_submission_say_nothing_about_this_one(tmp_path: Path) -> None:
+    folder, member = tmp_path / "sweep", RunDir(tmp_path / "sweep-3")
+    RunDir(folder).record_attempt(event="submit", job="1")
+    again = SweepDir(folder, {3: member}, earlier=1)
+    assert again.read_attempts() == []
+    again.record_attempt(event="stop", outcome="failure")
+    assert [record["event"] for record in again.read_attempts()] == ["stop"]
+    (own,) = member.read_attempts()
+    assert (own["event"], own["task"]) == ("stop", "3")
 
 
 def test_a_sweep_at_work_is_not_submitted_twice(place: Path) -> None:
@@ -428,7 +450,7 @@ def test_a_follow_up_is_not_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def found(place: Path) -> Callable[..., tuple[Sweep, list[RunStatus]]]:
     """A sweep with these evaluations."""
 
-    def make(*evaluations: dict[str, float]) -> tuple[Sweep, list[RunStatus]]:
+    def make(*evaluations: dict[str, float | None]) -> tuple[Sweep, list[RunStatus]]:
         fake = Fake()
         submit(fake, f"seed=1..{len(evaluations)}")
         reported = SlurmLauncher(fake.slurm).statuses([run(task) for task in range(len(evaluations))])
@@ -439,6 +461,11 @@ def found(place: Path) -> Callable[..., tuple[Sweep, list[RunStatus]]]:
 
 
 Found = Callable[..., tuple[Sweep, list[RunStatus]]]
+
+
+def test_an_evaluation_that_is_not_finite_is_not_the_best(found: Found) -> None:
+    one, reported = found({"loss": None, "accuracy": 0.99}, {"loss": 1.0, "accuracy": 0.9})
+    assert [row[0] for row in results(one, reported, "accuracy").rows()[1:]] == ["", "*"]
 
 
 def test_the_best_is_marked(found: Found) -> None:
@@ -497,3 +524,14 @@ def test_what_the_command_line_refuses(place: Path, words: list[str], sentence: 
     with pytest.raises(UserError, match=sentence):
         CliRunner().invoke(command_line(), words, catch_exceptions=False)
     assert not (place / "runs").exists()
+
+
+def test_a_rendered_sweep_that_sbatch_would_refuse(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default Slurm takes scripts of 4 MiB, and a rendered sweep contains the run file of each run."""
+    planned = wanted(Fake(), "seed=1..12")
+    size = len(str(planned).encode())
+    monkeypatch.setattr(sweep, "LARGEST_SCRIPT", size)
+    assert str(planned)
+    monkeypatch.setattr(sweep, "LARGEST_SCRIPT", size - 1)
+    with pytest.raises(UserError, match=r"12 runs, .*max_script_size.*ortflow submit"):
+        str(planned)

@@ -82,6 +82,11 @@ def test_possible_requests(resources: dict[str, Any], backends: dict[str, Any]) 
     assert reported(resources, backends) == []
 
 
+@pytest.mark.parametrize(("length", "problems"), [(62, 0), (63, 0), (64, 1)])
+def test_a_type_is_as_long_as_a_label_of_kubernetes(length: int, problems: int) -> None:
+    assert len(reported({**ONE, "gpu_type": "h" * length})) == problems
+
+
 def test_names_of_slices() -> None:
     slices = ("nvidia.com/mig-1g.10gb", "1g.10gb", "3g.20gb", "nvidia.com/mig-1g.10gb.me", "a100_1g.5gb")
     assert all(is_slice(name) for name in slices)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -12,6 +13,7 @@ from messages import alike, says
 from run_files import FULL, SMALL, check_run_file, reported
 
 from ortflow.workflow.errors import Faults
+from ortflow.workflow.spec.file.document import parse_document
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.keys import every_key
 from ortflow.workflow.spec.file.load import load_run_file, load_run_text
@@ -358,3 +360,23 @@ class TestOverrides:
     ) -> None:
         found = reported(tmp_path, SMALL[: SMALL.index("\ntrain:") + 1], override)
         assert alike(found, messages)
+
+
+def test_many_unknown_keys_cost_no_more_than_reading_them() -> None:
+    """Each used to walk the types of all keys and to copy all values."""
+    text = SMALL + "".join(f"zz_{number}: 1\n" for number in range(3000))
+    start = time.process_time()
+    document = parse_document(text, "run.yaml")
+    reading = time.process_time() - start
+    assert not document.problems
+    start = time.process_time()
+    with pytest.raises(Faults) as caught:
+        load_run_text(text, "run.yaml")
+    assert len(caught.value.faults) == 3000
+    assert time.process_time() - start < 3 * reading + 1
+
+
+def test_a_section_that_is_unknown_at_its_place_names_where_it_belongs() -> None:
+    with pytest.raises(Faults) as caught:
+        load_run_text(f"{SMALL}ranks_per_node: 2\n", "run.yaml")
+    assert "resources.ranks_per_node" in str(caught.value)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from clocked_steps import STEP_SECONDS, WAIT, FakeTrainer, context_of, events_of
 from fake_clock import FakeClock
+from messages import mentions
 
 from ortflow.workflow import disk_space
 from ortflow.workflow.checkpoint.store import DirectoryStore
@@ -17,9 +18,11 @@ from ortflow.workflow.errors import OrtflowError, Preempted
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.record import EVENTS, read_records
 from ortflow.workflow.signals import BEAT_PERIOD, FILE_PERIOD, StopFlag
+from ortflow.workflow.spec.run import CheckpointSection
 from ortflow.workflow.steps import checkpoint as checkpoint_step
 from ortflow.workflow.steps.checkpoint import checkpoint
 from ortflow.workflow.steps.export import export
+from ortflow.workflow.steps.save_period import save_period
 from ortflow.workflow.steps.train import train
 
 
@@ -69,6 +72,24 @@ def test_the_engine_times_each_step_and_what_recurs_in_it(tmp_path: Path, clock:
     ]  # fmt: skip
 
 
+def test_a_long_part_of_a_step_is_a_phase_of_its_own(tmp_path: Path, clock: FakeClock) -> None:
+    events = EventLog(tmp_path / "events.jsonl", 0, 0)
+
+    def opens(context: None) -> None:
+        clock.sleep(1.0)
+        with engine.apart("check", "opens"):
+            clock.sleep(17.0)
+        clock.sleep(2.0)
+
+    steps = (Step("opens", opens), Step("trains", lambda context: clock.sleep(3.0)))
+    engine: Engine[None] = Engine(steps, events, clock=clock)
+    engine.run(None)
+    records = read_records(events.path, EVENTS)[0]
+    ended = [(one["phase"], one["seconds"]) for one in records if one["event"] == "phase_end"]
+    assert ended == [("check", 17.0), ("opens", 3.0), ("trains", 3.0)]
+    assert [one["phase"] for one in records if one["event"] == "phase_start"] == ["opens", "check", "opens", "trains"]
+
+
 def test_a_step_is_timed_without_what_follows_it(tmp_path: Path, clock: FakeClock) -> None:
     context = context_of(tmp_path, clock, steps=2)
     train(context)
@@ -81,6 +102,40 @@ def test_checkpoints_come_every_so_many_seconds_of_training(tmp_path: Path, cloc
     checkpoint(context)
     # The time is checked before a step, and the checkpoint is saved after it.
     assert [one["step"] for one in events_of(context, "checkpoint")] == [11, 22, 30]
+
+
+def test_checkpoints_come_every_five_minutes_by_default(
+    tmp_path: Path, clock: FakeClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = context_of(tmp_path, clock, every_steps=None)
+    context.monitor.begin()
+    assert mentions(capsys.readouterr().out, "every 300 s", "default", "5%")
+    train(context)
+    checkpoint(context)
+    assert [one["step"] for one in events_of(context, "checkpoint")] == [6, 12, 18, 24, 30]
+
+
+def test_saves_on_a_slow_disk_take_a_bounded_share_of_the_time(tmp_path: Path, clock: FakeClock) -> None:
+    context = context_of(tmp_path, clock, steps=60, every_steps=None)
+    # A save of a minute may be in progress every 20 minutes: a third of the steps instead of all.
+    context.trainer.before_save = lambda: clock.sleep(60.0)  # type: ignore[method-assign]
+    train(context)
+    assert [one["step"] for one in events_of(context, "checkpoint")] == [6, 26, 46]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"every_steps": 5}, None),
+        ({"every_seconds": 7.0}, 7.0),
+        ({"every_steps": 5, "every_seconds": 7.0}, 7.0),
+        ({}, 300.0),
+    ],
+)
+def test_a_period_that_is_given_replaces_the_default(given: dict[str, float], expected: float | None) -> None:
+    section = CheckpointSection.model_validate(given)
+    assert save_period(section, 0.0) == expected
+    assert save_period(section, 60.0) == (1200.0 if not given else expected)
 
 
 @pytest.fixture

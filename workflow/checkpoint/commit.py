@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ortflow.workflow.checkpoint.manifest import FileRecord, Manifest, mark
@@ -30,11 +32,12 @@ def no_room(
     """Why a save of all ranks does not fit on the disk; None if it does."""
     files = sum(_pages(file_layout(buffers, rank, world_size).size) for rank in range(world_size))
     needed = files + _pages(len(json.dumps(index.to_json()))) + RECORDS
+    folder = store.place(0).parent
     try:
         free = store.free_bytes()
     except OSError as error:
-        return out_of_disk(error, needed, store.place(0).parent) if is_full(error) else error
-    return None if free >= needed else OutOfDisk(store.place(0).parent, needed)
+        return out_of_disk(error, needed, folder) if is_full(error) else error
+    return None if free >= needed else OutOfDisk(folder, needed)
 
 
 def _pages(size: int) -> int:
@@ -51,20 +54,22 @@ def commit(
     index: FlatIndex,
     progress: Mapping[str, Any],
     environment: Mapping[str, str],
+    run: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
     """Write the manifest of all ranks' files (`records`, by rank) and commit them as the checkpoint of `step`.
 
     A complete checkpoint of the same step is replaced, a damaged one renamed. `progress` is plain JSON data,
-    `environment` the result of `ortflow.workflow.environment`.
+    `environment` the result of `ortflow.workflow.environment`,
+    `run` the record of an `Identity`.
     Raises SaveFailed, with the temporary files removed.
     """
-    manifest = Manifest(step, len(records), buffers, index, progress, tuple(records), time.time(), environment)
+    manifest = Manifest(step, len(records), buffers, index, progress, tuple(records), time.time(), environment, run)
     data = manifest.encode()
     try:
         folder = store.begin(step, attempt)
         for record in records:
             if (folder / record.name).stat().st_size != record.size:
-                raise OSError(0, "does not have the size that its rank wrote", str(folder / record.name))
+                raise OSError(errno.EIO, "does not have the size that its rank wrote", str(folder / record.name))
         write_atomically(folder / MANIFEST, data)
         if (store.place(step) / MARKER).exists() and verify(store, step):
             store.set_aside(step, attempt)

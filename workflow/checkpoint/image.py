@@ -11,12 +11,14 @@ import mmap
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ortflow.workflow.checkpoint.tensors import PAGE, FileLayout
 from ortflow.workflow.device.copying import Copying
+from ortflow.workflow.threads import start_or_call
 
 if TYPE_CHECKING:
     from ortflow.workflow.device import Buffer
@@ -45,7 +47,7 @@ class Image:
             self._ready.set_result(None)
         else:
             # Seconds for tens of GB, and while a GPU computes most cores have nothing to do.
-            threading.Thread(target=self._prepare, args=(copying.lock,), name="checkpoint memory", daemon=True).start()
+            start_or_call("checkpoint memory", partial(self._prepare, copying.lock))
         self.released = threading.Event()
         """Set while the buffers may change."""
         self.released.set()

@@ -53,6 +53,8 @@ class Manifest:
     time: float
     environment: Mapping[str, str] = field(default_factory=dict)
     """The environment, see `ortflow.workflow.environment`. Empty for checkpoints of earlier versions."""
+    run: Mapping[str, str] = field(default_factory=dict)
+    """The run that saved it, see `identity`. Empty for checkpoints of earlier versions."""
 
     @property
     def size(self) -> int:
@@ -71,6 +73,7 @@ class Manifest:
             "files": [vars(file) for file in self.files],
             "progress": dict(self.progress),
             "environment": dict(self.environment),
+            **({"run": dict(self.run)} if self.run else {}),
             "index": self.index.to_json(),
         }
         text = _dump(body)
@@ -101,6 +104,7 @@ def decode(data: bytes) -> Manifest:
         files=tuple(FileRecord(**file) for file in body["files"]),
         time=body["time"],
         environment=body.get("environment", {}),
+        run=body.get("run", {}),
     )
 
 
@@ -111,8 +115,9 @@ def _check_types(body: dict[str, Any]) -> None:
     """
     for key, fits in _BODY.items():
         _check(key, body, fits)
-    if "environment" in body:
-        _check("environment", body, _is_environment)
+    for key in ("environment", "run"):
+        if key in body:
+            _check(key, body, _is_record)
     for name, spec in body["buffers"].items():
         _check_fields(f"buffers.{name}", spec, _BUFFER)
     for key, shape in (("files", _FILE), ("index", _ENTRY)):
@@ -147,7 +152,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_environment(value: object) -> bool:
+def _is_record(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_text, value.values()))
 
 

@@ -18,8 +18,9 @@ from typing import Any
 import xxhash
 
 from ortflow.workflow.checkpoint.commit import commit, no_room
-from ortflow.workflow.checkpoint.manifest import FileRecord, Manifest, finished
-from ortflow.workflow.checkpoint.store import CheckpointStore
+from ortflow.workflow.checkpoint.identity import Identity, difference
+from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, finished
+from ortflow.workflow.checkpoint.store import MANIFEST, CheckpointStore
 from ortflow.workflow.checkpoint.tensors import ITEM_SIZES, file_layout, file_name, header_of
 from ortflow.workflow.checkpoint.verify import CHUNK, read_manifest, verify
 from ortflow.workflow.disk_space import OutOfDisk, has_room, is_full, out_of_disk
@@ -40,13 +41,14 @@ def reshape(store: CheckpointStore, step: int, world_size: int, target: Checkpoi
     Damaged
         If a file of the source is damaged or missing.
     UserError
-        If `target` has a checkpoint of the step.
+        If `target` has a checkpoint of the step, files of others, or checkpoints of another run.
     OutOfDisk, OrtflowError
         If it cannot be written; nothing is left then.
     """
     manifest = _whole(store, step)
     if os.path.lexists(target.place(step)):
         raise UserError("exists", where=str(target.place(step)), fix="choose another --output, or remove it")
+    _refuse_other_contents(target, manifest)
     new = not target.place(step).parent.exists()
     try:
         lack = no_room(target, manifest.buffers, world_size, manifest.index)
@@ -56,7 +58,7 @@ def reshape(store: CheckpointStore, step: int, world_size: int, target: Checkpoi
         records = [_write_rank(store, manifest, rank, world_size, folder) for rank in range(world_size)]
         return commit(
             target, step, 0, records, buffers=manifest.buffers, index=manifest.index, progress=manifest.progress,
-            environment=manifest.environment,
+            environment=manifest.environment, run=manifest.run,
         )  # fmt: skip
     except (OSError, OrtflowError) as error:
         with suppress(OSError):
@@ -77,6 +79,8 @@ def merge(store: CheckpointStore, step: int, path: Path, *, moments: bool = Fals
     manifest = _whole(store, step)
     if os.path.lexists(path):
         raise UserError("exists", where=str(path), fix="choose another --output, or remove it")
+    if any(entry.end > manifest.buffers[PARAMETERS].count for entry in manifest.index):
+        raise Damaged(store.place(step) / MANIFEST, "has an index with tensors outside the parameters")
     rows = sorted(_tensors(manifest, moments), key=lambda row: -ITEM_SIZES[manifest.buffers[row[1]].dtype])
     places: dict[str, Any] = {"__metadata__": {"format": "ortflow", "step": str(step)}}
     size = 0
@@ -151,6 +155,24 @@ def _tensors(manifest: Manifest, moments: bool) -> Iterator[tuple[str, str, int,
         for entry in manifest.index:
             if entry.end <= spec.count:
                 yield f"{buffer}/{entry.name}", buffer, entry.offset, entry.tensor.shape
+
+
+def _refuse_other_contents(target: CheckpointStore, manifest: Manifest) -> None:
+    """Raise UserError if the folder has something else than checkpoints of the same run."""
+    foreign = target.foreign()
+    if foreign is not None:
+        raise UserError(
+            f"contains other files than checkpoints ({foreign.name})", where=str(foreign.parent),
+            fix="choose a new folder as --output",
+        )  # fmt: skip
+    run = Identity.from_json(manifest.run)
+    for step in target.steps():
+        try:
+            reason = None if run is None else difference(read_manifest(target, step), run)
+        except Damaged:
+            continue
+        if reason is not None:
+            raise UserError(reason, where=str(target.place(step)), fix="choose another --output")
 
 
 def _whole(store: CheckpointStore, step: int) -> Manifest:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from ortflow.workflow import own_files
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.location import Location
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
 MARKER = "COMMITTED"
@@ -30,6 +31,9 @@ _FILES = re.compile(
     rf"{MARKER}|{re.escape(MANIFEST)}|{re.escape(_UNMARKED)}|rank-\d{{4,}}\.safetensors|{own_files.TEMPORARY}"
 )
 _LEFT = re.compile(r"\.tmp-step-\d{8,}-\d{2,}|\.trash-step-\d{8,}(\.\d+)?")
+LOCK = ".run.lock"
+"""Name of the lock of a folder outside its run directory, see `folder_lock`."""
+_LOCK = re.compile(re.escape(LOCK))
 _SET_ASIDE = re.compile(r"rejected-step-\d{8,}-\d{2,}(\.\d+)?")
 
 
@@ -54,6 +58,9 @@ class CheckpointStore(Protocol):
     def is_own(self, step: int) -> bool:
         """Whether what is kept under a step holds files of a checkpoint only."""
 
+    def foreign(self) -> Path | None:
+        """Something in the location that is not a checkpoint or a part of one; None if there is nothing else."""
+
     def remove(self, step: int) -> None:
         """Delete a checkpoint, so that a kill leaves no incomplete one. Raises UserError unless `is_own`."""
 
@@ -68,10 +75,26 @@ class CheckpointStore(Protocol):
 
 
 class DirectoryStore:
-    """Checkpoints in a folder of a file system where rename is atomic."""
+    """Checkpoints in a folder of a file system where rename is atomic.
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    Parameters
+    ----------
+    path
+        The folder; made when something is saved.
+    location
+        The run directory. If the folder is inside it, it follows the directory to another name.
+    """
+
+    def __init__(self, path: Path, location: Location | None = None) -> None:
+        self._path, self._location = Path(path), location
+        self._inside = None if location is None else location.inside(self._path)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        if self._location is None or self._inside is None:
+            return self._path
+        return self._location.path / self._inside
 
     def steps(self) -> list[int]:
         """Steps with a folder or file, ascending."""
@@ -124,6 +147,17 @@ class DirectoryStore:
     def is_own(self, step: int) -> bool:
         """Whether a step's folder is a real folder that contains only a checkpoint's files."""
         return _is_own(self.place(step))
+
+    def foreign(self) -> Path | None:
+        """The first name in the folder that the store does not give; the folder itself if it is a file."""
+        try:
+            names = sorted(os.listdir(self.path))
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError:
+            return self.path if os.path.lexists(self.path) else None
+        known = (_STEP, _LEFT, _SET_ASIDE, _LOCK)
+        return next((self.path / name for name in names if not any(one.fullmatch(name) for one in known)), None)
 
     def remove(self, step: int) -> None:
         """Delete a checkpoint. It is renamed first, so that a partly deleted one is not taken for an incomplete one."""

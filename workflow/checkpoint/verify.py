@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import xxhash
@@ -19,6 +18,7 @@ from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
 from ortflow.workflow.checkpoint.tensors import file_layout, file_name
 from ortflow.workflow.files import open_regular, read_whole
 from ortflow.workflow.progress import Progress
+from ortflow.workflow.threads import map_in_threads
 
 CHUNK = 4 << 20
 """Bytes read and hashed at a time."""
@@ -71,16 +71,17 @@ def check_contents(store: CheckpointStore, manifest: Manifest, views: Views) -> 
     def check(rank: int) -> list[Damaged]:
         record = manifest.files[rank]
         path = store.place(manifest.step) / record.name
+        header = file_layout(manifest.buffers, rank, manifest.world_size).header
         try:
-            _read_file(path, record, views(rank, record))
+            _read_file(path, record, header, views(rank, record))
         except Damaged as fault:
             return [fault]
         except OSError as error:
             return [_unreadable(path, error)]
         return []
 
-    with ThreadPoolExecutor(min(FILES_AT_ONCE, manifest.world_size)) as pool:
-        return [fault for faults in pool.map(check, range(manifest.world_size)) for fault in faults]
+    found = map_in_threads(check, range(manifest.world_size), min(FILES_AT_ONCE, manifest.world_size))
+    return [fault for faults in found for fault in faults]
 
 
 def verify(store: CheckpointStore, step: int) -> list[Damaged]:
@@ -110,10 +111,13 @@ def _check_sense(manifest: Manifest, step: int) -> None:
         raise ValueError("describes files that do not match its buffers")
 
 
-def _read_file(path: Path, record: FileRecord, views: Iterable[memoryview]) -> None:
+def _read_file(path: Path, record: FileRecord, header: bytes, views: Iterable[memoryview]) -> None:
     hashing = xxhash.xxh3_128()
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         _check_size(path, os.fstat(file.fileno()).st_size, record)
+        # Other readers find the tensors by the header, and ortflow by the manifest: both must say the same.
+        if os.pread(file.fileno(), len(header), 0) != header:
+            raise Damaged(path, "has another header than the manifest describes")
         if sys.platform == "linux":
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         for view in views:

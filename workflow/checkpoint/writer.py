@@ -95,7 +95,8 @@ class Writer:
     def start(self, step: int, *, urgent: bool = False) -> None:
         """Begin a save. The buffers must stay as they are until `wait_copied` has returned.
 
-        An `urgent` save may use a whole core; any other uses little of one until a caller waits for it.
+        An `urgent` save may use a whole core; any other uses little of one until a caller waits for it. If no thread
+        can be started, the save is written before this returns.
         """
         if self._status.state == "writing":
             raise RuntimeError("a save is still in progress")
@@ -106,7 +107,13 @@ class Writer:
         else:
             self._hurry.clear()
         self._thread = threading.Thread(target=self._save, args=(step,), name="checkpoint", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the user's limit of threads is reached
+            self._thread = None
+            self._hurry.set()
+            self._save(step)
+            self._stall = self._seconds()
 
     def wait_copied(self) -> None:
         """Wait until the buffers may change; returns immediately if no save needs them."""

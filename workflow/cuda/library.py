@@ -7,7 +7,7 @@ import hashlib
 import shlex
 from pathlib import Path
 
-from ortflow.workflow.kernels.library import cache_folders, compile_to, compilers
+from ortflow.workflow.kernels.library import cache_folders, compile_to, compilers, no_library
 
 _SOURCE = Path(__file__).parent / "operators.c"
 _HEADERS = Path(__file__).parent.parent / "kernels"
@@ -20,7 +20,7 @@ def operator_library() -> tuple[Path | None, str]:
     """The compiled library, or None, and why there is none."""
     key = hashlib.sha256(repr(_FLAGS).encode() + _SOURCE.read_bytes() + (_HEADERS / "ort.h").read_bytes())
     name = f"cuda-{key.hexdigest()[:16]}.so"
-    reason = "there is no C compiler: `pip install 'ortflow[kernels]'` brings one"
+    reason = no_library()
     for folder in cache_folders("kernels"):
         if (folder / name).exists():
             return folder / name, ""

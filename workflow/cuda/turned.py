@@ -24,7 +24,7 @@ class Turned:
     def last(self, image: str) -> str:
         """The image with channels last, made if it is not there yet."""
         if image not in self.of:
-            self.of[image] = self.new(f"{image}/last", image)
+            self.of[image] = self.new(f"{image}/last", image, self.w.element(image))
             self.w("Transpose", image, output=self.of[image], perm=LAST)
         return self.of[image]
 

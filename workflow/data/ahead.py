@@ -7,6 +7,7 @@ interpreter's exit. Its exceptions are raised at the consumer's `next`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,7 +64,11 @@ class ReadAhead(Generic[Item]):
         group = self._pending.popleft().result() if self._pending else next(self._groups, nothing)
         self._ready.extend(group)
         while slow and group and len(self._pending) < self._depth:
-            self._pending.append(self._executor.submit(next, self._groups, nothing))
+            try:
+                self._pending.append(self._executor.submit(next, self._groups, nothing))
+            except RuntimeError:  # no thread can be started: the reader reads. Another try would read the group twice.
+                self._worthwhile = math.inf
+                return
 
     def close(self) -> None:
         """Stop the thread after the group it is reading; further iteration ends immediately."""

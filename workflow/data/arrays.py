@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from ortflow.workflow.data.schema import Array
+from ortflow.workflow.data.source_formats import way_to_a_set
 from ortflow.workflow.data.write import BATCH_BYTES, check_storable
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
@@ -119,7 +120,7 @@ class ArrayFiles:
 def _check_kinds(files: Sequence[Path]) -> None:
     for file in files:
         if file.suffix not in (".npz", ".npy"):
-            raise UserError("is neither .npz nor .npy", where=str(file), fix="give --text or --lines to read text")
+            raise UserError("is neither .npz nor .npy", where=str(file), fix=way_to_a_set(file))
     if len({file.suffix for file in files}) > 1:
         raise UserError("the sources are both .npz and .npy", fix="convert them separately")
 

@@ -7,6 +7,7 @@ own minimum and maximum do not decide.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from ortflow.workflow.data.scan import first_outside
 from ortflow.workflow.data.schema import Column, Range
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
+
+ROUNDING = 1e-6
+"""By how much a probability may lie outside 0 to 1: averages in single precision do."""
 
 
 def check_inputs(
@@ -71,6 +75,7 @@ def check_inputs(
             feed = _feed(dataset, given, columns, limits, where)
             _check_batch_axis(given, micro_batch, smaller_batch)
             _check_bound(dataset, given, feed, limits)
+            _check_truths(dataset, given, feed, limits)
             feeds.append(feed)
         except UserError as fault:
             faults.append(fault)
@@ -197,6 +202,8 @@ def _pad(given: BatchInput, limits: Limits) -> float:
     ignored = limits.ignore_index if given.role == "label" and dtype.kind in "iu" else None
     pad = (limits.pad_value or {}).get(name, 0 if ignored is None else ignored)
     bound = limits.bounds.get(name)
+    if name in limits.truths and not 0 <= pad <= 1:
+        raise UserError(f"{pad} is not a value of input {name!r}", where=f"data.pad_value.{name}", fix="give 0 to 1")
     if dtype.kind in "iu":
         kind = np.iinfo(dtype)
         fits = float(pad).is_integer() and kind.min <= pad <= kind.max
@@ -225,16 +232,38 @@ def _check_batch_axis(given: BatchInput, micro_batch: int, smaller_batch: bool) 
 
 
 def _check_bound(dataset: Dataset, given: BatchInput, feed: Feed, limits: Limits) -> None:
-    bound = limits.bounds.get(given.name)
-    if bound is None:
+    bound, are_classes = limits.bounds.get(given.name), given.name in limits.classes
+    if bound is None and not are_classes:
         return
     ignored = limits.ignore_index if given.role == "label" else None
-    found = first_outside(dataset, feed.source, (0, bound - 1), ignored)
-    if found:
-        sample, value = found
+    found = first_outside(dataset, feed.source, (0, math.inf if bound is None else bound - 1), ignored)
+    if found is None:
+        return
+    reported, where = f"sample {found[0]} of column {feed.source.column!r} holds {found[1]}", str(dataset.path)
+    if not are_classes:
         raise UserError(
-            f"sample {sample} of column {feed.source.column!r} holds {value}, but input "
-            f"{given.name!r} takes 0 to {bound - 1}",
-            where=str(dataset.path),
+            f"{reported}, but input {given.name!r} takes 0 to {bound - 1 if bound else 0}",
+            where=where,
             fix="convert the data with the model's vocabulary",
+        )
+    labels = "numbers of classes from 0 on" if bound is None else f"numbers of {bound} classes, 0 to {bound - 1}"
+    exempt = f", or {ignored} where there is none" if ignored is not None else ""
+    raise UserError(
+        f"{reported}, but {given.name!r} are {labels}{exempt}",
+        where=where,
+        fix="number the classes of the data from 0 on, or train a model with more classes",
+    )
+
+
+def _check_truths(dataset: Dataset, given: BatchInput, feed: Feed, limits: Limits) -> None:
+    """Floating-point targets of a binary cross-entropy: outside 0 to 1, the loss has no minimum."""
+    if given.name not in limits.truths or dataset.columns[feed.source.column].dtype.kind != "f":
+        return
+    found = first_outside(dataset, feed.source, (-ROUNDING, 1 + ROUNDING))
+    if found is not None:
+        raise UserError(
+            f"sample {found[0]} of column {feed.source.column!r} holds {found[1]}, but {given.name!r} are "
+            "probabilities, 0 to 1",
+            where=str(dataset.path),
+            fix="convert the data so that they are, or use another model.loss.kind: mse takes any number",
         )

@@ -16,6 +16,7 @@ from ortflow.workflow.data import text
 from ortflow.workflow.data.arrays import ArrayFiles
 from ortflow.workflow.data.order import Indices, permute
 from ortflow.workflow.data.schema import Array, Ragged
+from ortflow.workflow.data.source_formats import NOT_LINES, NOT_TEXT, way_to_lines
 from ortflow.workflow.data.write import record_batch, whole_or_nothing, write_set
 from ortflow.workflow.errors import UserError
 
@@ -84,6 +85,10 @@ def convert_text(
     used for evaluation up to that share of the bytes; for a single file, the last windows, or that share of the lines,
     scattered. Other parameters, returns and raises: see `convert_arrays`.
     """
+
+    for file in files:
+        if file.suffix.lower() in (NOT_LINES if length is None else NOT_TEXT):
+            raise UserError("is no text: its bytes would be the tokens", where=str(file), fix=way_to_lines(file))
 
     def chunks(chosen: Sequence[Path]) -> Iterator[Chunk]:
         samples = text.line_chunks(chosen) if length is None else text.windows(chosen, length)

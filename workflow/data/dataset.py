@@ -28,6 +28,7 @@ from ortflow.workflow.data.schema import (
     join_ranges,
     view,
 )
+from ortflow.workflow.data.source_formats import way_to_a_set
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
 
@@ -97,6 +98,11 @@ class Dataset:
         }
         return cls(path, columns, shards)
 
+    @property
+    def has_ranges(self) -> bool:
+        """Whether the shards record the minimum and maximum of every column."""
+        return all(column.minimum is not None for column in self.columns.values())
+
     def __len__(self) -> int:
         return int(self._starts[-1])
 
@@ -137,8 +143,17 @@ class Dataset:
         return [views[batch][row] for batch, row in zip(batches.tolist(), rows.tolist(), strict=True)]
 
     def lengths(self, name: str) -> Indices:
-        """Number of elements of every sample of a variable-length column, [len(self)]."""
-        return np.concatenate([ragged.lengths for ragged in self._ragged[name]])
+        """Number of elements of every sample of a variable-length column, [len(self)].
+
+        Raises UserError if a sample ends before it begins: Arrow checks only the first and the last offset.
+        """
+        lengths = np.concatenate([ragged.lengths for ragged in self._ragged[name]])
+        if (negative := np.flatnonzero(lengths < 0)).size:
+            raise UserError(
+                f"is damaged: sample {negative[0]} of column {name!r} ends before it begins",
+                where=str(self.path), fix="convert the data again",
+            )  # fmt: skip
+        return lengths
 
     def scan(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
         """The record batches of a column in order, each with the number of its first sample."""
@@ -170,9 +185,7 @@ def _open_shard(file: Path) -> _Shard:
     try:
         with os.fdopen(open_regular(file), "rb") as head:
             if head.read(len(_MAGIC)) != _MAGIC:
-                raise UserError(
-                    "is not an Arrow IPC file", where=str(file), fix="convert it with `ortflow data convert`"
-                )
+                raise UserError("is not an Arrow IPC file", where=str(file), fix=way_to_a_set(file))
         return _map_shard(file)
     except UnusableError as reason:
         raise UserError(str(reason), where=str(file), fix="convert the data again") from None

@@ -33,7 +33,9 @@ class Limits:
     pad_value: Mapping[str, float] | None = None
     """Input -> padding value of shorter samples; by default 0, and `ignore_index` for labels."""
     truths: Collection[str] = ()
-    """Labels that must be 0 or 1 if they are integers."""
+    """Labels that must be 0 or 1 if they are integers, and from 0 to 1 otherwise."""
+    classes: Collection[str] = ()
+    """Labels that are numbers of classes, from 0; their bound is the number of classes, if it is known."""
 
 
 @dataclass(frozen=True)

@@ -35,18 +35,25 @@ def first_outside(
     return None
 
 
+def first_not_finite(dataset: Dataset, reference: ColumnReference) -> tuple[int, float] | None:
+    """The first sample with NaN or infinity, and that value; None if there is none."""
+    column = dataset.columns[reference.column]
+    if column.dtype.kind != "f" or column.is_finite:
+        return None
+    for first, samples in dataset.scan(reference.column):
+        for start in range(0, len(samples), _ROWS):
+            values, owners = _values(samples, slice(start, start + _ROWS), reference)
+            finite = np.isfinite(values)
+            if not finite.all():
+                at = int(np.argmin(finite))
+                return first + start + int(owners[at]), values[at].item()
+    return None
+
+
 def _outside(
     samples: Array | Ragged, rows: slice, reference: ColumnReference, span: Range, allowed: int | None
 ) -> tuple[int, float] | None:
-    if isinstance(samples, Ragged):
-        numbers = range(len(samples))[rows]
-        parts = [samples[number][reference.slice] for number in numbers]
-        owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        values = np.concatenate(parts)
-    else:
-        part = samples[rows] if reference.whole else samples[rows, reference.slice]
-        values = part.reshape(-1)
-        owners = np.arange(len(values)) // max(1, len(values) // len(part))
+    values, owners = _values(samples, rows, reference)
     outside = ((values < span[0]) | (values > span[1])) & np.isfinite(values)
     if allowed is not None:
         outside &= values != allowed
@@ -54,3 +61,14 @@ def _outside(
         return None
     at = int(np.argmax(outside))
     return int(owners[at]), values[at].item()
+
+
+def _values(samples: Array | Ragged, rows: slice, reference: ColumnReference) -> tuple[Array, Array]:
+    """The numbers of some samples, flat, and for each the place of its sample among them."""
+    if isinstance(samples, Ragged):
+        numbers = range(len(samples))[rows]
+        parts = [samples[number][reference.slice] for number in numbers]
+        return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    part = samples[rows] if reference.whole else samples[rows, reference.slice]
+    values = part.reshape(-1)
+    return values, np.arange(len(values)) // max(1, len(values) // len(part))

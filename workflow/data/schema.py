@@ -53,6 +53,12 @@ class Column:
         shape = "variable" if self.variable else "x".join(map(str, self.shape)) or "scalar"
         return f"{self.dtype.name} {shape}"
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the recorded range shows that no element is NaN or infinite."""
+        ends = (self.minimum, self.maximum)
+        return all(end is not None and math.isfinite(end) for end in ends)
+
     def like(self, other: Column) -> bool:
         """Whether both hold the same kind of sample, regardless of values."""
         return (self.dtype, self.shape, self.variable) == (other.dtype, other.shape, other.variable)

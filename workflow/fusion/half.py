@@ -3,7 +3,8 @@
 Matrix products read and write halves; sums over ranks of what they write add halves, and gathers move what is stored as
 halves. Elementwise groups compute in fp32; large values that a group passes to another group or a product are stored as
 half. Nodes that only move data keep the type of their input. Everything else is fp32: parameters, reductions,
-statistics, losses, graph outputs, and values that depend on no parameter, such as the angles of rotary embeddings.
+statistics, losses, graph outputs, values that become indices (`positions.py`), and values that depend on no parameter,
+such as the angles of rotary embeddings.
 Called by step `configure` for GPU runs.
 """
 
@@ -16,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.fusion.groups import Dims, Group, groups_of
+from ortflow.workflow.fusion.positions import positions
 from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
@@ -85,6 +87,8 @@ class _Pass:
             for place in group.members:
                 self._group_of[place] = group
                 self._group[self._nodes[place].output[0]] = group
+        operators = {name for _, name in self._products}
+        self._positions = positions(self._nodes, self._types, operators | MOVERS)
         self._outputs = dict.fromkeys(str(value.name) for value in self._graph.output)
         self._makers = {name: node for node in self._nodes for name in node.output if name}
         self._crosses = self._crossing()
@@ -136,7 +140,8 @@ class _Pass:
             self._make(copy, range(len(node.output)))
         elif group is not None:
             for i, name in enumerate(node.input):
-                if name in self._stored and self._group.get(name) is not group:
+                # A rounded element does not equal the extreme of its row, which was found before.
+                if node.op_type != "Equal" and name in self._stored and self._group.get(name) is not group:
                     copy.input[i] = self._private(name, group)
             name = node.output[0]
             if name in self._crosses:
@@ -211,6 +216,7 @@ class _Pass:
             (node.domain, node.op_type) in self._products
             and all(self._is_fp32(name) for name in node.input if name)
             and node.output[0] in self._trained
+            and node.output[0] not in self._positions
         )
 
     def _is_mover(self, node: onnx.NodeProto) -> bool:
@@ -223,6 +229,8 @@ class _Pass:
         """Values of groups to store as half: large, and read by other groups, products or data movement."""
         found = set()
         for place, node in enumerate(self._nodes):
+            if node.op_type == "Equal":
+                continue
             reader = self._group_of.get(place)
             gathers = is_collective(node) and kind_of(node) == Kind.ALL_GATHER
             movable = self._is_product(node) or self._is_mover(node) or gathers or reader is not None
@@ -233,7 +241,7 @@ class _Pass:
                     continue
                 if self._is_fp32(name) and name in self._trained and self._is_large(name):
                     found.add(name)
-        return found.difference(self._outputs)
+        return found.difference(self._outputs, self._positions)
 
 
 def is_large(dims: Dims | None) -> bool:

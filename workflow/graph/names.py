@@ -1,4 +1,4 @@
-"""Distinguishes names that exporters generate from names of a module's attributes. Must not import ONNX."""
+"""Distinguishes names that exporters and ortflow generate from names of a module's attributes. Must not import ONNX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ _MADE_UP = re.compile(
     r"|(^|/)([Ff]ill|ones|zeros)(_like)?(__?\d+)?(:\d+)?$"
 )
 
+OWN = "ortflow.constant"
+"""How the names of constants end that ortflow writes itself, before a number."""
+_OWN = re.compile(rf"(^|/){re.escape(OWN)}(\.\d+)?$")
+
+
+def is_own(name: str) -> bool:
+    """Whether ortflow has written the constant of this name."""
+    return _OWN.search(name) is not None
+
 
 def is_made_up(name: str) -> bool:
-    """Whether an exporter generated the name, so that no attribute of a module has it."""
-    return _MADE_UP.search(name) is not None
+    """Whether an exporter or ortflow generated the name, so that no attribute of a module has it."""
+    return _MADE_UP.search(name) is not None or is_own(name)

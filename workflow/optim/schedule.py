@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from typing_extensions import assert_never
+
 from ortflow.workflow.spec.train import Schedule
 
 
@@ -44,6 +46,8 @@ def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int |
         shape = left
     elif schedule.name == "polynomial":
         shape = left**schedule.power
-    else:
+    elif schedule.name == "cosine":
         shape = (1 + math.cos(math.pi * (1 - left))) / 2
+    else:
+        assert_never(schedule.name)
     return peak * (schedule.final_fraction + (1 - schedule.final_fraction) * shape)

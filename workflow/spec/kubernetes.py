@@ -89,6 +89,8 @@ class LauncherResources(Section):
 
     cpu: Text = "250m"
     """Requested cores, in Kubernetes' syntax."""
+    cpu_limit: Text | None = None
+    """Limit of the cores of the launcher and of what runs beside it, which some quotas require; no limit by default."""
     memory: Text = "1Gi"
     """Memory, which `prepare` also uses: a number and a unit."""
 
@@ -247,9 +249,9 @@ class KubernetesBackend(LauncherOptions):
     service_account: Text | None = None
     """Existing service account; one for the run, without rights, if not given."""
     annotations: dict[Text, str] = Field(default_factory=no_keys)
-    """Annotations of job and pods."""
+    """Annotations of job and pods, of the supervisor and TensorBoard too."""
     labels: dict[Text, str] = Field(default_factory=no_keys)
-    """Labels of job and pods."""
+    """Labels of job and pods, of the supervisor and TensorBoard too."""
     queue: Text | None = None
     """Kueue's queue."""
     suspend: bool = False

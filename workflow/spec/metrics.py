@@ -37,8 +37,8 @@ class Properties:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss); `loss` is in nats."""
-    return math.exp(min(loss, LARGEST_EXPONENT))
+    """exp(loss); `loss` is in nats. Not finite if the loss is not."""
+    return loss if not math.isfinite(loss) else math.exp(min(loss, LARGEST_EXPONENT))
 
 
 METRICS: dict[Metric, Properties] = {

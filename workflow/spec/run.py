@@ -76,9 +76,10 @@ class CheckpointSection(Section):
     """When the state is saved, where, and what is kept."""
 
     directory: Text = "checkpoints"
-    """Folder, relative to the run directory."""
+    """Folder, relative to the run directory. An absolute path is for this run alone."""
     every_steps: Positive | None = None
-    """Period in steps; without a period, only at the end and on a request to stop."""
+    """Period in steps. Without a period, a run saves every 300 seconds, or less often, so that saves are in progress
+    for at most 5% of the time."""
     every_seconds: PositiveFloat | None = None
     """Period in seconds; whichever comes first if both are given."""
     keep: Keep = Keep.model_construct()

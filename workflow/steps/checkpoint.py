@@ -10,19 +10,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ortflow.workflow.checkpoint.commit import SaveFailed, commit, no_room
+from ortflow.workflow.checkpoint.identity import Identity
 from ortflow.workflow.checkpoint.manifest import FileRecord
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
-from ortflow.workflow.disk_space import POLL_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
-from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.disk_space import (
+    POLL_PERIOD,
+    RECORDS,
+    Notice,
+    OutOfDisk,
+    file_size_limit,
+    has_room,
+    is_full,
+    too_large,
+)
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.host_memory import available
 from ortflow.workflow.memory import KEPT
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.identity import take_folder
 from ortflow.workflow.steps.resume import resume
+from ortflow.workflow.steps.save_period import save_period
+from ortflow.workflow.threads import start_or_call
 
 CONTROL_VALUES = 3
 """Control values that a rank adds to the step's all-reduce: still writing, failed, time for a save."""
@@ -35,6 +49,9 @@ class Save:
     step: int
     progress: dict[str, Any]
     started: float
+    """When the copy of the state began."""
+    begun: float
+    """When training was first held up for it."""
 
 
 class Saver:
@@ -43,7 +60,7 @@ class Saver:
     def __init__(self, context: Context) -> None:
         self._context, self._clock = context, context.clock
         self._section = context.spec.checkpoint
-        self._store = DirectoryStore(context.run_dir.root / self._section.directory)
+        self._store = DirectoryStore(context.run_dir.root / self._section.directory, context.location)
         self._buffers = context.trainer.state()
         world = context.world
         room = available() // (2 * context.place.local_size)
@@ -57,6 +74,8 @@ class Saver:
         """Saves that were tried in this attempt, equal on all ranks."""
         self._time_due = False
         self._last_save = self._clock.monotonic()
+        self._save_seconds = 0.0
+        """Seconds from the start of the newest save to its end; on rank 0."""
         self._saved_step = 0
         self._distrusted: Collection[int] = ()
         self._commit: threading.Thread | None = None
@@ -66,12 +85,29 @@ class Saver:
         self._notice = Notice(context.run_dir.heartbeat)
 
     def resume(self) -> None:
-        """Fill the state from the newest complete checkpoint, if there is one. Called by all ranks."""
+        """Fill the state from the newest complete checkpoint, if there is one. Called by all ranks.
+
+        Raises UserError, on all ranks, if the folder is in use or has checkpoints of another run, or if the limit of a
+        file's size does not allow a checkpoint.
+        """
+        trouble = self._context.first_trouble(self._too_large())
+        if trouble is not None:
+            raise trouble
+        run_dir, run = self._context.run_dir, Identity.from_json(self._context.plan.run)
+        self._context.try_on_rank_0(lambda: take_folder(self._store, run_dir, run))
         self._saved_step, self._distrusted = resume(self._context, self._store)
+
+    def _too_large(self) -> UserError | None:
+        """Whether this rank may write its file, and rank 0 the inference model; found before the first step."""
+        limit, size = file_size_limit(), self._writer.size
+        model = self._buffers.get("parameters")
+        if self._context.leads and self._context.spec.export.enabled and model is not None:
+            size = max(size, model.count * model.dtype.itemsize)
+        return None if limit is None or size <= limit else too_large(self._store.path, size)
 
     def control_values(self) -> Sequence[float]:
         """This rank's control values for the all-reduce of the next step."""
-        every = self._section.every_seconds
+        every = save_period(self._section, self._save_seconds)
         time_due = self._context.leads and every is not None and self._clock.monotonic() - self._last_save >= every
         status = self._writer.poll()
         return (float(status.state == "writing"), float(status.state == "failed"), float(time_due))
@@ -121,7 +157,7 @@ class Saver:
         context.progress.trainer.update(context.trainer.numbers())
         context.trainer.before_save()
         context.events.write("checkpoint_start", step=step)
-        self._save = Save(step, context.progress.to_json(), self._clock.monotonic())
+        self._save = Save(step, context.progress.to_json(), self._clock.monotonic(), self._last_save)
         self._writer.start(step, urgent=not self._section.asynchronous)
         if not self._section.asynchronous:
             self.wait()
@@ -194,6 +230,7 @@ class Saver:
         status = self._writer.wait()
         self._save = None
         stall = self._writer.stall_seconds
+        self._save_seconds = self._clock.monotonic() - save.begun
         answers = context.world.gather((status.record, status.reason, stall, status.full))
         if context.leads and answers is not None:
             context.monitor.stall(save.step, stall)
@@ -207,10 +244,8 @@ class Saver:
             records = [record for record, *_ in answers]
             if self._commit is not None:
                 self._commit.join()
-            self._commit = threading.Thread(
-                target=self._make, args=(save, records, max(a[2] for a in answers)), name="commit", daemon=True
-            )
-            self._commit.start()
+            longest = max(stall for _, _, stall, _ in answers)
+            self._commit = start_or_call("commit", partial(self._make, save, records, longest))
 
     def _make(self, save: Save, records: list[FileRecord], stall: float) -> None:
         context = self._context
@@ -219,7 +254,7 @@ class Saver:
             manifest = commit(
                 self._store, save.step, context.attempt, records,
                 buffers=specs(self._buffers), index=context.trainer.index, progress=save.progress,
-                environment=context.environment,
+                environment=context.environment, run=context.plan.run,
             )  # fmt: skip
             keep = self._section.keep
             prune(self._store, keep.newest, keep.every, self._distrusted)
@@ -228,6 +263,7 @@ class Saver:
             self._outcome = {"step": save.step, "reason": str(error), "full": full}
             return
         seconds = self._clock.monotonic() - save.started
+        self._save_seconds = self._clock.monotonic() - save.begun
         self._outcome = {
             "step": save.step, "seconds": round(seconds, 6), "stall_seconds": round(stall, 6), "bytes": manifest.size
         }  # fmt: skip

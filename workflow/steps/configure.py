@@ -5,6 +5,7 @@ Every rank finds its trainer; rank 0 prepares the run, and the others read what 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.checks.check import RESERVED
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.identity import identity_of
 from ortflow.workflow.trainer import Prepared, Report
 from ortflow.workflow.trainers import builder_of
 
@@ -55,7 +57,8 @@ def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: RunSpec, report: Rep
     plan = resolve(
         spec, samples=samples, data=data, parameters=made.parameters, fingerprint=made.fingerprint, graphs=made.files
     )
-    plan.save(run_dir.plan)
+    run = identity_of(run_dir, spec, data, before).to_json()
+    replace(plan, run=run).save(run_dir.plan)
 
 
 def _check_data(before: Plan, samples: int, data: str, path: str, report: Report, *, saved: bool) -> None:

@@ -11,6 +11,7 @@ from ortflow.workflow.comm import Communicator, first_of
 from ortflow.workflow.errors import OrtflowError, Preempted
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.fence import Fence, Open
+from ortflow.workflow.location import Location
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
@@ -38,6 +39,8 @@ class Context:
     events: EventLog
     fence: Fence = field(default_factory=Open)
     clock: Clock = SYSTEM_CLOCK
+    location: Location | None = None
+    """The run directory, opened by this rank's program"""
     engine: Engine[Context] = field(init=False)
     builder: TrainerBuilder = field(init=False)
     """configure"""

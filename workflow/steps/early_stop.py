@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from ortflow.workflow.progress import Progress
@@ -21,15 +20,15 @@ def judge(rule: EarlyStop, progress: Progress, value: float, what: str = "") -> 
     """Count an evaluation without improvement; returns True after `patience` of them in a row.
 
     An improvement is a change for the better by more than `min_delta`. The count restarts if `what` differs from what
-    was measured before.
+    was measured before. `value` must be finite.
     """
     if progress.best_of not in (None, what):
         progress.best_metric = None
     progress.best_of = what
     sign = -1.0 if higher_is_better(rule.metric) else 1.0
     best = progress.best_metric
-    if not math.isnan(value) and (best is None or sign * (best - value) > rule.min_delta):
-        progress.best_metric = value
+    if best is None or sign * (best - value) > rule.min_delta:
+        progress.best_metric, progress.best_step = value, progress.step
         progress.evaluations_without_improvement = 0
         return False
     progress.evaluations_without_improvement += 1

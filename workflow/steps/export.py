@@ -33,6 +33,7 @@ from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
 from ortflow.workflow.steps.shard import Stream
 from ortflow.workflow.trainer import MicroBatch, Report, TrainerBuilder
 from ortflow.workflow.trainers import builder_of
@@ -159,7 +160,10 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
     with whole(run_dir, spec) as (builder, plan):
         trainer = builder.open(SoloCommunicator(), CpuDevice(), os.cpu_count() or 1, (), training=False)
         targets = {name: window_for(buffer) for name, buffer in trainer.state().items()}
-        loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, targets, trainer.index)
+        store = DirectoryStore(run_dir.root / spec.checkpoint.directory)
+        if (run := recorded_identity(run_dir, spec)) is not None:
+            refuse_other_runs(store, run, COPIED)
+        loaded = find(store, step, targets, trainer.index)
         path = path or run_dir.root / spec.export.path
         batches: list[MicroBatch] = []
         if Path((spec.data.eval or spec.data.train).path).exists():

@@ -12,6 +12,7 @@ from ortflow.workflow.memory import peak, with_peak
 from ortflow.workflow.parallel.timeline import bubble_by_formula
 from ortflow.workflow.scalars import ScalarLog
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.save_period import save_message
 from ortflow.workflow.trainer import StepOutcome
 
 
@@ -51,6 +52,7 @@ class Monitor:
             f"x gradient_accumulation {plan.gradient_accumulation}",
             flush=True,
         )
+        print(save_message(context.spec.checkpoint), flush=True)
 
     def step(self, outcome: StepOutcome, *, lr: float, seconds: float, epoch: int, tokens: int | None) -> None:
         """Report a training step; `tokens` over all ranks, if the model has tokens."""

@@ -13,6 +13,7 @@ from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.plan import Position
+from ortflow.workflow.data.scan import first_not_finite
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
@@ -23,6 +24,8 @@ from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.tokens import count_tokens, token_labels
 from ortflow.workflow.trainer import MicroBatch
 
+CHECK = "check"
+"""Phase of the trainer's check before the first step, which may take longer than the rest of the step."""
 Source = tuple[Dataset, tuple[Feed, ...]]
 
 
@@ -50,7 +53,8 @@ class Stream:
         section = spec.data
         self._limits = replace(limits, pad_value=section.pad_value)
         self._token_labels = token_labels(inputs)
-        (dataset, feeds), self._held_out = self._open_both(section)
+        self._sets = self._open_both(section)
+        (dataset, feeds), self._held_out = self._sets
         batches = Batches(
             dataset,
             sample_order(dataset, section, spec.seed),
@@ -84,7 +88,7 @@ class Stream:
         section = self._spec.data
         dataset = Dataset.open(Path(data.path))
         evaluating = where == "data.eval"
-        micro_batch = self._evaluation_batch if evaluating else section.micro_batch
+        micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(
             dataset,
             self._inputs,
@@ -96,10 +100,6 @@ class Stream:
             where=where,
         )
         return dataset, feeds
-
-    @property
-    def _evaluation_batch(self) -> int:
-        return self._spec.data.eval_micro_batch or self._spec.data.micro_batch
 
     def next(self) -> StepBatch:
         """The micro-batches of the next step. Never ends."""
@@ -124,7 +124,7 @@ class Stream:
         reader = evaluation_batches(
             dataset,
             feeds,
-            micro_batch=self._evaluation_batch,
+            micro_batch=self.evaluation_batch_size,
             rank=replica,
             world_size=replicas,
             mode="replicated" if replicated else "partitioned",
@@ -134,10 +134,49 @@ class Stream:
         with reader:
             yield from reader
 
+    def not_finite(self) -> list[str]:
+        """Columns whose recorded range is NaN or infinite, with the first such sample, and what follows from it."""
+        sources = [(self._sets[0], "steps with such samples are skipped")]
+        if self._spec.data.eval is not None:
+            sources.append((self._sets[-1], "evaluations on it have no finite loss"))
+        return [
+            f"{text}: {effect}"
+            for source, effect in sources
+            if source[0].has_ranges and (text := first_not_finite_of(source))
+        ]
+
+    def first_not_finite(self) -> str:
+        """The first sample of the training set with NaN or infinity; empty if there is none."""
+        return first_not_finite_of(self._sets[0])
+
+    @property
+    def evaluation_batch_size(self) -> int:
+        """Samples of a micro-batch of evaluation."""
+        return self._spec.data.eval_micro_batch or self._spec.data.micro_batch
+
+    def evaluation_place(self, number: int | None) -> int | None:
+        """Among the micro-batches of the whole evaluation set, the place of number `number` of this replica."""
+        if number is None or self._spec.data.eval_mode == "replicated":
+            return number
+        return number * self._replicas + self._replica
+
+    def evaluation_batch(self, place: int) -> MicroBatch:
+        """The micro-batch at a place in the whole evaluation set, for any rank."""
+        return next(self._held_out_batches(place, place + 1, replicated=False))
+
     def close(self) -> None:
         """Stop reading training samples."""
         self._training.close()
         self._read.close()
+
+
+def first_not_finite_of(source: Source) -> str:
+    """The first sample of a set with NaN or infinity in a column that an input takes; empty if there is none."""
+    dataset, feeds = source
+    for feed in feeds:
+        if (found := first_not_finite(dataset, feed.source)) is not None:
+            return f"sample {found[0]} of {dataset.path} has {found[1]} in column {feed.source.column!r}"
+    return ""
 
 
 def prefetched(
@@ -162,12 +201,16 @@ def shard(context: Context) -> None:
     (inputs, limits), trainer = context.builder.inputs(), context.trainer
     prefetch = trainer.prefetch if trainer.prefetches else None
     context.stream = Stream(context.spec, context.plan, inputs, limits, context.place, context.progress, prefetch)
+    if context.leads:
+        for warning in context.stream.not_finite():
+            context.monitor.warn(warning)
     try_export(context)
     context.leave_if_asked()
-    if trainer.together:
-        # A rank that fails alone must end the others, not tell them: they wait for its messages within the check.
-        trainer.check(context.stream.samples())
-    else:
-        context.try_on_rank_0(lambda: trainer.check(context.stream.samples()))
+    with context.engine.apart(CHECK, "shard"):
+        if trainer.together:
+            # A rank that fails alone must end the others, not tell them: they wait for its messages within the check.
+            trainer.check(context.stream.samples())
+        else:
+            context.try_on_rank_0(lambda: trainer.check(context.stream.samples()))
     context.leave_if_asked()
     context.trainer.give_memory_back()

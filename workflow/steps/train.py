@@ -7,15 +7,19 @@ before that is known (`ahead`).
 
 from __future__ import annotations
 
+import math
 from itertools import takewhile
 
+from ortflow.workflow.comm import first_of
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.optim.schedule import learning_rate
 from ortflow.workflow.plan import total_steps
 from ortflow.workflow.steps.ahead import Ahead
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
+from ortflow.workflow.steps.not_finite import cause_in_evaluation, in_micro_batches, is_finite
 from ortflow.workflow.steps.usable import check_usable
+from ortflow.workflow.trainer import EvaluationOutcome
 
 
 def train(context: Context) -> None:
@@ -79,14 +83,27 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
         tokens = context.stream.tokens(batch, outcome.samples)
         context.monitor.step(outcome, lr=lr, seconds=seconds, epoch=epoch, tokens=tokens)
     if progress.skipped_in_a_row >= spec.train.max_skipped_steps:
-        raise UserError(
-            f"{progress.skipped_in_a_row} steps in a row had no usable gradient, the last because {outcome.skipped}",
-            where=f"step {progress.step}",
-            fix="lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip_norm",
-        )
+        in_data = bool(in_micro_batches(batch.micro_batches))
+        raise unusable_gradient(context, outcome.skipped or "", in_data=in_data)
     with context.engine.within("checkpoint"):
         context.saver.count(outcome.control_values[1:].tolist(), work.saves)
     return bool(outcome.control_values[0] > 0)
+
+
+def unusable_gradient(context: Context, reason: str, *, in_data: bool) -> UserError:
+    """The error of a run in which too many consecutive steps were skipped. Collective.
+
+    `in_data` says whether this rank's samples of the last step contain NaN or infinity.
+    """
+    sample = first_of(context.world, context.stream.first_not_finite() if in_data else None)
+    what = f"{context.progress.skipped_in_a_row} steps in a row had no usable gradient, the last because {reason}"
+    return UserError(
+        f"{what}; {sample}" if sample else what,
+        where=f"step {context.progress.step}",
+        fix="convert the data without such values"
+        if sample
+        else "lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip_norm",
+    )
 
 
 def evaluation_pending(context: Context, total: int) -> bool:
@@ -115,8 +132,26 @@ def evaluate(context: Context) -> bool:
     copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
     with context.engine.within("monitor"):
         context.monitor.evaluation(outcome.metrics, outcome.samples // copies, context.clock.monotonic() - start)
+    if not is_finite(outcome):
+        _report_not_finite(context, outcome)
+        return True
     rule = context.spec.train.early_stop
     if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], watched(rule, context.spec.data)):
         progress.stopped_early = True
-        context.events.write("early_stop", step=progress.step, metric=rule.metric)
+        context.events.write(
+            "early_stop",
+            step=progress.step,
+            metric=rule.metric,
+            best=progress.best_metric,
+            best_step=progress.best_step,
+        )
     return True
+
+
+def _report_not_finite(context: Context, outcome: EvaluationOutcome) -> None:
+    """Say at which sample an evaluation is NaN or infinite. Collective."""
+    cause = cause_in_evaluation(context, outcome)
+    if context.leads:
+        values = ", ".join(f"{name} {value}" for name, value in outcome.metrics.items() if not math.isfinite(value))
+        unused = "; early_stop does not use it" if context.spec.train.early_stop is not None else ""
+        context.monitor.warn(f"the evaluation at step {context.progress.step} has {values}: {cause}{unused}")

@@ -10,6 +10,7 @@ from itertools import islice
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.not_finite import in_micro_batches
 
 TRIED = 64
 """Number of micro-batches of which at least one must give a finite loss: some may have damaged samples or no labels."""
@@ -18,19 +19,23 @@ FIX = (
     "lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip_norm"
 )
 
+DATA_FIX = "convert the data without such values"
+
 
 def check_usable(context: Context) -> None:
     """Raise UserError if no step changed a parameter, or if the trained model's loss is not finite."""
     progress = context.progress
     if progress.updates == 0:
+        sample = context.stream.first_not_finite()
         raise UserError(
             f"all {progress.step} steps of the run were skipped, because none had a finite loss and gradient: "
-            "no parameter was trained",
+            f"no parameter was trained{'; ' * bool(sample)}{sample}",
             where=f"step {progress.step}",
-            fix=FIX,
+            fix=DATA_FIX if sample else FIX,
         )
     losses = []
-    for batch in islice(context.stream.samples(), TRIED):
+    # A batch with NaN in its samples says nothing about the model.
+    for batch in islice((each for each in context.stream.samples() if not in_micro_batches([each])), TRIED):
         losses.append(context.trainer.evaluate([batch], tuple).metrics["loss"])
         if math.isfinite(losses[-1]):
             return

@@ -101,6 +101,8 @@ class EvaluationOutcome:
     """Real samples over all ranks."""
     control_values: npt.NDArray[np.float64]
     """Sums of the control values over the ranks, fp64 [control values]."""
+    not_finite: int | None = None
+    """This rank's first batch, counted from 0, whose loss is NaN or infinite; None if unknown, or if there is none."""
 
 
 class TrainerBuilder(Protocol):

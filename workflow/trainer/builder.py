@@ -145,7 +145,8 @@ class GraphBuilder(TrainerBuilder):
         graphs, loss = GraphSet.load(self._context.folder), self._spec.onnx_model.loss
         ignored = loss.ignore_index if isinstance(loss, CrossEntropy) else None
         truths = [loss.label] if isinstance(loss, BinaryCrossEntropy) else []
-        return graphs.inputs, Limits(graphs.vocabulary, ignored, truths=truths)
+        classes = [loss.label] if isinstance(loss, CrossEntropy) else []
+        return graphs.inputs, Limits(graphs.vocabulary, ignored, truths=truths, classes=classes)
 
     def open(
         self,
@@ -210,6 +211,7 @@ def timing_of(spec: RunSpec, dataset: Dataset) -> Timing:
 
 def _connect(sessions: Sessions, communicator: Communicator) -> None:
     """Let the graphs' statistics run over the ranks."""
+    from ortflow.workflow.kernels.library import remedy
     from ortflow.workflow.parallel.division import STATISTICS
     from ortflow.workflow.sessions.collectives import connect
 
@@ -217,7 +219,7 @@ def _connect(sessions: Sessions, communicator: Communicator) -> None:
         raise UserError(
             "is true, and this machine has no kernels of ortflow's, which exchange the statistics",
             where="train.sync_batch_norm",
-            fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to false",
+            fix=f"{remedy()}, or set it to false",
         )
     connect(sessions.library, {STATISTICS: communicator})
 

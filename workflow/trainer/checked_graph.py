@@ -94,14 +94,18 @@ class CheckedGraph:
 
     @contextmanager
     def moved(self, share: float) -> Iterator[None]:
-        """The trained parameters are elsewhere, by this fraction of their tensor's root mean square."""
+        """The trained parameters are elsewhere, by about this fraction of their tensor's root mean square.
+
+        Each element moves by another length: elements that were equal, as in a new tensor of zeros, are not equal.
+        """
         values = self.parameters.read()
         there: Vector = values.copy()
         random = np.random.default_rng(self.seed)
         for tensor in self.trained:
             part = part_of(there, tensor)
             step = np.float32(share * scale_of(part))
-            part += random.choice(np.array([-step, step]), part.size)
+            lengths = random.random(part.size, np.float32) + np.float32(0.5)
+            part += step * np.copysign(lengths, random.random(part.size, np.float32) - np.float32(0.5))
         with self._at(values, there):
             yield
 

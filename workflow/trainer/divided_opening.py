@@ -16,6 +16,7 @@ from ortflow.workflow.comm.grid import GridRanks
 from ortflow.workflow.device import Device
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.kernels.library import remedy
 from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, folder_of
 from ortflow.workflow.sessions.collectives import connect
 from ortflow.workflow.sessions.session import Sessions
@@ -62,7 +63,7 @@ def _connect(sessions: Sessions, channels: Mapping[int, Communicator]) -> None:
         raise UserError(
             "is above 1, and this machine has no kernels of ortflow's, which sum over parts",
             where="parallel.horizontal",
-            fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 1",
+            fix=f"{remedy()}, or set it to 1",
         )
 
 

@@ -13,7 +13,11 @@ from ortflow.workflow.trainer import EvaluationOutcome
 
 
 def evaluated(
-    totals: npt.NDArray[np.float64], names: Sequence[str], metrics: Sequence[Metric], control_values: int
+    totals: npt.NDArray[np.float64],
+    names: Sequence[str],
+    metrics: Sequence[Metric],
+    control_values: int,
+    not_finite: int | None = None,
 ) -> EvaluationOutcome:
     """The outcome of an evaluation.
 
@@ -27,13 +31,15 @@ def evaluated(
         `model.metrics`.
     control_values
         Their number.
+    not_finite
+        See `EvaluationOutcome`.
     """
     values, end = ratios(dict(zip(names, totals.tolist(), strict=False))), len(names) + 1
     for name in metrics:
         of_loss = METRICS[name].of_loss
         if of_loss is not None:
             values[name] = of_loss(values["loss"])
-    return EvaluationOutcome(values, round(totals[len(names)]), totals[end : end + control_values])
+    return EvaluationOutcome(values, round(totals[len(names)]), totals[end : end + control_values], not_finite)
 
 
 def ratios(sums: Mapping[str, float]) -> dict[str, float]:

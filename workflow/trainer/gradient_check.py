@@ -23,7 +23,7 @@ from ortflow.workflow.trainer.difference_check import LOSS_TOLERANCE, Difference
 from ortflow.workflow.trainer.differences import Vector
 from ortflow.workflow.trainer.first_gradient import Checked
 
-VERSION = 5
+VERSION = 6
 """Version of the check: changing it repeats the check in every run."""
 TOLERANCE = 1e-2
 """Tolerance between two sets of kernels, for a tensor's gradient."""

@@ -218,18 +218,21 @@ class GraphTrainer(BoundGraphs):
         # Values of the two graphs differ in size: memory that one leaves in the arena hardly serves the other.
         self.give_memory_back()
         sums = np.zeros(self._totals.count, np.float64)
-        names = self._metric_outputs
+        names, not_finite = self._metric_outputs, None
         for number, batch in enumerate(batches):
             if batch.count:
                 place = number * self._comm.world_size + self._comm.rank
-                sums[: len(names)] += self._metrics_of(batch, evaluation_seed(self._spec.seed, place))
+                found = self._metrics_of(batch, evaluation_seed(self._spec.seed, place))
+                if not_finite is None and not np.isfinite(found).all():
+                    not_finite = number
+                sums[: len(names)] += found
                 sums[len(names)] += batch.count
         self.give_memory_back()
         mine = control_values()
         sums[len(names) + 1 : len(names) + 1 + len(mine)] = mine
         self._totals.write(sums)
         self._sum_totals()
-        return evaluated(self._totals.read(), names, self._spec.onnx_model.metrics, len(mine))
+        return evaluated(self._totals.read(), names, self._spec.onnx_model.metrics, len(mine), not_finite)
 
     def _metrics_of(self, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
         self._feed(self._evaluation, batch, seed)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.trainer.checked_part import CheckedPart
 
 APART = 0.5
@@ -14,6 +15,7 @@ APART = 0.5
 SHARE = 0.05
 """Fraction of the whole gradient's norm below which tensors are not judged."""
 
+_NAMED = 5
 COMPARED_SCALES = (65536.0, 1024.0, 16.0, 1.0)
 """Loss scales with which gradients in fp16 are compared: the first without an overflow."""
 
@@ -44,11 +46,18 @@ def compare(
         That of training.
     scales
         Whether the loss is scaled. Only the direction counts: any scale without an overflow will do.
+
+    Raises
+    ------
+    UserError
+        If the gradient in lower precision is finite at no scale: every step would be skipped.
     """
     for scale in COMPARED_SCALES if scales else COMPARED_SCALES[-1:]:
         found = gradient(scale)
         if finite(found):
             break
+    else:
+        raise _not_finite(found, part, precision)
     worst = apart(exact, found, part)
     if worst is None:
         return ""
@@ -56,6 +65,17 @@ def compare(
     return (
         f"the gradient of {name!r} in {precision} differs from the one in fp32 by {difference:.0%}; use "
         "train.precision: fp32, and report the model to ortflow"
+    )
+
+
+def _not_finite(found: Vector, part: CheckedPart, precision: str) -> UserError:
+    counts = part.totals(np.array([float((~np.isfinite(found[t.start : t.stop])).sum()) for t in part.tensors]))
+    names = [tensor.name for tensor, count in zip(part.tensors, counts.tolist(), strict=True) if count]
+    some = ", ".join(map(repr, names[:_NAMED])) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return UserError(
+        f"the gradient of {some} is not finite in {precision}, and it is in fp32",
+        where="train.precision",
+        fix="use train.precision: fp32, and report the model to ortflow; train.check_gradient: false trains it anyway",
     )
 
 

@@ -18,6 +18,7 @@ from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.device.capture import Agreement
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.shards.program import Program
+from ortflow.workflow.kernels.library import remedy
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.bound_graphs import TAIL
@@ -38,7 +39,7 @@ class QueuedShardedTrainer(QueuedZeroTrainer, ShardedTrainer):
             raise UserError(
                 "is 3, and this machine has no kernels of ortflow's for GPUs, which gather parameters",
                 where="parallel.zero",
-                fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 2",
+                fix=f"{remedy()}, or set it to 2",
             )
 
     def _begin_exchange(self) -> None:

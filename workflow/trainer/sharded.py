@@ -24,6 +24,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.shards.exchange import TOKEN
 from ortflow.workflow.graph.shards.graphs import Sharded, sharded
 from ortflow.workflow.graph.shards.program import Program
+from ortflow.workflow.kernels.library import remedy
 from ortflow.workflow.layout import share
 from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
@@ -75,7 +76,7 @@ class ShardedTrainer(ZeroTrainer):
             raise UserError(
                 "is 3, and this machine has no kernels of ortflow's, which fetch parameters",
                 where="parallel.zero",
-                fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 2",
+                fix=f"{remedy()}, or set it to 2",
             )
 
     def _allocate_parameters(self) -> None:

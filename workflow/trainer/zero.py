@@ -27,7 +27,7 @@ from ortflow.workflow.optim.gradient import gradient_graph, square_sum_graph, sq
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import CHANGES, GRADIENTS
 from ortflow.workflow.optim.lamb_shares import apply_graph, change_graph
-from ortflow.workflow.optim.segments import Piece, pieces, segments
+from ortflow.workflow.optim.segments import Piece, check_pieces, pieces, segments
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.spec.optimizers import Lamb, moments
 from ortflow.workflow.trainer import MicroBatch
@@ -129,6 +129,7 @@ class ZeroTrainer(GraphTrainer):
         if isinstance(optimizer, Lamb):
             self._updates = self._lamb(optimizer, mine, len(whole))
             return
+        check_pieces(optimizer, whole, mine)
 
         def bind(some: Sequence[Piece], kept: Moments) -> Binding:
             session = self._open(optimizer_graph(optimizer, some, kernels=self._own_kernels))

@@ -75,10 +75,46 @@ ortflow.dev/component: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{- /* The metadata of a component's pods. Arguments: `scope`, `component`, `lasting`. */ -}}
+{{- define "ortflow.pod_metadata" -}}
+labels:
+  {{- include "ortflow.labels" (merge (dict "labels" .scope.k8s.labels) .) | nindent 2 }}
+{{- with .scope.k8s.annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- /* Selects launcher and workers. */ -}}
 {{- define "ortflow.ranks" -}}
 matchLabels:
   ortflow.dev/job: {{ .job }}
 matchExpressions:
 - {key: ortflow.dev/component, operator: In, values: [launcher, worker]}
+{{- end -}}
+
+{{- /* Whether the number of nodes may change from attempt to attempt: "true" or nothing. Argument: the run. */ -}}
+{{- define "ortflow.elastic" -}}
+{{- if lt (int64 (.resources.min_nodes | default .resources.nodes)) (int64 .resources.nodes) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* The smallest number of nodes that the run can have, as workflow/spec/checks/nodes.py finds it. Argument: the run. */ -}}
+{{- define "ortflow.least_nodes" -}}
+{{- $nodes := int64 .resources.nodes -}}
+{{- $least := $nodes -}}
+{{- if include "ortflow.elastic" . -}}
+{{- $ranks := int64 .resources.ranks_per_node -}}
+{{- $parallel := .parallel | default dict -}}
+{{- $each := mul ($parallel.pipeline | default 1) ($parallel.horizontal | default 1) -}}
+{{- $micro := int64 .data.micro_batch -}}
+{{- $own := mul $micro (.train.gradient_accumulation | default 1) (max 1 (div (mul $nodes $ranks) $each)) -}}
+{{- $batch := int64 (.train.global_batch | default $own) -}}
+{{- range $some := untilStep (int .resources.min_nodes) (int $nodes) 1 -}}
+{{- $world := mul $some $ranks -}}
+{{- if and (lt (int64 $some) $least) (not (mod $world $each)) (not (mod $batch (mul $micro (max 1 (div $world $each))))) -}}
+{{- $least = int64 $some -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $least -}}
 {{- end -}}

@@ -5,12 +5,7 @@
 {{- $launcher := eq .component "launcher" -}}
 {{- $ranks := or (not $launcher) $k8s.launcher_as_worker -}}
 metadata:
-  labels:
-    {{- include "ortflow.labels" (dict "scope" .scope "component" .component "labels" $k8s.labels) | nindent 4 }}
-  {{- with $k8s.annotations }}
-  annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- include "ortflow.pod_metadata" (dict "scope" .scope "component" .component) | nindent 2 }}
 spec:
   serviceAccountName: {{ $k8s.service_account | default .scope.job | quote }}
   {{- if not $k8s.service_account }}
@@ -59,13 +54,18 @@ spec:
     imagePullPolicy: {{ . }}
     {{- end }}
     command: [{{ $k8s.python | toJson }}, -m, ortflow.launchers.kubernetes.{{ $launcher | ternary "run_supervisor" "worker" }}]
+    workingDir: /
     env:
     - {name: ORTFLOW_RUN_FILE, value: /etc/ortflow/run/run.yaml}
     - {name: ORTFLOW_LAUNCHER, value: kubernetes}
     - {name: ORTFLOW_JOB, value: {{ .scope.job }}}
     - {name: ORTFLOW_MOUNT, value: {{ $k8s.volume.mount | toJson }}}
     - {name: ORTFLOW_NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+    # On the node's network a pod's host name is the node's, which no DNS may know.
+    - {name: ORTFLOW_POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    - {name: ORTFLOW_ADDRESS, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
     - {name: ORTFLOW_SSH_PORT, value: "{{ $k8s.ssh_port }}"}
+    - {name: ORTFLOW_SSH_FOLDER, value: {{ include "ortflow.ssh_folder" $k8s }}}
     # Of the launcher's Job: another MPIJob of the same name is another submission.
     - name: ORTFLOW_SUBMISSION
       valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}
@@ -81,14 +81,16 @@ spec:
     - name: {{ $name | quote }}
       valueFrom: {secretKeyRef: {name: {{ splitList "/" $secret | first | quote }}, key: {{ splitList "/" $secret | last | quote }}}}
     {{- end }}
+    {{- if not $ranks }}
+    - {name: ORTFLOW_NO_RANKS, value: "1"}
+    {{- end }}
     {{- $resources := include "ortflow.resources" .scope }}
     {{- if not $ranks }}
     resources:
       requests:
         cpu: {{ $k8s.launcher_resources.cpu | quote }}
         memory: {{ include "ortflow.quantity" (list $k8s.launcher_resources.memory) }}
-      limits:
-        memory: {{ include "ortflow.quantity" (list $k8s.launcher_resources.memory) }}
+      limits: {{ include "ortflow.limits" (list $k8s (include "ortflow.quantity" (list $k8s.launcher_resources.memory))) }}
     {{- else if $resources }}
     # Requests equal to limits: such a pod is the last to be evicted.
     resources:
@@ -129,6 +131,18 @@ spec:
   {{- range $k8s.volumes }}
   {{- toYaml (list (merge (dict "name" .name) .source)) | nindent 2 }}
   {{- end }}
+{{- end -}}
+
+{{- /* Where the operator mounts the ssh keys. */ -}}
+{{- define "ortflow.ssh_folder" -}}
+{{- .ssh_folder | default (.security.run_as_user | empty | ternary "/root/.ssh" "/home/ortflow/.ssh") | toJson -}}
+{{- end -}}
+
+{{- /* Limits of a container without ranks. Arguments: backends.kubernetes, memory. */ -}}
+{{- define "ortflow.limits" -}}
+{{- $limits := dict "memory" (index . 1) -}}
+{{- with (index . 0).launcher_resources.cpu_limit -}}{{- $_ := set $limits "cpu" . -}}{{- end -}}
+{{- toJson $limits -}}
 {{- end -}}
 
 {{- /* Amounts of a pod with ranks. */ -}}

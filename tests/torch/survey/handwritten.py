@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from case import Batch, Case
+from sensitive import Capsules, HardGates, Neighbours, Separator, SpatialTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -319,9 +320,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Make, Target]] = {
     "metric": (Metric, _rows, ()),
     "fourier": (lambda: Fourier(TIME), _series, ()),
     "fourier-2d": (lambda: Fourier(3, 4), _series, ()),
+    "capsules": (lambda: Capsules(CLASSES), _images, ()),
+    "conv-tasnet": (lambda: Separator(WIDTH), _series, None),
+    "spatial-transformer": (lambda: SpatialTransformer(CLASSES), _images, ()),
+    "hard-gates": (lambda: HardGates(CLASSES), _images, ()),
+    "neighbours": (lambda: Neighbours(WIDTH, CLASSES), _series, ()),
 }
 """Name -> module, its input, shape of a label; None where it is trained towards real values."""
-SHAPES = {"dcgan": (3, 16, 16), "flow": (WIDTH,), "autoencoder": (WIDTH,)}
+SHAPES = {"dcgan": (3, 16, 16), "flow": (WIDTH,), "autoencoder": (WIDTH,), "conv-tasnet": (TIME * WIDTH,)}
 
 
 def names() -> list[str]:

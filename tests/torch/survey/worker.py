@@ -97,9 +97,15 @@ class Reference:
     """PyTorch's run of a case in a precision, from its parameters, shaken by a seed or moved by a share."""
 
     def __init__(
-        self, case: Case, batches: Sequence[Batch], dtype: torch.dtype, seed: int = 0, share: float = 0.0
+        self,
+        case: Case,
+        batches: Sequence[Batch],
+        dtype: torch.dtype,
+        seed: int = 0,
+        share: float = 0.0,
+        device: str = "cpu",
     ) -> None:
-        module = shake(with_batched_experts(move(without_dropout(case.module()), share)).to(dtype), seed)
+        module = shake(with_batched_experts(move(without_dropout(case.module()), share)).to(dtype), seed).to(device)
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         optimizer = torch.optim.AdamW(
             [
@@ -117,7 +123,9 @@ class Reference:
                 loss = case.torch_loss(module, _cast(batch, dtype))
             loss.backward()
             if not self.gradients:
-                self.gradients = {n: p.grad.double().numpy().copy() for n, p in trained.items() if p.grad is not None}
+                self.gradients = {
+                    n: p.grad.double().cpu().numpy().copy() for n, p in trained.items() if p.grad is not None
+                }
             optimizer.step()
             self.losses.append(loss.item())
             seconds.append(time.process_time() - start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+from ortflow.workflow.graph.ir.origin import torch_operator
 
 
 def spread(b: Backward, value: str) -> str:
@@ -20,6 +21,12 @@ def spread(b: Backward, value: str) -> str:
 
 def _expanded(b: Backward, value: str) -> str:
     return b("Expand", spread(b, value), b.shape_of(b.input(0)))
+
+
+def _axis(b: Backward) -> int | None:
+    """The axis of a reduction over one that is known; None otherwise."""
+    axes = b.value(1)
+    return int(axes.reshape(-1)[0]) if axes is not None and axes.size == 1 else None
 
 
 def _reduced(b: Backward, operator: str, value: str) -> str:
@@ -47,7 +54,12 @@ def reduce_mean(b: Backward) -> Gradients:
 
 @rule("ReduceMax", "ReduceMin")
 def extreme(b: Backward) -> Gradients:
-    """Elements that equal the extreme share its gradient, as in PyTorch's amax."""
+    """Elements that equal the extreme share its gradient, as in PyTorch's amax; in its max(dim), the first gets it."""
+    axis = _axis(b)
+    if axis is not None and torch_operator(b.node) in ("aten.max.dim", "aten.min.dim"):
+        first = b("ArgMax" if b.node.op_type == "ReduceMax" else "ArgMin", b.input(0), axis=axis, keepdims=1)
+        yield 0, b("ScatterElements", b.zeros(b.input(0)), first, spread(b, b.gradient()), axis=axis)
+        return
     chosen = b("Equal", b.input(0), spread(b, b.output(0)))
     count = _reduced(b, "ReduceSum", b("Cast", chosen, to=b.element_type()))
     yield 0, b.chosen(chosen, b("Div", spread(b, b.gradient()), count))

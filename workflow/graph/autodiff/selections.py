@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.origin import torch_operator
 
 
 @rule("Where")
@@ -17,19 +18,28 @@ def where(b: Backward) -> Gradients:
 
 @rule("Clip")
 def clip(b: Backward) -> Gradients:
-    """No gradient at the limits: exporters write ReLU6 as Clip, and also clamp values that are already clamped."""
+    """No gradient at the limits, as in PyTorch's clamp by numbers, ReLU6 and Hardtanh.
+
+    Roots and logarithms often follow a single limit: their infinite derivative at 0 does not become NaN here.
+    """
     limits = [(comparison, b.input(place)) for place, comparison in ((1, "Greater"), (2, "Less")) if b.input(place)]
     inside = [b(comparison, b.input(0), limit) for comparison, limit in limits]
     if not inside:
         yield 0, b.gradient()
+    elif len(inside) == 1:
+        yield 0, b.chosen(inside[0], b.gradient())
     else:
-        yield 0, b.passed(inside[0] if len(inside) == 1 else b("And", *inside), b.gradient())
+        yield 0, b.passed(b("And", *inside), b.gradient())
 
 
 @rule("Max", "Min")
 def extremes(b: Backward) -> Gradients:
-    """Equal inputs share the gradient."""
+    """Equal inputs share the gradient, as in PyTorch's maximum and its clamp by tensors."""
     y, gradient = b.output(0), b.gradient()
+    if torch_operator(b.node).startswith("aten.clamp") and b.value(1) is not None and b.rank(1) == 0:
+        inside = b("Greater" if b.node.op_type == "Max" else "Less", b.input(0), b.input(1))
+        yield 0, b.chosen(inside, gradient)
+        return
     if len(b.node.input) == 1:
         yield 0, gradient
         return

@@ -22,11 +22,13 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.disk_space import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.graph.export.label_sizes import sizes_without_labels
 from ortflow.workflow.graph.export.model_file import ITEM, Shapes, Tensors, Written, refer, write_data, write_model
 from ortflow.workflow.graph.head import PRODUCER, check_export
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import make_outputs, replace, used
 from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_normalizations
 from ortflow.workflow.graph.objective.modes import evaluation_mode
 from ortflow.workflow.own_files import is_folder, remove
@@ -46,6 +48,8 @@ def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.Mode
     copy = onnx.ModelProto()
     copy.CopyFrom(skeleton)
     graph = copy.graph
+    sizes_without_labels(graph, labels)
+    tidy.constants_to_initializers(copy)
     kept = [value for value in graph.output if not _sources(graph, value.name).intersection(labels)]
     if not kept:
         raise UserError(

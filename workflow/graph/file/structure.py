@@ -5,6 +5,7 @@ Called by `read`. Sorts the nodes and repairs Split's output count; changes noth
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -48,12 +49,15 @@ _QUANTISED = frozenset(
 _RUNTIME_ONLY = frozenset({"SimplifiedLayerNormalization"})
 _CONTEXT = re.compile(r"Bad node spec for node\. Name: (\S+)")
 _AGAIN = "export the model again"
+LONGEST_NAME = 10_000
+"""Characters of a name; those of exporters, which contain the path of a module, have a few hundred."""
 _SPLIT_BY_COUNT = 18
 _FLOAT_MODEL = "train the float model it was made from, and quantise the exported model"
 
 
 def check_structure(model: onnx.ModelProto, where: str) -> None:
     """Raises UserError, with the name, for what cannot be part of a trainable model; sorts the nodes in place."""
+    _check_names(model, where)
     _check_operators(model, where)
     _check_functions(model, where)
     if not model.graph.output:
@@ -66,6 +70,23 @@ def check_structure(model: onnx.ModelProto, where: str) -> None:
     _check_graph(model.graph, set(), where)
     for function in model.functions:
         _check_function(function, where)
+
+
+def _check_names(model: onnx.ModelProto, where: str) -> None:
+    """Raises UserError for a name that is too long: graphs are copied many times, and each use repeats it."""
+    of_nodes = (name for node in walk.all_nodes(model) for name in (node.name, *node.input, *node.output))
+    of_values = (
+        each.name
+        for graph in walk.all_graphs(model)
+        for each in (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
+    )
+    for name in itertools.chain(of_nodes, of_values):
+        if len(name) > LONGEST_NAME:
+            raise UserError(
+                f"the name {name[:20]!r}… has {len(name):,} characters, more than {LONGEST_NAME:,}",
+                where=where,
+                fix="export the model with shorter names",
+            )
 
 
 def check_valid(model: onnx.ModelProto, where: str) -> None:

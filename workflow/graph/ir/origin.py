@@ -18,6 +18,8 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 """Metadata key: the list of the modules around a node, outermost first, and the operation, as a Python literal."""
 STACK = "pkg.torch.onnx.stack_trace"
 """Metadata key: the Python lines that led to a node, innermost last, in the format of a traceback."""
+CLASSES = "pkg.torch.onnx.class_hierarchy"
+"""Metadata key: the list of the classes of these modules, and PyTorch's operator (`aten.max.dim`), likewise."""
 LAYER = "ortflow.layer"
 """Metadata key: number of the layer that a node of a training graph belongs to (`optimize.layers`)."""
 DROPOUT = "ortflow.dropout"
@@ -53,6 +55,18 @@ def names_of(scopes: str) -> list[object]:
     return names if isinstance(names, list) else []
 
 
+def torch_operator(node: onnx.NodeProto) -> str:
+    """PyTorch's operator that a node is part of, such as `aten.max.dim`; empty if it is not recorded.
+
+    Only PyTorch's newer exporter (`dynamo=True`) records it.
+    """
+    for prop in node.metadata_props:
+        if prop.key == CLASSES:
+            names = names_of(prop.value)
+            return str(names[-1]) if names else ""
+    return ""
+
+
 def user_line(stack: str) -> tuple[str, int] | None:
     """File name without folders, and line, of the innermost frame in `stack` that is not in PyTorch itself."""
     frames = _FRAME.findall(stack[-_MOST:])
@@ -69,7 +83,7 @@ def is_pytorch(path: str) -> bool:
 
 def inherit(made: Iterable[onnx.NodeProto], node: onnx.NodeProto) -> None:
     """Record the origin of `node` in the nodes that replace it, in place."""
-    noted = [prop for prop in node.metadata_props if prop.key in (SCOPES, STACK, LAYER)]
+    noted = [prop for prop in node.metadata_props if prop.key in (SCOPES, STACK, CLASSES, LAYER)]
     for each in made if noted else ():
         if not each.metadata_props:
             each.metadata_props.extend(noted)

@@ -14,6 +14,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.functions import fresh_names
 from ortflow.workflow.graph.ir.writer import Fresh, Writer
+from ortflow.workflow.graph.names import OWN
 
 MISFITS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 """Raised when a node whose attributes contradict its inputs is rewritten, as in a malicious file."""
@@ -75,7 +76,8 @@ class Replacement(Writer):
 
     def constant(self, value: Any, dtype: Any = "float32") -> str:
         """A Constant node's value."""
-        return self("Constant", value=numpy_helper.from_array(np.array(value, dtype)))
+        tensor = numpy_helper.from_array(np.array(value, dtype))
+        return self.write("Constant", [], [self.fresh(OWN)], value=tensor)[0]
 
     def done(self, *values: str) -> list[onnx.NodeProto]:
         """The nodes, with `values` renamed to the outputs of the replaced node."""

@@ -20,7 +20,7 @@ from ortflow.workflow.graph.file.tensors import count_where, type_name
 from ortflow.workflow.graph.head import PARAMETERS
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.recorded_roles import CONSTANTS, FROZEN, STATE, recorded
-from ortflow.workflow.graph.names import is_made_up
+from ortflow.workflow.graph.names import is_made_up, is_own
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.roles import role_heuristics
 from ortflow.workflow.graph.roles.settle import ONE, RECORDED, by_exporter, by_use
@@ -159,6 +159,8 @@ def _judge(
         return _role(tensor, "constant", type_name(tensor.data_type).lower())
     if len(tensor.dims) == 0:
         return _role(tensor, "constant", ONE)
+    if is_own(tensor.name):
+        return _role(tensor, "constant", "written by ortflow in place of a node")
     if 0 in tensor.dims:
         return _role(tensor, "constant", "empty")
     name, shape = tensor.name, tuple(tensor.dims)

@@ -38,18 +38,19 @@ def fitting(batch: int, micro_batch: int, grid: Grid) -> list[str]:
     found, copies, each = [], grid.data, grid.pipeline * grid.horizontal
     if batch % copies == 0:
         share = batch // copies
-        found += [f"data.micro_batch={size}" for size in _first(share, min(micro_batch, share), -1)]
+        found += [f"data.micro_batch={size}" for size in _first(share, min(micro_batch, share), up=False)]
     if batch % micro_batch == 0:
-        counts = [*_first(batch // micro_batch, copies - 1, -1), *_first(batch // micro_batch, copies + 1, 1)]
+        micro_batches = batch // micro_batch
+        counts = [*_first(micro_batches, copies - 1, up=False), *_first(micro_batches, copies + 1, up=True)]
         found += [" or ".join(_ranks(count * each) for count in counts)] if counts else []
     together = micro_batch * copies
     batches = [size for size in (batch // together * together, (batch // together + 1) * together) if size]
     return [*found, "accept another batch with " + " or ".join(f"{KEY}={size}" for size in batches)]
 
 
-def _first(number: int, start: int, direction: int) -> list[int]:
-    """The first divisor of a number, from `start` on; none if there is none among the candidates."""
-    reached = range(start, min(number, start + REACH) + 1) if direction > 0 else range(start, max(0, start - REACH), -1)
+def _first(number: int, start: int, *, up: bool) -> list[int]:
+    """The first divisor of a number, from `start` up or down; none if there is none among the candidates."""
+    reached = range(start, min(number, start + REACH) + 1) if up else range(start, max(0, start - REACH), -1)
     return [size for size in reached if number % size == 0][:1]
 
 

@@ -114,10 +114,19 @@ def _quantities(spec: RunSpec) -> Iterator[Problem]:
                 yield Problem(
                     path, f"is above the largest amount in Kubernetes: {_quoted(text)}", "write less than 8Ei"
                 )
-    for key, cores in (("launcher_resources.cpu", k8s.launcher_resources.cpu), ("worker_cpu", k8s.worker_cpu)):
+    asked, limit = k8s.launcher_resources.cpu, k8s.launcher_resources.cpu_limit
+    numbers = (
+        ("launcher_resources.cpu", asked),
+        ("launcher_resources.cpu_limit", limit),
+        ("worker_cpu", k8s.worker_cpu),
+    )
+    for key, cores in numbers:
         if cores is not None and (not syntax.CORES.fullmatch(cores) or not cores.strip("0.m")):
             fix = "write cores such as 2, or thousandths such as 250m"
             yield _problem(key, f"is not a number of cores: {_quoted(cores)}", fix)
+    if limit is not None and all(map(syntax.CORES.fullmatch, (asked, limit))) and _cores(limit) < _cores(asked):
+        what = f"is {limit}, less than the {asked} that launcher_resources.cpu requests"
+        yield _problem("launcher_resources.cpu_limit", what, "raise it", (*HERE, "launcher_resources", "cpu"))
     if k8s.deadline is not None:
         try:
             parse_time(k8s.deadline)
@@ -292,6 +301,10 @@ def _gpus(spec: RunSpec) -> Iterator[Problem]:
         what = f"is {k8s.shared_memory}, which counts towards the pod's memory of {spec.resources.memory}"
         fix = "lower it, or raise resources.memory"
         yield Problem((*HERE, "shared_memory"), what, fix, others=(("resources", "memory"),))
+
+
+def _cores(text: str) -> float:
+    return float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
 
 
 def _bytes(text: str | None) -> int | None:

@@ -56,8 +56,23 @@ class Document:
         return Fault(problem, self.file, line)
 
 
+_NAMES_THE_MODEL = "write a run file that names it: `model: {path: ...}`; docs/run-file.md has a complete example"
+_EXPORT = "export its model with ortflow.export_for_training (docs/models.md), and write a run file (docs/run-file.md)"
+OTHER_KINDS = {
+    ".py": ("a Python program", _EXPORT),
+    ".ipynb": ("a notebook", _EXPORT),
+    ".onnx": ("a model", _NAMES_THE_MODEL),
+    **dict.fromkeys((".pt", ".pth", ".safetensors"), ("a file of PyTorch's tensors", _EXPORT)),
+    ".sh": ("a shell script", "give the YAML file that describes the run (docs/run-file.md)"),
+}
+"""Name's end of files that are given in place of a run file -> what they are, and what to do."""
+
+
 def read_document(path: Path) -> Document:
     """Read and parse a run file; an unreadable file is a document with that problem."""
+    if path.suffix.lower() in OTHER_KINDS and path.is_file():
+        kind, fix = OTHER_KINDS[path.suffix.lower()]
+        return _unread(path, f"is {kind}, not a run file", fix)
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             raw = file.read(SIZE_LIMIT + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -12,8 +13,13 @@ from ortflow.workflow.spec.run import RunSpec
 
 def dump_run_file(spec: RunSpec) -> str:
     """YAML with every key, in the order of the model, without aliases."""
+    return dump_values(spec.model_dump())
+
+
+def dump_values(values: Mapping[str, Any]) -> str:
+    """The same of plain values."""
     return yaml.dump(
-        spec.model_dump(),
+        dict(values),
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,

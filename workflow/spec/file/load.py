@@ -116,14 +116,14 @@ def _typed(document: Document) -> tuple[RunSpec | None, list[Problem]]:
     except UserError as error:
         path = parse_dotted(error.where or "")
         problems.append(Problem(path, error.what, error.fix))
-        values = _mended(values, path, stand_ins)
+        values = _mended(values, [path], stand_ins)
     try:
         return kind.model_validate(values), problems
     except ValidationError as error:
         found = wording.problems(error, values, kind)
         problems += [p for p in found if not any(_follows(p, [q]) for q in problems)]
-    for path in [path for problem in problems for path in (problem.path, *problem.others)]:
-        values = _mended(values, path, stand_ins)
+    paths = [path for problem in problems for path in (problem.path, *problem.others)]
+    values = _mended(values, paths, stand_ins)
     try:
         return kind.model_validate(values), problems
     except ValidationError:
@@ -162,15 +162,27 @@ CHOOSES: tuple[KeyPath, ...] = (("model", "loss", "kind"), ("train", "optimizer"
 """Discriminator keys: if one is wrong, the type of its section is unknown."""
 
 
-def _mended(values: Any, path: KeyPath, stand_ins: Mapping[KeyPath, Any], depth: int = 1) -> Any:
-    """`values` without the one at `path`; a required one is replaced by its placeholder."""
-    path = path[:-1] if path in CHOOSES else path
-    if not path:
-        return values
-    key, here = path[depth - 1], path[:depth]
-    inner = values.get(key)
-    if depth < len(path) and isinstance(inner, dict):
-        return {**values, key: _mended(inner, path, stand_ins, depth + 1)}
-    if here in stand_ins:
-        return {**values, key: stand_ins[here]}
-    return {other: value for other, value in values.items() if other != key}
+def _mended(values: Any, paths: Sequence[KeyPath], stand_ins: Mapping[KeyPath, Any]) -> Any:
+    """`values` without those at `paths`; a required one is replaced by its placeholder."""
+    mended = _copied(values)
+    for path in paths:
+        _mend(mended, path[:-1] if path in CHOOSES else path, stand_ins)
+    return mended
+
+
+def _copied(values: Any) -> Any:
+    """A copy whose mappings may be changed."""
+    return {key: _copied(value) for key, value in values.items()} if isinstance(values, dict) else values
+
+
+def _mend(values: dict[Any, Any], path: KeyPath, stand_ins: Mapping[KeyPath, Any]) -> None:
+    for depth, key in enumerate(path, 1):
+        inner = values.get(key)
+        if depth < len(path) and isinstance(inner, dict):
+            values = inner
+        elif path[:depth] in stand_ins:
+            values[key] = _copied(stand_ins[path[:depth]])
+            return
+        else:
+            values.pop(key, None)
+            return

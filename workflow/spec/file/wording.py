@@ -6,6 +6,7 @@ Called only by `load`. Only this module may depend on pydantic's error types.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -28,6 +29,10 @@ def problems(error: ValidationError, values: dict[str, Any], root: SectionType =
     found: dict[KeyPath, Problem] = {}
     for detail in error.errors(include_url=False):
         path, section, field = follow(detail["loc"], values, root)
+        if detail["type"] == "extra_forbidden" and len(found) >= HINTED:
+            # What a key might be a misspelling of takes a millisecond to find.
+            found[path] = Problem(path, "unknown key")
+            continue
         problem = _problem(detail, path, section, field, _at(values, path[:-1]))
         # Of the arms of a plain union (integer or number), the last is the widest: its message is used.
         found[problem.path] = problem
@@ -35,6 +40,8 @@ def problems(error: ValidationError, values: dict[str, Any], root: SectionType =
     return [problem for problem in found.values() if not (problem.what == _MISSING and problem.path in meant)]
 
 
+HINTED = 200
+"""Number of problems after which an unknown key has no suggestion: such a file is not a run file."""
 _MISSING = "is missing"
 
 
@@ -88,13 +95,22 @@ def _unknown_key(path: KeyPath, section: SectionType | None, siblings: dict[str,
         # If the right key is missing, a misspelling is the likely cause.
         others = () if siblings.get(meant) is not None else ((*path[:-1], meant),)
         return Problem(path, "unknown key", f"did you mean {meant}?", others=others)
-    elsewhere = sorted({dotted(other) for other, _ in every_key() if other[-1] == word})
+    elsewhere = _paths_of_keys().get(word, [])
     if elsewhere:
         return Problem(path, "unknown key", f"did you mean {listed(elsewhere)}?")
     if of_launchers:
         fix = f"installed are {', '.join(known)}; install its package"
         return Problem(path, "there is no launcher of this name", fix)
     return Problem(path, "unknown key", f"known here: {', '.join(known) or 'none'}")
+
+
+@cache
+def _paths_of_keys() -> dict[str, list[str]]:
+    """Each key of the run file, with every path that ends with it."""
+    paths: dict[str, set[str]] = {}
+    for path, _ in every_key():
+        paths.setdefault(path[-1], set()).add(dotted(path))
+    return {word: sorted(found) for word, found in paths.items()}
 
 
 def _wrong_choice(kind: str, path: KeyPath, value: Any, field: FieldInfo) -> Problem:

@@ -48,6 +48,7 @@ class GridEngineRequest:
             "#!/bin/bash",
             *(f"#$ {words}" for words in self.directives(submission_id, log=run_file is None)),
             "trap '' USR1 USR2",  # before the supervisor handles them
+            batch.LEAVE,
             *batch.with_input([f"exec {shlex.join([*start, *ranks])}"], run_file),
         ]
         return "\n".join(lines) + "\n"

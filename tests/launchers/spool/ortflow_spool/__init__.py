@@ -59,7 +59,9 @@ class SpoolLauncher:
             (run.root / ".launcher" / "job").write_text(f"{request}\n")
             command = [sys.executable, "-m", "ortflow_spool.job", str(run.root), str(attempt), *request.rank]
             nothing = subprocess.DEVNULL
-            job = subprocess.Popen(command, start_new_session=True, stdin=nothing, stdout=nothing, stderr=nothing)
+            job = subprocess.Popen(
+                command, start_new_session=True, stdin=nothing, stdout=nothing, stderr=nothing, cwd="/"
+            )
             ours.handed_over = True
             run.record_attempt(event="submit", launcher="spool", job=str(job.pid))
         return f"spool://{job.pid}"

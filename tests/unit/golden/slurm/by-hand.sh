@@ -11,12 +11,22 @@
 #SBATCH --signal=B:USR2@90
 #SBATCH --open-mode=append
 
-trap '' USR2
+trap '' USR1 USR2
+
+# Of an allocation around sbatch: srun would take it for this job's.
+unset SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_GPUS SLURM_GPUS_PER_NODE \
+  SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK SLURM_CPUS_PER_GPU SLURM_GPU_BIND SLURM_GPU_FREQ \
+  SLURM_TRES_PER_TASK SLURM_TRES_BIND SLURM_CPUS_PER_TASK SLURM_NTASKS_PER_CORE \
+  SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_GPU SLURM_THREADS_PER_CORE SLURM_HINT \
+  SLURM_DISTRIBUTION SLURM_EXCLUSIVE SLURM_OVERCOMMIT SLURM_CORE_SPEC SLURM_THREAD_SPEC \
+  SLURM_HET_SIZE SLURM_PLANE_SIZE SLURM_STEP_GPUS
+unset ${!SLURM_CPU_BIND@} ${!SLURM_MEM_BIND@}
 
 # The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
-trap '' TERM
-trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR2
-( trap '' USR2
+trap '' TERM INT HUP
+trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR1 USR2
+( trap '' USR1 USR2
+cd /
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt \
   --run-file --folder '/home/me/my runs' -- \
   srun --mpi=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 \

@@ -1,0 +1,43 @@
+# Python environments, copied from the user's cache if the same packages were installed there this month. Sourced by .ci/run.
+environments=${ORTFLOW_CACHE:-$HOME/.cache/ortflow}/ci/environments
+
+find_python() { # VERSION…: the first of them that runs
+  local version candidate
+  for version; do
+    for candidate in "python$version" "$HOME/.pyenv/versions/$version".*/bin/python; do
+      if "$candidate" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
+        command -v "$candidate" && return
+      fi
+    done
+  done
+  return 1
+}
+
+environment() { # NAME PYTHON COMMAND…: a venv in $work/NAME, filled by COMMAND, which installs with "$pip", and without ortflow
+  local folder=$work/$1 python=$2 key cached
+  shift 2
+  # The month: a new release of a package that is not pinned is met within weeks.
+  key=$({
+    "$python" -VV && uname -m && date +%Y-%m && echo "${@//$root/}" && declare -f "$1" && cat .ci/install_torch
+    sed -n '/^\[project\]/,/^\[tool\.setuptools\]/p' pyproject.toml
+  } | sha256sum | cut -c1-16)
+  cached=$environments/$key
+  if [ -e "$cached/folder" ]; then
+    touch "$cached"
+    copy_linked "$cached" "$folder"
+    # Scripts name the folder of their venv.
+    grep -rlIZ --exclude-dir=lib "$(cat "$cached/folder")" "$folder" | xargs -0r sed -i "s#$(cat "$cached/folder")#$folder#g"
+    return
+  fi
+  "$python" -m venv "$folder"
+  pip=$folder/bin/pip "$@"
+  "$folder/bin/pip" uninstall -q -y ortflow
+  echo "$folder" >"$folder/folder"
+  mkdir -p "$environments"
+  find "$environments" -mindepth 1 -maxdepth 1 -mtime +40 -exec rm -rf {} +
+  copy_linked "$folder" "$cached.$$" && { mv -T "$cached.$$" "$cached" 2>/dev/null || rm -rf "$cached.$$"; }
+}
+
+copy_linked() { # FROM TO: with hard links where both are on one file system. pip replaces files and changes none
+  cp -al "$1" "$2" 2>/dev/null || { rm -rf "$2" && cp -a "$1" "$2"; }
+}

@@ -1,0 +1,94 @@
+# What runs side by side behind the unit tests. Sourced by .ci/run.
+
+whole_runs() { # chaos looks at all of the machine's shared memory: no other MPI runs on it meanwhile
+  say "whole runs: part $(part 7) of the layouts that do not always run"
+  ORTFLOW_PART=$(part 7) judged integration --durations=25 -n 2 --dist loadfile tests/integration tests/gridengine
+  say "kills, signals and damages by chance, a short round; part $(part 19) of the changes from each layout into each other"
+  ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
+}
+
+against_torch() { # one after the other: the clusters' tests have time limits
+  renice -n 10 -p $BASHPID >/dev/null
+  if [ "${ORTFLOW_SURVEY:-1}" != 0 ]; then
+    say "models that nobody here wrote, against PyTorch: part $(part 59) (the whole: python tests/torch/survey)"
+    "$work/torch/bin/python" tests/torch/survey --part "$(part 59)"
+    say "files that other projects ship: part $(part 7) (the whole: python tests/torch/survey/files.py)"
+    "$work/torch/bin/python" tests/torch/survey/files.py --part "$(part 7)"
+  fi
+  if [ "${ORTFLOW_TORCH:-0}" = 1 ]; then
+    say "against PyTorch: every architecture, both exporters"
+    "$work/torch/bin/pytest" -q tests/torch --ignore tests/torch/test_export_layouts.py
+  else
+    local first every
+    IFS=/ read -r first every <<<"$(part 23)"
+    say "against PyTorch: every architecture, both exporters: part $first/$every of the files (the whole: pytest tests/torch)"
+    find tests/torch -name 'test_*.py' ! -name test_export_layouts.py | sort | awk -v first="$first" -v every="$every" \
+      'NR % every == first' | xargs -r "$work/torch/bin/pytest" -q
+  fi
+  say "exports of transformers under layouts: part $(part 29) (the whole: pytest -m 'chaos or not chaos' tests/torch/test_export_layouts.py)"
+  ORTFLOW_PART=$(part 29) "$work/torch/bin/pytest" -v tests/torch/test_export_layouts.py
+}
+
+from_the_wheel() {
+  renice -n 10 -p $BASHPID >/dev/null
+  say "the main job from the wheel with $oldest_python"
+  mkdir -p "$work/job" && cp -r examples "$work/job/" && rm -rf "$work/job/examples"/*/build
+  (
+    cd "$work/job"
+    # Kernels compiled as on a machine without a compiler of its own.
+    export CC="$work/fresh/bin/python -m ziglang cc" ORTFLOW_CACHE=$work/cache XDG_CACHE_HOME=$work/cache
+    "$work/fresh/bin/ortflow" run examples/gpt/run.yaml
+    [ -n "$(ls "$work"/cache/kernels/*.so)" ]
+    "$work/fresh/bin/python" "$root/.ci/check_run.py" runs/gpt loss below 2.6
+    "$work/fresh/bin/python" examples/gpt/sample.py runs/gpt/export/model.onnx --prompt "def " --length 200
+    "$work/fresh/bin/ortflow" run examples/digits/run.yaml
+    "$work/fresh/bin/python" "$root/.ci/check_run.py" runs/digits accuracy above 0.95
+    # Half a run, for another ONNX Runtime to go on with.
+    "$work/fresh/bin/ortflow" run examples/gpt/run.yaml name=moved train.steps=15 train.schedule.name=constant train.schedule.warmup_steps=5
+  )
+
+  say "the main job from the wheel on onnxruntime without training, with $newest_python, and the tests of what differs there"
+  (
+    mkdir -p "$work/newest-job" && cd "$work/newest-job"
+    cp -r "$root/examples" . && rm -rf examples/*/build
+    export PATH=$work/newest/bin:$PATH
+    ortflow run examples/digits/run.yaml
+    python "$root/.ci/check_run.py" runs/digits accuracy above 0.95
+    # The kernels are those of the wheel: nothing is compiled.
+    ORTFLOW_CACHE=$work/empty CC=nonesuch ortflow run "$work/job/examples/gpt/run.yaml" name=whole \
+      run_dir="$PWD/runs/whole" prepare=null train.steps=30 train.schedule.name=constant train.schedule.warmup_steps=5
+    grep -q "CPU kernels: ortflow's own" -r runs/whole/logs && [ -z "$(ls "$work"/empty/kernels 2>/dev/null)" ]
+    (cd "$work/job" && ortflow resume moved train.steps=30 checkpoint.exact=false)
+    python "$root/.ci/check_curves.py" runs/whole "$work/job/runs/moved" 1e-5
+    "$work/newest/bin/pip" install -q --no-compile -e "$root[kernels]"
+    pytest -q --hypothesis-profile=ci --rootdir "$root" "$root"/tests/unit/test_{autodiff_,kernels_,graph_build,optim}*.py \
+      "$root"/tests/integration/test_{any_runtime,environment,first_gradient}.py
+  )
+
+  say "the command line alone"
+  (cd "$work/job" && "$work/plain/bin/pytest" -q -c /dev/null --rootdir "$root/tests/plain" "$root/tests/plain")
+}
+
+on_slurm() {
+  if [ "${ORTFLOW_SLURM:-1}" = 0 ] && no_cluster; then
+    say "Slurm: SKIPPED, because ORTFLOW_SLURM=0 and here is no root or no apt-get: nothing about Slurm was tested"
+    return
+  fi
+  say "Slurm: a real cluster on this machine (the rest: pytest -m chaos tests/slurm)"
+  export ORTFLOW_SLURM=1
+  tests/testbeds/slurm/packages openssh-server openssh-client # for the tests that come to the cluster from outside
+  judged slurm --durations=25 -n 2 --dist loadfile tests/slurm # each worker has a cluster of its own
+  ORTFLOW_CHAOS=1 judged slurm-schedules -s -m chaos tests/slurm/test_schedules.py # the first schedule of accidents
+}
+
+on_kubernetes() {
+  if [ "${ORTFLOW_KUBERNETES:-1}" = 0 ] && no_cluster; then
+    say "Kubernetes: SKIPPED, because ORTFLOW_KUBERNETES=0 and here is no root or no apt-get: nothing about it was tested"
+    return
+  fi
+  say "Kubernetes: a real cluster on this machine, built if need be (the rest: pytest -m chaos tests/kubernetes)"
+  export ORTFLOW_KUBERNETES=1
+  source "$(tests/testbeds/kubernetes/up)" # brings Helm, without which the chart's tests were skipped above
+  judged kubernetes --durations=25 tests/unit/test_kubernetes_chart.py tests/kubernetes
+  ORTFLOW_CHAOS=1 judged kubernetes-schedules -s -m chaos tests/kubernetes/test_kubernetes_schedules.py
+}

@@ -1,0 +1,50 @@
+"""What pytest-reportlog wrote of each lane.
+
+.ci/reports.py FOLDER FILE.json      # add the seconds of each test file to FILE.json, for .ci/reach.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def records(report: Path) -> Iterator[dict[str, Any]]:
+    """The reports of tests: one of each test's setup, call and teardown."""
+    for line in report.read_text().splitlines():
+        record = json.loads(line)
+        if record.get("$report_type") == "TestReport":
+            yield record
+
+
+def text_of(record: Mapping[str, Any]) -> str:
+    """What pytest prints of a failed report: the traceback's lines, and what was captured."""
+    return "\n".join([*lines_of(record.get("longrepr")), *(text for _, text in record.get("sections", ()))])
+
+
+def lines_of(longrepr: object) -> Iterator[str]:
+    """Lines of a report's `longrepr`, which is a string or nested entries."""
+    if isinstance(longrepr, str):
+        yield longrepr
+    elif isinstance(longrepr, (list, dict)):
+        for part in longrepr.values() if isinstance(longrepr, dict) else longrepr:
+            yield from lines_of(part)
+
+
+def seconds_by_file(folder: Path) -> dict[str, float]:
+    """Seconds that each test file took, with its fixtures."""
+    seconds: Counter[str] = Counter()
+    for report in folder.glob("*.jsonl"):
+        for record in records(report):
+            seconds[record["nodeid"].partition("::")[0]] += record["duration"]
+    return dict(seconds)
+
+
+if __name__ == "__main__":
+    reports, durations = Path(sys.argv[1]), Path(sys.argv[2])
+    earlier = json.loads(durations.read_text()) if durations.exists() else {}
+    durations.write_text(json.dumps(earlier | seconds_by_file(reports)))

@@ -1,0 +1,305 @@
+"""What `.ci/run` decides: which part of a list runs, which tests a change reaches, which failures may be run again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CI = ROOT / ".ci"
+
+
+def load(name: str, path: Path | None = None) -> ModuleType:
+    path = path or CI / f"{name}.py"
+    spec = importlib.util.spec_from_loader(f"ci_{name}", SourceFileLoader(f"ci_{name}", str(path)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts() -> Iterator[None]:
+    sys.path.insert(0, str(CI))
+    yield
+    sys.path.remove(str(CI))
+
+
+def git(folder: Path, *words: str) -> str:
+    named = ("-c", "user.name=n", "-c", "user.email=e@e.example")
+    return subprocess.run(["git", *named, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(CI / "tree", tmp_path / ".ci" / "tree")
+    (tmp_path / ".gitignore").write_text("/build/\n")
+    (tmp_path / "a.py").write_text("1\n")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def tree(checkout: Path) -> str:
+    return subprocess.run([checkout / ".ci/tree"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_hash_depends_on_the_files_alone(checkout: Path) -> None:
+    before = tree(checkout)
+    assert before == git(checkout, "rev-parse", "HEAD^{tree}").strip()
+    git(checkout, "commit", "-qm", "nothing", "--allow-empty")
+    (checkout / "build").mkdir()
+    (checkout / "build" / "log").write_text("ignored by git")
+    assert tree(checkout) == before
+    (checkout / "b.py").write_text("2\n")
+    changed = tree(checkout)
+    assert changed != before, "a file that is not committed counts"
+    assert git(checkout, "diff", "--cached", "--name-only") == "", "the index stays"
+    git(checkout, "add", "b.py")
+    git(checkout, "commit", "-qm", "second")
+    assert tree(checkout) == changed
+
+
+def test_the_nearest_tests_come_first() -> None:
+    reach = load("reach")
+    importers = {"low": {"middle"}, "middle": {"high", "test_middle"}, "high": {"test_high"}, "other": {"test_other"}}
+    assert reach.distances(["low"], importers) == {"low": 0, "middle": 1, "high": 2, "test_middle": 2, "test_high": 3}
+    tests = [(3, Path("test_high.py")), (2, Path("test_slow.py")), (2, Path("test_middle.py"))]
+    durations = {"test_middle.py": 1.0, "test_slow.py": 5.0, "test_high.py": 100.0}
+    assert reach.within(tests, 10.0, durations) == [Path("test_middle.py"), Path("test_slow.py")]
+    assert reach.within(tests, 5.5, durations) == [Path("test_middle.py")]
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("workflow/checkpoint/__init__.py", "ortflow.workflow.checkpoint"),
+        ("workflow/kernels/gelu.c", "ortflow.workflow.kernels"),
+        ("ortflow/__init__.py", "ortflow"),
+        ("launchers/stop.py", "ortflow.launchers.stop"),
+        ("tests/support/project.py", "project"),
+    ],
+)
+def test_a_file_is_a_module(path: str, module: str) -> None:
+    assert load("reach").module_of(Path(path)) == module
+
+
+def test_a_test_is_reached_through_its_imports_and_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    reach = load("reach")
+    product = {"ortflow.launchers.budget": {"ortflow.launchers.supervisor"}}
+    monkeypatch.setattr(reach, "product_importers", lambda: product)
+    importers = reach.importers_of_all()
+    reached = {path.name: steps for steps, path in reach.nearest_tests([Path("launchers/budget.py")], importers)}
+    assert reached["test_launcher_budget.py"] == 1
+    assert "test_data_order.py" not in reached
+    pages = {path.name for _, path in reach.nearest_tests([Path("docs/architecture.md")], importers)}
+    assert "test_architecture_page.py" in pages
+    assert "test_data_order.py" not in pages
+
+
+FAILING = """
+import pathlib, pytest
+seen = pathlib.Path(__file__).with_name("seen")
+
+def test_unlucky():
+    assert seen.exists() or seen.touch(), "the node did not come up within 5 s"
+
+def test_broken():
+    assert 12.5 < 5.0, "seconds until the job started"
+
+def test_number():
+    losses = [1.25, 2.5]
+    assert losses == [1.25, 2.75]
+
+def test_orphan():
+    leftovers = ["ortflow.workflow.rank"]
+    assert leftovers == []
+
+def test_traceback():
+    assert not "Traceback (most recent call last):\\n  File x", "output"
+
+@pytest.fixture
+def cluster():
+    raise RuntimeError("no cluster")
+
+def test_setup(cluster): pass
+def test_right(): pass
+"""
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with a failing file of a cluster and of units, and the report of a first run of both."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for room in ("tests/slurm", "tests/unit"):
+        (folder / room).mkdir(parents=True)
+        (folder / room / "test_failing.py").write_text(FAILING)
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\nmarkers = chaos\n")
+    subprocess.run([*PYTEST, "--report-log=first.jsonl"], cwd=folder, check=False, capture_output=True)
+    return folder
+
+
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+
+
+class Lanes:
+    """The lanes of a run of `.ci/run`, one of which had failures."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.script = folder, load("once_more")
+        monkeypatch.setattr(self.script, "ROOT", folder)
+        monkeypatch.setattr(self.script, "PAGE", folder / "tests/unstable.md")
+        self.write_page(0)
+        for room in ("tests/slurm", "tests/unit"):
+            (folder / room / "seen").touch()
+        shutil.rmtree(folder / "unstable", ignore_errors=True)
+
+    def write_page(self, rows: int, test: str = "tests/slurm/test_failing.py::test_number") -> None:
+        self.script.PAGE.write_text(page_with(rows, test))
+
+    def ended(self, *tests: str) -> Path:
+        """The lane in which these tests failed."""
+        lane = self.folder / "reports" / "slurm"
+        self.script.record(lane, PYTEST)
+        lines = [line for line in (self.folder / "first.jsonl").read_text().splitlines() if mentions(line, tests)]
+        assert len(lines) >= len(tests)
+        lane.with_suffix(".jsonl").write_text("\n".join(lines))
+        return lane
+
+    def run_again(self) -> int:
+        return int(self.script.run_again(self.folder / "reports", self.folder / "unstable"))
+
+
+def mentions(line: str, tests: tuple[str, ...]) -> bool:
+    return json.loads(line).get("nodeid") in {f"tests/{test}" for test in tests}
+
+
+@pytest.fixture
+def lanes(failing: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
+    return Lanes(failing, monkeypatch)
+
+
+def test_an_unlucky_test_passes_alone_and_is_named(lanes: Lanes, capsys: pytest.CaptureFixture[str]) -> None:
+    test = "slurm/test_failing.py::test_unlucky"
+    assert lanes.script.may_wait(lanes.ended(test, "slurm/test_failing.py::test_right"))
+    assert capsys.readouterr().out == ""
+    assert lanes.run_again() == 0
+    output = capsys.readouterr().out
+    assert output.count("unstable:") == 1
+    assert f"tests/{test} failed once and passed 2 times alone; add it to tests/unstable.md" in output
+    (log,) = (lanes.folder / "unstable").iterdir()
+    assert "did not come up" in log.read_text(), "the first failure's output"
+
+
+def test_a_test_that_fails_again_fails_the_run(lanes: Lanes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lanes.script.may_wait(lanes.ended("slurm/test_failing.py::test_broken", "slurm/test_failing.py::test_setup"))
+    assert lanes.run_again() == 1
+    assert "failed again alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("slurm/test_failing.py::test_number", "a wrong number"),
+        ("slurm/test_failing.py::test_orphan", "a process or memory that stays"),
+        ("slurm/test_failing.py::test_traceback", "a traceback of the product"),
+        ("unit/test_failing.py::test_unlucky", "no cluster"),
+    ],
+)
+def test_some_failures_count_at_once(lanes: Lanes, test: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not lanes.script.may_wait(lanes.ended(test, "slurm/test_failing.py::test_unlucky"))
+    output = capsys.readouterr().out
+    assert f"tests/{test}: {reason}" in output
+    assert "slurm/test_failing.py::test_unlucky" not in output
+
+
+def page_with(rows: int, test: str = "tests/unit/test_ci.py::test_a_file_is_a_module[x]") -> str:
+    head = "".join(line for line in (ROOT / "tests/unstable.md").read_text().splitlines(True) if "`tests/" not in line)
+    return head + "".join(f"| `{test}` | 2026-11-28 | none known |\n" for _ in range(rows))
+
+
+def test_the_page_has_at_most_five_lines(lanes: Lanes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(lanes.script.listed_tests(page_with(5))) == 5
+    with pytest.raises(ValueError, match="at most 5"):
+        lanes.script.listed_tests(page_with(6))
+    with pytest.raises(ValueError, match="suspected cause"):
+        lanes.script.listed_tests(page_with(0) + "| tests/unit/test_ci.py::test_x | lately | |\n")
+    lanes.script.PAGE.write_text(
+        page_with(0) + "".join(f"| `tests/slurm/test_failing.py::test_{n}` | 2026-11-28 | x |\n" for n in range(5))
+    )
+    with pytest.raises(ValueError, match="there is no test"):
+        lanes.script.check_page()
+    lanes.ended("slurm/test_failing.py::test_unlucky")
+    assert lanes.run_again() == 1, "the sixth"
+    assert "more than 5" in capsys.readouterr().out
+
+
+def test_the_page_of_this_checkout_is_right() -> None:
+    load("once_more").check_page()
+
+
+def test_seconds_are_added_up_by_file(lanes: Lanes) -> None:
+    seconds = load("reports").seconds_by_file(lanes.ended("slurm/test_failing.py::test_right").parent)
+    assert list(seconds) == ["tests/slurm/test_failing.py"]
+    assert 0 < seconds["tests/slurm/test_failing.py"] < 50
+
+
+def test_a_patrol_goes_on_with_what_has_not_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patrol = load("patrol", ROOT / "tools" / "patrol")
+    script = (
+        "import os, pathlib, sys; print('part', os.environ['ORTFLOW_PART']); sys.exit(not pathlib.Path('{}').exists())"
+    )
+    repaired = tmp_path / "repaired"
+    broken = script.format(repaired)
+    lists = {
+        "sound": patrol.CaseList(
+            ("launchers",), patrol.parts("sound", 2, (sys.executable, "-c", script.format(tmp_path)))
+        ),
+        "broken": patrol.CaseList(("workflow",), patrol.parts("broken", 1, (sys.executable, "-c", broken))),
+    }
+    monkeypatch.setattr(patrol, "LISTS", lists)
+    monkeypatch.setattr(patrol, "FOLDER", tmp_path / "patrol")
+    monkeypatch.setattr(patrol, "tree", lambda: "0" * 40)
+    monkeypatch.setattr(sys, "argv", ["patrol"])
+    assert patrol.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["passed", "sound-0"],
+        ["passed", "sound-1"],
+        ["FAILED", "broken-0"],
+    ]
+    assert "part 1/2" in lines[1], "each piece has its part"
+    repaired.touch()
+    assert patrol.main() == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["passed", "broken-0"]]
+    monkeypatch.setattr(patrol, "tree", lambda: "1" * 40)
+    monkeypatch.setattr(sys, "argv", ["patrol", "sound", "--hours", "-1"])
+    assert patrol.main() == 0
+    assert "next call goes on" in capsys.readouterr().out, "other files: nothing has passed yet"
+
+
+def test_a_patrol_has_every_rotating_and_every_chaos_test_of_the_clusters() -> None:
+    patrol = load("patrol", ROOT / "tools" / "patrol")
+    for cluster in ("slurm", "kubernetes"):
+        named = {word for piece in patrol.LISTS[cluster].pieces for word in piece.command if word.endswith(".py")}
+        marked = {
+            str(path.relative_to(ROOT))
+            for path in (ROOT / "tests" / cluster).glob("test_*.py")
+            if "mark.chaos" in path.read_text() or "mark.rotates" in path.read_text()
+        }
+        assert named == marked

@@ -1,0 +1,94 @@
+"""The rooms: modules and the tests that judge them, by folders of the product. A path of a test is below tests/."""
+
+from __future__ import annotations
+
+
+def _unit(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/unit/test_{name}.py" for name in names)
+
+
+_SUPERVISOR = _unit("launcher_supervisor", "launcher_liveness", "stop_full_disk")
+
+ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "launchers": {
+        "launchers/stop.py": _unit("launcher_stop", "stop_full_disk", "launcher_supervisor"),
+        "launchers/cause.py": _unit("launcher_cause"),
+        "launchers/budget.py": _unit("launcher_budget"),
+        "launchers/exits.py": _unit("launcher_exits"),
+        "launchers/liveness.py": _unit("launcher_liveness"),
+        "launchers/supervisor.py": _SUPERVISOR,
+        "launchers/watch.py": _SUPERVISOR,
+        "launchers/disk_wait.py": _SUPERVISOR,
+    },
+    "workflow/checkpoint": {
+        "workflow/checkpoint/retain.py": _unit("checkpoint_retain"),
+        "workflow/checkpoint/commit.py": _unit("checkpoint_commit", "checkpoint_damage", "checkpoint_retain"),
+        "workflow/checkpoint/verify.py": _unit("checkpoint_damage", "checkpoint_cli"),
+        "workflow/checkpoint/manifest.py": _unit("checkpoint_damage", "checkpoint_round_trip", "checkpoint_reshape"),
+        "workflow/checkpoint/load.py": _unit("checkpoint_damage", "checkpoint_round_trip", "checkpoint_reshape"),
+    },
+    "workflow/spec/checks": {
+        f"workflow/spec/checks/{name}.py": _unit("spec_check", *more)
+        for name, *more in (
+            ("batch", "batch_division"),
+            ("check", "replicas", "metrics"),
+            ("elastic", "elastic"),
+            ("gpus", "spec_gpus"),
+            ("nodes", "elastic"),
+            ("parallel", "replicas"),
+            ("sync",),
+            ("slurm", "spec_slurm", "manifest_slurm"),
+            ("slurm_flags", "spec_slurm"),
+            ("slurm_syntax", "spec_slurm"),
+            ("kubernetes", "kubernetes_spec", "kubernetes_validate"),
+            ("kubernetes_native", "kubernetes_spec", "kubernetes_validate"),
+            ("kubernetes_syntax", "kubernetes_spec", "kubernetes_validate"),
+        )
+    },
+    "workflow/data": {
+        "workflow/data/order.py": _unit("data_order", "data_batches"),
+        "workflow/data/batches.py": _unit("data_batches", "prefetch"),
+        "workflow/data/plan.py": _unit("data_batches"),
+        "workflow/data/ahead.py": _unit("prefetch", "data_batches"),
+        "workflow/data/digest.py": _unit("data_digest"),
+        "workflow/data/check.py": _unit("data_check"),
+        "workflow/data/convert.py": _unit("data_convert"),
+    },
+    "workflow/optim": {
+        "workflow/optim/schedule.py": _unit("optim_schedule"),
+        "workflow/optim/sgd.py": _unit("optim_graph", "optimizers"),
+        "workflow/optim/adam.py": _unit("optim_graph", "optimizers"),
+        "workflow/optim/lamb.py": _unit("optim_graph", "optimizers"),
+        "workflow/optim/lamb_shares.py": _unit("optim_graph", "optimizers", "optim_segments"),
+        "workflow/optim/gradient.py": _unit("optim_gradient", "optim_graph"),
+        "workflow/optim/guard.py": _unit("optim_graph", "trainer_skipped_steps"),
+        "workflow/optim/segments.py": _unit("optim_segments"),
+        "workflow/optim/builder.py": _unit("optim_graph", "optimizers"),
+        "workflow/optim/graph.py": _unit("optim_graph", "optimizers"),
+    },
+    "workflow/graph/autodiff": {
+        f"workflow/graph/autodiff/{name}.py": _unit(*tests)
+        for name, *tests in (
+            ("activations", "autodiff_activations"),
+            ("elementwise", "autodiff_elementwise"),
+            ("unary", "autodiff_unary"),
+            ("reductions", "autodiff_reductions"),
+            ("shaping", "autodiff_shaping"),
+            ("slicing", "autodiff_slicing"),
+            ("sizes", "autodiff_sizes"),
+            ("linear", "autodiff_linear"),
+            ("indexing", "autodiff_indexing"),
+            ("norms", "autodiff_norms"),
+            ("channel_norms", "autodiff_channel_norms"),
+            ("pooling", "autodiff_pooling"),
+            ("convolutions", "autodiff_convolutions"),
+            ("selections", "autodiff_selections"),
+            ("spectral", "autodiff_spectral"),
+            ("dropout", "autodiff_dropout"),
+            ("branches", "autodiff_branches"),
+            ("recurrent", "autodiff_recurrent"),
+            ("reverse", "autodiff_graphs"),
+            ("path", "autodiff_graphs", "graph_intake_path"),
+        )
+    },
+}

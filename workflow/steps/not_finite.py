@@ -1,0 +1,93 @@
+"""Finds the sample at which an evaluation has no finite loss, and describes the values of samples that are not finite.
+
+Called by `train`: by all ranks together after an evaluation with NaN or infinity, and where a run ends because of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.steps.context import Context
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
+
+
+def is_finite(outcome: EvaluationOutcome) -> bool:
+    """Whether the loss and all metrics are finite. Otherwise none of them may be compared with those of others."""
+    return all(map(math.isfinite, outcome.metrics.values()))
+
+
+def cause_in_evaluation(context: Context, outcome: EvaluationOutcome) -> str:
+    """Why an evaluation is not finite, with the sample if there is one. Collective."""
+    data = context.spec.data.eval
+    path = data.path if data is not None else context.spec.data.train.path
+    found = context.world.gather(context.stream.evaluation_place(outcome.not_finite))
+    places = [place for place in found or () if place is not None]
+    place = context.world.broadcast_object(min(places) if places else None)
+    if place is None:
+        return f"no micro-batch of {path} alone; a loss without labels that count is nan"
+    batch = context.stream.evaluation_batch(place)
+    row = _row_of_values(batch)
+    row = _row_of_loss(context, batch) if row is None else row
+    first = place * context.stream.evaluation_batch_size
+    if row is None:
+        return f"first at samples {first} to {first + batch.count - 1} of {path} together"
+    values = described(batch.arrays, row) or "finite values"
+    return f"first at sample {first + row} of {path}, which has {values}"
+
+
+def described(arrays: Mapping[str, npt.NDArray[np.generic]], row: int) -> str:
+    """The first input that is not finite in a row of a micro-batch: "nan in input 'x'"; empty if none is."""
+    for name, array in arrays.items():
+        bad = _not_finite(array[row : row + 1])
+        if bad.size:
+            return f"{bad[0]} in input {name!r}"
+    return ""
+
+
+def in_micro_batches(batches: Sequence[MicroBatch]) -> str:
+    """The same of the first such row of several micro-batches; empty if there is none."""
+    for batch in batches:
+        row = _row_of_values(batch)
+        if row is not None:
+            return described(batch.arrays, row)
+    return ""
+
+
+def _row_of_values(batch: MicroBatch) -> int | None:
+    """The first row with a value that is NaN or infinite."""
+    return next((row for row in range(batch.count) if described(batch.arrays, row)), None)
+
+
+def _not_finite(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    if array.dtype.kind != "f":
+        return array[:0].reshape(-1)
+    finite: npt.NDArray[np.bool_] = np.isfinite(array)
+    bad: npt.NDArray[np.generic] = array[~finite]
+    return bad
+
+
+def _row_of_loss(context: Context, batch: MicroBatch) -> int | None:
+    """The first row whose loss is not finite, by halving; None if each half has a finite loss. Collective."""
+    rows = np.arange(batch.count)
+    while len(rows) > 1:
+        half = len(rows) // 2
+        halves = (rows[:half], rows[half:])
+        kept = next((part for part in halves if not _loss_is_finite(context, batch, part)), None)
+        if kept is None:
+            return None
+        rows = kept
+    return int(rows[0])
+
+
+def _loss_is_finite(context: Context, batch: MicroBatch, rows: npt.NDArray[np.int64]) -> bool:
+    """Whether the evaluation of some rows, repeated to the batch's size, has a finite loss: a size may be fixed."""
+    size = max(map(len, batch.arrays.values()))
+    arrays = {name: array[np.resize(rows, size)] for name, array in batch.arrays.items()}
+    outcome = context.trainer.evaluate([MicroBatch(arrays, batch.count)], tuple)
+    # Rows without a label that counts have no mean loss; their sum is finite.
+    bad = context.world.gather(outcome.not_finite is not None)
+    return not context.world.broadcast_object(bad is not None and any(bad))
