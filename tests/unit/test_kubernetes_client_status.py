@@ -312,7 +312,7 @@ def test_finished_and_deleted_before_anybody_read_its_log() -> None:
     done = mpijob(conditions=[("Succeeded", "True", "MPIJobSucceeded", "")], completionTime=stamp(NOW))
     how = reported([SUBMIT], [], mpijob=done)
     assert how.state is State.FINISHED
-    assert mentions(how.cause or "", "deleted … log … time_to_live … on the volume")
+    assert mentions(how.cause or "", "log … deleted … time_to_live … on the volume")
     assert "started" not in str(_no_log(RunDir(Path("/nowhere")), how))
 
 
