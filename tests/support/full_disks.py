@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from project import of_kind
 from tiny_runs import RUN, Tiny, has_traceback, result
 
@@ -18,6 +22,18 @@ LONG = {
     "checkpoint": {"every_steps": 100, "keep": {"newest": 2}},
     "monitor": {"every_steps": 10},
 }
+
+
+@contextmanager
+def mounted(place: Path, size: str) -> Iterator[Path]:
+    """A small file system of this size (`64k`) at a new folder; skips the test where none can be mounted."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def fill(disk: Path) -> Path:

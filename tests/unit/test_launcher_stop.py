@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_clock import FakeClock
+from full_disks import mounted
 from signal_handlers import restored
 
 from ortflow.launchers.stop import FILE_PERIOD, Stop, interruptible, read_request, taken_over, write_request
@@ -201,14 +201,8 @@ def test_a_request_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small file system")
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], check=False).returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", "64k") as place:
+        yield place
 
 
 def test_on_a_full_disk_a_request_is_an_empty_file_unless_it_must_say_now(small_disk: Path) -> None:

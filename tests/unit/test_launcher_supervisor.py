@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from fake_attempts import FakeAttempt, write_step
 from fake_clock import FakeClock
+from full_disks import mounted
 from signal_handlers import restored
 
 from ortflow.launchers.budget import MOST_WITHOUT_STEP
@@ -523,14 +523,8 @@ def test_the_kernel_killed_for_memory_if_its_count_grew(before: int | None, afte
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small file system")
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], check=False).returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", "256k") as place:
+        yield place
 
 
 @pytest.mark.parametrize(("code", "lacking"), [(EXIT_FAILURE, True), (-signal.SIGSEGV, False)])
