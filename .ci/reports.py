@@ -1,6 +1,7 @@
 """What pytest-reportlog wrote of each lane.
 
-.ci/reports.py FOLDER FILE.json      # add the seconds of each test file to FILE.json, for .ci/reach.py
+.ci/reports.py FOLDER FILE.json      # print the tests of each lane and the slowest of all; add the seconds of each
+                                     # test file to FILE.json, for .ci/reach.py
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+SLOWEST = 50
+"""Tests that are listed."""
 
 
 def records(report: Path) -> Iterator[dict[str, Any]]:
@@ -44,7 +48,34 @@ def seconds_by_file(folder: Path) -> dict[str, float]:
     return dict(seconds)
 
 
+def tests_by_lane(folder: Path) -> dict[str, dict[str, float]]:
+    """By lane, seconds of each test with its fixtures; those of skipped tests are left out."""
+    lanes: dict[str, dict[str, float]] = {}
+    for report in sorted(folder.glob("*.jsonl")):
+        seconds: Counter[str] = Counter()
+        skipped = set()
+        for record in records(report):
+            seconds[record["nodeid"]] += record["duration"]
+            if record["outcome"] == "skipped":
+                skipped.add(record["nodeid"])
+        lanes[report.stem] = {test: spent for test, spent in seconds.items() if test not in skipped}
+    return lanes
+
+
+def figures(lanes: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """A line for each lane, and one for each of the slowest tests."""
+    yield f"{'tests':>6} {'seconds':>8}  lane"
+    for lane, tests in lanes.items():
+        yield f"{len(tests):6} {sum(tests.values()):8.0f}  {lane}"
+    slowest = sorted(((spent, test) for tests in lanes.values() for test, spent in tests.items()), reverse=True)
+    yield ""
+    yield f"{'seconds':>8}  the slowest tests"
+    for spent, test in slowest[:SLOWEST]:
+        yield f"{spent:8.1f}  {test}"
+
+
 if __name__ == "__main__":
     reports, durations = Path(sys.argv[1]), Path(sys.argv[2])
+    print("\n".join(figures(tests_by_lane(reports))))
     earlier = json.loads(durations.read_text()) if durations.exists() else {}
     durations.write_text(json.dumps(earlier | seconds_by_file(reports)))

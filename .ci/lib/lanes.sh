@@ -1,8 +1,15 @@
-# Commands that run beside the rest, each in a process group of its own. Sourced by .ci/run.
+# Stages, and commands that run beside the rest, each in a process group of its own. Sourced by .ci/run.
+say() { # STAGE
+  printf '\n=== %s (%s s)\n' "$1" "$SECONDS"
+  note "$1"
+}
+note() { # STAGE: for .ci/minutes.py
+  [ ! -r /proc/stat ] || printf '%s\t%s\t%s%s\n' $BASHPID "$SECONDS" "$(grep -E '^(cpu |processes)' /proc/stat | tr '\n' '\t')" "$1" >>"$work/stages"
+}
 declare -A lanes=() # name -> process group
 beside() {          # NAME COMMAND…: its output goes to $work/NAME.log, and is printed when it ends
   set -m            # a process group of its own, so that it can be ended with all that it has started
-  { set +m; "${@:2}"; } </dev/null >"$work/$1.log" 2>&1 &
+  { set +m; note "lane $1"; "${@:2}"; note end; } </dev/null >"$work/$1.log" 2>&1 &
   set +m
   lanes[$1]=$!
 }

@@ -1,8 +1,13 @@
 # What runs side by side behind the unit tests. Sourced by .ci/run.
 
-whole_runs() { # chaos looks at all of the machine's shared memory: no other MPI runs on it meanwhile
+whole_runs() {
   say "whole runs: part $(part 7) of the layouts that do not always run"
-  ORTFLOW_PART=$(part 7) judged integration --durations=25 -n 2 --dist loadfile tests/integration tests/gridengine
+  ORTFLOW_PART=$(part 7) judged integration -n 2 --dist loadfile tests/integration tests/gridengine
+}
+
+chaos() { # NAME…: lanes that go on beside it. It looks at all of its shared memory: no other MPI may have any of it
+  local prefix=(.ci/own_memory)
+  .ci/own_memory true 2>/dev/null || { await "$@" && prefix=(); }
   say "kills, signals and damages by chance, a short round; part $(part 19) of the changes from each layout into each other"
   ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
 }
@@ -47,7 +52,7 @@ from_the_wheel() {
     "$work/fresh/bin/ortflow" run examples/gpt/run.yaml name=moved train.steps=15 train.schedule.name=constant train.schedule.warmup_steps=5
   )
 
-  say "the main job from the wheel on onnxruntime without training, with $newest_python, and the tests of what differs there"
+  say "the main job from the wheel on onnxruntime without training, with $newest_python"
   (
     mkdir -p "$work/newest-job" && cd "$work/newest-job"
     cp -r "$root/examples" . && rm -rf examples/*/build
@@ -60,13 +65,19 @@ from_the_wheel() {
     grep -q "CPU kernels: ortflow's own" -r runs/whole/logs && [ -z "$(ls "$work"/empty/kernels 2>/dev/null)" ]
     (cd "$work/job" && ortflow resume moved train.steps=30 checkpoint.exact=false)
     python "$root/.ci/check_curves.py" runs/whole "$work/job/runs/moved" 1e-5
-    "$work/newest/bin/pip" install -q --no-compile -e "$root[kernels]"
-    pytest -q --hypothesis-profile=ci --rootdir "$root" "$root"/tests/unit/test_{autodiff_,kernels_,graph_build,optim}*.py \
-      "$root"/tests/integration/test_{any_runtime,environment,first_gradient}.py
   )
 
   say "the command line alone"
   (cd "$work/job" && "$work/plain/bin/pytest" -q -c /dev/null --rootdir "$root/tests/plain" "$root/tests/plain")
+}
+
+on_another_runtime() {
+  renice -n 10 -p $BASHPID >/dev/null
+  say "tests of what differs on onnxruntime without training, with $newest_python"
+  environment newest-tests "$newest_python" packages "$wheel[train,mpich,digits,kernels]" pytest hypothesis
+  "$work/newest-tests/bin/pip" install -q --no-compile --no-deps -e .
+  PATH=$work/newest-tests/bin:$PATH "$work/newest-tests/bin/pytest" -q --hypothesis-profile=ci tests/unit/test_{autodiff_,kernels_,graph_build,optim}*.py \
+    tests/integration/test_{any_runtime,environment,first_gradient}.py
 }
 
 on_slurm() {
@@ -77,7 +88,7 @@ on_slurm() {
   say "Slurm: a real cluster on this machine (the rest: pytest -m chaos tests/slurm)"
   export ORTFLOW_SLURM=1
   tests/testbeds/slurm/packages openssh-server openssh-client # for the tests that come to the cluster from outside
-  judged slurm --durations=25 -n 2 --dist loadfile tests/slurm # each worker has a cluster of its own
+  judged slurm -n 2 --dist loadfile tests/slurm # each worker has a cluster of its own
   ORTFLOW_CHAOS=1 judged slurm-schedules -s -m chaos tests/slurm/test_schedules.py # the first schedule of accidents
 }
 
@@ -89,6 +100,6 @@ on_kubernetes() {
   say "Kubernetes: a real cluster on this machine, built if need be (the rest: pytest -m chaos tests/kubernetes)"
   export ORTFLOW_KUBERNETES=1
   source "$(tests/testbeds/kubernetes/up)" # brings Helm, without which the chart's tests were skipped above
-  judged kubernetes --durations=25 tests/unit/test_kubernetes_chart.py tests/kubernetes
+  judged kubernetes tests/unit/test_kubernetes_chart.py tests/kubernetes
   ORTFLOW_CHAOS=1 judged kubernetes-schedules -s -m chaos tests/kubernetes/test_kubernetes_schedules.py
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes_testbed import Object, Space, wait_until
-from project import ORTFLOW, Project, curve, evaluations, leftovers, of_kind
+from project import FEW_CORES, ORTFLOW, Project, curve, evaluations, leftovers, of_kind
 
 MOUNT = "/ortflow"
 CLAIM = "data"
@@ -29,6 +29,7 @@ PLACE: dict[str, Any] = {
         "folder": f"{MOUNT}/project",
         "grace_seconds": 20,
         "volume": {"mount": MOUNT, "claim": CLAIM},
+        "env": FEW_CORES,
     },
 }
 RANKS = range(4)
@@ -220,7 +221,7 @@ def skewed(cluster: Cluster, module: str, seconds: float) -> dict[str, Any]:
 
 def _sitecustomize(cluster: Cluster, name: str, value: str) -> dict[str, Any]:
     shutil.copytree(Path(__file__).parent.parent / "support" / "faults", cluster.volume / "faults", dirs_exist_ok=True)
-    return {"backends__kubernetes__env": {"PYTHONPATH": f"{MOUNT}/faults", name: value}}
+    return {"backends__kubernetes__env": {**FEW_CORES, "PYTHONPATH": f"{MOUNT}/faults", name: value}}
 
 
 def _whole(lines: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ import yaml
 from kubernetes_cluster import MOUNT, PLACE, SHAPE, STARTS, Run
 from kubernetes_cluster import Cluster as OnVolume
 from kubernetes_testbed import Space, wait_until
-from project import Project, curve, of_kind
+from project import FEW_CORES, Project, curve, of_kind
 
 from ortflow.workflow.spec.file.load import load_run_text
 
@@ -69,7 +69,7 @@ class Release:
                 {"name": "inputs", "mount": INPUTS, "read_only": True, "source": host_path(self.project.folder)},
                 {"name": "faults", "mount": FAULTS, "read_only": True, "source": host_path(SUPPORT / "faults")},
             ],
-            "env": {"PYTHONPATH": FAULTS, "SLOW": "0.25 1000"},
+            "env": {**FEW_CORES, "PYTHONPATH": FAULTS, "SLOW": "0.25 1000"},
         }
         shape = {**SHAPE, "resources": PLACE["resources"], "backends__kubernetes": own}
         return str(Project(self.folder).write("chart", **{**shape, **changes}))

@@ -16,7 +16,7 @@ import pytest
 from cluster import Cluster, Run, slow
 from login import HOST, Login, missing
 from messages import mentions
-from project import ORTFLOW, Project
+from project import FEW_CORES, ORTFLOW, Project
 from testbed import Testbed, wait_until
 
 from ortflow.launchers.remote.code import Code
@@ -31,7 +31,7 @@ def login(cluster: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     why = missing()
     if why is not None:
         pytest.skip(why)
-    site = {"SLURM_CONF": cluster.environment["SLURM_CONF"], "PATH": os.environ["PATH"]}
+    site = {"SLURM_CONF": cluster.environment["SLURM_CONF"], "PATH": os.environ["PATH"], **FEW_CORES}
     node = Login.start(tmp_path_factory.mktemp("login"), site)
     try:
         yield node

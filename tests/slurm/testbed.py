@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from project import FEW_CORES
+
 SCRIPTS = Path(__file__).parent.parent / "testbeds" / "slurm"
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
 IDLE_WITHIN = 150.0
@@ -48,7 +50,7 @@ class Testbed:
             for name, value in os.environ.items()
             if not name.startswith(("ORTFLOW_", "PMI", "OMPI_", "SLURM_", "SBATCH_", "MPI"))
         }
-        return {**kept, "SLURM_CONF": str(self.folder / "etc/slurm.conf"), "PYTHONWARNINGS": "default"}
+        return {**kept, **FEW_CORES, "SLURM_CONF": str(self.folder / "etc/slurm.conf"), "PYTHONWARNINGS": "default"}
 
     def ask(self, *command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
         """Run a Slurm command."""

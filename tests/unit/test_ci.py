@@ -303,3 +303,67 @@ def test_a_patrol_has_every_rotating_and_every_chaos_test_of_the_clusters() -> N
             if "mark.chaos" in path.read_text() or "mark.rotates" in path.read_text()
         }
         assert named == marked
+
+
+def test_the_table_has_each_stage_of_each_lane(tmp_path: Path) -> None:
+    """Two lanes: one stage of the first lasts as long as two of the second."""
+    script = (
+        f"set -euo pipefail; work={tmp_path}; source {CI}/lib/lanes.sh; SECONDS=30\n"
+        "kinds() { say two; for number in 1 2 3; do /bin/true; done; sleep 1.1; say three; sleep 1.1; }\n"
+        "say one; beside kinds kinds; await kinds; note end\n"
+    )
+    done = subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True)
+    assert "=== one (3" in done.stdout
+    assert "=== three (3" in done.stdout
+    minutes = load("minutes")
+    lines = minutes.table(minutes.read_marks((tmp_path / "stages").read_text()))
+    lines = [line for line in lines if not line.endswith("lane kinds")]  # it may last a second until its first stage
+    assert [line.split()[-1] for line in lines] == ["stage", "one", "two", "three"]
+    _, spent, _, started, _ = lines[1].split()
+    assert spent in {"0.0", "0.1"}
+    assert int(started) >= int(lines[2].split()[3]) + int(lines[3].split()[3]) >= 5
+
+
+def test_the_table_counts_what_the_machine_did() -> None:
+    minutes = load("minutes")
+    text = (
+        "7\t0\tcpu  100 0 50 1000 0 0 0 0 0 0\tprocesses 500\tfirst\n"
+        "8\t0\tcpu  100 0 50 1000 0 0 0 0 0 0\tprocesses 500\tbeside\n"
+        "7\t90\tcpu  250 0 50 1040 10 0 0 0 0 0\tprocesses 750\tsecond\n"
+        "7\t120\tcpu  250 0 50 1140 10 0 0 0 0 0\tprocesses 750\tend\n"
+        "8\t180\tcpu  350 0 50 1240 10 0 0 0 0 0\tprocesses 1000\tend\n"
+    )
+    assert [line.split() for line in minutes.table(minutes.read_marks(text))[1:]] == [
+        ["0", "1.5", "25%", "250", "first"],
+        ["0", "3.0", "50%", "500", "beside"],
+        ["90", "0.5", "100%", "0", "second"],
+    ]
+
+
+def test_tests_are_counted_by_lane(tmp_path: Path) -> None:
+    reports = load("reports")
+    spent = [("a", "setup", 2.0, "passed"), ("a", "call", 1.0, "failed"), ("b", "setup", 0.1, "skipped")]
+    for lane, times in (("unit", 1), ("slurm", 10)):
+        lines = [
+            {"$report_type": "TestReport", "nodeid": f"{lane}::{test}", "duration": times * seconds, "outcome": outcome}
+            for test, _, seconds, outcome in spent
+        ]
+        (tmp_path / f"{lane}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert [line.split() for line in reports.figures(reports.tests_by_lane(tmp_path))] == [
+        ["tests", "seconds", "lane"], ["1", "30", "slurm"], ["1", "3", "unit"], [],
+        ["seconds", "the", "slowest", "tests"], ["30.0", "slurm::a"], ["3.0", "unit::a"],
+    ]  # fmt: skip
+
+
+def test_a_command_has_shared_memory_of_its_own(tmp_path: Path) -> None:
+    own = [str(CI / "own_memory"), "sh", "-c", "ls /dev/shm; touch /dev/shm/$0; exit 3", tmp_path.name]
+    if subprocess.run([CI / "own_memory", "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs root")
+    before = Path("/dev/shm") / f"{tmp_path.name}-before"
+    before.touch()
+    try:
+        done = subprocess.run(own, check=False, capture_output=True, text=True)
+    finally:
+        before.unlink()
+    assert (done.returncode, done.stdout) == (3, "")
+    assert not (Path("/dev/shm") / tmp_path.name).exists()
