@@ -26,9 +26,9 @@ FEW_CORES = {
     "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
     **{f"MPIR_CVAR_{call}_POSIX_INTRA_ALGORITHM": "mpir" for call in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")},
 }
-"""Settings of MPICH with which waiting ranks yield the core. In collective calls within a node they do not by default: a
-run of four ranks on two cores then takes five times as long, and three times the processor time (MPICH 5.0). Sums add in
-another order: not for tests that compare bits with a run without these settings."""
+"""Settings of MPICH with which waiting ranks yield the core. In collective calls within a node they do not by default:
+a run of four ranks on two cores then takes five times as long, and three times the processor time (MPICH 5.0). Sums
+add in another order: not for tests that compare bits with a run without these settings."""
 
 
 def environment(**changes: str) -> dict[str, str]:
