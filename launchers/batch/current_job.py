@@ -74,7 +74,8 @@ class CurrentJob(ABC):
     cancelled_by: ClassVar[str] = "scheduler"
     """Who has cancelled a job that the user cancelled there, in attempts.jsonl: one of `records.CANCELS`."""
     stay: ClassVar[float] = 600.0
-    """Seconds in which the scheduler ends a job that it has queued again: the supervisor must not end before."""
+    """Seconds in which the scheduler ends a job that it has queued again: the supervisor must not end before, unless
+    the record shows the next start."""
 
     def __init__(self, id: str, restarts: int, node: str) -> None:
         self.id, self.restarts, self.node = id, restarts, node
@@ -135,6 +136,10 @@ class CurrentJob(ABC):
     def lost_nodes(self, names: Sequence[str]) -> list[str]:
         """Return those of some nodes that are down, or that do not answer."""
         return []
+
+    def queued_again(self) -> bool:
+        """Whether the scheduler's record shows the next start, so that this process may end. Does not raise."""
+        return False
 
     def taken_away(self, output: str) -> str | None:
         """Return why the scheduler has requeued the job, if not for a preemption; `output` is the attempt's. Pure."""

@@ -1,8 +1,8 @@
 """The supervisor of a run inside its batch job, for every scheduler. Made by `ortflow.launchers.batch.in_job`.
 
 It runs the command of the script as an attempt, restarts it after a failure within the budget, and asks the scheduler
-to requeue the job after a preemption or ahead of the time limit. Then it stays: a job whose script ends in its grace
-period may count as completed, and is not started again. The scheduler may have lost contact with a node where an
+to requeue the job after a preemption or ahead of the time limit. Then it stays until the scheduler's record shows the
+next start: a job whose script ends in its grace period may count as completed, and is not started again. The scheduler may have lost contact with a node where an
 earlier supervisor still runs, so the run directory is fenced first (`ortflow.workflow.fence`).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -221,7 +221,7 @@ class RunSupervisor:
         answer, message = requeue(self._job, AWAY, self._clock)
         if answer is Answer.QUEUED:
             self._view.message(f"queued again; waiting for {name} to end this job")
-            self._stay(self._job.stay)
+            self._stay(self._job.stay, until=self._job.queued_again)
             return EXIT_PREEMPTED
         if answer is Answer.CANCELLED:
             by = self._job.cancelled_by
@@ -245,7 +245,7 @@ class RunSupervisor:
         )
         return EXIT_FAILURE
 
-    def _stay(self, seconds: float) -> None:
+    def _stay(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         end = self._clock.monotonic() + seconds
-        while self._clock.monotonic() < end:
+        while self._clock.monotonic() < end and not until():
             self._clock.sleep(1.0)

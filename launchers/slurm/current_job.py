@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ortflow.launchers.batch.current_job import CurrentJob, Fate
@@ -16,6 +17,7 @@ from ortflow.launchers.slurm.runner import run_in_job
 from ortflow.launchers.slurm.sbatch import FOLDER
 from ortflow.launchers.slurm.srun_output import taken_away
 from ortflow.manifests.batch import SCRIPT
+from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 PATIENCE = 20.0
@@ -89,6 +91,14 @@ class SlurmJob(CurrentJob):
 
     def lost_nodes(self, names: Sequence[str]) -> list[str]:
         return lost(self._slurm, names)
+
+    def queued_again(self) -> bool:
+        # A batch script that ends after the requeue changes nothing. For one that stays, Slurm 22.05 waits KillWait
+        # (30 s by default) before it kills it, and then as long as a credential is valid until the next start.
+        with suppress(OrtflowError):
+            job = self.query()
+            return job is not None and job.restarts > self.restarts
+        return False
 
     def taken_away(self, output: str) -> str | None:
         return taken_away(output)

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from messages import mentions
 from onnx import numpy_helper
-from project import FEW_CORES, ORTFLOW, Project, command, curve, environment, evaluations, logs, of_kind
+from project import FEW_CORES, MPICH_SUMS, ORTFLOW, Project, command, curve, environment, evaluations, logs, of_kind
 
 from ortflow.workflow.rundir import RunDir
 
@@ -93,7 +93,7 @@ def test_a_node_is_lost_and_comes_back(
     micro = 3 if replica == 2 else 2
     file = project.write(name, **{**SHAPE, **ELASTIC, **changes, "data__micro_batch": micro})
     sizes = [(count, 12 // (micro * count // replica)) for count in ranks]
-    slow = environment(SLOW="0.2 2", PYTHONPATH=str(FAULTS), **(FEW_CORES if replica == 2 else {}))
+    slow = environment(SLOW="0.2 2", PYTHONPATH=str(FAULTS), **(FEW_CORES if replica == 2 else MPICH_SUMS))
     run_dir = project.run_dir(name)
     lost = RunDir(run_dir).lost_nodes
     with subprocess.Popen(

@@ -15,7 +15,7 @@ import pytest
 from kernels import needs_kernels
 from killing import run_and_kill
 from layout_table import PARALLEL
-from project import FEW_CORES, Project, command, curve, evaluations, logs, of_kind
+from project import FEW_CORES, MPICH_SUMS, Project, command, curve, evaluations, logs, of_kind
 from rotation import rotating
 
 pytestmark = [needs_kernels, pytest.mark.rotates]
@@ -60,7 +60,7 @@ def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str,
     ranks, parallel, changes = LAYOUTS[name]
     shape = {**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, **changes}
     # Two ranks keep MPICH's own choice of sums, which are slow where ranks share cores.
-    settings = FEW_CORES if ranks > 2 else {}
+    settings = FEW_CORES if ranks > 2 else MPICH_SUMS
     killed = run_and_kill(project, project.write(name, **shape), rank=ranks - 1, step=2, **settings)
     # Another run times the nodes of the model itself, and may be cut elsewhere.
     for event in of_kind(killed, "stages"):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx
 import pytest
 from onnx import numpy_helper
-from project import FEW_CORES, Project, command, curve, evaluations, logs, of_kind
+from project import FEW_CORES, MPICH_SUMS, Project, command, curve, evaluations, logs, of_kind
 
 pytestmark = pytest.mark.rotates
 
@@ -69,7 +69,7 @@ def one_rank(project: Project) -> Path:
 def run(project: Project, name: str, ranks: int, parallel: dict[str, Any], **changes: Any) -> Path:
     file = project.write(name, **{**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, **changes})
     # Ranks that share a layer wait for each other many times a step. One layout keeps MPICH's own choice of sums.
-    settings = {} if name == "horizontal-2" else FEW_CORES
+    settings = MPICH_SUMS if name == "horizontal-2" else FEW_CORES
     done = command("run", file.name, folder=project.folder, timeout=LIMIT, **settings)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs(project.run_dir(name))}"
     return project.run_dir(name)

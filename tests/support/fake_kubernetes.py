@@ -275,7 +275,11 @@ class _Handler(BaseHTTPRequestHandler):
                 if stamp >= since[:19]:
                     yield f"{stamp} {text}\n".encode()
             sent = len(lines)
-            if not follow or not any(one["metadata"]["name"] == name for one in self.fake.of("pods")):
+            running = any(
+                one["metadata"]["name"] == name and one["status"]["phase"] not in ("Succeeded", "Failed")
+                for one in self.fake.of("pods")
+            )
+            if not follow or not running:
                 return
             self.fake.wait()
 

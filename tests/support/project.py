@@ -29,6 +29,8 @@ FEW_CORES = {
 """Settings of MPICH with which waiting ranks yield the core. In collective calls within a node they do not by default:
 a run of four ranks on two cores then takes five times as long, and three times the processor time (MPICH 5.0). Sums
 add in another order: not for tests that compare bits with a run without these settings."""
+MPICH_SUMS = {name: "auto" for name in FEW_CORES if name.endswith("ALGORITHM")}
+"""MPICH's own choice of sums, as in users' runs, where a test's environment has `FEW_CORES`."""
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -132,6 +132,7 @@ def finish(fake: FakeCluster, job: str, name: str) -> None:
     )
     done = {"conditions": [{"type": "Succeeded", "status": "True"}], "completionTime": stamp(NOW)}
     fake.objects["mpijobs", "default", job]["status"] = done
+    fake.objects["pods", "default", name]["status"]["phase"] = "Succeeded"
 
 
 def until(condition: Callable[[], Any], seconds: float = 10) -> None:

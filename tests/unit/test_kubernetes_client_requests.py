@@ -119,4 +119,5 @@ def test_a_followed_log_costs_one_request(tmp_path: Path, fake: FakeCluster) -> 
     assert len(fake.asked) == before
     finish(fake, job, name)
     follower.join(20)
+    assert not follower.is_alive()
     assert lines == ["hello", "while nobody asks", "goodbye"]

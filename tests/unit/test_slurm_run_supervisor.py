@@ -50,6 +50,8 @@ class FakeController:
         """When the time limit ends the job, by the clock."""
         self.away_until = 0.0
         self.refuses = False
+        self.shows_after = 0.0
+        """Seconds after a requeue until a query shows it."""
         self.takes = False
         """Whether sbatch accepts a job from inside this one."""
         self.missing: set[str] = set()
@@ -74,7 +76,7 @@ class FakeController:
         if command[:2] == ("scontrol", "requeue"):
             if self.refuses:
                 return 1, "Requested operation is presently disabled"
-            self.state, self.restarts = "PENDING", self.restarts + 1
+            self.clock.after(self.shows_after, self._queue)
             return 0, ""
         if command[0] == "scontrol":
             output = f"JobState={self.state} Reason=None Restarts={self.restarts} PreemptTime={self.preempted}"
@@ -100,6 +102,10 @@ class FakeController:
         if command[0] == "scancel":
             self.state = "CANCELLED"
         return (0, "8") if command[0] == "sbatch" and self.takes else (int(command[0] == "sbatch"), "sbatch: error: no")
+
+
+    def _queue(self) -> None:
+        self.state, self.restarts = "PENDING", self.restarts + 1
 
 
 def _duration(seconds: float) -> str:
@@ -166,17 +172,18 @@ def test_a_command_that_a_node_cannot_start_is_not_an_answer(clock: FakeClock) -
     assert requeue(job, 10.0, clock)[0] is Answer.AWAY
 
 
-def test_a_preempted_run_stays_until_slurm_takes_the_job(
-    tmp_path: Path, clock: FakeClock, controller: FakeController
+@pytest.mark.parametrize(("shows_after", "stays"), [(0.0, 0.0), (40.0, 40.0), (2000.0, SlurmJob.stay)])
+def test_a_preempted_run_stays_until_slurm_has_queued_it_again(
+    tmp_path: Path, clock: FakeClock, controller: FakeController, shows_after: float, stays: float
 ) -> None:
-    controller.preempted, begun = "2026-11-21T13:59:34", clock.now
+    controller.preempted, controller.shows_after, begun = "2026-11-21T13:59:34", shows_after, clock.now
     assert (
         run_supervisor_of(tmp_path, controller, PlannedRanks(clock, code=EXIT_PREEMPTED, seconds=10.0)).keep()
         == EXIT_PREEMPTED
     )
-    assert controller.state == "PENDING"
-    assert clock.now - begun == pytest.approx(10.0 + SlurmJob.stay, abs=2.0), (
-        "a batch step that ends makes the job COMPLETED"
+    assert ("scontrol", "requeue", "7") in controller.calls
+    assert clock.now - begun == pytest.approx(10.0 + stays, abs=2.0), (
+        "a batch step that ends before makes the job COMPLETED"
     )
     assert [(end["next"], end.get("counts", True)) for end in ends(tmp_path)] == [("restart", True)]
 
