@@ -51,10 +51,11 @@ def test_ranks_save_when_the_terminal_is_closed(tmp_path: Path, ranks: int, outp
 
 def test_a_run_that_ignores_the_hangup_goes_on(tmp_path: Path) -> None:
     tiny = Tiny.make(tmp_path, resources={"ranks_per_node": 2, "cpus_per_rank": 1})
-    line = f"trap '' HUP; exec {' '.join(ORTFLOW)} run run.yaml train.steps=2000"
+    line = f"trap '' HUP; exec {' '.join(ORTFLOW)} run run.yaml train.steps=400 checkpoint.every_steps=50"
     terminal = Terminal(["bash", "-c", line], tiny.folder, environment())
     terminal.until(lambda: (read_status(RunDir(tiny.run_dir)).step or 0) > 10, 90)
     terminal.close()
+    assert (read_status(RunDir(tiny.run_dir)).step or 0) < 400, "it ended before its terminal was closed"
     assert ended(terminal.pid) == 0
     assert read_status(RunDir(tiny.run_dir)).state is State.FINISHED
 

@@ -22,7 +22,7 @@ import pytest
 from kubernetes_cluster import CLAIM, SHAPE, Cluster, make_project
 from kubernetes_disk import SmallDisk
 from kubernetes_testbed import SCRIPTS, Space, Testbed
-from project import Project
+from project import FEW_CORES, Project
 from rotation import rotate
 
 # Started in the background or by nohup, a test run ignores these signals, and its child processes inherit that.
@@ -118,7 +118,10 @@ def kubernetes_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture(scope="session")
 def trained_here(kubernetes_project: Project) -> Path:
     """The run directory of the same training on this machine; sums over ranks of one node may round differently."""
-    return kubernetes_project.run("trained-here", **{**SHAPE, "resources": {"ranks_per_node": 4}})
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FEW_CORES.items():
+            patch.setenv(name, value)
+        return kubernetes_project.run("trained-here", **{**SHAPE, "resources": {"ranks_per_node": 4}})
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ from project import ORTFLOW, curve, of_kind
 
 MIDDLE = 15
 """A step at which there is a checkpoint, and much is still to come."""
+PACE = 0.15
+"""Seconds that a step of the first attempt lasts at least: accidents hit a run that is under way."""
 OPENMPI = {"backends__kubernetes__image": "localhost/ortflow:openmpi", "backends__kubernetes__mpi": "openmpi"}
 OF_MPI = re.compile(r"(ompi\.|hydra_hwloc_|mpich_sh|sm_segment\.|ortflow_mpi_).*")
 SUPERVISED = {"backends__kubernetes__supervisor": True}
@@ -42,7 +44,7 @@ def test_the_same_loss_as_on_this_machine(left_alone: Path, trained_here: Path) 
 
 
 def test_the_launcher_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None:
-    run = cluster.submit("launcher-deleted")
+    run = cluster.submit("launcher-deleted", **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     run.space.kubectl("delete", "pod", run.pod("launcher"), "--wait=false")
     run.finish()
@@ -53,7 +55,7 @@ def test_the_launcher_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None
 
 @pytest.mark.chaos
 def test_the_launcher_pod_is_killed(cluster: Cluster, left_alone: Path) -> None:
-    run = cluster.submit("launcher-killed")
+    run = cluster.submit("launcher-killed", **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     run.space.kubectl("delete", "pod", run.pod("launcher"), "--force", "--grace-period=0", "--wait=false")
     run.finish()
@@ -62,7 +64,7 @@ def test_the_launcher_pod_is_killed(cluster: Cluster, left_alone: Path) -> None:
 
 
 def test_a_worker_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None:
-    run = cluster.submit("worker-deleted")
+    run = cluster.submit("worker-deleted", **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     run.space.kubectl("delete", "pod", run.pod("worker", 1), "--wait=false")
     run.finish()
@@ -74,7 +76,7 @@ def test_a_worker_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None:
 
 @pytest.mark.chaos
 def test_a_worker_pod_vanishes(cluster: Cluster, left_alone: Path) -> None:
-    run = cluster.submit("worker-vanished")
+    run = cluster.submit("worker-vanished", **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     run.space.kubectl("delete", "pod", run.pod("worker", 0), "--force", "--grace-period=0", "--wait=false")
     run.finish()
@@ -84,7 +86,7 @@ def test_a_worker_pod_vanishes(cluster: Cluster, left_alone: Path) -> None:
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.chaos), 3])
 def test_a_rank_is_killed(cluster: Cluster, left_alone: Path, rank: int) -> None:
-    run = cluster.submit(f"killed-{rank}")
+    run = cluster.submit(f"killed-{rank}", **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     rank_processes(run)[rank].kill()
     run.finish()
@@ -96,7 +98,7 @@ def test_a_rank_is_killed(cluster: Cluster, left_alone: Path, rank: int) -> None
 
 @pytest.mark.chaos
 def test_all_ranks_of_a_worker_are_killed(cluster: Cluster, left_alone: Path) -> None:
-    run = cluster.submit("killed-two")
+    run = cluster.submit("killed-two", **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     processes = rank_processes(run)
     for rank in (2, 3):
@@ -123,7 +125,7 @@ def test_all_ranks_are_killed_while_they_start(cluster: Cluster, left_alone: Pat
 @pytest.mark.chaos
 def test_a_rank_hangs(cluster: Cluster, left_alone: Path) -> None:
     restart = {"failures": 3, "hung_seconds": 20.0, "backoff": {"first": 0.0, "limit": 0.0}}
-    run = cluster.submit("hangs", restart=restart)
+    run = cluster.submit("hangs", restart=restart, **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     rank_processes(run)[3].suspend()
     run.finish()
@@ -141,7 +143,7 @@ def test_a_worker_is_out_of_memory(cluster: Cluster, left_alone: Path) -> None:
 
 @pytest.mark.chaos
 def test_a_worker_is_evicted(cluster: Cluster, left_alone: Path) -> None:
-    run = cluster.submit("evicted")
+    run = cluster.submit("evicted", **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     evict(run, run.pod("worker", 0))
     run.finish()
@@ -166,7 +168,7 @@ def test_a_worker_is_evicted_for_its_use_of_disk(cluster: Cluster, left_alone: P
 
 @pytest.mark.chaos
 def test_a_node_is_drained(kubernetes_testbed: Testbed, cluster: Cluster, left_alone: Path) -> None:
-    run = cluster.submit("drained")
+    run = cluster.submit("drained", **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     drain = ("drain", "n2", "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
     kubernetes_testbed.kubectl(*drain, timeout=90)
@@ -208,7 +210,7 @@ def test_the_launchers_node_is_off_and_a_terminal_supervises(
 @pytest.mark.chaos
 def test_preempted_and_pending(kubernetes_testbed: Testbed, cluster: Cluster, left_alone: Path) -> None:
     space = cluster.space
-    run = cluster.submit("preempted")
+    run = cluster.submit("preempted", **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     victim = run.pods("worker")[1]
     node = victim["spec"]["nodeName"]
@@ -229,7 +231,7 @@ def test_preempted_and_pending(kubernetes_testbed: Testbed, cluster: Cluster, le
 @pytest.mark.chaos
 def test_suspended_and_resumed(cluster: Cluster, left_alone: Path) -> None:
     space = cluster.space
-    run = cluster.submit("suspended")
+    run = cluster.submit("suspended", **slow(cluster, PACE, attempts=1))
     run.until_step(MIDDLE)
     name = run.job()["metadata"]["name"]
     suspend(space, name, True)
@@ -262,7 +264,7 @@ def test_the_api_server_is_away(kubernetes_testbed: Testbed, cluster: Cluster, l
 
 @pytest.mark.chaos
 def test_the_operator_is_started_again(kubernetes_testbed: Testbed, cluster: Cluster, left_alone: Path) -> None:
-    run = cluster.submit("operator")
+    run = cluster.submit("operator", **slow(cluster, PACE, attempts=1))
     run.until_step(5)
     with kubernetes_testbed.without("operator"):
         run.space.kubectl("delete", "pod", run.pod("worker", 0), "--wait=false")

@@ -28,6 +28,8 @@ STARTS = 180.0
 """Seconds from the submission to the first step, on two cores that have much else to do."""
 ENDS = 400.0
 """Seconds that a run may take to its end, with a restart by Slurm in it."""
+PACE = 0.15
+"""Seconds that a step of the first attempt lasts at least, so that an accident hits a run that is under way."""
 
 
 @dataclass(frozen=True)

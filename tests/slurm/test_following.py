@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Counted, Run, both, same_end, slow
+from cluster import PACE, Cluster, Counted, Run, both, same_end, slow
 from messages import mentions
 from project import ORTFLOW, of_kind
 from testbed import FINAL, wait_until
@@ -94,7 +94,7 @@ def test_cancel_of_a_finished_run(cluster_of: Cluster, undisturbed: Run) -> None
 
 def test_scancel_is_not_a_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
     """The batch step is signalled as for a preemption; asking to be queued again would undo the cancel."""
-    run = cluster_of.submit("scancelled")
+    run = cluster_of.submit("scancelled", **slow(PACE, attempts=1))
     run.until_step(8)
     run.testbed.reported("scancel", run.job)
     assert run.testbed.ended(run.job, 60)["JobState"] == "CANCELLED"
@@ -164,7 +164,7 @@ def test_a_chain_whose_first_fails(cluster_of: Cluster) -> None:
 
 @pytest.mark.chaos
 def test_logs_follow_across_a_restart(cluster_of: Cluster) -> None:
-    run = cluster_of.submit("followed")
+    run = cluster_of.submit("followed", **slow(PACE, attempts=1))
     run.until_step(5)
     follow = _start(cluster_of, "logs", "--follow", "followed")
     run.testbed.reported("scontrol", "requeue", run.job)

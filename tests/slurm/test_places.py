@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cluster import RANKS, SHAPE, Cluster, Run, same_end
-from project import ORTFLOW, Project, curve, evaluations
+from project import FEW_CORES, ORTFLOW, Project, curve, evaluations
 from slurm_scripts import common
 
 ROUNDING = 2e-4
@@ -31,7 +31,11 @@ def close(ours: Path, theirs: Path) -> None:
         assert mine == pytest.approx(other, rel=1e-2)
 
 
-def test_the_same_loss_as_on_the_local_backend(project: Project, undisturbed: Run) -> None:
+def test_the_same_loss_as_on_the_local_backend(
+    project: Project, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in FEW_CORES.items():
+        monkeypatch.setenv(name, value)
     here = project.run("here", **{**SHAPE, "resources": {"ranks_per_node": 4, "cpus_per_rank": 1}})
     close(undisturbed.run_dir, here)
     hosts = {line.split()[-1] for line in _started_on(undisturbed)}

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import ENDS, SHAPE, Cluster, Run, both, faults, rank_processes, same_end, skewed, slow
+from cluster import ENDS, PACE, SHAPE, Cluster, Run, both, faults, rank_processes, same_end, skewed, slow
 from messages import mentions, says
 from project import curve, events, of_kind
 from testbed import Testbed, wait_until
@@ -39,7 +39,7 @@ def test_preempted_with_grace_and_without(cluster_of: Cluster, undisturbed: Run)
 
 @pytest.mark.chaos
 def test_requeued_by_an_administrator(cluster_of: Cluster, undisturbed: Run) -> None:
-    run = cluster_of.submit("requeued")
+    run = cluster_of.submit("requeued", **slow(PACE, attempts=1))
     run.until_step(MIDDLE)
     cluster_of.testbed.reported("scontrol", "requeue", run.job)
     run.finish()
@@ -69,7 +69,7 @@ def test_time_limit(cluster_of: Cluster, undisturbed: Run) -> None:
 )
 def test_node_off(cluster_of: Cluster, undisturbed: Run, which: int) -> None:
     testbed = cluster_of.testbed
-    run = cluster_of.submit(f"node-off-{which}")
+    run = cluster_of.submit(f"node-off-{which}", **slow(PACE, attempts=1))
     run.until_step(MIDDLE)
     testbed.node("off", testbed.hosts(run.job)[which])
     run.finish()
@@ -97,7 +97,7 @@ def test_two_starts_of_one_job_overlap(cluster_of: Cluster, undisturbed: Run) ->
 
 @pytest.mark.chaos
 def test_rank_0_is_killed(cluster_of: Cluster, undisturbed: Run) -> None:
-    run = cluster_of.submit("killed-0")
+    run = cluster_of.submit("killed-0", **slow(PACE, attempts=1))
     run.until_step(MIDDLE)
     rank_processes(run.run_dir)[0].kill()
     run.finish()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Run, same_end, slow
+from cluster import PACE, Cluster, Run, same_end, slow
 from conftest import QUICK, start, stop
 from messages import mentions
 from project import Project, of_kind
@@ -109,7 +109,7 @@ def test_a_slow_controller_gets_the_run_once(site: MakeSite) -> None:
 def test_where_nothing_is_requeued_another_job_follows(site: MakeSite, undisturbed: Run, grace: str) -> None:
     there = site("--grace", grace, "--set", "JobRequeue=0")
     name = f"follows-{grace}"
-    run = there.submit(name, backends__slurm__requeue=False)
+    run = there.submit(name, backends__slurm__requeue=False, **slow(PACE, attempts=1))
     first = run.job
     run.until_step(15)
     there.testbed.preempt(first)
@@ -125,7 +125,7 @@ def test_where_nothing_is_requeued_another_job_follows(site: MakeSite, undisturb
 def test_preemption_with_another_signal(site: MakeSite, undisturbed: Run, grace: str) -> None:
     """USR2 comes first, and with no grace TERM right behind it."""
     there = site("--grace", grace, "--preempt-signal")
-    run = there.submit(f"told-{grace}")
+    run = there.submit(f"told-{grace}", **slow(PACE, attempts=1))
     run.until_step(15)
     there.testbed.preempt(run.job)
     run.finish()

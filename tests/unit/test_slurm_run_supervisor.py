@@ -103,7 +103,6 @@ class FakeController:
             self.state = "CANCELLED"
         return (0, "8") if command[0] == "sbatch" and self.takes else (int(command[0] == "sbatch"), "sbatch: error: no")
 
-
     def _queue(self) -> None:
         self.state, self.restarts = "PENDING", self.restarts + 1
 
