@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from caches import cache_without_gradients
 from kernels import needs_kernels
 from messages import mentions
 from project import logs
@@ -25,7 +26,7 @@ SECONDS = 30
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where no check is remembered: one that has passed before would not run."""
-    return str(tmp_path_factory.mktemp("cache"))
+    return str(cache_without_gradients(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.mark.parametrize(("error", "code"), [("UserError", 2), ("OrtflowError", 1), ("RuntimeError", 1)])
@@ -54,5 +55,7 @@ def test_the_others_do_not_wait_for_it(
 @pytest.mark.parametrize("layout", [STAGES, SHARDED], ids=["stages", "sharded"])
 def test_a_check_in_another_precision_leaves_the_run_as_it_was(layout: dict[str, Any], tmp_path: Path) -> None:
     tiny = Tiny.make(tmp_path / "project", **layout)
-    done = tiny.command("run", "run.yaml", PYTHONPATH=FAULTS, PRECISE="1", XDG_CACHE_HOME=str(tmp_path))
+    done = tiny.command(
+        "run", "run.yaml", PYTHONPATH=FAULTS, PRECISE="1", XDG_CACHE_HOME=str(cache_without_gradients(tmp_path))
+    )
     assert done.code == 0, done.said + logs(tiny.run_dir)

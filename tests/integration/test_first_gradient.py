@@ -7,13 +7,14 @@ from typing import Any
 
 import onnx
 import pytest
+from caches import cache_without_gradients
 from project import Project, curve, of_kind
 
 
 def test_a_gradient_is_checked_before_the_first_step_and_only_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_without_gradients(tmp_path / "cache")))
     (tmp_path / "project").mkdir()
     project = Project.make(tmp_path / "project")
     short = {"train__steps": 6}
@@ -41,7 +42,7 @@ def test_a_model_with_a_fixed_batch_is_checked_with_all_of_it(
     layout: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check took two samples, and ONNX Runtime refused them in each attempt."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_without_gradients(tmp_path / "cache")))
     (tmp_path / "project").mkdir()
     project = Project.make(tmp_path / "project")
     file = project.folder / "model.onnx"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from caches import cache_without_gradients
 from killing import run_and_kill
 from messages import mentions
 from project import Project, command, curve, logs, of_kind
@@ -113,9 +114,9 @@ def test_a_reshaped_checkpoint_is_what_those_ranks_would_have_saved(project: Pro
 
 
 def test_the_gradient_is_checked_with_shares(project: Project, tmp_path: Path) -> None:
-    """In an empty cache, so that no earlier check is remembered."""
+    """In a cache of its own, so that no earlier check is remembered."""
     file = project.write("checked", **{**SHAPE, "parallel": {"zero": 3}, "train__steps": 2})
-    done = command("run", file.name, folder=project.folder, XDG_CACHE_HOME=str(tmp_path))
+    done = command("run", file.name, folder=project.folder, XDG_CACHE_HOME=str(cache_without_gradients(tmp_path)))
     run_dir = project.run_dir("checked")
     assert done.returncode == 0, logs(run_dir)
     (checked,) = of_kind(run_dir, "gradient_check")
