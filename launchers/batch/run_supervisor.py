@@ -2,8 +2,9 @@
 
 It runs the command of the script as an attempt, restarts it after a failure within the budget, and asks the scheduler
 to requeue the job after a preemption or ahead of the time limit. Then it stays until the scheduler's record shows the
-next start: a job whose script ends in its grace period may count as completed, and is not started again. The scheduler may have lost contact with a node where an
-earlier supervisor still runs, so the run directory is fenced first (`ortflow.workflow.fence`).
+next start: a job whose script ends in its grace period may count as completed, and is not started again. The scheduler
+may have lost contact with a node where an earlier supervisor still runs, so the run directory is fenced first
+(`ortflow.workflow.fence`).
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def test_values_are_the_rest_of_the_peak() -> None:
     measured = {"gpu_buffers": 16, "gpu_peak": 100}
     on_gpu = with_peak({"parameters": 10, "gradients": 5, "checkpoint": 7, "offloaded": 9}, 40, measured)
     assert (on_gpu["values"], on_gpu["peak"], on_gpu["gpu_buffers"], on_gpu["gpu_peak"]) == (85, 40, 16, 100)
-    # In a separate process, whose peak is not an earlier test's: Linux hands the peak of whoever starts a process to it,
-    # gigabytes of these tests, so that a shell starts it.
+    # In a separate process. A shell starts it: on Linux a program begins with the peak of the process that starts it,
+    # which is gigabytes behind other tests.
     program = (
         "import numpy; from ortflow.workflow.memory import peak; before = peak(); "
         "held = numpy.ones(2 * before, numpy.uint8); assert peak() >= held.nbytes, (before, peak())"
