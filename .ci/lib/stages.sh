@@ -2,7 +2,7 @@
 
 whole_runs() {
   say "whole runs: part $(part 7) of the layouts that do not always run"
-  ORTFLOW_PART=$(part 7) judged integration -n 2 --dist loadfile tests/integration tests/gridengine
+  ORTFLOW_PART=$(part 7) judged integration -n 3 --dist loadfile tests/integration tests/gridengine
 }
 
 chaos() { # NAME…: lanes that go on beside it. It looks at all of its shared memory: no other MPI may have any of it
