@@ -77,7 +77,7 @@ def test_predicted_memory_is_what_ranks_measure(name: str, large: Project) -> No
     for batch in (1, 8):
         changes = {
             **QUICK, "parallel": parallel, "resources__ranks_per_node": ranks, "data__micro_batch": batch,
-            "train__global_batch": 4 * batch,
+            "train__global_batch": 4 * batch, "train__steps": 1, "checkpoint__every_steps": 1,
         }  # fmt: skip
         file = large.write(f"{name}-{batch}", **changes)
         done = command("run", file.name, folder=large.folder, timeout=300, **FEW_CORES)
