@@ -22,11 +22,19 @@ Object = dict[str, Any]
 
 
 def wait_until(condition: Callable[[], Any], timeout: float, what: Callable[[], str] | str = "") -> None:
-    """Wait for a condition; `what` is shown if it does not become true."""
+    """Wait for a condition; `what` is shown if it does not become true.
+
+    A query that starts kubectl or ortflow leaves most of the time to the run that it waits for, and a second at most:
+    some states are short.
+    """
     end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"not true within {timeout:g} s: {what() if callable(what) else what}"
-        time.sleep(0.2)
+    while True:
+        begun = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        assert now < end, f"not true within {timeout:g} s: {what() if callable(what) else what}"
+        time.sleep(min(max(0.1, 3 * (now - begun)), 1.0))
 
 
 @dataclass(frozen=True)
