@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from kubernetes_testbed import Testbed
+from project import FEW_CORES
 
 ROOT = Path(__file__).parents[2]
-SHORT = " train.steps=20 resources.memory=1Gi"
+SHORT = f" train.steps=20 resources.memory=1Gi 'backends.kubernetes.env={json.dumps(FEW_CORES)}'"
 """The real one takes some minutes."""
 
 

@@ -16,6 +16,7 @@ from graph_build_models import built, residual, run_file, save_model, value
 from kernels import needs_kernels
 from messages import alike
 from onnx import helper, numpy_helper
+from project import FEW_CORES
 from real_ranks import all_good
 
 from ortflow.workflow.assembly.divide import check_alike
@@ -177,7 +178,8 @@ def test_a_state_of_any_layout_is_every_layouts(ranks: int, tmp_path: Path) -> N
         spec = run_file(folder / "model.onnx", **changes)
         (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
         folders.append(str(folder))
-    all_good(ranks, PROGRAM, *folders, timeout=280, OMP_NUM_THREADS="1", ORTFLOW_CACHE=str(tmp_path / "cache"))
+    settings = {**(FEW_CORES if ranks > 2 else {}), "OMP_NUM_THREADS": "1", "ORTFLOW_CACHE": str(tmp_path / "cache")}
+    all_good(ranks, PROGRAM, *folders, timeout=280, **settings)
 
 
 CHECKING = """
