@@ -19,7 +19,7 @@ FAULTS = str(Path(__file__).parent.parent / "support" / "faults")
 TWO = {"resources": {"ranks_per_node": 2, "cpus_per_rank": 1}, "train": {**RUN["train"], "steps": 2}}
 STAGES: dict[str, Any] = {**TWO, "parallel": {"pipeline": 2, "cuts": [["r"]]}}
 SHARDED: dict[str, Any] = {**TWO, "parallel": {"zero": 3}}
-SECONDS = 30
+SECONDS = 90
 """A run takes two, and one that hangs until its ranks count as hung, 1,800."""
 
 
