@@ -150,7 +150,9 @@ def test_unconnected_ranks_are_reported(project: Project) -> None:
 def test_the_kernels_are_named_and_the_run_file_can_do_without_them(tmp_path: Path) -> None:
     """Both follow the same curve, without dropout, whose masks differ; without a compiler, both are ONNX Runtime's."""
     project = Project.make(tmp_path / "without-dropout", dropout=0.0)
-    own, plain = project.run("own-kernels"), project.run("plain-kernels", resources__kernels="onnxruntime")
+    alone = {"resources__ranks_per_node": 1}
+    own = project.run("own-kernels", **alone)
+    plain = project.run("plain-kernels", **alone, resources__kernels="onnxruntime")
     line = next(line for line in logs(own).splitlines() if "CPU kernels: " in line)
     assert line.endswith(f"CPU kernels: {find_library().note}")
     assert "CPU kernels" not in logs(plain)
