@@ -39,7 +39,7 @@ extern Node product_node, norm_node, norm_gradient_node, gelu_node, gelu_gradien
     convolution_weight_gradient_node, max_pool_gradient_node, batch_norm_node, batch_norm_gradient_node,
     scaling_node, lamb_node, sgd_node, sgd_momentum_node, rms_node, rms_gradient_node,
     group_norm_node, group_norm_gradient_node, collective_node, collective_double_node, collective_int64_node, shards_node,
-    dropout_node, rotary_node, rotary_gradient_node;
+    dropout_node, rotary_node, rotary_gradient_node, gather_node, scatter_node;
 
 #define TRY(expression)                            \
     do {                                           \
