@@ -96,7 +96,9 @@ class GraphAttention(nn.Module):
         weight = raw.exp()
         total = torch.zeros_like(by_target).scatter_add(1, to_node, weight)
         share = weight / (total.gather(1, to_node) + 1e-9)
-        read = values.gather(1, source.unsqueeze(-1).expand(-1, -1, width)).view(batch, -1, self.heads, width // self.heads)
+        read = values.gather(1, source.unsqueeze(-1).expand(-1, -1, width)).view(
+            batch, -1, self.heads, width // self.heads
+        )
         sent = (read * share.unsqueeze(-1)).reshape(batch, -1, width)
         return torch.zeros_like(values).scatter_add(1, target.unsqueeze(-1).expand(-1, -1, width), sent)
 

@@ -60,6 +60,8 @@ int64_t rows_of(const Tensor *tensor);
 void parallel(const Call *call, void (*task)(void *, size_t), int64_t total, void *argument);
 /* Memory for this thread's next use, at least `count` floats, aligned to a cache line; NULL when there is none. */
 float *scratch(int64_t count);
+/* The same, for a weight in another order, which is read while `scratch` is used. */
+float *weight_scratch(int64_t count);
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
