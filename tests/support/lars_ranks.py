@@ -1,6 +1,7 @@
 """Ranks that train by rules that read norms of whole tensors: a program for tests, and the rules.
 
-mpirun -n RANKS python lars_ranks.py RULE FOLDER    # the jobs in FOLDER/jobs.json, as in sharing_ranks
+mpirun -n RANKS python lars_ranks.py sharing RULE FOLDER    # the jobs in FOLDER/jobs.json, as in sharing_ranks
+mpirun -n RANKS python lars_ranks.py dividing RULE FOLDER   # as in dividing_ranks
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import dividing_ranks
 import sharing_ranks
 from real_ranks import on_ranks
 from sharing_ranks import Job, Outcome
@@ -70,12 +72,13 @@ def run_ranks(rule: str, count: int, folder: Path, jobs: list[Job]) -> list[dict
     """As `sharing_ranks.run_ranks`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps([asdict(job) for job in jobs]))
-    on_ranks(count, __file__, rule, str(folder), timeout=300, OMP_NUM_THREADS="1")
+    on_ranks(count, __file__, "sharing", rule, str(folder), timeout=300, OMP_NUM_THREADS="1")
     return [{job.name: sharing_ranks._read(folder, job, rank) for job in jobs} for rank in range(count)]
 
 
 if __name__ == "__main__":
-    properties, updates = registered(RULES[sys.argv.pop(1)])
+    program, rule = sys.argv.pop(1), sys.argv.pop(1)
+    properties, updates = registered(RULES[rule])
     OPTIMIZERS.update(properties)
     graph.UPDATES.update(updates)
-    sharing_ranks.main()
+    {"sharing": sharing_ranks, "dividing": dividing_ranks}[program].main()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import lars_ranks
 import numpy as np
 import pytest
+from dividing_ranks import Divided, plain, run_grid
 from graph_build_models import built, run_file
 from lars_ranks import RULES, SETTINGS, Rule, moved, registered, run_ranks
-from sharing_ranks import Job, perceptron
+from sharing_ranks import Job, graphs_of, perceptron
 from trainers import write_update
 
 from ortflow.workflow.errors import UserError
@@ -38,6 +40,21 @@ def test_under_zero_the_run_is_that_of_one_rank(rule: str, tmp_path: Path, monke
             parts = [rank[job.name].state[name] for rank in found]
             whole = parts[0] if parts[0].size == values.size else np.concatenate(parts)
             np.testing.assert_allclose(whole, values, rtol=2e-6, atol=2e-7, err_msg=f"{job.name} {name}")
+
+
+@pytest.mark.parametrize(("data", "parts", "stage"), [(1, 2, 0), (2, 2, 1)])
+def test_in_a_divided_model_the_run_is_that_of_one_rank(
+    data: int, parts: int, stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(RULES["lars"], monkeypatch)
+    graphs = graphs_of(perceptron(tmp_path / "model.onnx"), **SETTINGS)
+    divided = Divided(Job("lars", graphs, SETTINGS, stage), data, parts)
+    program = (lars_ranks.__file__, "dividing", "lars")
+    curve, state = run_grid(data, parts, tmp_path / "world", [divided], program)[divided.name]
+    alone = plain(divided.job)
+    np.testing.assert_allclose(curve[:-1], alone.curve, rtol=2e-6)
+    for name, whole in alone.state.items():
+        np.testing.assert_allclose(state[name], whole, rtol=2e-6, atol=2e-7, err_msg=name)
 
 
 def register(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> Sgd:

@@ -88,12 +88,14 @@ def _second(optimizer: Optimizer, pieces: Sequence[Piece], tensors: int) -> onnx
     model = update.build.model()
     graph = model.graph
     made: list[onnx.NodeProto] = []
+    places = "pieces"
+    graph.initializer.append(numpy_helper.from_array(np.array([piece.number for piece in pieces]), places))
     for number, values in enumerate(update.sums):
         graph.input.append(helper.make_tensor_value_info(_norm(number), TensorProto.DOUBLE, [tensors]))
-        for piece, value in zip(pieces, values, strict=True):
-            place = f"{value}/tensor"
-            graph.initializer.append(numpy_helper.from_array(np.array([piece.number]), place))
-            made.append(helper.make_node("Gather", [_norm(number), place], [value], axis=0))
+        # One Gather: ONNX Runtime 1.19.2 makes a Split of several, and gives two of them the same name.
+        here = f"{_norm(number)}.here"
+        made.append(helper.make_node("Gather", [_norm(number), places], [here], axis=0))
+        made.append(helper.make_node("Split", [here], values, axis=0, num_outputs=len(pieces)))
     known = {name for values in update.sums for name in values}
     replace(graph.node, [*made, *(node for node in graph.node if known.isdisjoint(node.output))])
     prune(graph)
