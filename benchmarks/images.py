@@ -1,6 +1,6 @@
-"""Time of a training step of image models on the CPU: ortflow against PyTorch eager.
+"""Time of a training step of image and graph models on the CPU: ortflow against PyTorch eager.
 
-    python benchmarks/images.py [--models resnet18 squeezenet unet generator --threads 2 --rounds 5]
+    python benchmarks/images.py [--models resnet18 squeezenet unet generator graph --threads 2 --rounds 5]
 
 Each model is exported by `ortflow.export_for_training` and trained from the same weights on the same batches, fp32,
 AdamW (fused in PyTorch), the same number of threads. Both take turns, a few steps each, because a machine's speed
@@ -69,6 +69,40 @@ def generator(width: int = 64) -> nn.Module:
     return nn.Sequential(*layers, nn.ConvTranspose2d(width, 3, 4, 2, 1, bias=False), nn.Tanh())
 
 
+class GraphAttention(nn.Module):
+    """Two layers (Velickovic et al. 2018) of 4 heads; each graph brings its edges, [2, edges] of source and target."""
+
+    def __init__(self, features: int = 64, classes: int = 10, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.turn = nn.ModuleList(nn.Linear(features, features, bias=False) for _ in range(2))
+        self.score = nn.ParameterList(nn.Parameter(torch.randn(2, heads, features // heads) / 4) for _ in range(2))
+        self.head = nn.Linear(features, classes)
+
+    def forward(self, input: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        source, target = edges[:, 0], edges[:, 1]
+        for turn, score in zip(self.turn, self.score, strict=True):
+            input = nn.functional.elu(self._layer(turn(input), score, source, target))
+        return self.head(input.mean(1))
+
+    def _layer(
+        self, values: torch.Tensor, score: torch.Tensor, source: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        batch, nodes, width = values.shape
+        each = values.view(batch, nodes, self.heads, -1)
+        by_source, by_target = ((each * part).sum(-1) for part in score)
+        from_node, to_node = (place.unsqueeze(-1).expand(-1, -1, self.heads) for place in (source, target))
+        raw = nn.functional.leaky_relu(by_source.gather(1, from_node) + by_target.gather(1, to_node), 0.2)
+        weight = raw.exp()
+        total = torch.zeros_like(by_target).scatter_add(1, to_node, weight)
+        share = weight / (total.gather(1, to_node) + 1e-9)
+        read = values.gather(1, source.unsqueeze(-1).expand(-1, -1, width)).view(
+            batch, -1, self.heads, width // self.heads
+        )
+        sent = (read * share.unsqueeze(-1)).reshape(batch, -1, width)
+        return torch.zeros_like(values).scatter_add(1, target.unsqueeze(-1).expand(-1, -1, width), sent)
+
+
 def _images(random: np.random.Generator, batch: int) -> Arrays:
     return {
         "input": random.standard_normal((batch, 3, 64, 64), np.float32),
@@ -86,6 +120,14 @@ def _noise(random: np.random.Generator, batch: int) -> Arrays:
     return {"input": noise, "labels": random.standard_normal((batch, 3, 64, 64), np.float32)}
 
 
+def _graphs(random: np.random.Generator, batch: int, nodes: int = 250, edges: int = 1000) -> Arrays:
+    return {
+        "input": random.standard_normal((batch, nodes, 64), np.float32),
+        "edges": random.integers(0, nodes, (batch, 2, edges)),
+        "labels": random.integers(0, 10, batch),
+    }
+
+
 def _squeezenet() -> nn.Module:
     module = models.squeezenet1_1(num_classes=10)
     module.classifier[0] = nn.Identity()  # a dropout, whose random numbers would differ
@@ -97,6 +139,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Arrays], str]] = 
     "squeezenet": (_squeezenet, _images, "cross_entropy"),
     "unet": (UNet, _pictures, "mse"),
     "generator": (generator, _noise, "mse"),
+    "graph": (GraphAttention, _graphs, "cross_entropy"),
 }
 """Name -> module, batches, loss."""
 
@@ -108,7 +151,10 @@ def ortflow_step(
     path = folder / "model.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ortflow.export_for_training(module, torch.from_numpy(arrays["input"]), path, input_names=["input"])
+        names = [name for name in arrays if name != "labels"]
+        ortflow.export_for_training(
+            module, tuple(torch.from_numpy(arrays[name]) for name in names), path, input_names=names
+        )
     optimizer = {"name": "adamw", "lr": RATE, "weight_decay": DECAY, "no_decay": []}
     spec = RunSpec.model_validate(
         {
@@ -131,11 +177,13 @@ class TorchStep:
 
     def __call__(self, arrays: Arrays) -> float:
         """The loss before the update."""
-        loss = self._loss(self._module(torch.from_numpy(arrays["input"])), torch.from_numpy(arrays["labels"]))
+        given = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        labels = given.pop("labels")
+        loss = self._loss(self._module(*given.values()), labels)
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
-        return float(loss)
+        return loss.item()
 
 
 def race(name: str, options: argparse.Namespace) -> tuple[float, float]:

@@ -51,6 +51,8 @@ class Submission:
     overrides: tuple[str, ...] = ()
     """KEY=VALUE of the command line, for a run that is examined, or resumed by a launcher that keeps the run file
     elsewhere; `spec` includes them."""
+    printed: tuple[str, ...] | None = None
+    """KEY=VALUE of the command line, if the request is only printed. No program that only the file names is started."""
     source: Mapping[str, Any] | None = None
     """The run file's values as written, for a launcher whose files are elsewhere; None without a run file."""
 

@@ -10,11 +10,13 @@ import signal
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -96,6 +98,23 @@ def quiet_keys() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Numbers with their names, as many on a line as fit: Rich would break lines between a number and its name."""
+
+    parts: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = ""
+        for part in self.parts:
+            longer = f"{line}  {part}" if line else part
+            if line and cell_len(longer) > options.max_width:
+                yield Text(line)
+                longer = part
+            line = longer
+        yield Text(line)
+
+
 def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
     """What the panel shows. Pure."""
     rows = Table.grid(padding=(0, 2), expand=True)
@@ -112,11 +131,12 @@ def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
         left = progress.seconds_left if progress.phase == "train" else None
         rows.add_row("time", duration(max(0.0, now - progress.started)) + (f"  {duration(left)} left" if left else ""))
     if progress.loss is not None:
-        rows.add_row("loss", "  ".join(_format_step(progress)))
+        rows.add_row("loss", Parts(_format_step(progress)))
     if speeds := format_speeds(progress):
-        rows.add_row("speed", "  ".join(speeds))
+        rows.add_row("speed", Parts(speeds))
     if progress.evaluation_step is not None:
-        rows.add_row("evaluation", f"{format_evaluation(progress.evaluation)}  (step {progress.evaluation_step})")
+        evaluation = format_evaluation(progress.evaluation).split("  ")
+        rows.add_row("evaluation", Parts([*evaluation, f"(step {progress.evaluation_step})"]))
     if progress.checkpoint is not None or progress.saving:
         saved = "none yet" if progress.checkpoint is None else f"step {progress.checkpoint}"
         rows.add_row("checkpoint", saved + ("  saving" if progress.saving else ""))

@@ -18,6 +18,7 @@ from ortflow.launchers.interpreter import locate
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.logs import log_lines
 from ortflow.launchers.mpi import find_mpi
+from ortflow.launchers.named_programs import trusts
 from ortflow.launchers.records import next_attempt
 from ortflow.launchers.start_folder import ROOT
 from ortflow.launchers.status import RunStatus, read_status
@@ -75,7 +76,9 @@ class LocalLauncher:
         mpi = None
         if spec.world_size > 1:
             wanted = spec.backends.local.mpi
-            mpi = find_mpi(python, wanted) or Mpi("openmpi" if wanted == "openmpi" else "mpich", "mpirun")
+            mpi = find_mpi(python, wanted, trusts=trusts(submission)) or Mpi(
+                "openmpi" if wanted == "openmpi" else "mpich", "mpirun"
+            )
         return LocalRequest(submission, python, mpi)
 
     def submit(self, request: LocalRequest) -> str:

@@ -13,15 +13,30 @@ from ortflow.manifests.local import Mpi, MpiKind
 NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.mpich", "mpirun.openmpi")
 
 
-def find_mpi(python: str, wanted: Literal["auto", "mpich", "openmpi"], search: str | None = None) -> Mpi | None:
-    """The first mpirun of the wanted kind, beside the ranks' interpreter or on the PATH (`search` if given)."""
-    for folder in (str(Path(python).parent), search or os.environ.get("PATH", os.defpath)):
+_LIBRARIES: tuple[tuple[str, MpiKind], ...] = (("libmpi.so.12*", "mpich"), ("libmpi.so.40*", "openmpi"))
+"""File names that identify the two MPI ABIs."""
+
+
+def find_mpi(
+    python: str, wanted: Literal["auto", "mpich", "openmpi"], search: str | None = None, *, trusts: bool = True
+) -> Mpi | None:
+    """The first mpirun of the wanted kind, beside the ranks' interpreter or on the PATH (`search` if given).
+
+    Its output tells the kind. Without `trusts`, one beside the interpreter is not started: the library there tells it.
+    """
+    for folder, starts in ((str(Path(python).parent), trusts), (search or os.environ.get("PATH", os.defpath), True)):
         for name in NAMES:
             executable = shutil.which(name, path=folder)
-            kind = kind_of(executable) if executable else None
+            kind = (kind_of(executable) if starts else library_beside(python)) if executable else None
             if executable and kind and wanted in ("auto", kind):
                 return Mpi(kind, os.path.abspath(executable))
     return None
+
+
+def library_beside(python: str) -> MpiKind | None:
+    """The kind of the MPI library where mpi4py looks first: in lib/ of the interpreter's environment."""
+    folder = Path(python).parent.parent / "lib"
+    return next((kind for pattern, kind in _LIBRARIES if any(folder.glob(pattern))), None)
 
 
 def kind_of(executable: str) -> MpiKind | None:

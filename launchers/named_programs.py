@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ortflow.launchers.base import Submission
     from ortflow.workflow.spec.run import RunSpec
 
 PYTHON, ARGUMENTS = "resources.python", "backends.local.arguments"
@@ -27,6 +28,11 @@ def unconfirmed(spec: RunSpec, overrides: Sequence[str]) -> str | None:
         words = ", ".join(spec.backends.local.arguments)
         return f"the run file has arguments for mpirun, which are used only if you agree: add {ARGUMENTS}='[{words}]'"
     return None
+
+
+def trusts(submission: Submission) -> bool:
+    """Whether a launcher may start what the run file names, in order to make the request of a submission."""
+    return submission.printed is None or unconfirmed(submission.spec, submission.printed) is None
 
 
 def _is_this(python: str) -> bool:

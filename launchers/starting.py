@@ -32,6 +32,7 @@ from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.checks.nodes import variables
 from ortflow.workflow.spec.units import parse_time
+from ortflow.workflow.steps.save_period import save_message
 
 FILES_OF_MPIRUN, FILES_OF_A_RANK = 64, 8
 """Open files of mpirun itself and of each rank: pipes and sockets."""
@@ -64,7 +65,7 @@ def run_here(request: LocalRequest, watch: Callable[[Opened], AbstractContextMan
             return Ending(EXIT_DONE, finished=True)
         begin(request, ours)
         with watch(ours) as view:
-            for note in ours.notes:
+            for note in (*ours.notes, save_message(ours.spec.checkpoint)):
                 view.message(note)
             code = supervise(request, view)
         end = last_end(ours.run.read_attempts()) or {}

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from typing_extensions import assert_never
+
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
@@ -44,8 +46,10 @@ def command(spec: RunSpec, run_dir: Path, python: str, mpi: Mpi | None) -> list[
     if mpi.kind == "mpich":
         # Without it Hydra resolves this machine's name, which fails on a laptop without a network.
         return [mpi.executable, "-localhost", "127.0.0.1", "-print-all-exitcodes", *arguments, *count, *rank]
-    # Each rank pins its own threads. More ranks than cores is slow, not wrong.
-    return [mpi.executable, "--oversubscribe", "--bind-to", "none", *arguments, *count, *rank]
+    if mpi.kind == "openmpi":
+        # Each rank pins its own threads. More ranks than cores is slow, not wrong.
+        return [mpi.executable, "--oversubscribe", "--bind-to", "none", *arguments, *count, *rank]
+    assert_never(mpi.kind)
 
 
 def settings(spec: RunSpec, run_dir: Path, attempt: int, mpi: Mpi | None) -> dict[str, str]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from typing_extensions import assert_never
+
 from ortflow.manifests.local import RANK_MODULE, Mpi, MpiKind
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ OWN = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "TERM")
 OPERATORS = ("KUBERNETES_", "HYDRA_", "I_MPI_HYDRA", "OMPI_MCA_orte_", "OMPI_MCA_plm_", "K_MPI_")
 """The operator's settings for mpirun, and a pod's settings for the API server."""
 
+_HOST_ENTRIES: dict[MpiKind, str] = {"mpich": "{}:{}", "openmpi": "{} slots={}"}
 
 DEFAULTS: dict[MpiKind, dict[str, str]] = {
     # Without SYS_PTRACE in the container, ranks of one pod may not read each other's memory, and MPI would fail.
@@ -43,10 +46,9 @@ def ssh_options(port: int) -> list[str]:
     return ["-p", str(port), *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
 
 
-def hostfile(kind: str, hosts: Sequence[str], slots: int) -> str:
+def hostfile(kind: MpiKind, hosts: Sequence[str], slots: int) -> str:
     """The hostfile in the format of the image's MPI, whatever MPI the operator assumes."""
-    entry = "{}:{}" if kind == "mpich" else "{} slots={}"
-    return "".join(entry.format(host, slots) + "\n" for host in hosts)
+    return "".join(_HOST_ENTRIES[kind].format(host, slots) + "\n" for host in hosts)
 
 
 def command(
@@ -61,11 +63,13 @@ def command(
             mpi.executable, "-localhost", here, "-launcher", "ssh", "-f", str(hosts), "-print-all-exitcodes",
             "-ppn", each, "-n", count, *rank,
         ]  # fmt: skip
-    carried = [word for name in names for word in ("-x", name)]
-    return [
-        mpi.executable, "--hostfile", str(hosts), "--map-by", f"ppr:{each}:node", "--bind-to", "none",
-        *carried, "-n", count, *rank,
-    ]  # fmt: skip
+    if mpi.kind == "openmpi":
+        carried = [word for name in names for word in ("-x", name)]
+        return [
+            mpi.executable, "--hostfile", str(hosts), "--map-by", f"ppr:{each}:node", "--bind-to", "none",
+            *carried, "-n", count, *rank,
+        ]  # fmt: skip
+    assert_never(mpi.kind)
 
 
 def environment(own: Mapping[str, str], outer: Mapping[str, str], mpi: Mpi, port: int) -> dict[str, str]:
@@ -75,9 +79,11 @@ def environment(own: Mapping[str, str], outer: Mapping[str, str], mpi: Mpi, port
     ssh = " ".join(ssh_options(port))
     if mpi.kind == "mpich":
         ours["HYDRA_LAUNCHER_EXTRA_ARGS"] = ssh
-    else:
+    elif mpi.kind == "openmpi":
         # Open MPI 5 reads the first of each pair, 4 the second.
         ours |= {"PRTE_MCA_plm_ssh_args": ssh, "OMPI_MCA_plm_rsh_args": ssh}
         ours |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         ours |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    else:
+        assert_never(mpi.kind)
     return {**ours, **own, "HOME": outer.get("HOME", "/")}

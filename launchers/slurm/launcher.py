@@ -13,6 +13,7 @@ from ortflow.launchers.base import Submission
 from ortflow.launchers.batch.history import by_hand
 from ortflow.launchers.batch.launcher import BatchLauncher
 from ortflow.launchers.interpreter import check, examine, locate
+from ortflow.launchers.named_programs import trusts
 from ortflow.launchers.remote.arrival import shipped_code
 from ortflow.launchers.slurm.commands import Refused, Slurm
 from ortflow.launchers.slurm.jobs import Job
@@ -85,7 +86,7 @@ class SlurmLauncher(BatchLauncher[Job]):
         spec = submission.spec
         python = _rank_python(spec)
         expedite = beside(lambda: supports_expedite(self._slurm))
-        start = choose_start(spec, python, self._slurm)
+        start = choose_start(spec, python, self._slurm, trusts=trusts(submission))
         placement = Placement(
             run_dir=submission.run.root,
             run_supervisor_python=_run_supervisor_python(spec),

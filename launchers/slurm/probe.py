@@ -9,10 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ortflow.launchers.mpi import find_mpi
+from ortflow.launchers.mpi import find_mpi, library_beside
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.manifests.local import MpiKind
 from ortflow.manifests.slurm.container import inside
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 EXPEDITE = (25, 11)
 """The first Slurm with --requeue=expedite."""
-_LIBRARIES: tuple[tuple[str, MpiKind], ...] = (("libmpi.so.12*", "mpich"), ("libmpi.so.40*", "openmpi"))
-"""File names that identify the two MPI ABIs."""
 _FITTING: dict[MpiKind, Literal["pmi2", "pmix"]] = {"mpich": "pmi2", "openmpi": "pmix"}
 """srun's --mpi for each."""
 
@@ -41,8 +38,10 @@ class Start:
     """The kind of the ranks' MPI, if it can be detected."""
 
 
-def choose_start(spec: RunSpec, python: str, slurm: Slurm) -> Start:
-    """How to start a run's ranks; `python` is their interpreter. Raises UserError if the request cannot be met."""
+def choose_start(spec: RunSpec, python: str, slurm: Slurm, *, trusts: bool = True) -> Start:
+    """How to start a run's ranks; `python` is their interpreter, and `trusts` as in `find_mpi`. Raises UserError if the
+    request cannot be met.
+    """
     settings = spec.backends.slurm
     wanted = settings.mpi
     if wanted != "auto" and wanted != "mpirun":
@@ -53,12 +52,12 @@ def choose_start(spec: RunSpec, python: str, slurm: Slurm) -> Start:
         # The image's MPI is not visible here. pmi2 is built into every Slurm and fits MPICH's wheel.
         return Start("pmi2")
     beside = library_beside(python)
-    mpi = None if beside and wanted == "auto" else find_mpi(python, beside or "auto")
+    mpi = None if beside and wanted == "auto" else find_mpi(python, beside or "auto", trusts=trusts)
     kind = beside or (mpi.kind if mpi else None)
     how = _FITTING.get(kind) if kind else None
     if wanted == "auto" and how and _loads(slurm, how):
         return Start(how, kind=kind)
-    mpi = mpi or find_mpi(python, kind or "auto")
+    mpi = mpi or find_mpi(python, kind or "auto", trusts=trusts)
     if mpi is not None:
         return Start("mpirun", mpi.executable, mpi.kind)
     raise UserError(
@@ -67,12 +66,6 @@ def choose_start(spec: RunSpec, python: str, slurm: Slurm) -> Start:
         fix=f"`{python} -m pip install 'ortflow[mpich]'`, or, if only the compute nodes have one, set it to pmi2 "
         "(MPICH) or pmix (Open MPI)",
     )
-
-
-def library_beside(python: str) -> MpiKind | None:
-    """The kind of the MPI library where mpi4py looks first: in lib/ of the interpreter's environment."""
-    folder = Path(python).parent.parent / "lib"
-    return next((kind for pattern, kind in _LIBRARIES if any(folder.glob(pattern))), None)
 
 
 def supports_expedite(slurm: Slurm) -> bool:

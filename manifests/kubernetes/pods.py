@@ -16,6 +16,9 @@ from ortflow.manifests.kubernetes.common import (
 from ortflow.manifests.kubernetes.names import literal, quantity
 
 Component = Literal["launcher", "worker"]
+_SCHEDULERS = {"volcano": "volcano", "scheduler-plugins": "scheduler-plugins-scheduler"}
+"""Name of each kind of scheduler where it is installed as its documentation says."""
+_SPREADS = {"prefer": "ScheduleAnyway", "require": "DoNotSchedule"}
 
 NO_RANKS = "ORTFLOW_NO_RANKS"
 """Variable of a launcher that is not a worker, too."""
@@ -141,18 +144,17 @@ def _scheduler(context: Context) -> str | None:
     gang = context.backend.gang
     if gang is None:
         return None
-    return gang.scheduler_name or ("volcano" if gang.scheduler == "volcano" else "scheduler-plugins-scheduler")
+    return gang.scheduler_name or _SCHEDULERS[gang.scheduler]
 
 
 def _spread(context: Context) -> list[Document]:
     if context.backend.spread == "none":
         return []
-    unsatisfiable = "DoNotSchedule" if context.backend.spread == "require" else "ScheduleAnyway"
     return [
         {
             "maxSkew": 1,
             "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": unsatisfiable,
+            "whenUnsatisfiable": _SPREADS[context.backend.spread],
             "labelSelector": {"matchLabels": {JOB_LABEL: context.job, COMPONENT_LABEL: "worker"}},
         }
     ]

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from typing_extensions import assert_never
+
 from ortflow.manifests.slurm.placement import Placement
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.checks.slurm_syntax import MOUNT
@@ -43,18 +45,24 @@ def srun_options(spec: RunSpec, placement: Placement) -> list[str]:
 def rank_prefix(spec: RunSpec, placement: Placement) -> list[str]:
     """The prefix of a rank's command."""
     container = inside(spec)
-    if container is None or container.kind == "pyxis":
+    if container is None:
         return []
     mounts = [*_mounts(spec, placement, container)]
     gpus = spec.resources.gpus_per_rank > 0
-    if container.kind == "enroot":
-        flags = [
-            f"--mount={source}:{target}:none:x-create=auto,rbind{',ro' if mode == 'ro' else ''}"
-            for source, target, mode in mounts
-        ]
-        return ["bash", "-c", _PASS_ON, "enroot", *flags, *container.arguments, container.image]
-    flags = [f"--bind={':'.join(mount).removesuffix(':')}" for mount in mounts]
-    return [container.kind, "exec", *(["--nv"] if gpus else []), *flags, *container.arguments, container.image]
+    match container.kind:
+        case "none" | "pyxis":
+            return []
+        case "enroot":
+            flags = [
+                f"--mount={source}:{target}:none:x-create=auto,rbind{',ro' if mode == 'ro' else ''}"
+                for source, target, mode in mounts
+            ]
+            return ["bash", "-c", _PASS_ON, "enroot", *flags, *container.arguments, container.image]
+        case "apptainer" | "singularity":
+            flags = [f"--bind={':'.join(mount).removesuffix(':')}" for mount in mounts]
+            return [container.kind, "exec", *(["--nv"] if gpus else []), *flags, *container.arguments, container.image]
+        case other:
+            assert_never(other)
 
 
 def settings(spec: RunSpec) -> dict[str, str]:

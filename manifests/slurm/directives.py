@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from typing_extensions import assert_never
+
 from ortflow.manifests.slurm.placement import TASK, Placement
 from ortflow.manifests.slurm.quoting import directive
 from ortflow.workflow.errors import UserError
@@ -71,11 +73,14 @@ def _what(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None
     yield from _gpus(spec, placement.start)
     if resources.memory is not None:
         mebibytes = -(-parse_memory(resources.memory) // _MIB)
-        if spec.backends.slurm.memory_per == "node":
-            yield "mem", _mebibytes(mebibytes)
-        else:
-            cores = resources.ranks_per_node * (resources.cpus_per_rank or 1)
-            yield "mem-per-cpu", _mebibytes(-(-mebibytes // cores))
+        match spec.backends.slurm.memory_per:
+            case "node":
+                yield "mem", _mebibytes(mebibytes)
+            case "cpu":
+                cores = resources.ranks_per_node * (resources.cpus_per_rank or 1)
+                yield "mem-per-cpu", _mebibytes(-(-mebibytes // cores))
+            case other:
+                assert_never(other)
 
 
 def _gpus(spec: RunSpec, start: str) -> Iterator[tuple[str, str | None]]:

@@ -110,10 +110,12 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
         return
     from ortflow.launchers.following import Follower
     from ortflow.launchers.plain import PlainView
+    from ortflow.workflow.steps.save_period import save_message
 
     follower = Follower(run, launcher, PlainView(run, submission.spec.monitor.every_steps))
     typer.echo(launcher.submit(request))
     print_changes(run)
+    typer.echo(save_message(submission.spec.checkpoint))
     try:
         end = follower.follow()
     except KeyboardInterrupt:

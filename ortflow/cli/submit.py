@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,9 +97,11 @@ def render(
     if sets or at_once is not None:
         sweeper = _of_sweeps(launcher, backend, sets)
         sweep, submissions = plan_sweep(file, overrides, sets or (), runs, sweeper, backend, files=False)
-        typer.echo(str(sweeper.request_sweep(sweep, submissions, at_once)))
+        printed = [replace(each, printed=tuple(overrides or ())) for each in submissions]
+        typer.echo(str(sweeper.request_sweep(sweep, printed, at_once)))
         return
-    request = launcher.request(submission_of(file, overrides, runs, files=False, elsewhere=is_elsewhere(launcher)))
+    submission = submission_of(file, overrides, runs, files=False, elsewhere=is_elsewhere(launcher))
+    request = launcher.request(replace(submission, printed=tuple(overrides or ())))
     typer.echo(str(launcher.with_claim(request) if with_claim and isinstance(launcher, Claiming) else request))
 
 

@@ -46,6 +46,13 @@ def test_runs_to_the_end_and_reports_it(bench: Bench, ranks: int) -> None:
     nobody_left(bench)
 
 
+def test_the_opening_lines_give_the_period_of_checkpoints(bench: Bench) -> None:
+    bench.write(1)
+    done = bench.run("run", "run.yaml")
+    opening = done.out[: done.out.index("step 1 ")] if "step 1 " in done.out else done.out
+    assert "a checkpoint is saved every" in opening, done.out
+
+
 def test_a_killed_rank_is_named_and_the_run_starts_again(bench: Bench) -> None:
     done = bench.run("run", "run.yaml", script={0: KILL_RANK_1})
     assert done.code == 0, done.err

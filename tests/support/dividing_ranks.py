@@ -84,11 +84,13 @@ def train(divided: Divided, world: Communicator) -> tuple[Array, dict[str, Array
     return np.array(curve), {name: share.part.read() for name, share in trainer.state().items()}
 
 
-def run_grid(data: int, parts: int, folder: Path, jobs: list[Divided]) -> dict[str, tuple[Array, dict[str, Array]]]:
-    """Curve and whole state of each job, by name."""
+def run_grid(
+    data: int, parts: int, folder: Path, jobs: list[Divided], program: tuple[str, ...] = (__file__,)
+) -> dict[str, tuple[Array, dict[str, Array]]]:
+    """Curve and whole state of each job, by name; `program` is this one, or one that calls its `main`."""
     folder.mkdir(parents=True)
     (folder / "jobs.json").write_text(json.dumps([asdict(job) for job in jobs]))
-    on_ranks(data * parts, __file__, str(folder), timeout=300, OMP_NUM_THREADS="1")
+    on_ranks(data * parts, *program, str(folder), timeout=300, OMP_NUM_THREADS="1")
     found: dict[str, tuple[Array, dict[str, Array]]] = {}
     for job in jobs:
         files = [np.load(folder / f"{job.name}-{rank}.npz") for rank in range(data * parts)]

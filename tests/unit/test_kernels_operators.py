@@ -284,6 +284,13 @@ def test_tensors_that_do_not_fit_are_refused_by_a_sentence(
         compute(operator, *(normal(1, *dims) for dims in inputs), outputs=outputs, **attributes)
 
 
+def test_a_transposed_convolution_of_one_place_adds_the_bias() -> None:
+    x, weight, bias = normal(1, 3, 20, 1, 1), normal(2, 20, 7, 4, 2), normal(3, 7)
+    geometry, shape = np.array([1, 4, 2, 3, 2, 0, 0, 1, 1]), np.array([3, 7, 4, 2])
+    expected = np.einsum("ncxy,cmhw->nmhw", x.astype("d"), weight) + bias[:, None, None]
+    assert off(compute("ConvDataGrad", geometry, shape, x, weight, bias)[0], expected) < 1e-6
+
+
 def test_labels_and_indices_outside_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="label"):
         compute("CrossEntropy", np.array([0, 5]), normal(1, 2, 5), outputs=2, ignore=-100)

@@ -132,6 +132,23 @@ def drawn(renderable: Any) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("width", range(40, 101, 4))
+def test_the_panel_breaks_no_line_between_a_number_and_its_name(width: int) -> None:
+    progress = Progress(evaluation={"loss": 1.25, "accuracy": 0.9876, "perplexity": 123456.789}, evaluation_step=123456)
+    progress.loss, progress.lr = 2.5, 1e-3
+    console = Console(file=StringIO(), width=width, force_terminal=False)
+    console.print(panel("gpt", progress, 0, now=1.0))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in (
+        "loss 1.2500",
+        "accuracy 0.9876",
+        "perplexity 123456.7890",
+        "(step 123456)",
+        "lr 0.001",
+    ):
+        assert part in text, text
+
+
 def test_panel_shows_what_is_known() -> None:
     progress, _ = reported(
         {"event": "attempt_start", "time": 1000.0},

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
-from ortflow.workflow.optim.segments import Piece, Segment, check_pieces, pieces, segments
-from ortflow.workflow.spec.optimizers import OPTIMIZERS, Adam, Lamb, Properties, Sgd
+from ortflow.workflow.optim.segments import Piece, Segment, pieces, segments
+from ortflow.workflow.spec.optimizers import Adam, Lamb, Sgd
 
 
 def index(*groups: Group) -> FlatIndex:
@@ -40,14 +37,3 @@ def test_a_share_has_pieces_of_segments() -> None:
     assert pieces(whole, 64, 192) == [Piece(64, 128, 0.1, 0), Piece(128, 192, 0.0, 1)]
     assert pieces(whole, 128, 256) == [Piece(128, 256, 0.0, 1)]
     assert pieces(whole, 384, 384) == []
-
-
-def test_a_rule_for_whole_tensors_never_gets_a_part_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a new one, of which the trainer of ZeRO does not know how norms are summed over the ranks."""
-    optimizer = Sgd(name="sgd", lr=1.0)
-    whole = [Segment(0, 128, 0.1), Segment(128, 256, 0.0)]
-    check_pieces(optimizer, whole, pieces(whole, 0, 192))
-    monkeypatch.setitem(OPTIMIZERS, "sgd", Properties(moments={}, whole_tensors=True))
-    check_pieces(optimizer, whole, pieces(whole, 0, 128))
-    with pytest.raises(UserError, match="sgd reads whole tensors"):
-        check_pieces(optimizer, whole, pieces(whole, 0, 192))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from typing_extensions import assert_never
 
 from ortflow.workflow.data.ahead import ReadAhead
 from ortflow.workflow.data.dataset import Dataset
@@ -139,7 +140,12 @@ def evaluation_batches(
         Evaluate only the first so many samples; all if None.
     """
     count = len(dataset) if samples is None else min(samples, len(dataset))
-    first, stride = (rank, world_size) if mode == "partitioned" else (0, 1)
+    if mode == "partitioned":
+        first, stride = rank, world_size
+    elif mode == "replicated":
+        first, stride = 0, 1
+    else:
+        assert_never(mode)
 
     def read() -> Iterator[list[MicroBatch]]:
         for start in range(first * micro_batch, count, stride * micro_batch):

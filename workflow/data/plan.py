@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 LastBatch = Literal["drop", "keep", "pad"]
+_DROPS: dict[LastBatch, bool] = {"drop": True, "keep": False, "pad": False}
 
 
 @dataclass(frozen=True, order=True)
@@ -51,10 +52,15 @@ class Plan:
         return self.micro_batch * self.accumulation * self.world_size
 
     @property
+    def _drops(self) -> bool:
+        """Whether the samples behind the last whole step of an epoch are not used."""
+        return _DROPS[self.last_batch]
+
+    @property
     def steps_per_epoch(self) -> int:
         """Steps of a whole epoch; 0 if `drop` leaves none."""
         whole, rest = divmod(self.count, self.global_batch)
-        return whole + (rest > 0 and self.last_batch != "drop")
+        return whole + (rest > 0 and not self._drops)
 
     def step(self, position: Position) -> Step:
         """The step that begins at a position, which may be in the rest of an epoch that `drop` skips."""
@@ -66,7 +72,7 @@ class Plan:
         return Step(epoch, start, stop, following)
 
     def _begins(self, start: int) -> bool:
-        needed = self.global_batch if self.last_batch == "drop" else 1
+        needed = self.global_batch if self._drops else 1
         return start + needed <= self.count
 
     def places(self, step: Step, micro_step: int, rank: int) -> tuple[int, int]:

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 
 #include "direct.h"
+#include "gemm.h"
 #include "implicit.h"
+#include "transpose.h"
 
 #define DIRECT 16           /* most products of channels in and out of a group that are computed directly */
 #define TASKS 8             /* tasks from which no more are made by dividing the batch */
@@ -43,6 +45,7 @@ typedef struct {
     Planes p;          /* where it is direct */
     float *x, *y, *w;  /* data, output, weight; or their gradients */
     const float *bias;
+    float *turned;     /* the weight in another order, or NULL */
     float *partial;    /* of the weight's gradient, one after the other; NULL where there is one */
     int64_t parts;     /* of the batch */
     _Atomic int failed;
@@ -104,6 +107,22 @@ static Phase phase_of(const Windows *s, int axis, int64_t rest) {
     return p;
 }
 
+/* [y channel][x channel][place] -> [y channel][place][x channel], whose rows a product packs vector by vector. */
+static void turn_task(void *argument, size_t index) {
+    const Work *work = argument;
+    int64_t channels = work->s.x_channels, places = work->s.offsets, c = 0;
+    const float *from = work->w + (int64_t)index * channels * places;
+    float *to = work->turned + (int64_t)index * channels * places;
+    for (; c + EDGE <= channels; c += EDGE) {
+        int64_t k = 0;
+        for (; k + EDGE <= places; k += EDGE) transpose(from + c * places + k, places, to + k * channels + c, channels);
+        for (; k < places; k++)
+            for (int64_t v = 0; v < EDGE; v++) to[k * channels + c + v] = from[(c + v) * places + k];
+    }
+    for (; c < channels; c++)
+        for (int64_t k = 0; k < places; k++) to[k * channels + c] = from[c * places + k];
+}
+
 /* The data's places of one phase along each axis. */
 static int one_phase(const Call *call, const Work *work, int64_t group, int64_t first, int64_t images, const int64_t *rest) {
     const Windows *s = &work->s;
@@ -124,11 +143,12 @@ static int one_phase(const Call *call, const Work *work, int64_t group, int64_t 
         int64_t at = 0, left = k, size = 1;
         for (int i = AXES; i-- > 0; left /= phases[i].count, size *= s->kernel[i])
             at += (phases[i].last - left % phases[i].count * phases[i].apart) * size;
-        taps[k] = (int32_t)at;
+        taps[k] = (int32_t)(work->turned ? at * s->x_channels : at);
     }
     c.x = y_of(work, first, group), c.w = w_of(work, group), c.y = x_of(work, first, group) + begin, c.taps = taps;
     c.x_apart = s->groups * s->y_channels * s->y_size, c.y_apart = s->groups * s->x_channels * s->x_size;
     c.w_row = s->offsets, c.w_channel = s->x_channels * s->offsets, c.y_row = s->x_size;
+    if (work->turned) c.w = work->turned, c.w_row = 1;
     c.bias = work->bias ? work->bias + group * s->x_channels : NULL;
     int done = convolve(call, &c);
     free(taps);
@@ -209,6 +229,13 @@ static Status *run_by_images(Call *call, Work *work, void (*task)(void *, size_t
     return work->failed ? out_of_memory(call) : NULL;
 }
 
+/* The gradient has one place and the kernel lies upon all of the data, as in the first layer of a generator. */
+static int is_product(const Windows *s) {
+    for (int i = 0; i < AXES; i++)
+        if (s->y[i] != 1 || s->kernel[i] != s->x[i] || s->pad[i] || s->dilation[i] != 1) return 0;
+    return s->groups == 1;
+}
+
 /* Nothing, or the bias, everywhere. */
 static void fill(float *to, const float *bias, int64_t images, int64_t channels, int64_t size) {
     for (int64_t i = 0; i < images * channels; i++)
@@ -238,7 +265,20 @@ static Status *run_data(Call *call) {
     if (s->images * channels * s->x_size == 0) return NULL;
     const int nothing = !s->y_channels || !s->y_size || !s->offsets;
     if (nothing || (!is_direct(s) && has_gaps(s))) fill(work.x, work.bias, s->images, channels, s->x_size);
-    return nothing ? NULL : run_by_images(call, &work, data_task, backward);
+    if (nothing) return NULL;
+    if (!is_direct(s) && is_product(s)) {
+        Gemm gemm = {.m = s->images, .n = channels * s->x_size, .k = s->y_channels, .alpha = 1, .a = dy.data, .b = w.data};
+        gemm.row_a = s->y_channels, gemm.column_a = 1, gemm.row_b = gemm.n, gemm.column_b = 1;
+        gemm.c = work.x, gemm.row_c = gemm.n, gemm.add = work.bias != NULL;
+        if (work.bias) fill(work.x, work.bias, s->images, channels, s->x_size);
+        return gemm_shared(call, &gemm) ? NULL : out_of_memory(call);
+    }
+    if (!is_direct(s) && s->groups == 1 && s->offsets > 1 && s->x_channels >= EDGE) {
+        work.turned = weight_scratch(elements(&w));
+        if (!work.turned) return out_of_memory(call);
+        parallel(call, turn_task, s->y_channels, &work);
+    }
+    return run_by_images(call, &work, data_task, backward);
 }
 
 typedef struct {

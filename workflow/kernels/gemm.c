@@ -68,9 +68,16 @@ static void pack_b_found(const Gemm *g, int64_t j, int64_t width, int64_t p, int
  * Where MR is no multiple of EDGE, whole vectors are written and their surplus is overwritten by the next column's. */
 static void pack_a_panel(const Gemm *g, int64_t i, int64_t height, int64_t p, int64_t depth, float *to) {
     if (g->depths) {
+        /* The surplus of a column's vectors is overwritten by the next column, hence not in the last one. */
+        const int64_t whole = height == MR && g->row_a == 1 && g->m - i >= EDGE ? depth - 1 : 0;
         for (int64_t q = 0; q < depth; q++, to += MR) {
             const float *from = g->a + i * g->row_a + g->depths[p + q];
-            if (height == MR)
+            if (q < whole)
+                for (int v = 0;; v = MR - EDGE) {
+                    store_edge(to + v, load_edge(from + v));
+                    if (v + EDGE >= MR) break;
+                }
+            else if (height == MR)
                 UNROLL for (int v = 0; v < MR; v++) to[v] = from[v * g->row_a];
             else
                 for (int64_t v = 0; v < MR; v++) to[v] = v < height ? from[v * g->row_a] : 0;
@@ -229,18 +236,24 @@ static void pack_b_block(const Gemm *g, int64_t j, int64_t width, int64_t p, int
     for (; v < width; v += NR) pack_b_panel(g, j + v, least(NR, width - v), p, depth, to + v * depth);
 }
 
+static const float *column_of(const Gemm *g, int64_t i, int64_t p) {
+    return g->a + i + (g->depths ? g->depths[p] : p * g->column_a);
+}
+
 static void pack_a_block(const Gemm *g, int64_t i, int64_t height, int64_t p, int64_t depth, float *to) {
-    if (!g->depths && g->row_a == 1 && height % MR == 0 && g->m - i >= height - MR + EDGE) {
+    if (g->row_a == 1 && height % MR == 0 && g->m - i >= height - MR + EDGE) {
         /* Row by row of memory: a panel at a time would touch each of its pages anew. */
-        const float *from = g->a + i + p * g->column_a;
-        for (int64_t q = 0; q + 1 < depth; q++, from += g->column_a)
+        for (int64_t q = 0; q + 1 < depth; q++) {
+            const float *from = column_of(g, i, p + q), *soon = column_of(g, i, least(p + q + AHEAD, g->k - 1));
             for (int64_t u = 0; u < height; u += MR) {
-                if (q + AHEAD < depth) __builtin_prefetch(from + AHEAD * g->column_a + u);
+                __builtin_prefetch(soon + u);
                 for (int v = 0;; v = MR - EDGE) {
                     store_edge(to + u * depth + q * MR + v, load_edge(from + u + v));
                     if (v + EDGE >= MR) break;
                 }
             }
+        }
+        const float *from = column_of(g, i, p + depth - 1);
         for (int64_t u = 0; u < height; u += MR)
             for (int v = 0; v < MR; v++) to[u * depth + (depth - 1) * MR + v] = from[u + v];
         return;

@@ -20,13 +20,14 @@ from ortflow.workflow.kernels import (
     recompute,
     rotary,
     scaling,
+    scatter,
     softmax,
     table,
 )
 
 _MODULES = (
-    dropout, convolution, pooling, batch_norm, group_norm, gelu, norm, rotary, product, softmax, table, cross_entropy,
-    adam, scaling,
+    dropout, convolution, pooling, batch_norm, group_norm, gelu, norm, rotary, product, softmax, table, scatter,
+    cross_entropy, adam, scaling,
 )  # fmt: skip
 
 

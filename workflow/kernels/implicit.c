@@ -6,6 +6,7 @@
 
 #define CHUNK (1 << 19)      /* floats of padded images at a time */
 #define MOST_COLUMNS (1 << 16) /* of a product, unless one image has more */
+#define DEEP_ENOUGH 256      /* as a product's block of depth, where that is shortest */
 #define FARTHEST ((int64_t)1 << 31) /* what tables reach */
 
 int fits_tables(const Windows *s) {
@@ -69,6 +70,21 @@ static int64_t place_of(const int64_t *extent, const int64_t *steps, int64_t ind
     return d * steps[0] + h * steps[1] + w * steps[2];
 }
 
+/* A channel of a product that lies close, put where its places lie apart from each other. */
+typedef struct {
+    const float *from;
+    float *to;
+    const int32_t *places;
+    int64_t count, row_c;
+} Spreading;
+
+static void spread_task(void *argument, size_t index) {
+    const Spreading *s = argument;
+    const float *from = s->from + (int64_t)index * s->count;
+    float *to = s->to + (int64_t)index * s->row_c;
+    for (int64_t i = 0; i < s->count; i++) to[s->places[i]] = from[i];
+}
+
 int convolve(const Call *call, const Convolution *c) {
     const Windows *s = &c->s;
     Dealing dealing = {.c = c};
@@ -82,13 +98,18 @@ int convolve(const Call *call, const Convolution *c) {
         return convolve(call, &lower) && convolve(call, &upper);
     }
     int64_t whole = plain ? s->x_size : p->planes * p->apart, apart = plain ? c->x_apart : whole * s->x_channels;
-    int64_t most = least(s->images, (plain ? MOST_COLUMNS : least(MOST_COLUMNS, CHUNK * s->y_size / apart)) / s->y_size);
+    /* Each product reads the whole weight, so images may take as much memory as it does. */
+    int64_t weight = s->y_channels * s->x_channels * s->offsets, chunk = call && weight > CHUNK ? weight : CHUNK;
+    int64_t most = least(s->images, (plain ? MOST_COLUMNS : least(MOST_COLUMNS, chunk * s->y_size / apart)) / s->y_size);
     most = least(most, FARTHEST / (c->y_apart > apart ? c->y_apart : apart));
     if (most < 1) most = 1;
+    most = divide_up(s->images, divide_up(s->images, most));
     Gemm gemm = {.m = s->y_channels, .n = most * s->y_size, .k = s->x_channels * s->offsets, .alpha = 1, .a = c->w};
     gemm.row_a = c->w_row, gemm.column_a = 1, gemm.row_c = c->y_row, gemm.start = c->bias;
-    int64_t dealt = plain ? 0 : most * apart;
-    float *room = scratch(dealt + 2 * gemm.k + 2 * gemm.n + (call ? gemm_room(&gemm) : 0) + 1);
+    /* A deep product is summed in pieces, each of which would have to be put to its places. */
+    const int spreads = c->steps[2] != 1 && gemm.k > DEEP_ENOUGH;
+    int64_t dealt = plain ? 0 : most * apart, close_by = spreads ? gemm.m * gemm.n : 0;
+    float *room = scratch(dealt + 2 * gemm.k + 2 * gemm.n + close_by + (call ? gemm_room(&gemm) : 0) + 1);
     if (!room) return 0;
     int32_t *rows = (int32_t *)(void *)(room + dealt), *depths = rows + gemm.k, *columns = depths + gemm.k;
     int32_t *places = columns + gemm.n;
@@ -103,8 +124,9 @@ int convolve(const Call *call, const Convolution *c) {
         columns[at] = (int32_t)(image * apart + place_of(s->y, plain ? close : of_plane, place));
         places[at] = (int32_t)(image * c->y_apart + place_of(s->y, c->steps, place));
     }
-    gemm.rows = rows, gemm.columns = columns, gemm.places = places, gemm.depths = c->taps ? depths : NULL;
-    float *packed = (float *)(void *)(places + gemm.n);
+    gemm.rows = rows, gemm.columns = columns, gemm.depths = c->taps ? depths : NULL;
+    if (!spreads) gemm.places = places;
+    float *sums = (float *)(void *)(places + gemm.n), *packed = sums + close_by;
     dealing.to = room;
     for (int64_t first = 0; first < s->images; first += most) {
         int64_t images = least(most, s->images - first);
@@ -112,11 +134,14 @@ int convolve(const Call *call, const Convolution *c) {
         if (!plain) run_tasks(call, deal_task, images * s->x_channels, &dealing);
         gemm.n = images * s->y_size;
         gemm.b = plain ? c->x + first * c->x_apart : room;
-        gemm.c = c->y + first * c->y_apart;
+        Spreading spreading = {sums, c->y + first * c->y_apart, places, gemm.n, c->y_row};
+        gemm.c = spreads ? sums : spreading.to;
+        if (spreads) gemm.row_c = gemm.n;
         if (call)
             gemm_shared_in(call, &gemm, packed);
         else
             gemm_alone(&gemm);
+        if (spreads) run_tasks(call, spread_task, gemm.m, &spreading);
     }
     return 1;
 }

@@ -11,7 +11,7 @@ static Node *const NODES[] = {
     &convolution_weight_gradient_node, &convolution_node, &max_pool_gradient_node, &batch_norm_node, &batch_norm_gradient_node,
     &scaling_node, &lamb_node, &sgd_node, &sgd_momentum_node, &rms_node, &rms_gradient_node,
     &group_norm_node, &group_norm_gradient_node, &collective_node, &collective_double_node, &collective_int64_node,
-    &shards_node, &dropout_node, &rotary_node, &rotary_gradient_node,
+    &shards_node, &dropout_node, &rotary_node, &rotary_gradient_node, &gather_node, &scatter_node,
 };
 
 typedef struct {
@@ -170,20 +170,38 @@ void parallel(const Call *call, void (*task)(void *, size_t), int64_t total, voi
     }
 }
 
-static pthread_key_t scratch_key;
-static void make_scratch_key(void) { pthread_key_create(&scratch_key, free); }
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t scratch_key, weight_key;
+static void make_keys(void) {
+    pthread_key_create(&scratch_key, free);
+    pthread_key_create(&weight_key, free);
+}
+
+/* Memory of one thread; it ends with the thread. */
+typedef struct {
+    int64_t count;
+    float *memory;
+} Held;
+
+static float *hold(Held *held, pthread_key_t key, int64_t count) {
+    if (count > held->count) {
+        free(held->memory);
+        held->count = 0;
+        held->memory = aligned_alloc(64, ((size_t)count * sizeof(float) + 63) / 64 * 64);
+        pthread_setspecific(key, held->memory);
+        if (held->memory) held->count = count;
+    }
+    return held->memory;
+}
 
 float *scratch(int64_t count) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    static _Thread_local int64_t held;
-    static _Thread_local float *memory;
-    pthread_once(&once, make_scratch_key);
-    if (count > held) {
-        free(memory);
-        held = 0;
-        memory = aligned_alloc(64, ((size_t)count * sizeof(float) + 63) / 64 * 64);
-        pthread_setspecific(scratch_key, memory);
-        if (memory) held = count;
-    }
-    return memory;
+    static _Thread_local Held held;
+    pthread_once(&once, make_keys);
+    return hold(&held, scratch_key, count);
+}
+
+float *weight_scratch(int64_t count) {
+    static _Thread_local Held held;
+    pthread_once(&once, make_keys);
+    return hold(&held, weight_key, count);
 }

@@ -39,7 +39,7 @@ extern Node product_node, norm_node, norm_gradient_node, gelu_node, gelu_gradien
     convolution_weight_gradient_node, max_pool_gradient_node, batch_norm_node, batch_norm_gradient_node,
     scaling_node, lamb_node, sgd_node, sgd_momentum_node, rms_node, rms_gradient_node,
     group_norm_node, group_norm_gradient_node, collective_node, collective_double_node, collective_int64_node, shards_node,
-    dropout_node, rotary_node, rotary_gradient_node;
+    dropout_node, rotary_node, rotary_gradient_node, gather_node, scatter_node;
 
 #define TRY(expression)                            \
     do {                                           \
@@ -60,6 +60,8 @@ int64_t rows_of(const Tensor *tensor);
 void parallel(const Call *call, void (*task)(void *, size_t), int64_t total, void *argument);
 /* Memory for this thread's next use, at least `count` floats, aligned to a cache line; NULL when there is none. */
 float *scratch(int64_t count);
+/* The same, for a weight in another order, which is read while `scratch` is used. */
+float *weight_scratch(int64_t count);
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import assert_never
+
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
@@ -21,9 +23,12 @@ def update(build: Builder, optimizer: Adam, segments: Sequence[Segment]) -> None
     own_steps(build, len(segments))
     for i, segment in enumerate(segments):
         gradients, decay = f"gradients.{i}", segment.weight_decay
-        if optimizer.name == "adam" and decay:
-            decayed = build("Mul", f"parameters.{i}", build.constant([decay], "float32"))
-            gradients, decay = build("Add", gradients, decayed), 0.0
+        if optimizer.name == "adam":
+            if decay:
+                decayed = build("Mul", f"parameters.{i}", build.constant([decay], "float32"))
+                gradients, decay = build("Add", gradients, decayed), 0.0
+        elif optimizer.name != "adamw":
+            assert_never(optimizer.name)
         kernel(
             build,
             optimizer,

@@ -22,6 +22,8 @@ class Builder(Writer):
         self._domains = [*domains, *([CPU_DOMAIN] if kernels else [])]
         self.kernels = kernels
         """Whether our own operators may be used."""
+        self.square_sums: dict[str, str] = {}
+        """Each value that `square_sum` has made -> the vector."""
         super().__init__(onnx.GraphProto(name=name))
 
     def input(self, name: str, count: int | str, element: int = TensorProto.FLOAT) -> str:
@@ -50,11 +52,14 @@ class Builder(Writer):
         """Sum of squares, double [1], of a vector whose length is a multiple of `ROW`.
 
         ReduceL2 adds in fp32 and is off by 1% to 4% at 100 M elements. Rows of 64 summed in fp32, and their sums in
-        double, have an error of 3e-7 and use both threads.
+        double, have an error of 3e-7 and use both threads. Rules take the norm of a tensor from here, so that ranks
+        that hold pieces of it can add up their sums.
         """
         rows = self("Reshape", values, self.constant([-1, ROW], "int64"))
         squares = self("ReduceSumSquare", rows, self.constant([1], "int64"), keepdims=0)
-        return self("ReduceSum", self("Cast", squares, to=TensorProto.DOUBLE), keepdims=1, output=output)
+        total = self("ReduceSum", self("Cast", squares, to=TensorProto.DOUBLE), keepdims=1, output=output)
+        self.square_sums[total] = values
+        return total
 
     def root(self, values: str) -> str:
         """Square root of doubles, in fp32."""

@@ -34,6 +34,11 @@ def optimizer_graph(optimizer: Optimizer, segments: Sequence[Segment], *, kernel
     kernels
         Use our own operators, which need their library.
     """
+    return update_of(optimizer, segments, kernels=kernels).model()
+
+
+def update_of(optimizer: Optimizer, segments: Sequence[Segment], *, kernels: bool = False) -> Builder:
+    """The graph of `optimizer_graph`, which can be read and changed."""
     build = Builder("optimizer", kernels=kernels)
     build.input("learning_rate", 1)
     build.input("step", 1, TensorProto.INT64)
@@ -44,7 +49,7 @@ def optimizer_graph(optimizer: Optimizer, segments: Sequence[Segment], *, kernel
         for name in kept:
             build.output(f"{name}.out", segment.count)
     UPDATES[optimizer.name](build, optimizer, segments)
-    return build.model()
+    return build
 
 
 UPDATES: dict[str, Callable[[Builder, Any, Sequence[Segment]], None]] = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import ALIGNMENT, FlatIndex
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, Optimizer
 
@@ -41,18 +40,6 @@ def pieces(whole: Sequence[Segment], start: int, stop: int) -> list[Piece]:
         for number, segment in enumerate(whole)
     )
     return [piece for piece in clipped if piece.start < piece.stop]
-
-
-def check_pieces(optimizer: Optimizer, whole: Sequence[Segment], mine: Sequence[Piece]) -> None:
-    """Raise UserError if a rule that reads whole tensors gets a part of one. For rules that sum over the ranks, do not
-    call this.
-    """
-    if OPTIMIZERS[optimizer.name].whole_tensors and any(piece.count < whole[piece.number].count for piece in mine):
-        raise UserError(
-            f"{optimizer.name} reads whole tensors, and its update is not written for parts of them",
-            where="parallel.zero",
-            fix="set parallel.zero: 0, or use another optimizer",
-        )
 
 
 def segments(optimizer: Optimizer, index: FlatIndex) -> list[Segment]:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from typing_extensions import assert_never
+
 Pass = Literal["forward", "backward"]
 Kind = Literal["gpipe", "1f1b", "interleaved"]
 
@@ -53,7 +55,9 @@ def schedule(kind: Kind, ranks: int, micro_batches: int, chunks: int = 1) -> lis
         raise ValueError(f"{kind} has one chunk a rank, not {chunks}")
     if kind == "gpipe":
         return [_gpipe(micro_batches) for _ in range(ranks)]
-    return [_one_forward_one_backward(rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+    if kind == "1f1b" or kind == "interleaved":
+        return [_one_forward_one_backward(rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+    assert_never(kind)
 
 
 def _gpipe(micro_batches: int) -> list[Action]:

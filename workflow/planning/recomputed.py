@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.planning.preference import ordered
 from ortflow.workflow.planning.survey import Survey, survey
 from ortflow.workflow.spec.run import RunSpec
 
@@ -37,8 +38,7 @@ def with_recomputation(found: Survey, memory: float) -> Survey:
     except UserError as error:
         return replace(found, notes=(*found.notes, f"model.recompute: layers is not considered: {error.what}"))
     more = [replace(each, recompute=LAYERS) for each in other.found if each.layout in large]
-    together = sorted([*found.found, *more], key=lambda each: (each.time.total, each.memory.total))
-    return replace(found, found=tuple(together))
+    return replace(found, found=ordered([*found.found, *more]))
 
 
 def recomputing(spec: RunSpec) -> RunSpec:

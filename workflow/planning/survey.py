@@ -23,6 +23,7 @@ from ortflow.workflow.planning.built import Built, built
 from ortflow.workflow.planning.layout import CHUNKS, Layout, layouts, refusal, section, under
 from ortflow.workflow.planning.measure import threads_of
 from ortflow.workflow.planning.passes import StagePasses, Work, stage_passes
+from ortflow.workflow.planning.preference import ordered
 from ortflow.workflow.planning.ranks import RankMemory, memory_of, most, part_memory, pipeline_memory, replays_of
 from ortflow.workflow.planning.rates import Rates
 from ortflow.workflow.planning.replay import Replayed
@@ -66,7 +67,7 @@ class Survey:
     spec: RunSpec
     """The run, on the wanted number of ranks."""
     found: tuple[Candidate, ...]
-    """The fastest first."""
+    """In the order of `preference`."""
     refused: tuple[tuple[Layout, str], ...]
     """With the reason."""
     rates: Rates
@@ -123,8 +124,7 @@ def survey(spec: RunSpec, measure: Measure) -> Survey:
             )
             for layout, chosen, shape in candidates
         ]  # fmt: skip
-    made.sort(key=lambda each: (each.time.total, each.memory.total))
-    return Survey(spec, tuple(made), tuple(refused), rates)
+    return Survey(spec, ordered(made), tuple(refused), rates)
 
 
 def one_rank(spec: RunSpec, micro_batches: int = 1) -> RunSpec:

@@ -18,8 +18,9 @@ from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.guard import GRADIENTS
 from ortflow.workflow.optim.segments import Piece, pieces, segments
+from ortflow.workflow.optim.whole_tensors import NormGraphs
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.spec.optimizers import OPTIMIZERS
+from ortflow.workflow.spec.optimizers import OPTIMIZERS, moments
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
 from ortflow.workflow.trainer.streamed import Streamed, groups_of
@@ -73,6 +74,17 @@ class OffloadedTrainer(QueuedZeroTrainer):
             for number, group in enumerate(self._groups)
         ]
         return [partial(self._streamed.run, runs)] if runs else []
+
+    def _by_norms(self, graphs: NormGraphs, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
+        read = {value.name.partition(".")[0] for value in graphs.first(mine).graph.input} if mine else set[str]()
+        if not graphs.keeps_changes and not read.isdisjoint(moments(self._spec.train.optimizer)):
+            raise UserError(
+                f"is optimizer, and {self._spec.train.optimizer.name} reads norms of its moments, which pass through "
+                "the GPU once in a step",
+                where="train.offload",
+                fix="set it to none",
+            )
+        return super()._by_norms(graphs, mine, tensors)
 
     def begin(self, batches: Sequence[MicroBatch], *, seeds: Sequence[int], control_values: Sequence[float]) -> None:
         """See the protocol. The first moments arrive during the passes."""

@@ -16,7 +16,6 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import queued_gradient_graph, square_sum_graph, square_sums_graph
 from ortflow.workflow.optim.guard import GRADIENTS, guarded
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.spec.optimizers import Lamb
 from ortflow.workflow.trainer.queued import QueuedTrainer
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
@@ -38,8 +37,7 @@ class QueuedZeroTrainer(QueuedTrainer, ZeroTrainer):
         return square_sum_graph(fused=fused) if pieces is None else square_sums_graph(pieces, fused=fused)
 
     def _skips_cleanly(self) -> bool:
-        # LAMB's changes have the memory of the gradients.
-        return super()._skips_cleanly() and not isinstance(self._spec.train.optimizer, Lamb)
+        return super()._skips_cleanly() and not self._changes_kept
 
     def _bind_scaling(self) -> Binding:
         self._bind_squaring()

@@ -26,10 +26,10 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import gradient_graph, square_sum_graph, square_sums_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import CHANGES, GRADIENTS
-from ortflow.workflow.optim.lamb_shares import apply_graph, change_graph
-from ortflow.workflow.optim.segments import Piece, check_pieces, pieces, segments
+from ortflow.workflow.optim.segments import Piece, pieces, segments
+from ortflow.workflow.optim.whole_tensors import NormGraphs, norm_graphs
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.spec.optimizers import Lamb, moments
+from ortflow.workflow.spec.optimizers import OPTIMIZERS, moments
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.bound_graphs import TAIL
 from ortflow.workflow.trainer.graph import GraphTrainer
@@ -126,10 +126,10 @@ class ZeroTrainer(GraphTrainer):
         self._update_number = device.allocate(1, np.int64)
         whole = segments(optimizer, self.index)
         mine = pieces(whole, self._own.start, self._own.stop)
-        if isinstance(optimizer, Lamb):
-            self._updates = self._lamb(optimizer, mine, len(whole))
+        self._changes_kept = False
+        if OPTIMIZERS[optimizer.name].whole_tensors:
+            self._updates = self._by_norms(norm_graphs(optimizer, whole), mine, len(whole))
             return
-        check_pieces(optimizer, whole, mine)
 
         def bind(some: Sequence[Piece], kept: Moments) -> Binding:
             session = self._open(optimizer_graph(optimizer, some, kernels=self._own_kernels))
@@ -143,33 +143,45 @@ class ZeroTrainer(GraphTrainer):
         """Runs of a graph that updates moments. `bind` opens it for some pieces and binds it to their moments."""
         return [self._repeated(name, bind(mine, self._moments).run)] if mine else []
 
-    def _lamb(self, optimizer: Lamb, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
-        """Trust ratios are per tensor, and a rank may have a piece of one: the norms are summed over the ranks."""
-        sums = self._sessions.device.allocate(2 * tensors, np.float64)
+    def _by_norms(self, graphs: NormGraphs, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
+        """Norms are of whole tensors, and a rank may have a piece of one: their squares are summed over the ranks."""
+        self._changes_kept = graphs.keeps_changes
+        sums = self._sessions.device.allocate(len(graphs.norms) * tensors, np.float64)
         add = [lambda: sums.fill(0), lambda: self._sum_norms(sums)]
         if not mine:
             return add
-        places = {"weights": 0, "changes": tensors}
+        places = {name: number * tensors for number, name in enumerate(graphs.norms)}
 
-        def bind(some: Sequence[Piece], kept: Moments) -> Binding:
-            change = self._bind_pieces(self._open(change_graph(optimizer, some)), some, self._own, kept)
-            for number, piece in enumerate(some):
-                change.write_to(f"change.{number}", self._own.slice(piece.start, piece.stop), (piece.count,))
+        def tie_changes(some: Sequence[Piece], tie: Callable[[str, Buffer, tuple[int, ...]], None]) -> None:
+            for number, piece in enumerate(some if graphs.keeps_changes else ()):
+                tie(f"change.{number}", self._own.slice(piece.start, piece.stop), (piece.count,))
+
+        def bind_first(some: Sequence[Piece], kept: Moments) -> Binding:
+            first = self._bind_pieces(self._open(graphs.first(some)), some, self._own, kept)
+            tie_changes(some, first.write_to)
             for name, place in places.items():
-                first = place + some[0].number
-                change.write_to(name, sums.slice(first, first + len(some)), (len(some),))
-            return change
+                start = place + some[0].number
+                first.write_to(name, sums.slice(start, start + len(some)), (len(some),))
+            return first
 
-        apply = self._bind_pieces(self._open(apply_graph(mine, tensors), CHANGES), mine, self._own)
-        for number, piece in enumerate(mine):
-            apply.read_from(f"change.{number}", self._own.slice(piece.start, piece.stop), (piece.count,))
-        for name, place in places.items():
-            apply.read_from(name, sums.slice(place, place + tensors), (tensors,))
-        changes = self._passes("the change", mine, bind)
-        return [add[0], *changes, add[1], self._repeated("the update", apply.run)]
+        def bind_second(some: Sequence[Piece], kept: Moments) -> Binding:
+            form = self._open(graphs.second(some, tensors), CHANGES if graphs.keeps_changes else GRADIENTS)
+            second = self._bind_pieces(form, some, self._own, kept)
+            tie_changes(some, second.read_from)
+            for name, place in places.items():
+                second.read_from(name, sums.slice(place, place + tensors), (tensors,))
+            return second
+
+        if graphs.keeps_changes:
+            first = self._passes("the change", mine, bind_first)
+            second = [self._repeated("the update", bind_second(mine, self._moments).run)]
+        else:
+            first = [self._repeated("the norms", bind_first(mine, self._moments).run)]
+            second = self._passes("the update", mine, bind_second)
+        return [add[0], *first, add[1], *second]
 
     def _sum_norms(self, sums: Buffer) -> None:
-        """Squares of the weights of all tensors, then of their changes, over the ranks."""
+        """Squares of one norm of all tensors after those of another, over the ranks."""
         self._sharers.all_reduce(sums)
 
     def _add_up(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:

@@ -75,7 +75,7 @@ def _bag(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> _Bag 
     """The bag reduction that a Loop computes; None if it computes something else."""
     if node.op_type != "Loop" or node.domain != "" or len(node.input) != 2 or len(node.output) != 1:
         return None
-    body = next(walk.subgraphs(node))
+    body = next(iter(walk.subgraphs(node)))
     inner = {
         n.output[0]: n.attribute[0].t for n in body.node if n.op_type == "Constant" and n.attribute[0].HasField("t")
     }

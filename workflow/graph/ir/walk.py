@@ -15,8 +15,13 @@ from ortflow.workflow.graph.ir.origin import origin
 _PLAIN = re.compile(r"[\w.]{1,160}")
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
     """The graphs in a node's attributes (If, Loop, Scan)."""
+    # Most nodes have no attributes, and a large model is walked dozens of times.
+    return _graphs_of_attributes(node) if node.attribute else ()
+
+
+def _graphs_of_attributes(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g

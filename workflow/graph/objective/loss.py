@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx
 from onnx import TensorProto, helper
+from typing_extensions import assert_never
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.edit import Editor, described, dims_of
@@ -19,6 +21,7 @@ from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID
 from ortflow.workflow.spec.model import CrossEntropy, Loss, OutputLoss
 
 Dims = tuple[int | str | None, ...]
+ElementwiseKind = Literal["mse", "l1", "bce_with_logits"]
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ def _cross_entropy(edit: Editor, loss: CrossEntropy, output: str, logits: str, d
     return Target(logits, label, None, classes)
 
 
-def _elementwise(edit: Editor, kind: str, label_name: str, name: str, dims: Dims, padded: bool) -> Target:
+def _elementwise(edit: Editor, kind: ElementwiseKind, label_name: str, name: str, dims: Dims, padded: bool) -> Target:
     """Sums over all elements: (x - y)^2, |x - y|, or -y log s(x) - (1 - y) log(1 - s(x)) with s the sigmoid."""
     label = _label_input(edit, label_name, TensorProto.FLOAT, dims)
     if kind == "bce_with_logits":
@@ -181,10 +184,13 @@ def _elementwise(edit: Editor, kind: str, label_name: str, name: str, dims: Dims
         tail = edit("Log", edit("Add", edit("Exp", edit("Neg", size)), edit.constant(1.0)))
         linear = edit("Mul", name, edit("Sub", half, label))
         loss = edit("Add", edit("Add", edit("Mul", size, half), linear), tail)
-    else:
+    elif kind == "mse":
         difference = edit("Sub", name, label)
-        square = kind == "mse"
-        loss = edit("Mul", difference, difference) if square else edit("Abs", difference)
+        loss = edit("Mul", difference, difference)
+    elif kind == "l1":
+        loss = edit("Abs", edit("Sub", name, label))
+    else:
+        assert_never(kind)
     mask = None
     if padded:
         mask = _valid_rows(edit, name, len(dims))

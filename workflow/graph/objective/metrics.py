@@ -15,7 +15,7 @@ from ortflow.workflow.graph.ir.edit import Editor
 from ortflow.workflow.graph.objective.loss import Target
 from ortflow.workflow.graph.types import LOSS_WEIGHT
 from ortflow.workflow.spec.metrics import Metric, misuse
-from ortflow.workflow.spec.model import CrossEntropy, Loss
+from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy, Loss
 
 
 def attach_metrics(edit: Editor, metrics: Sequence[Metric], loss: Loss, target: Target) -> list[str]:
@@ -50,11 +50,13 @@ def _accuracy(edit: Editor, loss: Loss, target: Target) -> None:
         # An ignored label may be a valid class number; it must not count as correct.
         counted = edit("Not", edit("Equal", target.label, edit.constant(loss.ignore_index, "int64")))
         right = edit("And", edit("Equal", best, target.label), counted)
-    else:
+    elif isinstance(loss, BinaryCrossEntropy):
         positive = edit("Greater", target.prediction, edit.constant(0.0))
         right = edit("Equal", positive, edit("Greater", target.label, edit.constant(0.5)))
         if target.mask is not None:
             right = edit("And", right, target.mask)
+    else:
+        raise TypeError(f"the accuracy of {loss.kind} is not defined")
     edit.total(edit.cast(right, TensorProto.FLOAT), total)
     edit("Identity", LOSS_WEIGHT, output=weight)
 

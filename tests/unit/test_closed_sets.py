@@ -1,0 +1,51 @@
+"""A value that is in a type and not in the function that reads it is an error, not the function's last branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from run_files import spec_of
+
+from ortflow.launchers.kubernetes.mpirun import hostfile
+from ortflow.manifests.local import Mpi, command
+from ortflow.workflow.data.batches import evaluation_batches
+from ortflow.workflow.data.plan import Plan
+from ortflow.workflow.graph.ir.edit import Editor
+from ortflow.workflow.graph.objective import loss
+from ortflow.workflow.optim.builder import Builder
+from ortflow.workflow.optim.graph import UPDATES
+from ortflow.workflow.optim.segments import Segment
+from ortflow.workflow.parallel.schedule import schedule
+from ortflow.workflow.spec.optimizers import Adam
+
+NEW: Any = "new"
+
+
+def adam() -> None:
+    rule = Adam(name="adamw", lr=1.0).model_copy(update={"name": NEW})
+    UPDATES["adamw"](Builder("optimizer"), rule, [Segment(0, 128, 0.1)])
+
+
+def two_ranks(mpi: Mpi) -> list[str]:
+    return command(spec_of(resources={"ranks_per_node": 2}), Path("/runs/a"), "python", mpi)
+
+
+READERS: dict[str, Callable[[], object]] = {
+    "loss": lambda: loss._elementwise(Editor(onnx.GraphProto()), NEW, "labels", "y", (2, 3), False),
+    "schedule of a pipeline": lambda: schedule(NEW, 2, 4),
+    "last batch": lambda: Plan(11, 2, 1, 1, NEW).steps_per_epoch,
+    "evaluation": lambda: evaluation_batches([], [], micro_batch=1, rank=0, world_size=2, mode=NEW),
+    "adam": adam,
+    "mpirun": lambda: two_ranks(Mpi(NEW, "mpirun")),
+    "hosts": lambda: hostfile(NEW, ["a"], 2),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_an_unknown_value_is_an_error(reader: str) -> None:
+    with pytest.raises((AssertionError, KeyError), match=NEW):
+        READERS[reader]()
