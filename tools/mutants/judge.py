@@ -31,7 +31,7 @@ from code_objects import changed_functions
 from operators import Mutant
 from tree import Tree
 
-OWN_MODULES = ("code_objects", "judge", "operators", "rooms", "session", "tree")
+OWN_MODULES = ("code_objects", "judge", "operators", "rooms", "sample", "session", "tree")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOST = 70
 """Exit status of a fork in which this program itself failed."""

@@ -56,6 +56,11 @@ class Mutant:
     source: str
     """The changed module."""
 
+    @property
+    def key(self) -> str:
+        """The name of the mutant in its module."""
+        return f"{self.operator} {self.occurrence}"
+
 
 def mutants(source: str) -> Iterator[Mutant]:
     """Every mutant of a module that differs from it and from those before."""
