@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -116,6 +117,41 @@ def test_without_inotify_there_is_no_order(tmp_path: Path) -> None:
     assert exits.order() == []
     assert os.listdir("/proc/self/fd") == before
     exits.close()
+
+
+def test_without_a_descriptor_to_spare_there_is_no_order(tmp_path: Path) -> None:
+    free = os.open(tmp_path, os.O_RDONLY)
+    os.close(free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        exits = Exits(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    (tmp_path / "rank-0001.log").write_text("")
+    assert exits.order() == []
+    exits.close()
+
+
+WITHOUT_INPUT = """
+import os, sys
+from pathlib import Path
+from ortflow.launchers.exits import Exits
+os.close(0)
+exits = Exits(Path(sys.argv[1]))
+assert Path("/proc/self/fd/0").readlink().name == "anon_inode:inotify"
+Path(sys.argv[1], "rank-0002.log").write_text("")
+print(exits.order())
+exits.close()
+missing = Exits(Path(sys.argv[1], "missing"))
+print(missing.order(), os.path.lexists("/proc/self/fd/0"))
+"""
+
+
+def test_the_descriptor_of_a_closed_input_is_one_like_others(tmp_path: Path) -> None:
+    """A launcher started with `<&-` has its first file at descriptor 0."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_INPUT, str(tmp_path)], check=True, capture_output=True)
+    assert done.stdout.decode().split("\n")[:2] == ["[2]", "[] False"]
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "launchers/exits.py": _unit("launcher_exits"),
         "launchers/liveness.py": _unit("launcher_liveness"),
         "launchers/supervisor.py": _SUPERVISOR,
-        "launchers/attempt.py": (*_unit("launcher_cause"), *_SUPERVISOR),
+        "launchers/attempt.py": _unit("launcher_attempt", "launcher_cause"),
         "launchers/supervised.py": _SUPERVISOR,
         "launchers/watch.py": _SUPERVISOR,
         "launchers/disk_wait.py": _SUPERVISOR,
