@@ -133,25 +133,23 @@ def test_without_a_descriptor_to_spare_there_is_no_order(tmp_path: Path) -> None
     exits.close()
 
 
-WITHOUT_INPUT = """
-import os, sys
-from pathlib import Path
-from ortflow.launchers.exits import Exits
-os.close(0)
-exits = Exits(Path(sys.argv[1]))
-assert Path("/proc/self/fd/0").readlink().name == "anon_inode:inotify"
-Path(sys.argv[1], "rank-0002.log").write_text("")
-print(exits.order())
-exits.close()
-missing = Exits(Path(sys.argv[1], "missing"))
-print(missing.order(), os.path.lexists("/proc/self/fd/0"))
-"""
-
-
 def test_the_descriptor_of_a_closed_input_is_one_like_others(tmp_path: Path) -> None:
     """A launcher started with `<&-` has its first file at descriptor 0."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT_INPUT, str(tmp_path)], check=True, capture_output=True)
-    assert done.stdout.decode().split("\n")[:2] == ["[2]", "[] False"]
+    saved = os.dup(0)
+    os.close(0)
+    try:
+        exits = Exits(tmp_path)
+        assert os.readlink("/proc/self/fd/0") == "anon_inode:inotify"
+        (tmp_path / "rank-0002.log").write_text("")
+        assert exits.order() == [2]
+        exits.close()
+        assert not os.path.lexists("/proc/self/fd/0")
+        missing = Exits(tmp_path / "missing")
+        assert missing.order() == []
+        assert not os.path.lexists("/proc/self/fd/0")
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:
