@@ -29,7 +29,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "workflow/checkpoint/manifest.py": _unit("checkpoint_damage", "checkpoint_round_trip", "checkpoint_reshape"),
         "workflow/checkpoint/load.py": _unit("checkpoint_damage", "checkpoint_round_trip", "checkpoint_reshape"),
         "workflow/checkpoint/store.py": _unit("checkpoint_store", "checkpoint_commit", "checkpoint_retain"),
-        "workflow/checkpoint/tensors.py": _unit("checkpoint_commit", "checkpoint_damage", "checkpoint_round_trip"),
+        "workflow/checkpoint/tensors.py": _unit("checkpoint_tensors", "checkpoint_commit"),
         "workflow/checkpoint/writer.py": _unit("checkpoint_commit", "checkpoint_writer"),
         "workflow/checkpoint/image.py": _unit("checkpoint_commit", "checkpoint_writer"),
         "workflow/checkpoint/reshape.py": _unit("checkpoint_reshape"),
