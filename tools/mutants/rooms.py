@@ -60,7 +60,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "workflow/data/order.py": _unit("data_order", "data_batches"),
         "workflow/data/batches.py": _unit("data_batches", "prefetch"),
         "workflow/data/plan.py": _unit("data_batches"),
-        "workflow/data/ahead.py": _unit("prefetch", "data_batches"),
+        "workflow/data/ahead.py": _unit("data_ahead"),
         "workflow/data/digest.py": _unit("data_digest"),
         "workflow/data/check.py": _unit("data_check"),
         "workflow/data/convert.py": _unit("data_convert"),

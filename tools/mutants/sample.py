@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from operators import Mutant
+if TYPE_CHECKING:
+    from operators import Mutant
 
 
 def sample(every: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
