@@ -30,7 +30,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "workflow/checkpoint/load.py": _unit("checkpoint_damage", "checkpoint_round_trip", "checkpoint_reshape"),
         "workflow/checkpoint/store.py": _unit("checkpoint_store", "checkpoint_commit", "checkpoint_retain"),
         "workflow/checkpoint/tensors.py": _unit("checkpoint_tensors", "checkpoint_commit"),
-        "workflow/checkpoint/writer.py": _unit("checkpoint_commit", "checkpoint_writer"),
+        "workflow/checkpoint/writer.py": _unit("checkpoint_writer", "checkpoint_commit"),
         "workflow/checkpoint/image.py": _unit("checkpoint_commit", "checkpoint_writer"),
         "workflow/checkpoint/reshape.py": _unit("checkpoint_reshape"),
         "workflow/checkpoint/identity.py": (
