@@ -1,8 +1,8 @@
 """The changes that are made to a module, by Cosmic Ray's operators. Pure.
 
 Of an operator's replacements by every other one, the nearest and, for comparisons, the negation are made: `a + b`
-becomes `a - b`, not also `a << b`. Annotations, `if TYPE_CHECKING` and the `*` before keyword parameters are left
-alone: no run shows them.
+becomes `a - b`, not also `a << b`. Annotations, `if TYPE_CHECKING`, `frozen=True` and the `*` before keyword parameters
+are left alone: no run shows them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def mutants(source: str) -> Iterator[Mutant]:
 
 def _is_declaration(node: Node) -> bool:
     """Whether a place is a part of what only a type checker or a caller's syntax sees."""
-    return (node.parent is not None and node.parent.type == "parameters") or (
+    parent = node.parent
+    return (parent is not None and (parent.type == "parameters" or parent.get_code().strip() == "frozen=True")) or (
         node.type == "if_stmt" and "TYPE_CHECKING" in node.children[1].get_code()
     )
 
