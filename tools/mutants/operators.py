@@ -73,7 +73,10 @@ def mutants(source: str) -> Iterator[Mutant]:
         for occurrence, (node, (start, end)) in enumerate(places):
             if any(first <= start < last for first, last in annotations) or _is_declaration(node):
                 continue
-            changed = mutate_code(source, operator, occurrence)
+            try:
+                changed = mutate_code(source, operator, occurrence)
+            except AttributeError:  # Cosmic Ray 8.7: `except (module.Error, …)`
+                continue
             form = _form(changed)
             if changed is not None and form is not None and form not in seen:
                 seen.add(form)
