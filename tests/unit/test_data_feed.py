@@ -52,6 +52,12 @@ def test_samples_are_padded_to_the_longest_of_their_micro_batch(tmp_path: Path) 
     assert {array.dtype.name for array in (first["words"], third["words"])} == {"int64"}
 
 
+def test_by_default_samples_are_padded_with_zeros(tmp_path: Path) -> None:
+    words = Feed("words", np.dtype(np.int64), parse_reference("words"))
+    (batch,) = collate(dataset(tmp_path), [words], places([1, 2]))
+    assert batch["words"].tolist() == [[4, 0], [5, 6]]
+
+
 def test_a_column_is_read_once(tmp_path: Path) -> None:
     given, read = dataset(tmp_path), list[str]()
     inner = given.read

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.optim.gradient import (
     EPSILON,
     FACTOR,
@@ -26,7 +27,11 @@ def run(model: onnx.ModelProto, **feeds: Any) -> dict[str, np.ndarray]:
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
+    values = dict(zip(names, session.run(names, feeds), strict=True))
+    for output in session.get_outputs():
+        described = [192 if isinstance(size, str) else size for size in output.shape]
+        assert described == list(values[output.name].shape), output.name
+    return values
 
 
 def one(value: float, kind: type = np.float32) -> np.ndarray:
@@ -81,3 +86,14 @@ def test_squares_of_a_shard_and_of_its_pieces_are_summed_in_double_precision() -
     (single,) = run(square_sums_graph(1), **{"piece.0": values}).values()
     assert {array.dtype for array in (whole, parts, single)} == {np.dtype(np.float64)}
     np.testing.assert_allclose([whole[0], parts[0], single[0]], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_graphs_for_gpus_alone_name_the_domain_of_our_kernels(fused: bool) -> None:
+    graphs = square_sum_graph(fused=fused), square_sums_graph(2, fused=fused), queued_gradient_graph(fused=fused)
+    for model in graphs:
+        domains = {opset.domain for opset in model.opset_import}
+        assert (CUDA_DOMAIN in domains) == fused
+        used = {node.domain for node in model.graph.node}
+        assert used <= domains
+        assert (CUDA_DOMAIN in used) == fused
