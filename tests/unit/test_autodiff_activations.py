@@ -77,6 +77,14 @@ def test_parametric_relu(shape: tuple[int, ...]) -> None:
     check("PRelu", {"xa": VALUES, "slope": slope}, ["slope"])
 
 
+@pytest.mark.parametrize(
+    ("operator", "kinks"), [("HardSwish", (-3, 3)), ("HardSigmoid", (-2.5, 2.5)), ("ThresholdedRelu", (1,))]
+)
+def test_near_a_kink(operator: str, kinks: tuple[float, ...]) -> None:
+    near = np.array([kink + off for kink in kinks for off in (-0.9, -0.1, 0.1, 0.9)])
+    check(operator, {"a": near}, ["a"])
+
+
 @pytest.mark.parametrize("operator", ["Elu", "Selu", "Celu", "Mish", "HardSwish"])
 def test_gradient_far_from_zero_is_finite(operator: str) -> None:
     far = {"a": np.array([-200.0, 200.0])}

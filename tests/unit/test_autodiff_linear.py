@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradients import check, model_of
+from gradients import check, differences_of, gradients_of, model_of
 from onnx.reference.op_run import OpRun
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.autodiff.linear import _wider
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 
 RANDOM = np.random.default_rng(4)
@@ -49,6 +50,27 @@ def test_product(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     check("MatMul", {"a": a, "b": b}, ["a", "b"])
     check("MatMul", {"a": a, "xb": b}, ["a"])
     check("MatMul", {"xa": a, "b": b}, ["b"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (1, 1, 1), (1, 4, 4), (4, 4, 4), ("n", 1, "n"), ("n", "n", "n"), ("n", 4, 4), ("n", "m", None), (None, 1, None),
+        (None, 4, 4), (None, "n", None), (None, None, None),
+    ],
+)  # fmt: skip
+def test_the_size_of_a_broadcast_axis(one: int | str | None, other: int | str | None, expected: Any) -> None:
+    """A size that is not known is 1 or the known one."""
+    assert _wider(one, other) == _wider(other, one) == expected
+
+
+def test_a_weight_that_is_shared_by_a_batch_of_any_size() -> None:
+    inputs = {"xa": normal(2, 3, 4), "b": normal(1, 4, 5)}
+    model = model_of("MatMul", inputs, ["b"])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    precise = model_of("MatMul", inputs, ["b"], real="float64")
+    expected = differences_of(precise, inputs, ["b"])["b"]
+    np.testing.assert_allclose(gradients_of(model, inputs, ["b"])["b"], expected, rtol=2e-4, atol=2e-5)
 
 
 def test_gradient_of_a_weight_is_one_product_over_all_rows() -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradients import check
+from gradients import check, model_of
 from onnx.reference.op_run import OpRun
+
+from ortflow.workflow.graph.autodiff.reverse import differentiate
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(2, 3, 4))
@@ -49,6 +51,21 @@ def test_root_mean_square_normalization(axis: int | None) -> None:
     attributes = {} if axis is None else {"axis": axis}
     check("SimplifiedLayerNormalization", inputs, ["a", "scale"], new_ops=[SimplifiedLayerNormalization], **attributes)
     check("SimplifiedLayerNormalization", inputs, ["scale"], new_ops=[SimplifiedLayerNormalization], **attributes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "has_kernel"),
+    [((2, 3, 4), -1, True), ((2, 3, 4), 1, True), ((2, 3, 4), 0, True), ((2, 3, 1), -1, False), ((2, 1, 1), 1, False)],
+    ids=str,
+)
+@pytest.mark.parametrize("operator", ["LayerNormalization", "SimplifiedLayerNormalization"])
+def test_which_axes_the_kernel_of_the_gradient_supports(
+    operator: str, shape: tuple[int, ...], axis: int, *, has_kernel: bool
+) -> None:
+    """That of onnxruntime-training takes no axes of one element."""
+    inputs = {"a": np.ones(shape), "scale": np.ones(shape[axis:])}
+    made, _ = differentiate(model_of(operator, inputs, ["a", "scale"], axis=axis), ["a", "scale"], "loss")
+    assert (f"{operator}Grad" in [node.op_type for node in made.graph.node]) == has_kernel
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32])

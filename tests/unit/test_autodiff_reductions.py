@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradients import check, check_against
+from gradients import check, check_against, gradients_of, model_of
 
+from ortflow.workflow.graph.ir.origin import CLASSES
 from ortflow.workflow.onnx_runtime import onnxruntime
 
 RANDOM = np.random.default_rng(6)
@@ -67,3 +68,30 @@ def test_root_of_squares_at_zero() -> None:
 def test_running_sum(axis: int, reverse: int, exclusive: int) -> None:
     inputs = {"a": values("Sum"), "axis": np.array(axis)}
     check("CumSum", inputs, ["a"], reverse=reverse, exclusive=exclusive)
+
+
+def test_a_running_sum_without_attributes() -> None:
+    check("CumSum", {"a": values("Sum"), "axis": np.array(1)}, ["a"])
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
+@pytest.mark.parametrize(
+    ("axes", "noted", "shares"),
+    [
+        ([1], "aten.amax", [[0, 0.5, 0.5], [0.5, 0.5, 0]]),
+        ([1], "aten.max.dim", [[0, 1, 0], [1, 0, 0]]),
+        ([-1], "aten.min.dim", [[0, 1, 0], [1, 0, 0]]),
+        ([0, 1], "aten.max.dim", [[0, 0.5, 0.5], [0, 0, 0]]),
+    ],
+)
+def test_which_of_equal_extremes_gets_the_gradient(
+    operator: str, keepdims: int, axes: list[int], noted: str, shares: list[list[float]]
+) -> None:
+    """PyTorch's max(dim) gives it to the first, its amax divides it, and so do operators of other exporters."""
+    sign = 1 if operator == "ReduceMax" else -1
+    inputs = {"a": sign * np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0]]), "axes": np.array(axes)}
+    model = model_of(operator, inputs, ["a"], keepdims=keepdims)
+    model.graph.node[0].metadata_props.add(key=CLASSES, value=str(["", noted]))
+    slope = inputs["a"] + 0.5  # of the loss (y y + y) / 2, where an element is the extreme
+    np.testing.assert_allclose(gradients_of(model, inputs, ["a"])["a"], shares * slope)

@@ -7,6 +7,8 @@ import pytest
 from gradients import check, check_against, gradients_of, model_of
 from onnx import helper
 
+from ortflow.workflow.graph.ir.origin import CLASSES
+
 RANDOM = np.random.default_rng(3)
 SHAPES = [((2, 3), (2, 3)), ((2, 3), (3,)), ((1, 3), (2, 1)), ((), (2, 3)), ((2, 1, 3), (4, 1))]
 
@@ -99,3 +101,21 @@ def test_a_step_stops_the_gradient(operator: str) -> None:
     model.graph.node.append(helper.make_node("ReduceSum", ["a"], ["rest"], "rest", keepdims=0))
     model.graph.node.append(helper.make_node("Add", [total, "rest"], ["loss"], "loss"))
     np.testing.assert_array_equal(gradients_of(model, inputs, ["a"])["a"], 1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "noted", "shares"),
+    [
+        ("Max", "aten.clamp.default", [0, 0, 1]),
+        ("Min", "aten.clamp_max.default", [1, 0, 0]),
+        ("Max", "aten.maximum.default", [0, 0.5, 1]),
+        ("Min", "aten.minimum.default", [1, 0.5, 0]),
+    ],
+)
+def test_a_limit_of_pytorchs_clamp_has_no_gradient(operator: str, noted: str, shares: list[float]) -> None:
+    """The exporter writes a clamp by one number as Max or Min with a constant."""
+    inputs = {"a": np.array([-1.0, 0.5, 2.0]), "limit": np.array(0.5)}
+    model = model_of(operator, inputs, ["a"])
+    model.graph.node[0].metadata_props.add(key=CLASSES, value=str(["", noted]))
+    slope = inputs["a"] + 0.5  # of the loss (y y + y) / 2, where the element is not limited
+    np.testing.assert_allclose(gradients_of(model, inputs, ["a"])["a"], np.array(shares) * slope)

@@ -86,6 +86,12 @@ def test_split_into_parts_of_other_lengths() -> None:
     check("Split", {"a": normal(7, 2)}, ["a"], outputs=3, uses=(1, 2), num_outputs=3)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_split_into_few_parts(count: int) -> None:
+    inputs = {"a": normal(4, 3), "split": np.array([4] if count == 1 else [1, 3])}
+    check("Split", inputs, ["a"], outputs=count, uses=tuple(range(count)))
+
+
 @pytest.mark.parametrize("axes", [None, (0, 1), (1, 0)], ids=str)
 def test_reverse_sequence(axes: tuple[int, int] | None) -> None:
     time, batch = axes or (0, 1)

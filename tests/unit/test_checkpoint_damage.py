@@ -217,6 +217,17 @@ def test_files_that_do_not_hold_the_buffers(store: DirectoryStore, name: str, si
     assert_passed_over(store, "manifest.json")
 
 
+@pytest.mark.parametrize(("world_size", "files"), [(0, 0), (2, 1), (1, 2), (-1, 0)])
+def test_another_number_of_files_than_of_ranks(store: DirectoryStore, world_size: int, files: int) -> None:
+    buffers = {"parameters": BufferSpec("F32", 64)}
+    records = tuple(
+        FileRecord(f"rank-{rank:04d}.safetensors", file_layout(buffers, rank, files).size, "xxh3_128:0")
+        for rank in range(files)
+    )
+    claim(store, Manifest(20, world_size, buffers, INDEX, progress_of(20), records, 0.0))
+    assert_passed_over(store, "manifest.json")
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -239,12 +250,21 @@ def test_files_that_do_not_hold_the_buffers(store: DirectoryStore, name: str, si
         *[("index.0.group", wrong) for wrong in ("other", [], None)],
         *[("index.0.offset", wrong) for wrong in (-1, 0.0, None)],
         ("index.0.name", 5),
+        *[(name, wrong) for name in ("environment", "run") for wrong in ([], None, "mine")],
     ],
 )
 def test_what_is_of_another_type_is_damage_although_its_hash_is_right(
     store: DirectoryStore, key: str, value: object
 ) -> None:
     """An empty progress would start again at step 0, with trained parameters."""
+    set_in_manifest(store, key, value)
+    assert_passed_over(store, "manifest.json")
+    (fault,) = verify(store, 20)
+    assert key.split(".")[0] in fault.reason or key == "step"
+
+
+def set_in_manifest(store: DirectoryStore, key: str, value: object) -> None:
+    """Another value under a dotted key, with right hashes."""
     path = store.place(20) / "manifest.json"
     body = json.loads(path.read_bytes())
     del body["hash"]
@@ -257,9 +277,13 @@ def test_what_is_of_another_type_is_damage_although_its_hash_is_right(
     data = f'{text[:-1]},"hash":"{digest(text.encode())}"}}'.encode()
     path.write_bytes(data)
     (store.place(20) / "COMMITTED").write_bytes(mark(data))
-    assert_passed_over(store, "manifest.json")
+
+
+@pytest.mark.parametrize(("value", "shown"), [("x" * 38, "'" + "x" * 38 + "'"), ("x" * 39, "'" + "x" * 36 + "...")])
+def test_a_long_value_is_cut_in_the_reason(store: DirectoryStore, value: str, shown: str) -> None:
+    set_in_manifest(store, "time", value)
     (fault,) = verify(store, 20)
-    assert key.split(".")[0] in fault.reason or key == "step"
+    assert shown in fault.reason
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 50, b"[]", b'{"a":1}', b"[" * 100_000, b"\xff\xfe", b"null"])

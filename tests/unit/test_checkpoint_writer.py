@@ -11,10 +11,11 @@ import numpy.typing as npt
 import pytest
 from checkpoints import INDEX, progress_of, same, save, state
 
-from ortflow.workflow.checkpoint import image
+from ortflow.workflow.checkpoint import image, writer
 from ortflow.workflow.checkpoint.commit import commit
 from ortflow.workflow.checkpoint.load import load
 from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.checkpoint.tensors import file_layout
 from ortflow.workflow.checkpoint.verify import verify
 from ortflow.workflow.checkpoint.writer import Status, Writer, specs
 from ortflow.workflow.device.copying import Copying
@@ -121,6 +122,68 @@ def test_it_pauses_beside_the_training_and_hurries_when_waited_for(
     assert path.stat().st_size == writer.size
     writer.start(2, urgent=True)
     assert writer.wait().seconds < 5
+
+
+class SteadyClock:
+    """Each call of a clock finds it this much later: a tenth of a second of the core's time takes 0.15 seconds."""
+
+    def __init__(self) -> None:
+        self._used = self._wall = 0.0
+
+    def thread_time(self) -> float:
+        self._used += 0.1
+        return self._used
+
+    def perf_counter(self) -> float:
+        self._wall += 0.15
+        return self._wall
+
+
+class Pauses(threading.Event):
+    """Records how long somebody waits for it, and does not let them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(-1.0 if timeout is None else timeout)
+        return False
+
+
+@pytest.mark.parametrize(("duty", "pause"), [(0.25, 0.1 / 0.25 - 0.15), (1.0, 0.0)])
+def test_pauses_limit_the_use_of_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, duty: float, pause: float
+) -> None:
+    monkeypatch.setattr(image, "CHUNK", 4096)
+    monkeypatch.setattr(writer, "time", SteadyClock())
+    buffers = state(1, 5000)
+    layout = file_layout(specs(buffers), 0, 1)
+    live, hurry = image.Image(layout, buffers, Copying()), Pauses()
+    live.copy()
+    writer.write_file(tmp_path / "file", live, layout.size, hurry, duty)
+    assert len(hurry.seconds) == -(-layout.size // 4096)
+    assert hurry.seconds == pytest.approx([pause] * len(hurry.seconds))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_the_umask_alone_limits_who_reads_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, direct: bool
+) -> None:
+    opened = os.open
+
+    def open_file(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT and not direct:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", open_file)
+    before = os.umask(0)
+    try:
+        os.close(writer._open(tmp_path / "file"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666
 
 
 def test_a_device_that_fails_ends_the_save_and_lets_the_caller_go(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def one_column(folder: Path, values: np.ndarray, *, known: bool) -> Dataset:
 @pytest.mark.parametrize(
     ("stored", "value", "wanted", "expected_text"),
     [
-        ("int64", 2**31, "int32", "2147483648 … int32 of input 'x' … -2.14748e+09 to"),
+        ("int64", 2**31, "int32", "2147483648 … int32 of input 'x' … -2147483648 to 2147483647"),
         ("uint64", 2**63, "int64", "9223372036854775808 … int64 of input 'x'"),
         ("int8", -1, "uint8", "-1 … uint8 of input 'x' … 0 to 255"),
         ("int64", 2, "bool", "2 … bool of input 'x' … 0 and 1"),
@@ -215,6 +215,18 @@ def test_integer_labels_of_a_float_input(tmp_path: Path) -> None:
     assert "takes only 0 and 1" in faults(dataset, [label], truths=["x"])[0]
     large = write_batches(tmp_path / "large.arrow", {"x": np.array([0, 2**24 + 1])})
     assert "holds 16777217" in faults(large, [label])[0]
+
+
+@pytest.mark.parametrize(("wanted", "most"), [("float32", 1 << 24), ("float16", 1 << 11)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integers_that_a_float_rounds_are_no_labels(wanted: str, most: int, sign: int, tmp_path: Path) -> None:
+    label = data("x", (None,), wanted, "label")
+    for name, value, fits in (("most", most, True), ("more", most + 1, False)):
+        dataset = write_batches(tmp_path / f"{name}.arrow", {"x": np.array([sign * value, 0])})
+        if fits:
+            assert check(dataset, [label])
+        else:
+            assert mentions(faults(dataset, [label])[0], "sample 0", f"{sign * value}, … -{most} to {most};")
 
 
 @pytest.mark.parametrize("stored", ["float32", "float64", "float16"])

@@ -54,3 +54,15 @@ def test_where_one_sample_ends_counts(tmp_path: Path) -> None:
             digest_of(write_batches(tmp_path / f"{number}.arrow", {"tokens": ragged([tokens[:cut], tokens[cut:]])}))
         )
     assert len(found) == 2
+
+
+@pytest.mark.parametrize(("whole", "hashed"), [(1680, 60), (1 << 20, 60), (1679, 59), (400, 14), (1, 2)])
+def test_how_many_samples_of_a_large_set_count(tmp_path: Path, whole: int, hashed: int) -> None:
+    """The set has 1,680 bytes: it is hashed as a whole, or about as many bytes of it."""
+    expected = digest(tmp_path / "a.arrow", whole)
+    other = 0
+    for place in range(60):
+        values = samples()["x"]
+        values[place] += 1
+        other += digest(tmp_path / f"{place}.arrow", whole, x=values) != expected
+    assert other == hashed

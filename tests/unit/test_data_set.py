@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortflow.workflow.data.dataset import Dataset
-from ortflow.workflow.data.schema import Ragged, UnusableError, column_of, view
+from ortflow.workflow.data.schema import Column, Ragged, UnusableError, column_of, view
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.errors import UserError
 
@@ -252,3 +252,19 @@ def test_ragged_slices_keep_their_own_range(tmp_path: Path) -> None:
     samples = ragged([[1], [100, 2], [3]])
     part = Ragged(samples.values, samples.offsets[2:])
     assert write_batches(tmp_path / "set.arrow", {"x": part}).columns["x"].maximum == 3
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "finite"),
+    [
+        (-1.0, 2.0, True),
+        (None, None, False),
+        (None, 2.0, False),
+        (-1.0, None, False),
+        (-1.0, float("inf"), False),
+        (float("-inf"), 2.0, False),
+        (float("nan"), float("nan"), False),
+    ],
+)
+def test_only_a_recorded_range_shows_that_all_is_finite(least: float | None, most: float | None, finite: bool) -> None:
+    assert Column(np.dtype(np.float32), (), minimum=least, maximum=most).is_finite == finite

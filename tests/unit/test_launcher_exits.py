@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -116,6 +117,39 @@ def test_without_inotify_there_is_no_order(tmp_path: Path) -> None:
     assert exits.order() == []
     assert os.listdir("/proc/self/fd") == before
     exits.close()
+
+
+def test_without_a_descriptor_to_spare_there_is_no_order(tmp_path: Path) -> None:
+    free = os.open(tmp_path, os.O_RDONLY)
+    os.close(free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        exits = Exits(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    (tmp_path / "rank-0001.log").write_text("")
+    assert exits.order() == []
+    exits.close()
+
+
+def test_the_descriptor_of_a_closed_input_is_one_like_others(tmp_path: Path) -> None:
+    """A launcher started with `<&-` has its first file at descriptor 0."""
+    saved = os.dup(0)
+    os.close(0)
+    try:
+        exits = Exits(tmp_path)
+        assert os.readlink("/proc/self/fd/0") == "anon_inode:inotify"
+        (tmp_path / "rank-0002.log").write_text("")
+        assert exits.order() == [2]
+        exits.close()
+        assert not os.path.lexists("/proc/self/fd/0")
+        missing = Exits(tmp_path / "missing")
+        assert missing.order() == []
+        assert not os.path.lexists("/proc/self/fd/0")
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:

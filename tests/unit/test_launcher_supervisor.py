@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from signal_handlers import restored
 from ortflow.launchers.budget import MOST_WITHOUT_STEP
 from ortflow.launchers.cause import Cause
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.stop import Stop, read_request, write_request
+from ortflow.launchers.stop import GROWTH, Stop, read_request, write_request
 from ortflow.launchers.supervised import GRACE, AttemptNodes, Job
 from ortflow.launchers.supervisor import Supervisor, _grew
 from ortflow.launchers.watch import PATIENCE, PATIENCE_REPORTED, TICK
@@ -40,10 +40,12 @@ def _signals() -> Iterator[None]:
 
 
 class Lines:
-    """A view that keeps what was said."""
+    """A view that keeps what was said, and the stop request at that time."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: RunDir) -> None:
         self.said: list[str] = []
+        self.requests: dict[str, str | None] = {}
+        self._run = run
 
     def record(self, record: Mapping[str, Any]) -> None: ...
     def attempt(self, number: int) -> None: ...
@@ -51,13 +53,15 @@ class Lines:
 
     def message(self, text: str) -> None:
         self.said.append(text)
+        request = read_request(self._run.stop_request)
+        self.requests[text.partition(":")[0]] = None if request is None else request.get("reason")
 
 
 class Bench:
     """A run of two ranks whose attempts follow `attempts`."""
 
     def __init__(self, root: Path, *attempts: dict[str, Any], **restart: Any) -> None:
-        self.run, self.clock, self.view = RunDir(root), FakeClock(), Lines()
+        self.run, self.clock, self.view = RunDir(root), FakeClock(), Lines(RunDir(root))
         self.restart = Restart(**{"backoff": Backoff(first=0.0), "hung_seconds": None, **restart})
         self.begun = self.clock.now
         self.planned, self.started = list(attempts), list[FakeAttempt]()
@@ -125,6 +129,30 @@ def test_the_time_limit_asks_ranks_to_leave(tmp_path: Path) -> None:
     assert bench.clock.now - bench.begun == pytest.approx(124.0, abs=2 * PERIODS)
     (end,) = bench.ends()
     assert (end["outcome"], end["asked"], end["next"]) == ("preempted", "time limit", "stop")
+    assert bench.view.requests["time limit"] == "time limit", "the ranks read why"
+
+
+def test_a_cancel_stays_as_its_sender_wrote_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"leaves_after": 4.0})
+    written: list[bytes] = []
+
+    def cancel() -> None:
+        write_request(bench.run.stop_request, "cancel")
+        written.append(bench.run.stop_request.read_bytes())
+
+    bench.clock.after(60.0, cancel)
+    bench.clock.after(62.0, lambda: written.append(bench.run.stop_request.read_bytes()))
+    assert bench.supervise() == EXIT_PREEMPTED
+    assert written[0] == written[1]
+
+
+def test_files_are_looked_at_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gone` may read the events of a thousand ranks."""
+    bench, searches = Bench(tmp_path, {"seconds": 60.0}), list[float]()
+    gone = FakeAttempt.gone
+    monkeypatch.setattr(FakeAttempt, "gone", lambda self: (searches.append(self.clock.now), gone(self))[1])
+    assert bench.supervise() == EXIT_DONE
+    assert 50 <= len(searches) <= 62
 
 
 def test_ranks_that_do_not_leave_in_their_grace_are_killed(tmp_path: Path) -> None:
@@ -469,19 +497,23 @@ class Growing:
 
     numbers: list[int]
     why: str = "a node has come"
+    trained: list[float] = field(default_factory=list)
 
     def choose(self, view: object, stopped: object) -> AttemptNodes | None:
         number = self.numbers.pop(0)
         return AttemptNodes(number, number, f"{number} of 2 nodes", ("n1", "n2")[:number]) if number else None
 
     def growing(self, trained: float) -> str | None:
+        self.trained.append(trained)
         return self.why if trained > 20.0 and self.numbers else None
 
 
 def elastic(root: Path, *numbers: int) -> Bench:
     bench = Bench(root, {"leaves_after": 1.0}, {"seconds": 10.0}, preemptions=0)
     bench.job_options["nodes"] = Growing(list(numbers))
-    bench.clock.after(1.0, lambda: write_step(bench.run, 0, 1))
+    bench.clock.after(1.0, lambda: append_json_line(bench.run.events(0), {**ended("phase", 0), "attempt": 0}))
+    for second, step in ((5.0, 1), (15.0, 2)):
+        bench.clock.after(second, lambda step=step: write_step(bench.run, 0, step))  # type: ignore[misc]
     return bench
 
 
@@ -496,12 +528,14 @@ def test_ranks_that_make_way_for_more_nodes_are_not_preempted(tmp_path: Path) ->
     assert (grown["outcome"], grown["grows"], grown["counts"]) == ("preempted", True, False)
     assert grown["cause"].endswith("a node has come")
     assert "grows" not in done
+    assert bench.view.requests["a node has come"] == GROWTH, "the ranks read why"
+    assert bench.started[0].asked_at == pytest.approx(bench.begun + 25.0, abs=1.0), "20 s after the first step"
     assert read_request(bench.run.stop_request) is None
 
 
 def test_a_cancel_while_ranks_make_way_stops_the_run(tmp_path: Path) -> None:
     bench = elastic(tmp_path, 1, 2)
-    bench.clock.after(21.5, lambda: write_request(bench.run.stop_request, "cancel"))
+    bench.clock.after(25.5, lambda: write_request(bench.run.stop_request, "cancel"))
     assert bench.supervise() == EXIT_PREEMPTED
     (end,) = bench.ends()
     assert (end["asked"], end["next"], end.get("grows")) == ("cancel", "stop", None)

@@ -1,10 +1,10 @@
-"""The functions to which tools/mutants gives changed code, without importing their module again."""
+"""The functions to which tools/mutants gives changed code, without importing their module again; samples of mutants."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 
 import pytest
 
@@ -59,3 +59,17 @@ def test_a_change_within_a_function_reaches_its_live_objects(changed_functions, 
 )
 def test_a_change_of_what_an_import_runs_needs_another_import(changed_functions, before, after) -> None:
     assert changed_functions(MODULE, MODULE.replace(before, after), "module.py", []) is None
+
+
+def test_a_sample_is_the_same_each_time_and_a_larger_one_contains_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    from sample import sample
+
+    sys.modules.pop("sample")
+    every = [SimpleNamespace(key=f"AddNot {number}") for number in range(100)]
+    few, more, others = sample(every, 10, 0), sample(every, 20, 0), sample(every, 10, 1)
+    assert few == sample(list(reversed(every)), 10, 0)[::-1]
+    assert [one for one in every if one in few] == few, "in their order"
+    assert all(one in more for one in few)
+    assert others != few
+    assert (len(few), sample(every, 200, 0)) == (10, every)

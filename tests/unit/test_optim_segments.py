@@ -37,3 +37,4 @@ def test_a_share_has_pieces_of_segments() -> None:
     assert pieces(whole, 64, 192) == [Piece(64, 128, 0.1, 0), Piece(128, 192, 0.0, 1)]
     assert pieces(whole, 128, 256) == [Piece(128, 256, 0.0, 1)]
     assert pieces(whole, 384, 384) == []
+    assert [piece.count for piece in pieces(whole, 64, 384)] == [64, 128, 128]

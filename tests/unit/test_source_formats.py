@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from project import command
 
+from ortflow.workflow.data.source_formats import way_to_a_set, way_to_lines
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -72,3 +74,20 @@ def test_other_files_in_place_of_a_run_file(folder: Path, name: str, kind: str, 
     assert kind in reported
     assert "not a run file" in reported
     assert way in reported
+
+
+@pytest.mark.parametrize(
+    ("name", "to_a_set", "to_lines"),
+    [
+        ("a.npz", "`ortflow data convert a.npz --output a.arrow`", "leave --text and --lines out"),
+        ("A.NPY", "`ortflow data convert A.NPY --output A.arrow`", "leave --text and --lines out"),
+        ("t.csv", "pandas.read_csv('t.csv')", "one column"),
+        ("t.TSV", "pandas.read_csv('t.TSV', sep='\\t')", "one column"),
+        ("t.ndjson", "pandas.read_json('t.ndjson', lines=True)", "jq -r .text t.ndjson > t.txt"),
+        ("t.parquet", "pandas.read_parquet('t.parquet')", "one column"),
+        ("notes", ".npz file, or give text", "give text"),
+    ],
+)
+def test_the_way_that_a_files_name_suggests(name: str, to_a_set: str, to_lines: str) -> None:
+    assert to_a_set in way_to_a_set(Path(name))
+    assert to_lines in way_to_lines(Path(name))

@@ -44,6 +44,8 @@ def test_a_run_that_agrees_with_itself() -> None:
         ({"pipeline": 2, "schedule": "interleaved", "chunks": 2, "cuts": [["a"], ["b"], ["c"]]}, 2),
     ):  # fmt: skip
         assert check(spec_of(parallel=parallel, resources={"ranks_per_node": ranks})) == []
+    fixed = {"nodes": 4, "min_nodes": 4}
+    assert check(spec_of(resources=fixed)) == check(spec_of(resources=fixed, parallel={"data": 4})) == []
     for stage in (1, 2, 3):
         assert check(spec_of(parallel={"zero": stage}, resources={"ranks_per_node": 3})) == []
         train = {**TRAIN, "offload": "optimizer"}
@@ -77,6 +79,18 @@ def test_a_run_that_agrees_with_itself() -> None:
         (
             {"resources": {"nodes": 4, "min_nodes": 3}, "parallel": {"pipeline": 4}},
             ["resources.min_nodes: … 3 … below 4 … 3 nodes … 4 ranks of a replica … 3 ranks … remove"],
+        ),
+        (
+            {
+                "resources": {"nodes": 5, "min_nodes": 2},
+                "train": {**TRAIN, "global_batch": 100},
+                "data": {**DATA, "micro_batch": 20},
+            },
+            ["resources.min_nodes: … 2 … below 5 … 2 nodes … 3 nodes … 4 nodes … train.global_batch"],
+        ),
+        (
+            {"resources": {"nodes": 3, "min_nodes": 2}, "train": {**TRAIN, "global_batch": 8}},
+            ["train.global_batch: … 8 … 3 ranks x 4 samples (data.micro_batch) … train.global_batch=12"],
         ),
         ({"train": {**TRAIN, "epochs": 1}}, ["train.steps: … train.epochs … train.epochs=null"]),
         (

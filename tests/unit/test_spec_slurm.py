@@ -11,7 +11,7 @@ from messages import alike, says
 from run_files import SMALL, reported, spec_of
 
 from ortflow.workflow.spec.checks.check import check
-from ortflow.workflow.spec.checks.slurm_flags import OWN_DIRECTIVES
+from ortflow.workflow.spec.checks.slurm_flags import OWN_DIRECTIVES, owner
 from ortflow.workflow.spec.checks.slurm_syntax import gpus_in
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
@@ -298,3 +298,12 @@ def test_an_image_file_lies_beside_the_run_file(image: str, resolved: str) -> No
     assert once.backends.slurm.container is not None
     assert once.backends.slurm.container.image == resolved
     assert resolve_paths(once, Path("/other/run.yaml"), Path("/")) == once
+
+
+@pytest.mark.parametrize(
+    ("text", "reserved"),
+    [("--partition=a", True), ("--pa=a", True), ("--p=a", False), ("--licenses=a", False), ("--exclusive=user", False)],
+)
+def test_slurm_completes_the_names_of_directives(text: str, reserved: bool) -> None:
+    """`--pa` is --partition for sbatch; one letter is ambiguous, and sbatch itself refuses it."""
+    assert (owner(text, OWN_DIRECTIVES) is not None) == reserved

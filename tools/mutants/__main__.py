@@ -5,6 +5,7 @@
     python tools/mutants launchers/stop.py              # one module
     python tools/mutants launchers --resume             # go on where the last call ended, with the same sources
     python tools/mutants launchers --survivors          # after new tests: judge the survivors again
+    python tools/mutants launchers --sample 16          # 16 mutants of each module, the same each time; --seed: others
 
 A copy of the tree is changed, one place at a time, by the operators of Cosmic Ray (operators.py). A mutant is judged by
 those tests of its module (rooms.py) that run the changed lines, until one fails. A mutant that all of them pass
@@ -23,6 +24,7 @@ from pathlib import Path
 from judge import Judge, JudgeError, Verdict
 from operators import Mutant, mutants
 from rooms import ROOMS
+from sample import sample
 from session import Session
 from tree import Tree, copy_tree
 
@@ -36,6 +38,8 @@ def main() -> int:
     parser.add_argument("places", nargs="*", metavar="ROOM|MODULE")
     parser.add_argument("--resume", action="store_true", help="keep the verdicts of the last call")
     parser.add_argument("--survivors", action="store_true", help="like --resume, and judge survivors again")
+    parser.add_argument("--sample", type=int, metavar="N", help="judge only N mutants of each module")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--list", action="store_true", help="list rooms, modules and their tests")
     options = parser.parse_args()
     if options.list or not options.places:
@@ -53,7 +57,9 @@ def main() -> int:
                 session.clear()
             elif options.survivors:
                 session.forget(Verdict.SURVIVED)
-            enough &= run(module, tests, tree, session)
+            every = list(mutants((ROOT / module).read_text()))
+            judged = every if options.sample is None else sample(every, options.sample, options.seed)
+            enough &= run(module, tests, tree, session, judged, len(every))
     finally:
         tree.remove()
     return 0 if enough else 1
@@ -73,10 +79,12 @@ def chosen_modules(places: list[str]) -> dict[str, tuple[str, ...]]:
     return modules
 
 
-def run(module: str, tests: tuple[str, ...], tree: Tree, session: Session) -> bool:
-    """Judge the mutants of a module that have no verdict; prints survivors and the sum; whether 90% died."""
+def run(module: str, tests: tuple[str, ...], tree: Tree, session: Session, every: list[Mutant], of: int) -> bool:
+    """Judge those of `every` that have no verdict; prints survivors and the sum; whether 90% died.
+
+    `of`: the number of mutants of the module, if `every` is a sample.
+    """
     source = (ROOT / module).read_text()
-    every = list(mutants(source))
     pending = [mutant for mutant in every if session.verdict(mutant) is None]
     start = time.monotonic()
     if pending:
@@ -91,9 +99,8 @@ def run(module: str, tests: tuple[str, ...], tree: Tree, session: Session) -> bo
     dead = len(every) - len(survivors)
     share = dead / len(every) if every else 1.0
     seconds = time.monotonic() - start
-    print(
-        f"{module}: {len(every)} mutants, {dead} killed ({share:.0%}); {seconds:.0f} s for {len(pending)}", flush=True
-    )
+    number = f"{len(every)}" if of == len(every) else f"{len(every)} of {of}"
+    print(f"{module}: {number} mutants, {dead} killed ({share:.0%}); {seconds:.0f} s for {len(pending)}", flush=True)
     return share >= 0.9
 
 

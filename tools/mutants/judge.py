@@ -31,7 +31,7 @@ from code_objects import changed_functions
 from operators import Mutant
 from tree import Tree
 
-OWN_MODULES = ("code_objects", "judge", "operators", "rooms", "session", "tree")
+OWN_MODULES = ("code_objects", "judge", "operators", "rooms", "sample", "session", "tree")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOST = 70
 """Exit status of a fork in which this program itself failed."""
@@ -107,7 +107,8 @@ class Judge:
         functions = [
             function
             for function in gc.get_objects()
-            if isinstance(function, FunctionType) and function.__code__.co_filename == self._name
+            # isinstance asks an object for its class, and torch's deprecated ones warn.
+            if type(function) is FunctionType and function.__code__.co_filename == self._name
         ]
         gc.freeze()
         for mutant in mutants:

@@ -1,8 +1,8 @@
 """The changes that are made to a module, by Cosmic Ray's operators. Pure.
 
 Of an operator's replacements by every other one, the nearest and, for comparisons, the negation are made: `a + b`
-becomes `a - b`, not also `a << b`. Annotations, `if TYPE_CHECKING` and the `*` before keyword parameters are left
-alone: no run shows them.
+becomes `a - b`, not also `a << b`. Annotations, `if TYPE_CHECKING`, `frozen=True` and the `*` before keyword parameters
+are left alone: no run shows them.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class Mutant:
     source: str
     """The changed module."""
 
+    @property
+    def key(self) -> str:
+        """The name of the mutant in its module."""
+        return f"{self.operator} {self.occurrence}"
+
 
 def mutants(source: str) -> Iterator[Mutant]:
     """Every mutant of a module that differs from it and from those before."""
@@ -68,7 +73,10 @@ def mutants(source: str) -> Iterator[Mutant]:
         for occurrence, (node, (start, end)) in enumerate(places):
             if any(first <= start < last for first, last in annotations) or _is_declaration(node):
                 continue
-            changed = mutate_code(source, operator, occurrence)
+            try:
+                changed = mutate_code(source, operator, occurrence)
+            except AttributeError:  # Cosmic Ray 8.7: `except (module.Error, …)`
+                continue
             form = _form(changed)
             if changed is not None and form is not None and form not in seen:
                 seen.add(form)
@@ -77,7 +85,8 @@ def mutants(source: str) -> Iterator[Mutant]:
 
 def _is_declaration(node: Node) -> bool:
     """Whether a place is a part of what only a type checker or a caller's syntax sees."""
-    return (node.parent is not None and node.parent.type == "parameters") or (
+    parent = node.parent
+    return (parent is not None and (parent.type == "parameters" or parent.get_code().strip() == "frozen=True")) or (
         node.type == "if_stmt" and "TYPE_CHECKING" in node.children[1].get_code()
     )
 

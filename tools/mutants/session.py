@@ -38,14 +38,14 @@ class Session:
 
     def verdict(self, mutant: Mutant) -> Verdict | None:
         """The verdict on a mutant, None if it was not judged."""
-        return self._verdicts.get(_key(mutant))
+        return self._verdicts.get(mutant.key)
 
     def record(self, mutant: Mutant, verdict: Verdict, test: str) -> None:
         """Append a verdict, and the test that failed."""
-        self._verdicts[_key(mutant)] = verdict
+        self._verdicts[mutant.key] = verdict
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a") as file:
-            record = {"mutant": _key(mutant), "line": mutant.line, "verdict": verdict.value, "test": test}
+            record = {"mutant": mutant.key, "line": mutant.line, "verdict": verdict.value, "test": test}
             file.write(json.dumps(record) + "\n")
 
     def forget(self, verdict: Verdict) -> None:
@@ -56,7 +56,3 @@ class Session:
         """Judge all mutants again."""
         self._verdicts.clear()
         self._file.unlink(missing_ok=True)
-
-
-def _key(mutant: Mutant) -> str:
-    return f"{mutant.operator} {mutant.occurrence}"

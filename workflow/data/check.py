@@ -177,9 +177,13 @@ def _dtype_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference
     if found is None:
         return None
     reported = f"sample {found[0]} of column {reference.column!r}, {column.dtype.name}, holds {found[1]}"
-    taken = "only 0 and 1" if span == (0, 1) else f"{span[0]:g} to {span[1]:g}"
+    taken = "only 0 and 1" if span == (0, 1) else " to ".join(map(_number, span))
     more = " as integers: do scaling in the data conversion" if span == (0, 1) and wanted.kind == "f" else ""
     return f"{reported}, but the {wanted.name} of input {given.name!r} takes {taken}{more}"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _span(wanted: np.dtype[Any]) -> Range:

@@ -3,7 +3,8 @@
 Matrix products read and write halves; sums over ranks of what they write add halves, and gathers move what is stored as
 halves. Elementwise groups compute in fp32; large values that a group passes to another group or a product are stored as
 half. Nodes that only move data keep the type of their input. Everything else is fp32: parameters, reductions,
-statistics, losses, graph outputs, and values that depend on no parameter, such as the angles of rotary embeddings.
+statistics, losses, graph outputs, values that become indices (`positions.py`), and values that depend on no parameter,
+such as the angles of rotary embeddings.
 Called by step `configure` for GPU runs.
 """
 
@@ -16,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.fusion.groups import Dims, Group, groups_of
+from ortflow.workflow.fusion.positions import positions
 from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
@@ -85,6 +87,8 @@ class _Pass:
             for place in group.members:
                 self._group_of[place] = group
                 self._group[self._nodes[place].output[0]] = group
+        operators = {name for _, name in self._products}
+        self._positions = positions(self._nodes, self._types, operators | MOVERS)
         self._outputs = dict.fromkeys(str(value.name) for value in self._graph.output)
         self._makers = {name: node for node in self._nodes for name in node.output if name}
         self._crosses = self._crossing()
@@ -212,6 +216,7 @@ class _Pass:
             (node.domain, node.op_type) in self._products
             and all(self._is_fp32(name) for name in node.input if name)
             and node.output[0] in self._trained
+            and node.output[0] not in self._positions
         )
 
     def _is_mover(self, node: onnx.NodeProto) -> bool:
@@ -236,7 +241,7 @@ class _Pass:
                     continue
                 if self._is_fp32(name) and name in self._trained and self._is_large(name):
                     found.add(name)
-        return found.difference(self._outputs)
+        return found.difference(self._outputs, self._positions)
 
 
 def is_large(dims: Dims | None) -> bool:

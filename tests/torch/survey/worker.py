@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -94,7 +94,10 @@ def move(module: nn.Module, share: float) -> nn.Module:
 
 
 class Reference:
-    """PyTorch's run of a case in a precision, from its parameters, shaken by a seed or moved by a share."""
+    """PyTorch's run of a case in a precision, from its parameters, shaken by a seed or moved by a share.
+
+    `skipped`: steps, from 1, whose update is left out, as a loss scale that is too large leaves it out.
+    """
 
     def __init__(
         self,
@@ -104,6 +107,7 @@ class Reference:
         seed: int = 0,
         share: float = 0.0,
         device: str = "cpu",
+        skipped: Collection[int] = (),
     ) -> None:
         module = shake(with_batched_experts(move(without_dropout(case.module()), share)).to(dtype), seed).to(device)
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -116,7 +120,7 @@ class Reference:
         )
         self.losses, seconds = [], []
         self.gradients: dict[str, np.ndarray] = {}
-        for batch in batches:
+        for number, batch in enumerate(batches, 1):
             start = time.process_time()
             optimizer.zero_grad()
             with by_default(dtype):
@@ -126,21 +130,24 @@ class Reference:
                 self.gradients = {
                     n: p.grad.double().cpu().numpy().copy() for n, p in trained.items() if p.grad is not None
                 }
-            optimizer.step()
+            if number not in skipped:
+                optimizer.step()
             self.losses.append(loss.item())
             seconds.append(time.process_time() - start)
         self.seconds = float(np.median(seconds[1:]))
 
 
-def in_double_precision(case: Case, batches: Sequence[Batch], share: float = 0.0) -> Reference:
+def in_double_precision(
+    case: Case, batches: Sequence[Batch], share: float = 0.0, skipped: Collection[int] = ()
+) -> Reference:
     """PyTorch's run in double precision. If the module needs it, its own `.float()` converts to double."""
     try:
-        return Reference(case, batches, torch.float64, share=share)
+        return Reference(case, batches, torch.float64, share=share, skipped=skipped)
     except RuntimeError as error:
         if not re.search("same dtype|without overflow", str(error)):
             raise
     with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
-        return Reference(case, batches, torch.float64, share=share)
+        return Reference(case, batches, torch.float64, share=share, skipped=skipped)
 
 
 def _cast(batch: Batch, dtype: torch.dtype) -> Batch:

@@ -1,0 +1,98 @@
+"""A folder of checkpoints: what is in it, what is a stranger's, and names that are taken."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ortflow.workflow.checkpoint.store import LOCK, MARKER, DirectoryStore, step_name
+from ortflow.workflow.location import Location
+
+
+def saved(store: DirectoryStore, step: int, attempt: int = 0) -> Path:
+    (store.begin(step, attempt) / "manifest.json").write_text("{}")
+    return store.commit(step, attempt, b"mark")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "some" / "checkpoints")
+
+
+def test_where_nothing_was_saved(store: DirectoryStore) -> None:
+    assert (store.steps(), store.set_asides(), store.clean(), store.foreign()) == ([], [], [], None)
+    assert not store.path.parent.exists(), "a question makes no folder"
+
+
+def test_a_file_in_place_of_the_folder_is_a_stranger(store: DirectoryStore) -> None:
+    store.path.parent.mkdir()
+    store.path.write_text("mine")
+    assert (store.steps(), store.set_asides(), store.clean()) == ([], [], [])
+    assert store.foreign() == store.path
+    store = DirectoryStore(store.path / "below")
+    assert (store.steps(), store.foreign()) == ([], None)
+
+
+def test_what_the_store_does_not_name_is_a_strangers(store: DirectoryStore) -> None:
+    saved(store, 7)
+    store.begin(8, 1)
+    store.set_aside(7, 0)
+    saved(store, 7)
+    (store.path / LOCK).touch()
+    (store.path / f".trash-{step_name(6)}.2").mkdir()
+    assert store.foreign() is None
+    for name in ("notes", "a-model.onnx"):
+        (store.path / name).touch()
+    assert store.foreign() == store.path / "a-model.onnx", "the first by name"
+
+
+def test_steps_are_ordered_by_number_and_only_proper_names_count(store: DirectoryStore) -> None:
+    for step in (1_000_000_000, 20, 3):
+        saved(store, step)
+    for name in ("step-0000000021", "step-22", "step-00000023.old", "old-step-00000024"):
+        (store.path / name).mkdir()
+    assert store.steps() == [3, 20, 1_000_000_000]
+
+
+def test_a_name_that_is_taken_gets_a_number(store: DirectoryStore) -> None:
+    names = []
+    for _ in range(4):
+        saved(store, 5)
+        names.append(store.set_aside(5, 2).name)
+    first = f"rejected-{step_name(5)}-02"
+    assert names == [first, *(f"{first}.{number}" for number in (1, 2, 3))]
+    assert [path.name for path in store.set_asides()] == names
+    assert store.foreign() is None
+    (store.path / first / "mine").touch()
+    assert [path.name for path in store.remove_set_asides()] == names[1:], "a folder with a stranger's file stays"
+    assert [path.name for path in store.set_asides()] == [first]
+
+
+def test_free_space_is_that_of_the_folder_which_it_makes(store: DirectoryStore) -> None:
+    for _ in range(2):
+        free = store.free_bytes()
+        assert abs(free - shutil.disk_usage(store.path).free) < 1 << 30
+    assert store.path.is_dir()
+
+
+def test_a_save_that_lacks_its_marker_only_is_completed(store: DirectoryStore) -> None:
+    (saved(store, 4) / MARKER).rename(store.place(4) / ".unmarked")
+    saved(store, 5)
+    store.begin(6, 0)
+    (store.path / f".trash-{step_name(3)}").mkdir()
+    assert sorted(path.name for path in store.clean()) == [f".tmp-{step_name(6)}-00", f".trash-{step_name(3)}"]
+    assert (store.place(4) / MARKER).read_bytes() == b"mark"
+    assert store.steps() == [4, 5]
+
+
+def test_a_folder_in_the_run_directory_follows_it_and_another_does_not(tmp_path: Path) -> None:
+    root = tmp_path.resolve() / "run"
+    root.mkdir()
+    location = Location(root)
+    inside, outside = DirectoryStore(root / "checkpoints", location), DirectoryStore(tmp_path / "kept", location)
+    root.rename(root.with_name("other"))
+    assert saved(inside, 1).parent.samefile(tmp_path / "other" / "checkpoints")
+    assert saved(outside, 1) == tmp_path / "kept" / step_name(1)
+    assert not root.exists()
