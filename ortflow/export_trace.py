@@ -6,7 +6,6 @@ Called by `ortflow.export`. The module stays unchanged.
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -97,7 +96,8 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(replaced(torch, "embedding", _embedding(torch.embedding)))
         stack.enter_context(replaced(torch, "embedding_bag", embedding_bag))
         stack.enter_context(replaced(torch, "ctc_loss", ctc_loss))
-        stack.enter_context(shadowed(module, "forward", _composed(module.forward)))
+        for owner, name, replacement in _compositions():
+            stack.enter_context((shadowed if isinstance(owner, type) else replaced)(owner, name, replacement))
         stack.enter_context(replaced(torch, "instance_norm", instance_norm(torch.instance_norm)))
         stack.enter_context(replaced(torch, "batch_norm", batch_norm(torch.batch_norm, module)))
         norm = torch.nn.modules.batchnorm._BatchNorm
@@ -113,25 +113,8 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def _composed(forward: Any) -> Any:
-    """`forward` with the functions of `export_limits`: they are replaced only while it runs.
-
-    PyTorch's exporter runs some of them again, on the result.
-    """
-
-    @functools.wraps(forward)
-    def composed(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            for owner, name, replacement in _compositions():
-                replace = shadowed if isinstance(owner, type) else replaced
-                stack.enter_context(replace(owner, name, replacement))
-            return forward(*args, **kwargs)
-
-    return composed
-
-
 def _compositions() -> Iterator[tuple[Any, str, Any]]:
-    """Owner and name of a function, and what replaces it."""
+    """Owner and name of each function of `export_limits`, and its replacement."""
     import torch
 
     functional, native, tensor = torch.nn.functional, torch._C._nn, torch.Tensor
