@@ -14,6 +14,7 @@ from ortflow import export_limits as limits
 from ortflow.export_bags import embedding_bag
 from ortflow.export_ctc import ctc_loss
 from ortflow.export_norms import batch_norm, batch_norm_forward, instance_norm
+from ortflow.export_products import log_determinant, running_product
 from ortflow.export_reasons import refusal
 from ortflow.export_recurrent import lstm_forward
 from ortflow.export_stops import keeps_stops, replaced, shadowed, stopped, stops_noted
@@ -126,7 +127,10 @@ def _compositions() -> Iterator[tuple[Any, str, Any]]:
     yield native, "adaptive_max_pool2d", limits.adaptive_max_pool(2)(native.adaptive_max_pool2d)
     yield native, "adaptive_max_pool3d", limits.adaptive_max_pool(3)(native.adaptive_max_pool3d)
     yield functional, "gaussian_nll_loss", limits.gaussian_nll_loss(functional.gaussian_nll_loss)
+    yield torch.linalg, "slogdet", log_determinant
     for owner in (torch, tensor):
+        yield owner, "cumprod", running_product
+        yield owner, "slogdet", log_determinant
         yield owner, "angle", limits.angle(owner.angle)
         yield owner, "scatter_reduce", limits.scatter_reduce(owner.scatter_reduce)
 
