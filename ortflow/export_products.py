@@ -16,9 +16,10 @@ class LogDeterminant(NamedTuple):
 
 
 def running_product(x: Any, dim: int, *, dtype: Any = None) -> Any:
-    """`torch.cumprod` along an axis of fixed length, in as many products as the length has binary digits.
+    """`torch.cumprod`, in as many products as the length of the axis has binary digits.
 
-    Products alone: the gradient is exact where elements are 0, as PyTorch's.
+    Products alone: the gradient is exact where elements are 0, as PyTorch's. An axis that varies takes memory by the
+    square of its length.
     """
     import torch
 
@@ -26,6 +27,9 @@ def running_product(x: Any, dim: int, *, dtype: Any = None) -> Any:
     if x.ndim == 0:
         return x.clone()
     length, step = x.shape[dim], 1
+    if not isinstance(length, int):
+        places, last = torch.arange(length), x.movedim(dim, -1).unsqueeze(-2)
+        return torch.where(places[:, None] >= places, last, 1.0).prod(-1).movedim(-1, dim)
     while step < length:
         before = torch.ones_like(x.narrow(dim, 0, step))
         x = x * torch.cat([before, x.narrow(dim, 0, length - step)], dim)
