@@ -59,7 +59,10 @@ def test_the_run_follows_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec))
     done = subprocess.run(
-        [sys.executable, "-m", "ortflow", "run", str(tmp_path / "run.yaml")], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "ortflow", "run", str(tmp_path / "run.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     events = [json.loads(line) for line in (tmp_path / "run/events/rank-0000.jsonl").read_text().splitlines()]
