@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
+pytest.importorskip("torchvision", reason="torchvision is not installed")
 import torch
+import torchvision
 from case import Batch, Case
 from following import distances
 from torch import nn

@@ -35,7 +35,10 @@ Check: TypeAlias = "Callable[[MicroBatch], Checked | None]"
 
 
 def check_once(key: str, samples: Iterable[MicroBatch], rows: int, check: Check, report: Report) -> None:
-    """`check` the first `rows` samples, or all if the graph does not take so few, unless a check with the same `key` has passed before."""
+    """`check` the first `rows` samples, unless a check with the same `key` has passed before.
+
+    If the graph does not take so few, all samples of the micro-batch.
+    """
     if not has_passed(key):
         check_now(key, samples, rows, check, report)
 
