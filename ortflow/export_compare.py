@@ -31,6 +31,8 @@ _RELATIVE, _RELATIVE_ALONE = 1e-3, 2e-2
 """Additional allowed error relative to the norm; the second applies if the module does not run in double precision."""
 _FLOOR = 1e-4
 """Fraction of the largest gradient that counts as rounding: the gradient of a bias before a normalisation is zero."""
+_ROUNDINGS = 3
+"""Other roundings of the module that a difference at a point of zeros or equal elements is compared with."""
 _DOUBLE_ELEMENTS = 50_000_000
 """Values of parameters beyond which double precision would take too long."""
 _NEEDED = ("onnx", "onnxruntime")
@@ -80,6 +82,8 @@ def compare(
             with borrowed(module):
                 faults |= file.faults_of_size(call_of(module, *more, 1e-2)) if more else {}
         if not faults:
+            faults = _faults_at_points(file, args, kwargs)
+        if not faults:
             return file.left_out
     except NotCompared as missing:
         if not faults:
@@ -89,6 +93,25 @@ def compare(
         fix="change the operation in forward that ONNX cannot express; the backward of a torch.autograd.Function is"
         " lost: write y with the gradient of x as x + (y - x).detach()",
     )
+
+
+def _faults_at_points(file: ExportedFile, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
+    """What differs in each draw of a point: of the first such point."""
+    from ortflow.export_points import DRAWS, POINTS, call_at
+    from ortflow.export_reference import borrowed
+
+    for point in POINTS:
+        faults: dict[str, str] | None = None
+        for draw in range(DRAWS):
+            with borrowed(file.module):
+                call = call_at(point, draw, file.module, args, kwargs)
+                found = {} if call is None else file.faults_where_finite(call)
+            faults = {what: fault for what, fault in (found if faults is None else faults).items() if what in found}
+            if not faults:
+                break
+        if faults:
+            return {what: f"{fault} {point}" for what, fault in faults.items()}
+    return {}
 
 
 def _reported(faults: dict[str, str]) -> str:
@@ -189,6 +212,35 @@ class ExportedFile:
             found[f"output {name!r} for another size"] = difference([value, expected, expected], _RELATIVE_ALONE, 0.0)
         return {what: fault for what, fault in found.items() if fault}
 
+    def faults_where_finite(self, call: Call) -> dict[str, str]:
+        """Outputs and gradients that differ where the module's are finite; none if it does not take the inputs."""
+        from ortflow.export_reference import NotCompared, compute, doubled, with_running_statistics
+
+        try:
+            single, weights = compute(call, None)
+        except NotCompared:
+            return {}
+        actual = self._computed(call, weights)
+        with contextlib.ExitStack() as modes:
+            if actual is None:
+                if self._graph is not None:
+                    return {"the file": "not able to run"}
+                modes.enter_context(with_running_statistics(call.module))
+                single, weights = compute(call, [None] * len(weights))
+                actual = self._evaluated(call)
+            found = self._differences_of(actual, single, single, _RELATIVE)
+            exact = single
+            if found and self._is_doubled:
+                with contextlib.suppress(NotCompared), doubled(call) as raised:
+                    exact = compute(raised, weights)[0]
+                found = self._differences_of(actual, single, exact, _RELATIVE)
+            for seed in range(_ROUNDINGS) if found else ():
+                with contextlib.suppress(NotCompared):
+                    other = compute(call, weights, rounding=seed)[0]
+                    still = self._differences_of(actual, other, exact, _RELATIVE)
+                    found = {what: fault for what, fault in found.items() if what in still}
+        return found
+
     def evaluation_faults(self, call: Call) -> dict[str, str]:
         """Outputs of the module in evaluation mode that differ from the file's. Raises NotCompared."""
         from ortflow.export_reference import Result, compute
@@ -209,21 +261,31 @@ class ExportedFile:
         if not single.is_finite:
             raise NotFinite("the module's own results on the example inputs are not finite")
         double, relative = single, _RELATIVE_ALONE
-        if sum(p.numel() for p in self.module.parameters()) <= _DOUBLE_ELEMENTS:
+        if self._is_doubled:
             with contextlib.suppress(NotCompared), doubled(call) as raised:
                 found_in_double = compute(raised, weights)[0]
                 # A mask's lowest number may be one of fp32 in the code, and overflow elsewhere.
                 if found_in_double.is_finite:
                     double, relative = found_in_double, _RELATIVE
+        return self._differences_of(actual, single, double, relative)
+
+    def _differences_of(self, actual: Result, single: Result, double: Result, relative: float) -> dict[str, str]:
+        """How the file's result differs where the module's are finite."""
         found = {}
         for name, *values in zip(self.outputs, actual.outputs, single.outputs, double.outputs, strict=True):
-            found[f"output {name!r}"] = difference(values, relative, 0.0)
-        floor = _FLOOR * max((_norm(gradient) for gradient in double.gradients.values()), default=0.0)
+            found[f"output {name!r}"] = difference(_where_finite(*values), relative, 0.0)
+        gradients = (np.nan_to_num(gradient, posinf=0.0, neginf=0.0) for gradient in double.gradients.values())
+        floor = _FLOOR * max((_norm(gradient) for gradient in gradients), default=0.0)
         for name, gradient in actual.gradients.items():
             others = [result.gradients.get(name, np.zeros_like(gradient)) for result in (single, double)]
             arrays = [self._without_padding(name, each) for each in (gradient, *others)]
-            found[f"{_GRADIENT}{name!r}"] = difference(arrays, relative, floor)
+            found[f"{_GRADIENT}{name!r}"] = difference(_where_finite(*arrays), relative, floor)
         return {what: fault for what, fault in found.items() if fault}
+
+    @property
+    def _is_doubled(self) -> bool:
+        """Whether the module also runs in double precision, as far as it can."""
+        return sum(p.numel() for p in self.module.parameters()) <= _DOUBLE_ELEMENTS
 
     def _without_padding(self, name: str, gradient: np.ndarray) -> np.ndarray:
         row = self.padding.get(id(self.parameters[name]))
@@ -309,6 +371,14 @@ def difference(values: list[np.ndarray], relative: float, floor: float) -> str:
     if off <= _ROUNDING * _norm(single.astype(np.float64) - double) + relative * norm + floor + 1e-7:
         return ""
     return f"{off / norm:.1%} off" if norm > floor else f"of norm {_norm(actual):.2g}, not 0"
+
+
+def _where_finite(actual: np.ndarray, single: np.ndarray, double: np.ndarray) -> list[np.ndarray]:
+    """The arrays with 0 where the module's are infinite or NaN."""
+    if not (actual.shape == single.shape == double.shape) or not np.issubdtype(single.dtype, np.floating):
+        return [actual, single, double]
+    finite = np.isfinite(single) & np.isfinite(double)
+    return [np.where(finite, array, 0) for array in (actual, single, double)]
 
 
 def _norm(array: np.ndarray) -> float:

@@ -73,11 +73,30 @@ def fixed_in_pytorch() -> Any:
                 empty, fill = drawn[func]
                 made = empty(*args, **kwargs)
                 return made.copy_(fill(made))
+            if func == aten.topk.default:
+                return _first_of_equals(*args, **kwargs)
+            if func == aten.sort.default:
+                x, dim, descending = _bound(args, kwargs, dim=-1, descending=False)
+                return x.sort(stable=True, dim=dim, descending=descending)
             if torch.Tag.nondeterministic_seeded in func.tags and not _is_unused(func, args):
                 raise NotFixed(str(func))
             return func(*args, **kwargs)
 
     return Fixed()
+
+
+def _bound(args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: Any) -> list[Any]:
+    """The first argument, and those after it by their defaults."""
+    given = dict(zip(defaults, args[1:], strict=False)) | kwargs
+    return [args[0], *({**defaults, **given}[name] for name in defaults)]
+
+
+def _first_of_equals(
+    x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`torch.topk` that chooses the first of equal elements, as ONNX Runtime does; PyTorch's has no order."""
+    values, places = x.sort(stable=True, dim=dim, descending=largest)
+    return (values, places) if x.ndim == 0 else (values.narrow(dim, 0, k), places.narrow(dim, 0, k))
 
 
 def _is_unused(func: Any, args: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortflow.export_random import NotFixed, fixed_in_pytorch
+from ortflow.export_rounding import other_rounding
 from ortflow.export_trace import same_attributes, without_caches
 
 if TYPE_CHECKING:
@@ -111,11 +112,12 @@ def doubled(call: Call) -> Iterator[Call]:
 
 
 def compute(
-    call: Call, weights: Sequence[np.ndarray | None] | None, *, times: int = 1
+    call: Call, weights: Sequence[np.ndarray | None] | None, *, times: int = 1, rounding: int | None = None
 ) -> tuple[Result, list[np.ndarray | None]]:
     """Outputs, gradients of the sum of outputs times `weights`, and the weights, which are drawn if not given.
 
     An output without a gradient has no weights. `times`: the result is that of the last of so many calls in a row.
+    `rounding`: the seed of another rounding.
     Raises NotCompared if the module does not run.
     """
     import torch
@@ -128,6 +130,7 @@ def compute(
             torch.random.fork_rng(devices=[]),
             warnings.catch_warnings(),
             fixed_in_pytorch(),
+            contextlib.nullcontext() if rounding is None else other_rounding(rounding),
             torch.enable_grad(),
             borrowed(call.module),
             without_caches(call.module),

@@ -10,9 +10,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ortflow import export_limits as limits
 from ortflow.export_bags import embedding_bag
+from ortflow.export_branches import finite_values
 from ortflow.export_ctc import ctc_loss
 from ortflow.export_norms import batch_norm, batch_norm_forward, instance_norm
+from ortflow.export_products import log_determinant, running_product
 from ortflow.export_reasons import refusal
 from ortflow.export_recurrent import lstm_forward
 from ortflow.export_stops import keeps_stops, replaced, shadowed, stopped, stops_noted
@@ -95,15 +98,15 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(replaced(torch, "embedding", _embedding(torch.embedding)))
         stack.enter_context(replaced(torch, "embedding_bag", embedding_bag))
         stack.enter_context(replaced(torch, "ctc_loss", ctc_loss))
-        stack.enter_context(replaced(torch, "cdist", _distances(torch.cdist)))
+        stack.enter_context(finite_values())
+        for owner, name, replacement in _compositions():
+            stack.enter_context((shadowed if isinstance(owner, type) else replaced)(owner, name, replacement))
         stack.enter_context(replaced(torch, "instance_norm", instance_norm(torch.instance_norm)))
         stack.enter_context(replaced(torch, "batch_norm", batch_norm(torch.batch_norm, module)))
         norm = torch.nn.modules.batchnorm._BatchNorm
         stack.enter_context(replaced(norm, "forward", batch_norm_forward(norm.forward)))
         if not module.training:
             stack.enter_context(shadowed(torch._VF, "dropout", _active_dropout))
-        stack.enter_context(replaced(torch, "std", _deviation(torch.var)))
-        stack.enter_context(shadowed(torch.Tensor, "std", _deviation(torch.Tensor.var)))
         stack.enter_context(replaced(torch.nn.LSTM, "forward", lstm_forward(torch.nn.LSTM.forward)))
         for config in configurations(module):
             # transformers: grouped matrix products have no ONNX form, and training needs no cache.
@@ -111,6 +114,27 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
                 stack.enter_context(replaced(config, "_experts_implementation", "batched_mm"))
         stack.enter_context(without_caches(module))
         yield
+
+
+def _compositions() -> Iterator[tuple[Any, str, Any]]:
+    """Owner and name of each function of `export_limits`, and its replacement."""
+    import torch
+
+    functional, native, tensor = torch.nn.functional, torch._C._nn, torch.Tensor
+    yield torch, "std", limits.deviation(torch.var)
+    yield tensor, "std", limits.deviation(tensor.var)
+    yield torch, "std_mean", limits.deviation_and_mean(torch.var_mean)
+    yield torch, "cdist", limits.distances(torch.cdist)
+    yield torch, "adaptive_max_pool1d", limits.adaptive_max_pool(1)(torch.adaptive_max_pool1d)
+    yield native, "adaptive_max_pool2d", limits.adaptive_max_pool(2)(native.adaptive_max_pool2d)
+    yield native, "adaptive_max_pool3d", limits.adaptive_max_pool(3)(native.adaptive_max_pool3d)
+    yield functional, "gaussian_nll_loss", limits.gaussian_nll_loss(functional.gaussian_nll_loss)
+    yield torch.linalg, "slogdet", log_determinant
+    for owner in (torch, tensor):
+        yield owner, "cumprod", running_product
+        yield owner, "slogdet", log_determinant
+        yield owner, "angle", limits.angle(owner.angle)
+        yield owner, "scatter_reduce", limits.scatter_reduce(owner.scatter_reduce)
 
 
 @contextlib.contextmanager
@@ -170,34 +194,6 @@ def _active_dropout(x: Any, p: float, train: bool) -> Any:
     if p == 1:
         return x * 0.0
     return x * torch.bernoulli(torch.full_like(x, 1 - p)) / (1 - p)
-
-
-def _deviation(variance: Any) -> Any:
-    """The standard deviation by a function that computes the variance; the gradient at 0 is 0, as PyTorch's."""
-
-    def std(*args: Any, **kwargs: Any) -> Any:
-        import torch
-
-        squares = variance(*args, **kwargs)
-        spread = squares != 0
-        return torch.where(spread, squares, 1.0).sqrt() * spread.to(squares.dtype)
-
-    return std
-
-
-def _distances(original: Any) -> Any:
-    """Euclidean distances of two sets of points, composed; the gradient at a distance of 0 is 0, as PyTorch's."""
-
-    def cdist(first: Any, second: Any, p: float = 2.0, compute_mode: str | None = None) -> Any:
-        import torch
-
-        if p != 2:
-            return original(first, second, p, compute_mode)
-        squares = (first.unsqueeze(-2) - second.unsqueeze(-3)).pow(2).sum(-1)
-        apart = squares > 0
-        return torch.where(apart, squares, 1.0).sqrt() * apart.to(squares.dtype)
-
-    return cdist
 
 
 def configurations(module: torch.nn.Module) -> list[Any]:

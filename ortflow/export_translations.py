@@ -21,6 +21,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
     return {
         torch.ops.aten.atan2.default: angle,
         torch.ops.aten.cross_entropy_loss.default: cross_entropy,
+        torch.ops.aten.linalg_vector_norm.default: vector_norm,
+        torch.ops.aten.sinc.default: sinc,
         torch.ops.aten.scaled_dot_product_attention.default: attention,
     }
 
@@ -42,6 +44,45 @@ def angle(y: Any, x: Any) -> Any:
     slope = op.Atan(quotient)
     flat = op.Add(slope, op.Where(left, op.Where(below, op.Neg(whole), whole), zero))
     return op.Where(steep, op.Sub(op.Where(below, op.Neg(half), half), slope), flat)
+
+
+def sinc(x: Any) -> Any:
+    """`torch.sinc`: sin(pi x) / (pi x), and 1 at 0, where the gradient is 0 as PyTorch's."""
+    from onnxscript import opset18 as op
+
+    zero, one = (op.CastLike(op.Constant(value_float=number), x) for number in (0.0, 1.0))
+    origin = op.Equal(x, zero)
+    turned = op.Mul(op.Where(origin, one, x), op.CastLike(op.Constant(value_float=math.pi), x))
+    return op.Where(origin, one, op.Div(op.Sin(turned), turned))
+
+
+def vector_norm(x: Any, ord: float = 2.0, dim: Any = None, keepdim: bool = False, dtype: int = -1) -> Any:
+    """`torch.linalg.vector_norm`; elements of zero, and a norm of zero, have no gradient, as in PyTorch.
+
+    PyTorch's own translation makes NaN of it, unless the order is 1 or 2.
+    """
+    from onnxscript import opset18 as op
+
+    if dtype != -1:
+        x = op.Cast(x, to=dtype)
+    axes = None if dim is None else op.Constant(value_ints=[dim] if isinstance(dim, int) else [*dim])
+    if axes is None:
+        x, keepdim = op.Reshape(x, op.Constant(value_ints=[-1])), False
+    if ord in (1, 2):
+        return (op.ReduceL1 if ord == 1 else op.ReduceL2)(x, axes, keepdims=keepdim)
+    zero, one = (op.CastLike(op.Constant(value_float=number), x) for number in (0.0, 1.0))
+    if math.isinf(ord):
+        return (op.ReduceMax if ord > 0 else op.ReduceMin)(op.Abs(x), axes, keepdims=keepdim)
+    if ord == 0:
+        return op.ReduceSum(op.CastLike(op.Not(op.Equal(x, zero)), x), axes, keepdims=keepdim)
+    power, root = (op.CastLike(op.Constant(value_float=number), x) for number in (float(ord), 1 / ord))
+    if ord < 0:
+        return op.Pow(op.ReduceSum(op.Pow(op.Abs(x), power), axes, keepdims=keepdim), root)
+    empty = op.Equal(x, zero)
+    powers = op.Where(empty, zero, op.Pow(op.Abs(op.Where(empty, one, x)), power))
+    total = op.ReduceSum(powers, axes, keepdims=keepdim)
+    nothing = op.Equal(total, zero)
+    return op.Where(nothing, zero, op.Pow(op.Where(nothing, one, total), root))
 
 
 def attention(

@@ -36,7 +36,33 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu6": lambda z: F.relu6(6 * z),
     "hardtanh": F.hardtanh,
     "max pooling": lambda z: F.max_pool2d(z[:, None], 2),
+    "adaptive max pooling": lambda z: F.adaptive_max_pool1d(z, 1),
+    "adaptive max pooling of planes": lambda z: F.adaptive_max_pool2d(z, 1) + F.adaptive_max_pool2d(z, (1, 1)),
+    "adaptive max pooling of volumes": lambda z: F.adaptive_max_pool3d(z[:, None], 1),
+    "power pooling": lambda z: F.lp_pool1d(z, 2.0, 2),
+    "power pooling of planes": lambda z: F.lp_pool2d(z, 4, 2),
+    "norm of order 3": lambda z: z.norm(p=3, dim=-1),
+    "norm of order 0.5": lambda z: torch.linalg.vector_norm(z, 0.5, dim=(1, 2)),
+    "norm of order 3 of all": lambda z: torch.linalg.vector_norm(z, 3),
+    "normalized": lambda z: F.normalize(z, p=3.0, dim=-1),
+    "sinc": torch.sinc,
+    "std": lambda z: z.std(-1),
+    "std and mean": lambda z: torch.std_mean(z, -1)[0],
+    "distances": lambda z: torch.cdist(z, z.flip(0)),
+    "distances of order 1": lambda z: torch.cdist(z, z.flip(0), p=1.0),
+    "distances of order 3": lambda z: torch.cdist(z, z.flip(0), p=3.0),
+    "root of relu": lambda z: F.relu(z).sqrt(),
+    "power of relu": lambda z: F.relu(z) ** 0.3,
+    "root of relu6": lambda z: F.relu6(z).sqrt(),
+    "root of a mean of relu": lambda z: F.relu(z - 1).mean(-1).sqrt(),
+    "root of a sum of relus": lambda z: (F.relu(z) + F.relu(z.flip(1))).sqrt(),
+    "largest by place": lambda z: z.new_zeros(4, 4, 2).scatter_reduce(2, PLACES, z, "amax", include_self=False),
+    "smallest by place": lambda z: torch.scatter_reduce(z, 2, PLACES, z.flip(2), "amin", include_self=False),
+    "largest by place and own": lambda z: z.scatter_reduce(2, PLACES, z.flip(2), "amax"),
+    "mean by place": lambda z: z.scatter_reduce(2, PLACES, z.flip(2), "mean", include_self=False),
+    "mean by place and own": lambda z: z.scatter_reduce(2, PLACES, z.flip(2), "mean"),
 }
+PLACES = (torch.arange(4) // 2).expand(4, 4, 4)
 SHAPE = (4, 4, 4)
 
 

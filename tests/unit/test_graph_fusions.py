@@ -125,8 +125,8 @@ def turned_norm(path: Path) -> Path:
     return save_model(path, nodes, [value("x", ["batch", 4])], [value("y", ["batch", 4])], tensors)
 
 
-def pooled(path: Path, operator: str, between: str = "", *, value_given: bool = True) -> Path:
-    """Zeros around an image of numbers below zero, then a pooling: the zeros count."""
+def pooled(path: Path, operator: str, between: str = "", *, value_given: bool = True, number: float = 0.0) -> Path:
+    """Zeros, or another number, around an image of numbers below zero, then a pooling: the padding counts."""
     inputs = ["x4", "around", "nothing"] if value_given else ["x4", "around"]
     nodes = [
         helper.make_node("Reshape", ["x", "image"], ["x4"], name="/image"),
@@ -142,7 +142,7 @@ def pooled(path: Path, operator: str, between: str = "", *, value_given: bool = 
         "image": np.array([-1, 1, 2, 2]),
         "around": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
         "row": np.array([-1, 9]),
-        "nothing": np.float32(0),
+        "nothing": np.float32(number),
         "w": RNG.normal(size=(9, 4)).astype(np.float32),
     }
     return save_model(path, nodes, [value("x", ["batch", 4])], [value("y", ["batch", 4])], tensors)
@@ -156,6 +156,14 @@ def test_zeros_around_a_pooling_count(tmp_path: Path) -> None:
     ):
         path = pooled(tmp_path / f"{number}.onnx", operator, between, value_given=given)
         check_agreement(path, x, tmp_path)
+
+
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("number", [-1.5, 2.0])
+def test_another_number_around_a_pooling_stays(operator: str, number: float, tmp_path: Path) -> None:
+    """Only zeros are written anew; Pad_Fusion leaves other numbers alone."""
+    path = pooled(tmp_path / "model.onnx", operator, number=number)
+    check_agreement(path, -1 - RNG.random((4, 4)).astype(np.float32), tmp_path)
 
 
 def test_pads_of_a_dilated_convolution_are_numbers(tmp_path: Path) -> None:

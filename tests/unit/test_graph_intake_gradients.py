@@ -163,6 +163,8 @@ def sampling_grid(*shape: int) -> np.ndarray:
     return values[np.all(clear, axis=0)][: int(np.prod(shape))].reshape(shape).astype(np.float32)
 
 
+REGIONS = np.array([[0.5, 0.2, 5, 4], [1, 1, 1.2, 1.1], [-3, -4, 9, 9], [2, 0, 6.7, 5.6]], np.float32)
+"""One inside the image, one smaller than a pixel, one larger than the image, and one at a border."""
 GRID = sampling_grid(2, 3, 2, 2)
 IMAGE = random(2, 3, 7, 8)
 UNARY = [
@@ -439,6 +441,29 @@ SHAPES = [
         for a in (0, 1)
     ),
     Case("GridSample", {0: random(2, 3, 4, 5), 1: GRID}, {}, {"mode": "cubic"}, opset=20),
+    *(Case("Det", {0: random(*shape)}) for shape in ((1, 1), (3, 3), (2, 2, 2), (4, 6, 6), (2, 3, 9, 9))),
+    Case("Det", {0: random(4, 5, 5)}, dynamic="batch"),
+    *(
+        Case(
+            "RoiAlign",
+            {0: spaced(2, 3, 6, 7)},
+            {1: REGIONS, 2: ints(0, 1, 1, 0)},
+            {
+                "mode": mode,
+                "output_height": 2,
+                "output_width": 3,
+                "sampling_ratio": samples,
+                "spatial_scale": scale,
+                "coordinate_transformation_mode": transformation,
+            },
+        )
+        for mode in ("avg", "max")
+        for samples, scale, transformation in (
+            (1, 1.0, "half_pixel"),
+            (2, 0.5, "half_pixel"),
+            (3, 1.0, "output_half_pixel"),
+        )
+    ),
     *(
         Case("GridSample", {0: random(2, 3, 4, 5)}, {1: GRID}, {"mode": "nearest", "padding_mode": p})
         for p in ("zeros", "border", "reflection")
@@ -657,7 +682,8 @@ def test_parameter_read_twice_by_one_node() -> None:
 
 
 REFUSED = [
-    Case("Det", {0: random(3, 3)}),
+    Case("Det", {0: random(65, 65)}),
+    Case("RoiAlign", {0: random(1, 1, 4, 4)}, {1: REGIONS[:1], 2: ints(0)}),
     Case("GridSample", {0: random(1, 2, 1, 4), 1: random(1, 3, 3, 2)}, {}, {"padding_mode": "reflection"}),
     Case("Einsum", {0: random(3, 3)}, {}, {"equation": "ij->k"}),
     Case("Einsum", {0: random(3, 3)}, {}, {"equation": "ijk->k"}),

@@ -406,7 +406,7 @@ class TestByUse:
 
     def test_what_could_not_be_trained_stays_a_guess(self) -> None:
         nodes = with_head(node("Det", "table", output="d"), node("Mul", "x", "d", output="h"))
-        roles = classify(graph(nodes, {"table": random(4, 4, 4), **HEAD}), NONE, [])
+        roles = classify(graph(nodes, {"table": random(4, 65, 65), **HEAD}), NONE, [])
         assert (roles["table"].role, roles["table"].confidence) == ("constant", "guess")
 
     @pytest.mark.parametrize("wave", [np.cos, np.sin])
@@ -443,6 +443,18 @@ class TestWhatIsLeftUntrainedByJudgement:
         assert mentions(
             str(caught.value), "m.onnx", "'val_3'", "20.00%", "model.parameters.train, .freeze or .constant"
         )
+
+    @pytest.mark.parametrize("name", ["zeros_3", "val_3"])
+    def test_zeros_are_a_constant_that_is_reported(self, name: str) -> None:
+        """T5 adds such a position bias in each layer that has none of its own."""
+        nodes = with_head(node("Add", "x", name, output="h"))
+        model = graph(nodes, {name: np.zeros((4, 4), np.float32), **HEAD}, {"x": (TensorProto.FLOAT, [4, 4])})
+        roles = classify(model, NONE, [])
+        refuse_guesses(roles, "m.onnx")
+        (sentence,) = judged_constants(roles)
+        assert says(sentence, f"not trained … constant: '{name}' (zeros in Add with a generated name)")
+        own = graph(with_head(node("Add", "x", "shift", output="h")), {"shift": np.zeros((4, 4), np.float32), **HEAD})
+        assert judged(own)["shift"] == "trained"
 
     @pytest.mark.parametrize("key", ["train", "freeze", "constant"])
     def test_settled_by_the_run_file(self, key: str) -> None:

@@ -16,6 +16,10 @@ SESSION_ERRORS = (RuntimeError, *(
 ))  # fmt: skip
 
 
+class RejectedBatch(UserError):
+    """A node of a graph cannot be run on a batch's values or lengths."""
+
+
 def ran_out(message: str) -> bool:
     """Whether ONNX Runtime failed for lack of memory."""
     return any(word in message.lower() for word in ("alloc", "out of memory"))
@@ -32,7 +36,7 @@ def run_failure(message: str) -> OrtflowError:
         return OrtflowError(f"ONNX Runtime failed in a step: {message}")
     operator, name, reason = node.groups()
     reason = re.sub(r"^/\S+ .*?\) ", "", " ".join(reason.split()))
-    return UserError(
+    return RejectedBatch(
         f"node {name!r} ({operator}) of the graph rejects the batch: {reason}",
         fix="use data with the lengths and values that the model was exported for",
     )

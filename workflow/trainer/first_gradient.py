@@ -16,6 +16,7 @@ from typing import TypeAlias
 from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.sessions.failures import RejectedBatch
 from ortflow.workflow.trainer import MicroBatch, Report
 
 
@@ -34,7 +35,10 @@ Check: TypeAlias = "Callable[[MicroBatch], Checked | None]"
 
 
 def check_once(key: str, samples: Iterable[MicroBatch], rows: int, check: Check, report: Report) -> None:
-    """`check` the first `rows` samples, unless a check with the same `key` has passed before."""
+    """`check` the first `rows` samples, unless a check with the same `key` has passed before.
+
+    If the graph does not take so few, all samples of the micro-batch.
+    """
     if not has_passed(key):
         check_now(key, samples, rows, check, report)
 
@@ -43,7 +47,13 @@ def check_now(key: str, samples: Iterable[MicroBatch], rows: int, check: Check, 
     """The same, whatever has passed before."""
     start = time.perf_counter()
     for batch in islice(samples, 1):
-        checked = check(cut(batch, rows))
+        try:
+            checked = check(cut(batch, rows))
+        except RejectedBatch:
+            if rows >= batch.count:
+                raise
+            # Samples that index others of their micro-batch need all of it.
+            checked = check(batch)
         if checked is None:
             report.warn("the gradient was not checked, because the first micro-batch has no finite gradient")
             return

@@ -18,6 +18,7 @@ from ortflow.workflow.graph.autodiff.path import gradient_path
 from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.autodiff.sizes import unified
+from ortflow.workflow.graph.autodiff.steep import steep_values
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import rename_values
 from ortflow.workflow.graph.ir.named_sizes import named_sizes
@@ -68,7 +69,7 @@ def vector_jacobian_product(
     copy.CopyFrom(model)
     graph = copy.graph
     context = context_of(copy)
-    context = replace(context, types=unified(graph, context.types))
+    context = replace(context, types=unified(graph, context.types), steep=steep_values(graph, context.tensors))
     path = gradient_path(graph, context.types, wanted, [*constant, *given])
     graph.initializer.extend(numpy_helper.from_array(np.float32(1), name) for name in constant.values())
     graph.input.extend(helper.make_value_info(name, context.types[output]) for output, name in given.items())

@@ -29,7 +29,8 @@ def clip(b: Backward) -> Gradients:
     elif len(inside) == 1:
         yield 0, b.chosen(inside[0], b.gradient())
     else:
-        yield 0, b.passed(b("And", *inside), b.gradient())
+        choice = b.chosen if b.output(0) in b.context.steep else b.passed
+        yield 0, choice(b("And", *inside), b.gradient())
 
 
 @rule("Max", "Min")

@@ -11,10 +11,12 @@ from collections.abc import Callable
 import onnx
 
 from ortflow.workflow.graph.decompose.activations import gelu
+from ortflow.workflow.graph.decompose.determinants import determinant
 from ortflow.workflow.graph.decompose.grid import grid_sample
 from ortflow.workflow.graph.decompose.images import wrapped
 from ortflow.workflow.graph.decompose.linear import LINEAR
 from ortflow.workflow.graph.decompose.norms import NORMS
+from ortflow.workflow.graph.decompose.regions import region_align
 from ortflow.workflow.graph.decompose.resize import resize
 from ortflow.workflow.graph.ir.replacement import Context
 
@@ -23,9 +25,11 @@ Decomposition = Callable[[onnx.NodeProto, Context], list[onnx.NodeProto]]
 DECOMPOSITIONS: dict[str, Decomposition] = {
     **NORMS,
     **LINEAR,
+    "Det": determinant,
     "Gelu": gelu,
     "GridSample": grid_sample,
     "Resize": resize,
+    "RoiAlign": region_align,
 }
 """Operator of ONNX's domain -> the function that writes the nodes that replace it."""
 

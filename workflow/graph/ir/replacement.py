@@ -33,6 +33,8 @@ class Context:
     """Initializers and the values of Constant nodes, by name."""
     gradients: Collection[str] | None = None
     """Values between a trained parameter and the loss; None if unknown."""
+    steep: Collection[str] = ()
+    """Values whose gradient may be infinite (`autodiff.steep`)."""
 
 
 def context_of(model: onnx.ModelProto) -> Context:

@@ -195,6 +195,9 @@ def _judge(
     open_use = next((node for node, place in uses if role_heuristics.is_open(node, place)), None)
     if open_use is not None and not is_made_up(name):
         return _role(tensor, "trained", f"operand of {open_use.op_type} with a name from the module")
+    if open_use is not None and not values.any():
+        # Such as a position bias that T5 makes in each layer. A weight has its module's name, or another place.
+        return _role(tensor, "constant", f"zeros in {open_use.op_type} with a generated name", "likely")
     if open_use is not None:
         return _role(tensor, "constant", f"operand of {open_use.op_type} with a generated name", "guess")
     if not uses:
