@@ -242,10 +242,11 @@ class _Walk:
         for path, tensor in module.named_buffers():
             self._seen[id(tensor)] = tensor
             self._tensor(f"{name}.{path}", tensor, "buffer")
+        of_every_module = vars(sys.modules["torch"].nn.Module())
         for path, part in module.named_modules():
             self._seen[id(part)] = part
             if _is_users_class(type(part)):
-                own = {key: item for key, item in _fields(part).items() if key not in _OF_MODULES}
+                own = {key: item for key, item in _fields(part).items() if key not in of_every_module}
                 self._attributes(f"{name}.{path}" if path else name, own, depth)
 
     def _loader(self, name: str, loader: Any, depth: int) -> None:
@@ -328,11 +329,6 @@ class _Walk:
 
 
 _SKIPPED = (types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType, BaseException)
-_OF_MODULES = frozenset(
-    "training _parameters _buffers _modules _non_persistent_buffers_set _backward_pre_hooks _backward_hooks _is_full_backward_hook "
-    "_forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
-    "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks".split()
-)
 
 
 def _fields(value: Any) -> dict[str, Any]:

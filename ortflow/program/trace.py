@@ -1,8 +1,8 @@
 """The record of a program that `ortflow prove` compares: one JSON line per rank and step.
 
-Called by the library in the user's process, before each step and after the last one, if the reply to its greeting names
-a folder. The folder's `plan.json` also says when this attempt is struck by a signal and after which step it ends. Standard
-library only; torch and numpy through `digests`, if the program has imported them.
+Called by the library in the user's process, before each step and after the last one, if the reply to its greeting
+names a folder. The folder's `plan.json` also says when this attempt is struck by a signal and after which step it ends.
+Standard library only; torch and numpy through `digests`, if the program has imported them.
 """
 
 from __future__ import annotations
