@@ -123,7 +123,7 @@ def test_the_position_of_an_iterator_is_an_entry_and_reading_it_does_not_move_it
 
 
 def test_variables_of_modules_and_of_callers_are_entries(tmp_path: Path) -> None:
-    history, count = [0.5], 3
+    history, count = [0.5], 3  # noqa: F841  read through the frame
     file = (tmp_path / "text").open("w+")
     file.write("some text")
     file.seek(4)
@@ -142,7 +142,7 @@ def test_objects_of_torch_are_entries_unless_they_are_registered() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    draws, _ = torch.Generator().manual_seed(3), None
+    draws = torch.Generator().manual_seed(3)  # noqa: F841  read through the frame
     model(torch.ones(3, 2)).sum().backward()
     optimizer.step()
     schedule.step()
