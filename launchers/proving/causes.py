@@ -81,8 +81,8 @@ _WEIGHTS: dict[str, dict[str, int]] = {
     },
     "update": {
         REGISTERED: 70, "scheduler": 92, "scaler": 90, "optimizer": 88, "tensor": 65, "array": 62, "list": 60,
-        "dict": 60, "state": 60, "number": 50, "generator": 45, "own generator": 50, "buffer": 40, "parameter": 40, "text": 30,
-        "length": 30, "sampler": 25, "iterator": 25, "file": 25, "order": 25,
+        "dict": 60, "state": 60, "number": 50, "generator": 45, "own generator": 50, "buffer": 40, "parameter": 40,
+        "text": 30, "length": 30, "sampler": 25, "iterator": 25, "file": 25, "order": 25,
     },
     "result": {"parameter": 90, "buffer": 80, "optimizer": 80, "scheduler": 80, "scaler": 80, "tensor": 85, "array": 70,
                "state": 80, "generator": 60, "own generator": 60, REGISTERED: 95},
@@ -164,7 +164,8 @@ def _of_suspect(suspect: Suspect, parting: Parting) -> Cause:
     kind = suspect.kind
     if kind in GENERATORS and "." in kind:
         return Cause("a random generator of the program", where)
-    if kind in ("parameter", "tensor", "buffer") and (parting.effect.what == "result" or COPIES.search(where)):
+    copied = kind in ("parameter", "tensor") and parting.effect.what == "result"
+    if copied or (kind in ("parameter", "tensor", "buffer") and COPIES.search(where)):
         return Cause("a copy of the parameters, such as an EMA", where)
     name = _CAUSES.get(kind, "a variable that the loop changes")
     if kind == "number" and re.search(r"attempt|restart", where, re.IGNORECASE):

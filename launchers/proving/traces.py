@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ortflow.workflow.program.strike import struck_at
+
 RANDOM = {
     "python": "python generator",
     "numpy": "numpy generator",
@@ -51,7 +53,7 @@ class Trace:
     attempts: Mapping[int, Mapping[int, Steps]]
     """By attempt and rank."""
     struck: int | None = None
-    """The step at which a rank was struck."""
+    """The step after which a rank was sent a signal; None if none was."""
 
     @property
     def first(self) -> Mapping[int, Steps]:
@@ -67,15 +69,11 @@ class Trace:
 def read_trace(folder: Path) -> Trace:
     """Read what the ranks have written so far. Raises OSError."""
     attempts: dict[int, dict[int, Steps]] = {}
-    struck = None
     for path in sorted(folder.glob("rank-*.jsonl")):
         for record in _records(path):
-            if "struck" in record:
-                struck = record["step"]
-                continue
             ranks = attempts.setdefault(record["attempt"], {})
             ranks.setdefault(record["rank"], {})[record["step"]] = parse(record)
-    return Trace(attempts, struck)
+    return Trace(attempts, struck_at(folder))
 
 
 def parse(record: Mapping[str, Any]) -> Line:

@@ -113,6 +113,32 @@ def _is_users_class(kind: type) -> bool:
     return module is not None and is_users(getattr(module, "__file__", None), kind.__module__)
 
 
+_LIBRARIES_OF_GENERATORS = ("random", "numpy.random", "torch")
+
+
+def generator_state(value: Any) -> Any:
+    """The state of a random generator of Python, numpy or torch; None for anything else."""
+    torch, numpy = digests.torch_module(), digests.numpy_module()
+    if isinstance(value, random.Random):
+        return "" if isinstance(value, random.SystemRandom) else value.getstate()
+    if torch is not None and isinstance(value, torch.Generator):
+        return value.get_state()
+    if numpy is not None and isinstance(value, numpy.random.Generator):
+        return value.bit_generator.state
+    if numpy is not None and isinstance(value, numpy.random.RandomState):
+        return value.get_state(legacy=False)
+    return None
+
+
+def _is_of_process(generator: Any) -> bool:
+    """Whether a generator is the one that a library's functions use."""
+    torch, numpy = digests.torch_module(), digests.numpy_module()
+    own = [getattr(random, "_inst", None)]
+    own += [torch.default_generator] if torch is not None else []
+    own += [getattr(numpy.random.mtrand, "_rand", None)] if numpy is not None else []
+    return any(generator is one for one in own)
+
+
 class _Walk:
     """One traversal."""
 
@@ -179,23 +205,16 @@ class _Walk:
             self._state(name, "state", value)
 
     def _generator(self, name: str, value: Any) -> bool:
-        torch, numpy = digests.torch_module(), digests.numpy_module()
-        if isinstance(value, random.Random):
-            if value is not getattr(random, "_inst", None) and not isinstance(value, random.SystemRandom):
-                self._add(name, "random.Random", digests.digest(value.getstate()))
-            return True
-        if torch is not None and isinstance(value, torch.Generator):
-            if value is not torch.default_generator:
-                self._add(name, "torch.Generator", digests.digest(value.get_state()))
-            return True
-        if numpy is not None and isinstance(value, numpy.random.Generator):
-            self._add(name, "numpy.random.Generator", digests.digest(value.bit_generator.state))
-            return True
-        if numpy is not None and isinstance(value, numpy.random.RandomState):
-            if value is not getattr(numpy.random.mtrand, "_rand", None):
-                self._add(name, "numpy.random.RandomState", digests.digest(value.get_state(legacy=False)))
-            return True
-        return False
+        state = generator_state(value)
+        if state is None:
+            return False
+        if not _is_of_process(value) and id(value) not in self._registered:
+            kind = type(value)
+            module = {"numpy.random.mtrand": "numpy.random", "numpy.random._generator": "numpy.random",
+                      "torch._C": "torch"}.get(kind.__module__, kind.__module__)  # fmt: skip
+            self._add(name, f"{module}.{kind.__name__}" if module in _LIBRARIES_OF_GENERATORS else "random.Random",
+                      digests.digest(state))  # fmt: skip
+        return True
 
     def _torch(self, name: str, value: Any, depth: int) -> bool:
         torch = digests.torch_module()

@@ -17,7 +17,8 @@ import pytest
 
 from ortflow.program.digests import digest, leaves, order_digest
 from ortflow.program.living import Entry, living
-from ortflow.program.trace import PLAN, Tracer
+from ortflow.program.trace import Tracer, registered_states
+from ortflow.workflow.program.strike import Plan, struck_at
 
 MEMORY: dict[str, int] = {}
 
@@ -159,16 +160,45 @@ def test_objects_of_torch_are_entries_unless_they_are_registered() -> None:
 
 
 def test_a_tracer_writes_a_line_for_each_step_and_strikes_once(tmp_path: Path) -> None:
-    plan = {"steps": 100, "strike": {"step": 2, "rank": 0, "signal": "SIGCONT"}}
-    (tmp_path / PLAN).write_text(json.dumps(plan))
-    first = Tracer(tmp_path, 0, 0)
+    Plan(100, "SIGCONT", step=1).write(tmp_path)
+    first = Tracer(tmp_path, 0, 0, None)
     for step in range(4):
         first.log({"loss": step / 2})
-        first.step(step, [step], {}, saved=step > 0)
-    Tracer(tmp_path, 0, 1).step(1, [1], {}, saved=True)
+        first.before(step, [step], {})
+        if step == 2:
+            assert struck_at(tmp_path) is None, "nothing is committed yet"
+            first.committed()
+    assert struck_at(tmp_path) == 3
+    Tracer(tmp_path, 0, 1, 1).before(1, [1], {})
     lines = [json.loads(line) for line in (tmp_path / "rank-0000-attempt-00.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1, 2, 2, 3]
-    assert lines[3]["struck"] == "SIGCONT"
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert lines[1]["logged"] == {"loss": digest(0.5)}
     (resumed,) = (tmp_path / "rank-0000-attempt-01.jsonl").read_text().splitlines()
     assert json.loads(resumed)["batch"] == lines[1]["batch"] != lines[2]["batch"]
+    assert struck_at(tmp_path) == 3
+
+
+def test_in_a_loop_of_the_programs_own_a_line_is_written_at_the_first_call_of_a_module(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    Plan(100).write(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    tracer = Tracer(tmp_path, 0, 0, None)
+    tracer.watch_modules()
+    try:
+        for step in range(1, 4):
+            model(torch.full((3, 2), float(step)))
+            tracer.after(step)
+    finally:
+        tracer.close()
+    lines = [json.loads(line) for line in (tmp_path / "rank-0000-attempt-00.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert len({line["batch"] for line in lines}) == 3
+
+
+def test_registered_generators_are_states_of_their_own() -> None:
+    noise = random.Random(3)
+    before = registered_states({"noise": noise})
+    noise.random()
+    assert before.keys() == registered_states({"noise": noise}).keys() == {"noise"}
+    assert before != registered_states({"noise": noise})
+    assert not any(name.endswith("noise") for name in entries({"noise": noise}))
