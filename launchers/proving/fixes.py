@@ -45,5 +45,6 @@ FIXES: dict[str, str] = {
     "an environment variable in the data path": "pass values as arguments of the program",
     "operators that add in another order each time": "call torch.use_deterministic_algorithms(True), and use the same "
     "number of threads each time",
+    "a request to stop that is not followed": "read run.should_stop once a step, then save and end",
     "unknown": "compare the traces of the two runs, which are kept, from that step on",
 }

@@ -8,7 +8,7 @@ between two runs without a kill, such as a start time, count as neither.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ortflow.launchers.proving.traces import REGISTERED, Entry, Line, Steps
 
@@ -32,6 +32,9 @@ RESULTS = GENERATORS | {
 """Kinds that are part of a training's result even if neither a loss nor a parameter depends on them in these steps."""
 UPDATES = ("lr", "learning", "scale", "momentum")
 """Parts of the names of logged values that belong to the update, not to the forward pass."""
+
+MEASURED = ("second", "time", "speed", "throughput", "memory", "per_s")
+"""Parts of the names of logged values that measure the machine."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,27 @@ class Parting:
     """The calm run did not update its parameters in the last step before: gradients are part of the state."""
     workers: tuple[str, ...] = ()
     """Keys of loaders with worker processes, whose state no trace sees."""
+
+
+def without(first: Steps, second: Steps) -> tuple[Steps, Steps]:
+    """The lines of two calm runs without values that differ although all else is equal, such as seconds of a step."""
+    steps = first.keys() & second.keys()
+    names = {
+        name for step in steps for name in first[step].logged.keys() & second[step].logged.keys()
+        if first[step].logged[name] != second[step].logged[name]
+    }  # fmt: skip
+    measured = {name for name in names if any(part in name.lower() for part in MEASURED)}
+    bare = [{step: replace(run[step], logged={}) for step in steps} for run in (first, second)]
+    ignored = names if parting(*bare) is None else measured
+    mine, theirs = (
+        {step: replace(line, logged=_others(line.logged, ignored)) for step, line in run.items()}
+        for run in (first, second)
+    )
+    return mine, theirs
+
+
+def _others(logged: Mapping[str, str], ignored: Collection[str]) -> dict[str, str]:
+    return {name: value for name, value in logged.items() if name not in ignored}
 
 
 def noise(first: Steps, second: Steps) -> frozenset[str]:

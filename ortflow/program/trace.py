@@ -17,6 +17,11 @@ from ortflow.program import digests, living
 from ortflow.workflow.program.strike import Strike
 
 
+def tracer(hello: Mapping[str, Any], rank: int) -> Tracer:
+    """The tracer of a rank, from the reply to its greeting."""
+    return Tracer(Path(hello["prove"]), rank, hello["attempt"], hello["newest"])
+
+
 class Tracer:
     """Writes the lines of one rank in one attempt to a folder, and follows the folder's plan.
 
@@ -51,6 +56,7 @@ class Tracer:
 
     def after(self, step: int) -> None:
         """A step of the program's own loop is done: `step` steps in all."""
+        self.watch_modules()
         if digests.torch_module() is None or step >= self._strike.plan.steps:
             self._line(step, None, {})
         else:
