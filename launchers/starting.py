@@ -83,7 +83,7 @@ def start_detached(request: LocalRequest) -> None:
 
 def check_request(request: LocalRequest) -> None:
     """Raise UserError if the ranks of a request cannot run here."""
-    check(examine(request.python))
+    check(examine(request.python), program=request.submission.spec.program is not None)
     ranks = request.submission.spec.world_size
     # One rank needs about what mpirun does: for its own libraries, the data, the records and the checkpoints.
     open_files.allow(FILES_OF_MPIRUN + FILES_OF_A_RANK * ranks, f"a run of {ranks} rank(s)")

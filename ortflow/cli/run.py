@@ -183,6 +183,12 @@ def print_how_to_train_longer(run: RunDir, name: str) -> None:
     from ortflow.workflow.spec.file.load import load_run_file
 
     train = load_run_file(run.run_file).train
+    if train is None:
+        typer.echo(
+            f"the run in {run.root} has finished; run it further with other arguments "
+            f"(`ortflow resume {name} program.args=…`), or from the beginning with --fresh, which renames the old run"
+        )
+        return
     longer = f"train.epochs={2 * train.epochs}" if train.epochs is not None else f"train.steps={2 * (train.steps or 1)}"
     if train.early_stop is not None and any(r.get("event") == "early_stop" for r in status_records(run.events(0))[0]):
         longer = f"train.early_stop.patience={2 * train.early_stop.patience}"
