@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.record import EVENTS, read_records
@@ -63,22 +63,38 @@ def differing_tensors(first: Path, second: Path) -> list[str]:
     if not second.is_file():
         return ["the file"]
     with first.open("rb") as one, second.open("rb") as two:
-        headers = []
-        for file in (one, two):
-            size = int.from_bytes(file.read(8), "little")
-            headers.append((json.loads(file.read(size)), 8 + size))
-        (mine, mine_at), (theirs, theirs_at) = headers
-        names = sorted((mine.keys() | theirs.keys()) - {"__metadata__"})
-        return [name for name in names if mine.get(name) != theirs.get(name) or not _same(
-            (one, mine_at), (two, theirs_at), *mine[name]["data_offsets"])]  # fmt: skip
+        mine, theirs = _tensors(one), _tensors(two)
+        names = sorted(mine.keys() | theirs.keys())
+        return [name for name in names if not _same(one, mine.get(name), two, theirs.get(name))]
 
 
-def _same(one: tuple[Any, int], two: tuple[Any, int], start: int, end: int) -> bool:
-    for place in range(start, end, CHUNK):
-        parts = []
-        for file, base in (one, two):
-            file.seek(base + place)
-            parts.append(file.read(min(CHUNK, end - place)))
-        if parts[0] != parts[1]:
+class _Tensor(NamedTuple):
+    """Where a tensor is in a file."""
+
+    dtype: str
+    shape: list[int]
+    start: int
+    size: int
+
+
+def _tensors(file: BinaryIO) -> dict[str, _Tensor]:
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        start, end = entry["data_offsets"]
+        tensors[name] = _Tensor(entry["dtype"], entry["shape"], 8 + size + start, end - start)
+    return tensors
+
+
+def _same(one: BinaryIO, mine: _Tensor | None, two: BinaryIO, theirs: _Tensor | None) -> bool:
+    if mine is None or theirs is None or mine[:2] != theirs[:2]:
+        return False
+    one.seek(mine.start)
+    two.seek(theirs.start)
+    for place in range(0, mine.size, CHUNK):
+        length = min(CHUNK, mine.size - place)
+        if one.read(length) != two.read(length):
             return False
     return True

@@ -18,8 +18,8 @@ from ortflow.launchers.proving.runs import Proof, make_run
 from ortflow.launchers.proving.sources import Reading, readings
 from ortflow.launchers.proving.traces import Trace, read_trace
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.program.strike import Plan, struck_at
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.strike import Plan, struck_at
 
 LEAST_STEPS = 6
 SIGNALS = {"killed": "SIGKILL", "stopped": "SIGTERM"}
@@ -99,7 +99,7 @@ def prove(
 
     calm, again = run("calm"), run("calm-again")
     if spec.program is None:
-        return _prove_model(run, calm, again, report)
+        return _prove_model(moments.steps, run, calm, again, report)
     first, second = _traced(calm), _traced(again)
     different = differing(first, second)
     if different is not None:
@@ -108,24 +108,29 @@ def prove(
         report(Verdict("two runs without a kill", tuple(found[:1]), sentence(different)))
         return False
     report(Verdict(f"two runs of {moments.steps} steps without a kill"))
-    verdicts = [resumed(first, second, run(name), read, SIGNALS[name]) for name in SIGNALS]
-    for verdict in verdicts:
+    equal = True
+    for name, number in SIGNALS.items():
+        verdict = resumed(first, second, run(name), read, number)
         report(verdict)
-    return all(verdict.equal for verdict in verdicts)
+        equal = equal and verdict.equal
+    return equal
 
 
 def _prove_model(
-    run: Callable[..., Proof], calm: Proof, again: Proof, report: Callable[[Verdict], None]
+    steps: int, run: Callable[[str], Proof], calm: Proof, again: Proof, report: Callable[[Verdict], None]
 ) -> bool:
-    equal = True
-    for name, other in (("calm", again), *((name, run(name)) for name in SIGNALS)):
-        step = struck_at(other.trace)
-        accident = "two runs without a kill" if step is None else f"{SIGNALS[name]} after step {step}"
+    def compare(accident: str, other: Proof) -> bool:
         lines = checkpoints.differences(calm.run, other.run)
-        report(Verdict(accident, tuple(Cause("unknown", line) for line in lines[:3]), "differs"))
-        equal = equal and not lines
-        if name == "calm" and lines:
-            break
+        verdict = Verdict(accident, tuple(Cause("what ortflow restores", line) for line in lines[:3]), "differs")
+        report(verdict)
+        return verdict.equal
+
+    if not compare(f"two runs of {steps} steps without a kill", again):
+        return False
+    equal = True
+    for name, number in SIGNALS.items():
+        other = run(name)
+        equal = compare(f"{number} after step {_struck(other)}", other) and equal
     return equal
 
 
@@ -140,13 +145,8 @@ def differing(first: Trace, second: Trace) -> Parting | None:
 
 def resumed(calm: Trace, again: Trace, proof: Proof, read: Sequence[Reading], signal: str) -> Verdict:
     """Compare a run that was struck with the calm one. Raises UserError if it could not be struck."""
-    trace = read_trace(proof.trace)
-    if trace.struck is None:
-        raise UserError(
-            "the program committed no checkpoint before its last steps, so there is nothing to resume from",
-            fix="give more --steps, or save more often",
-        )
-    run = f"{signal} after step {trace.struck}"
+    trace, struck = read_trace(proof.trace), _struck(proof)
+    run = f"{signal} after step {struck}"
     if len(trace.attempts) < 2:
         cause = Cause("a request to stop that is not followed", "")
         return Verdict(run, (cause,), "the program did not save and stop")
@@ -155,12 +155,23 @@ def resumed(calm: Trace, again: Trace, proof: Proof, read: Sequence[Reading], si
         mine, theirs = without(calm.first[rank], again.first[rank])
         ignored = noise(mine, theirs)
         mine, _ = without(mine, theirs)
-        run = f"{signal} after step {trace.struck}, resumed after step {min(steps)}"
+        run = f"{signal} after step {struck}, resumed after step {min(steps)}"
         if (found := parting(mine, steps, ignored)) is not None:
             return Verdict(run, tuple(causes(found, read)[:3]), sentence(found))
         extra += harmless(mine, steps, ignored)
     names = ", ".join(key.split(":", 2)[2] for key in dict.fromkeys(extra[:HARMLESS]))
     return Verdict(run, notes=(f"differs, and nothing depends on it: {names}",) if names else ())
+
+
+def _struck(proof: Proof) -> int:
+    """The step after which a run was struck. Raises UserError if it was not."""
+    step = struck_at(proof.trace)
+    if step is None:
+        raise UserError(
+            "the program committed no checkpoint before its last steps, so there is nothing to resume from",
+            fix="give more --steps, or save more often",
+        )
+    return step
 
 
 def sentence(found: Parting) -> str:
@@ -181,6 +192,6 @@ def _traced(proof: Proof) -> Trace:
     if not trace.attempts:
         raise UserError(
             "the program reports no step, so there is nothing to compare",
-            fix="use ortflow.program.start and run.steps, or call run.step() and run.log(loss=…) in its loop: docs/programs.md",
+            fix="use ortflow.program.start and run.steps, or call run.step() and run.log(loss=…) in its loop",
         )
     return trace

@@ -1,4 +1,4 @@
-"""Runs that are compared: started by the local launcher in run directories of their own, and ended after their last step.
+"""Runs that are compared: started by the local launcher in directories of their own, and ended after their last step.
 
 Used by `prove`. Raises what `ortflow run` would: wrong input is UserError, a failure OrtflowError.
 """
@@ -21,9 +21,9 @@ from ortflow.launchers.starting import Ending, run_here
 from ortflow.launchers.stop import write_request
 from ortflow.launchers.tail import last_lines
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, Preempted, UserError
-from ortflow.workflow.program.strike import FOLDER_VARIABLE, Plan, waiting
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.strike import FOLDER_VARIABLE, Plan, waiting
 
 MARKER = ".prove"
 """A file by which the folder of the runs is known."""

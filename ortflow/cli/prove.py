@@ -43,9 +43,56 @@ def prove(
         typer.echo(str(verdict))
 
     with folder_of_runs(submission.run) as folder:
-        equal = prove(short_run(submission.spec, moments.steps, moments.period), folder, moments, sources(submission.spec), report)
+        equal = prove(
+            short_run(submission.spec, moments.steps, moments.period), folder, moments, sources(submission.spec), report
+        )
         if equal:
             remove_runs(folder)
     if not equal:
         typer.echo(f"the runs and their traces are kept in {folder}")
         raise typer.Exit(EXIT_FAILURE)
+
+
+def short_run(spec: RunSpec, steps: int, period: int) -> RunSpec:
+    """The run with so many steps, checkpoints of that period, and no pause or export. Pure."""
+    from ortflow.workflow.spec.run import TrainerRunSpec
+
+    changes: dict[str, object] = {
+        "checkpoint": spec.checkpoint.model_copy(
+            update={"directory": "checkpoints", "every_steps": period, "every_seconds": None, "asynchronous": False}
+        ),
+        "restart": spec.restart.model_copy(
+            update={"failures": 1, "backoff": spec.restart.backoff.model_copy(update={"first": 0.0})}
+        ),
+        "monitor": spec.monitor.model_copy(update={"tensorboard": False}),
+    }
+    if isinstance(spec, TrainerRunSpec):
+        changes["export"] = spec.export.model_copy(update={"enabled": False})
+        warmup = min(spec.train.schedule.warmup_steps, steps - 1)
+        changes["train"] = spec.train.model_copy(
+            update={
+                "steps": steps,
+                "epochs": None,
+                "schedule": spec.train.schedule.model_copy(update={"warmup_steps": warmup}),
+            }
+        )
+    return spec.model_copy(update=changes)
+
+
+def sources(spec: RunSpec) -> list[Path]:
+    """The Python files of a program's own folder, in which causes are looked for that are no state."""
+    section = spec.program
+    if section is None or section.script is None:
+        return []
+    script = Path(section.script)
+    beside = sorted(path for path in script.parent.glob("*.py") if path != script)
+    imported = {line.split()[1].split(".")[0] for line in script.read_text(errors="replace").splitlines()
+                if line.strip().startswith(("import ", "from ")) and len(line.split()) > 1}  # fmt: skip
+    return [script, *(path for path in beside if path.stem in imported)]
+
+
+def submission_to_prove(file: Path, arguments: list[str] | None, runs: Path) -> Submission:
+    """The run of a run file, or of a program with its arguments."""
+    from ortflow.cli.submission import submission_of
+
+    return submission_of(file, arguments, runs)

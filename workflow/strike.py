@@ -1,7 +1,7 @@
 """The plan of `ortflow prove`: when a run is struck by a signal, and when its ranks wait to be ended.
 
-Written by `launchers.proving`; read by ranks and, in a training program, by `ortflow.program.trace`. Standard library
-only.
+Written by `launchers.proving`; read by the step `train` of ONNX runs and, in a training program, by the library's trace.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ class Strike:
             (self._folder / f"{_DONE}{self._rank:04d}").touch()
             while True:
                 time.sleep(60)
+
+
+def strike_of(rank: int, attempt: int) -> Strike | None:
+    """This rank's part in the plan that the environment names; None if nothing is proven. Raises OSError."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return Strike(Path(folder), rank, attempt) if folder else None
 
 
 def struck_at(folder: Path) -> int | None:
