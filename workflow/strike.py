@@ -1,6 +1,6 @@
 """The plan of `ortflow prove`: when a run is struck by a signal, and when its ranks wait to be ended.
 
-Written by `launchers.proving`; read by the step `train` of ONNX runs and, in a training program, by the library's trace.
+Written by `launchers.proving`; read by the step `train` of ONNX runs and, in a program, by the library's trace.
 Standard library only.
 """
 
