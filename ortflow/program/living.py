@@ -15,24 +15,19 @@ import operator
 import os
 import random
 import sys
-import sysconfig
 import types
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ortflow.program import digests
+from ortflow.program.user_code import OWN, is_users, is_users_class, roots
 
 DEPTH = 8
 MOST_ENTRIES = 20_000
 MOST_ITEMS = 500
 """Elements of a container that are followed one by one."""
 SHOWN = 40
-OWN = "ortflow."
-
-_LIBRARIES = tuple(
-    {os.path.realpath(path) + os.sep for key, path in sysconfig.get_paths().items() if key.endswith(("lib",))}
-)
 _SIZED_ITERATORS = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})),
     type(reversed([])), type(iter(set())),
@@ -54,63 +49,11 @@ class Entry(NamedTuple):
 def living(frame: types.FrameType | None, registered: Mapping[str, Any]) -> dict[str, Entry]:
     """The entries of what is not registered, by key `file:function:path`."""
     walk = _Walk(registered)
-    for name, value, scope, file in _roots(frame):
+    for name, value, scope, file in roots(frame):
         if len(walk.entries) > MOST_ENTRIES:
             break
         walk.visit(f"{os.path.basename(file)}:{scope}:{name}", value, file, DEPTH)
     return walk.entries
-
-
-def is_users(file: str | None, module: str | None = None) -> bool:
-    """Whether a source file is the user's: neither of Python, nor of an installed package, nor of ortflow.
-
-    `module` is the name of its module, by which the folders of an ortflow installed from a checkout are known.
-    """
-    if not file or file.startswith("<") or (module or "").startswith(OWN):
-        return False
-    path = os.path.realpath(file)
-    if f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path:
-        return False
-    return not path.startswith((*_LIBRARIES, _OWN_FOLDER))
-
-
-_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
-
-
-def user_frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    """The functions of the user that are being executed, the innermost first."""
-    while frame is not None:
-        if is_users(frame.f_code.co_filename, frame.f_globals.get("__name__")):
-            yield frame
-        frame = frame.f_back
-
-
-def user_modules() -> Iterator[types.ModuleType]:
-    """The modules of the user, the program itself first."""
-    found = [module for name, module in sorted(sys.modules.items()) if name != "__main__" and _has_users_file(module)]
-    main = sys.modules.get("__main__")
-    yield from ([main] if main is not None and _has_users_file(main) else []) + found
-
-
-def _has_users_file(module: Any) -> bool:
-    return isinstance(module, types.ModuleType) and is_users(module.__dict__.get("__file__"), module.__name__)
-
-
-def _roots(frame: types.FrameType | None) -> Iterator[tuple[str, Any, str, str]]:
-    """Variables: name, value, function (empty for a module) and file."""
-    for caller in user_frames(frame):
-        if caller.f_locals is not caller.f_globals and caller.f_code.co_name != "<module>":
-            for name, value in list(caller.f_locals.items()):
-                yield name, value, caller.f_code.co_name, caller.f_code.co_filename
-    for module in user_modules():
-        for name, value in list(module.__dict__.items()):
-            if not (name.startswith("__") and name.endswith("__")):
-                yield name, value, "", str(module.__file__)
-
-
-def _is_users_class(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
-    return module is not None and is_users(getattr(module, "__file__", None), kind.__module__)
 
 
 _LIBRARIES_OF_GENERATORS = ("random", "numpy.random", "torch")
@@ -195,9 +138,9 @@ class _Walk:
             self._visit(f"{name}.func", value.func, depth)
             self._visit(f"{name}.args", (value.args, value.keywords), depth)
         elif isinstance(value, type):
-            if _is_users_class(value):
+            if is_users_class(value):
                 self._attributes(name, value.__dict__, depth)
-        elif _is_users_class(type(value)):
+        elif is_users_class(type(value)):
             self._attributes(name, _fields(value), depth)
             kind = type(value)
             self._visit(f"{os.path.basename(self._file)}::{kind.__qualname__}", kind, depth)
@@ -264,7 +207,7 @@ class _Walk:
         of_every_module = vars(sys.modules["torch"].nn.Module())
         for path, part in module.named_modules():
             self._seen[id(part)] = part
-            if _is_users_class(type(part)):
+            if is_users_class(type(part)):
                 own = {key: item for key, item in _fields(part).items() if key not in of_every_module}
                 self._attributes(f"{name}.{path}" if path else name, own, depth)
 
