@@ -142,6 +142,8 @@ def _weight(suspect: Suspect, parting: Parting) -> float:
     if kind in GENERATORS:
         kind = "own generator" if "." in kind else "generator"
     weight: float = _WEIGHTS[parting.effect.what].get(kind, 0)
+    if parting.blind:
+        weight = max(weight, _WEIGHTS["batch"].get(kind, 0))
     constant = kind in (
         "generator",
         "own generator",

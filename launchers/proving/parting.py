@@ -86,6 +86,8 @@ class Parting:
     suspects: tuple[Suspect, ...]
     accumulating: bool = False
     """The calm run did not update its parameters in the last step before: gradients are part of the state."""
+    blind: bool = False
+    """No batch was seen: a different loss may come from the data, too."""
     workers: tuple[str, ...] = ()
     """Keys of loaders with worker processes, whose state no trace sees."""
 
@@ -131,7 +133,7 @@ def parting(calm: Steps, other: Steps, ignored: Collection[str] = ()) -> Parting
     if effect is None:
         last = steps[-1]
         remaining = _differing(calm[last].state, other[last].state) & initial
-        names = tuple(sorted(key for key in remaining if _kind(key, calm[last], other[last]) in RESULTS))
+        names = tuple(sorted(key for key in remaining if _counts(key, calm, last)))
         if not names:
             return None
         effect = Effect("result", last, names)
@@ -139,8 +141,18 @@ def parting(calm: Steps, other: Steps, ignored: Collection[str] = ()) -> Parting
         calm[start].rank, start, effect,
         tuple(_suspects(calm, other, start, effect, initial)),
         _accumulating(calm, start),
+        all(line.batch is None for line in calm.values()),
         tuple(key for key, entry in calm[start].state.items() if entry.kind == "workers"),
     )  # fmt: skip
+
+
+def _counts(key: str, calm: Steps, last: int) -> bool:
+    """Whether an entry that nothing depends on is part of the result; a generator that is not drawn from is not."""
+    entry = calm[last].state.get(key)
+    if entry is None or entry.kind not in RESULTS:
+        return False
+    drawn = any(_digest(line.state.get(key)) != entry.digest for line in calm.values())
+    return entry.kind not in GENERATORS or drawn
 
 
 def harmless(calm: Steps, other: Steps, ignored: Collection[str] = ()) -> list[str]:
