@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ortflow.program.context import Context
     from ortflow.program.errors import ProgramError
+    from ortflow.program.part import Context
     from ortflow.program.run import Run
     from ortflow.program.sampler import Sampler
     from ortflow.program.workers import loader_worker
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Context", "ProgramError", "Run", "Sampler", "context", "loader_worker", "start"]
 
 _MODULES = {
-    "Context": "context",
+    "Context": "part",
     "ProgramError": "errors",
     "Run": "run",
     "Sampler": "sampler",
@@ -36,7 +36,7 @@ def context() -> Context:
 
     The same object each time. Raises ProgramError if the rank process that started this program does not answer.
     """
-    from ortflow.program.context import current
+    from ortflow.program.part import current
 
     return current()
 

@@ -82,6 +82,10 @@ class Sampler:
         """The epoch of the first sample of the step at `position`."""
         return self.position * self.batch // self.count
 
+    def begins_epoch(self, step: int) -> bool:
+        """Whether an iteration begins with this step."""
+        return step == 0 or step * self.batch // self.count > (step - 1) * self.batch // self.count
+
     def __len__(self) -> int:
         """Return the steps that the next iteration has."""
         return self._end(self.position) - self.position
@@ -131,12 +135,16 @@ class Sampler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state. Raises ProgramError if it was that of other data."""
+        self.check(state)
+        self.position = state["position"]
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise ProgramError if a state was that of other data."""
         for name, value in self.identity().items():
             if state[name] != value:
                 raise ProgramError(
                     f"the checkpoint's Sampler has {name}={state[name]}, this one {value}: its position does not fit"
                 )
-        self.position = state["position"]
 
     def identity(self) -> dict[str, Any]:
         """Return what the samples of a step depend on; the number of ranks is not among it."""

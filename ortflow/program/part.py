@@ -192,6 +192,12 @@ def current() -> Context:
     return _current
 
 
+def replace_current(context: Context) -> None:
+    """Return this context from now on."""
+    global _current
+    _current = context
+
+
 def connect(level: int) -> tuple[Link | None, Checks, World]:
     """Connect to the rank process that started this program, if one did. Raises ProgramError."""
     place, checks = world(), Checks()
