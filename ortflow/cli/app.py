@@ -42,6 +42,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "inspect": Verb("inspect", "inspect"),
         "plan": Verb("plan", "plan"),
         "doctor": Verb("doctor", "doctor", reachable=True),
+        "prove": Verb("prove", "prove"),
         "render": Verb("submit", "render", reachable=True),
     },
     "Train": {

@@ -148,6 +148,14 @@ class Connection:
             self._ready.extend(self._lines.feed(data))
         return self._ready.pop(0)
 
+    def read(self) -> list[Message] | None:
+        """Return the messages that are complete with the next bytes, for which it waits; None at the end.
+
+        For a caller that polls the descriptor: `receive` may leave messages behind. Raise WireError or OSError.
+        """
+        data = self._stream.recv(1 << 16)
+        return list(self._lines.feed(data)) if data else None
+
     def fileno(self) -> int:
         """Return the socket's descriptor."""
         return self._stream.fileno()
