@@ -27,7 +27,6 @@ from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.engine import Engine
 from ortflow.workflow.events import EventLog
-from ortflow.workflow.executor import STEPS
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.signals import StopFlag
@@ -36,6 +35,7 @@ from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps import runtime
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.order import STEPS
 
 EXPORT = "export"
 LIMIT = 600.0
