@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ortflow.cli.program import (
+    GpusOption,
+    NameOption,
+    NodesOption,
+    RanksOption,
+    StartOption,
+    TargetArgument,
+    Typed,
+)
 from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run, is_run, reference
-from ortflow.cli.submission import FileArgument, FreshOption, OverridesArgument, submission_of
+from ortflow.cli.submission import FreshOption, OverridesArgument, submission_of
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, UserError
 
 if TYPE_CHECKING:
@@ -24,17 +33,23 @@ DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Run in the b
 
 
 def run(
-    file: FileArgument,
+    file: TargetArgument,
     overrides: OverridesArgument = None,
     detach: DetachOption = False,
     fresh: FreshOption = False,
+    ranks: RanksOption = None,
+    nodes: NodesOption = None,
+    gpus: GpusOption = None,
+    name: NameOption = None,
+    start_by: StartOption = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Train on this machine and show progress.
 
     Resumes the run of the run directory. Ctrl-C saves and exits with code 75; a second Ctrl-C exits immediately.
     """
-    start(submission_of(file, overrides, runs, fresh=fresh), runs, detach=detach)
+    typed = Typed.here(ranks, nodes, gpus, name, start_by)
+    start(submission_of(file, overrides, runs, fresh=fresh, typed=typed), runs, detach=detach)
 
 
 def resume(
@@ -148,7 +163,11 @@ def refuse_elsewhere(run: RunDir, launcher: object) -> None:
 
 
 def watch(ours: Opened) -> AbstractContextManager[View]:
-    """The live view on a terminal, otherwise plain lines."""
+    """The live view on a terminal, otherwise plain lines; of a program, its output."""
+    if ours.spec.program is not None:
+        from ortflow.launchers.output import OutputView
+
+        return OutputView(ours.run, ours.spec.monitor.every_steps)
     if sys.stdout.isatty():
         from ortflow.launchers.live import LiveView
 

@@ -80,6 +80,11 @@ def read_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = Tr
     return _checked(read_document(path), path, overrides, files=files)
 
 
+def read_values(values: dict[str, Any], file: Path, overrides: Sequence[str] = (), *, files: bool = True) -> Reading:
+    """As `read_run_file`, of values that were made from the command line for `file`."""
+    return _checked(Document(str(file), deepcopy(values)), file, overrides, files=files)
+
+
 def _checked(document: Document, path: Path, overrides: Sequence[str], *, files: bool, others: bool = True) -> Reading:
     if not document.problems and document.values is None:
         document.problems.append(
