@@ -27,7 +27,7 @@ from torchvision import models
 
 import ortflow
 from ortflow.workflow.kernels.library import find_library
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 AGREEMENT = 1e-4
 """Largest relative difference of the first loss; batch statistics of random weights amplify rounding."""
@@ -110,7 +110,7 @@ def ortflow_step(
         warnings.simplefilter("ignore")
         ortflow.export_for_training(module, torch.from_numpy(arrays["input"]), path, input_names=["input"])
     optimizer = {"name": "adamw", "lr": RATE, "weight_decay": DECAY, "no_decay": []}
-    spec = RunSpec.model_validate(
+    spec = TrainerRunSpec.model_validate(
         {
             "name": "benchmark",
             "model": {"path": str(path), "loss": {"kind": loss}},

@@ -29,6 +29,7 @@ from ortflow.launchers.supervised import Job, View
 from ortflow.launchers.supervisor import Supervisor
 from ortflow.workflow.comm.segments import sweep
 from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
+from ortflow.workflow.program.source import check_source
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.checks.nodes import variables
 from ortflow.workflow.spec.units import parse_time
@@ -83,7 +84,9 @@ def start_detached(request: LocalRequest) -> None:
 
 def check_request(request: LocalRequest) -> None:
     """Raise UserError if the ranks of a request cannot run here."""
-    check(examine(request.python))
+    check(examine(request.python), program=request.submission.spec.program is not None)
+    if request.submission.spec.program is not None:
+        check_source(request.submission.spec.program, request.python)
     ranks = request.submission.spec.world_size
     # One rank needs about what mpirun does: for its own libraries, the data, the records and the checkpoints.
     open_files.allow(FILES_OF_MPIRUN + FILES_OF_A_RANK * ranks, f"a run of {ranks} rank(s)")
