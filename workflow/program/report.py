@@ -6,12 +6,15 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.events import EventLog, warn
 from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import RunDir, write_atomically
+
+if TYPE_CHECKING:
+    from ortflow.workflow.scalars import ScalarLog
 
 FLOATS = ("loss", "lr", "grad_norm")
 COUNTS = ("samples", "tokens", "epoch")
@@ -25,7 +28,7 @@ class Report:
         self, events: EventLog, run_dir: RunDir, tensorboard: Path | None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._events, self._run_dir, self._clock = events, run_dir, clock
-        self._scalars = None
+        self._scalars: ScalarLog | None = None
         self._folder = tensorboard
         self._step: int | None = None
         self._time = clock.monotonic()

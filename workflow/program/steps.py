@@ -7,6 +7,7 @@ saved, logged and handed over.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import selectors
 import sys
@@ -28,7 +29,7 @@ from ortflow.workflow.errors import (
 )
 from ortflow.workflow.program.channel import Lost
 from ortflow.workflow.program.child import Child
-from ortflow.workflow.program.command import command_of
+from ortflow.workflow.program.command import PACKAGES, command_of, node_command
 from ortflow.workflow.program.context import ProgramContext
 from ortflow.workflow.program.loop import Loop
 from ortflow.workflow.program.record import save_record, take_record
@@ -37,6 +38,7 @@ from ortflow.workflow.program.report import Report, read_plan, write_plan
 from ortflow.workflow.program.serve import Server
 from ortflow.workflow.program.source import check_source
 from ortflow.workflow.program.variables import environment_of, start_variables
+from ortflow.workflow.spec.program import ProgramSection
 from ortflow.workflow.steps.identity import identity_of, take_folder
 
 
@@ -50,6 +52,7 @@ def configure(context: ProgramContext) -> None:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}", where="program.cwd", fix="correct the path")
         check_source(program)
+        check_start(program)
         command = command_of(program, sys.executable)
         context.record, diff = take_record(program, command, folder)
         save_record(context.run_dir, context.record, diff)
@@ -59,6 +62,16 @@ def configure(context: ProgramContext) -> None:
         write_plan(context.run_dir, {**plan, "program": command, "run": dict(context.run)})
     except OrtflowError as error:
         context.trouble = error
+
+
+def check_start(program: ProgramSection) -> None:
+    """Raise UserError if the launcher that starts the processes is not installed beside ortflow."""
+    package = PACKAGES.get(program.start)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"is {program.start}, and {sys.executable} lacks {package}",
+            where="program.start", fix=f"`{sys.executable} -m pip install {package}`, or use direct",
+        )  # fmt: skip
 
 
 def runtime(context: ProgramContext) -> None:
@@ -186,8 +199,17 @@ def train(context: ProgramContext) -> None:
             os.environ, context.world.cores[place.rank], variables, own, spec.program.env
         )  # fmt: skip
         cwd = Path(spec.program.cwd or context.run_dir.root)
-        child = Child(command_of(spec.program, sys.executable), cwd, environment)
-        context.events.write("program_start", pid=child.pid)
+        command: list[str] | None = command_of(spec.program, sys.executable)
+        if spec.program.start != "direct":
+            first = place.local_rank == 0
+            command = (
+                node_command(spec.program, sys.executable, place, context.world, on_gpus=spec.on_gpus)
+                if first
+                else None
+            )
+        child = None if command is None else Child(command, cwd, environment)
+        if child is not None:
+            context.events.write("program_start", pid=child.pid)
         context.ending = Loop(context, selector, server, child).run()
     finally:
         server.close()
