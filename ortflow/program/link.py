@@ -22,7 +22,7 @@ from ortflow.program.stop_signals import StopSignals
 from ortflow.program.world import World
 from ortflow.workflow.program.wire import VERSION, Connection, Message, WireError, parse_address
 
-PERIOD = 0.05
+PERIOD = 0.2
 """Seconds between two reports of the rank's position."""
 HELLO_SECONDS = 60.0
 """The rank process accepts connections from the moment it starts the program; a node that swaps needs longer."""

@@ -7,9 +7,12 @@ with generators seeded by its own key: the same in another worker, on another ra
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +24,23 @@ def loader_worker(worker: int = 0) -> None:
 
     A scheduler sends its signals to every process of a job. A worker that dies of one takes the training with it before
     it has saved. `Run.steps` does this by itself.
+
+    The main process ends its workers by SIGTERM, too, and waits for them when the interpreter exits. Only a waiting
+    thread learns who has sent a signal, so the signals are blocked and such a thread takes them. Programs that a worker
+    starts inherit the mask: end them by SIGKILL.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, ignore)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    threading.Thread(target=_take_signals, name="ortflow signals", daemon=True).start()
+
+
+def _take_signals() -> None:
+    parent = multiprocessing.parent_process()
+    while True:
+        signals = signal.sigwaitinfo(STOP_SIGNALS)
+        if signals.si_signo == signal.SIGTERM and parent is not None and signals.si_pid == parent.pid:
+            os._exit(0)  # as torch's own handler in workers does
 
 
 class WorkerStart:

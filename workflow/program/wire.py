@@ -57,6 +57,7 @@ MAX_LINE = 1 << 20
 
 Message = dict[str, Any]
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps makes one for each message
 _NUMBER = (int, float)
 _OPTIONAL_TEXT = (str, type(None))
 FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
@@ -87,7 +88,7 @@ class WireError(Exception):
 
 def encode(message: Message) -> bytes:
     """Return the line of a message; raise WireError if it is too long, TypeError if it is not plain data."""
-    line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    line = _ENCODER.encode(message).encode() + b"\n"
     if len(line) > MAX_LINE:
         raise WireError(f"a message of kind {message.get('kind')!r} has {len(line)} bytes; at most {MAX_LINE} are sent")
     return line
