@@ -29,19 +29,24 @@ class Report:
     ) -> None:
         self._events, self._run_dir, self._clock = events, run_dir, clock
         self._scalars: ScalarLog | None = None
-        self._folder = tensorboard
+        self._folder, self._purge = tensorboard, 1
         self._step: int | None = None
         self._time = clock.monotonic()
 
     def begin(self, step: int) -> None:
         """Continue after `step`: records of later steps are removed, because they will be run again."""
         self._events.rewind(step)
-        if self._folder is None:
+        self._purge = step + 1
+
+    def _open(self) -> None:
+        """Open the scalars' file with the first values: its format takes a third of a second to import."""
+        folder, self._folder = self._folder, None
+        if folder is None:
             return
         try:
             from ortflow.workflow.scalars import ScalarLog
 
-            self._scalars = ScalarLog(self._folder, purge=step + 1)
+            self._scalars = ScalarLog(folder, purge=self._purge)
         except ImportError:
             warn(self._events, "no TensorBoard scalars: tensorboardX is not installed (pip install tensorboardX)")
 
@@ -52,6 +57,7 @@ class Report:
         seconds = (now - self._time) / steps
         self._step, self._time = step, now
         self._events.write("step", step=step, **{"seconds": round(seconds, 6), **fields_of(values)})
+        self._open()
         if self._scalars is not None:
             numbers = {name: float(value) for name, value in values.items() if is_number(value)}
             if numbers:

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import selectors
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from ortflow.workflow.checkpoint.identity import Identity
@@ -32,7 +33,7 @@ from ortflow.workflow.program.child import Child
 from ortflow.workflow.program.command import PACKAGES, command_of, node_command
 from ortflow.workflow.program.context import ProgramContext
 from ortflow.workflow.program.loop import Loop
-from ortflow.workflow.program.record import save_record, take_record
+from ortflow.workflow.program.record import save_packages, save_record, take_record
 from ortflow.workflow.program.rendezvous import SECONDS, alone, gather, join
 from ortflow.workflow.program.report import Report, read_plan, write_plan
 from ortflow.workflow.program.serve import Server
@@ -40,6 +41,7 @@ from ortflow.workflow.program.source import check_source
 from ortflow.workflow.program.variables import environment_of, start_variables
 from ortflow.workflow.spec.program import ProgramSection
 from ortflow.workflow.steps.identity import identity_of, take_folder
+from ortflow.workflow.threads import start_or_call
 
 
 def configure(context: ProgramContext) -> None:
@@ -208,6 +210,8 @@ def train(context: ProgramContext) -> None:
                 else None
             )
         child = None if command is None else Child(command, cwd, environment)
+        if context.leads:
+            start_or_call("packages", lambda: _save_packages(context))
         if child is not None:
             context.events.write("program_start", pid=child.pid)
         context.ending = Loop(context, selector, server, child).run()
@@ -217,6 +221,11 @@ def train(context: ProgramContext) -> None:
         for peer in context.peers.values():
             peer.close()
     conclude(context)
+
+
+def _save_packages(context: ProgramContext) -> None:
+    with suppress(OSError):  # a record alone must not end a run
+        save_packages(context.run_dir)
 
 
 def conclude(context: ProgramContext) -> None:
