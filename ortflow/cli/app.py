@@ -47,6 +47,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "render": Verb("submit", "render", reachable=True),
     },
     "Train": {
+        "init": Verb("init", "init"),
         "run": Verb("run", "run"),
         "submit": Verb("submit", "submit", reachable=True),
         "resume": Verb("run", "resume", reachable=True),

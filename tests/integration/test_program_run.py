@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import sys
@@ -167,3 +168,31 @@ def test_a_sweep_of_parameters_reaches_the_arguments(programs: Programs) -> None
     code, output = programs.run("run.yaml", "program.parameters.lr=1e-4")
     assert code == 0, output
     assert '"--lr", "0.0001"' in output
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_torchrun_starts_the_processes_of_a_node(programs: Programs) -> None:
+    programs.write(
+        """
+        import os
+        import torch, torch.distributed as dist
+        import ortflow.program
+        dist.init_process_group("gloo")
+        run = ortflow.program.context()
+        total = torch.tensor([float(dist.get_rank() + 1)])
+        dist.all_reduce(total)
+        with run.commit(1) as folder:
+            (folder / f"{dist.get_rank()}.txt").write_text(str(total.item()))
+        print("sum", total.item(), run.rank, os.environ["LOCAL_RANK"], flush=True)
+        dist.destroy_process_group()
+        """
+    )
+    code, output = programs.run("train.py", "--ranks", "2", "--start", "torchrun", seconds=150)
+    assert code == 0, output
+    assert sorted(line for line in programs.log().splitlines() if line.startswith("sum")) == [
+        "sum 3.0 0 0",
+        "sum 3.0 1 1",
+    ]
+    folder = programs.folder / "runs/train/checkpoints/step-00000001"
+    assert {path.name for path in folder.iterdir()} == {"0.txt", "1.txt", "manifest.json", "COMMITTED"}
+    assert programs.left() == []
