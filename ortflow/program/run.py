@@ -132,8 +132,9 @@ class Run(Context):
         self._find_scaler()
         resumed = self._resumed
         if resumed is None:
-            if self._drawn == 0 and self._empty_passes > 1:
+            if self._empty_passes > 1:
                 raise ProgramError("run.steps: the loader gives no batches")
+            self._drawn = 0
             return self._feed.begin(self.position, self.epoch)
         self._resumed = None
         try:
