@@ -121,5 +121,14 @@ def test_too_few_steps_are_refused_before_anything_starts(tmp_path: Path) -> Non
     (tmp_path / "train.py").write_text("print('trained')")
     done = command("prove", "train.py", "--steps", "3", folder=tmp_path)
     assert done.returncode == 2
-    assert mentions(done.stderr, "--steps", "3")
+    assert mentions(done.stderr, "3 steps are too few", "--steps")
     assert not (tmp_path / "runs").exists(), "nothing is left"
+
+
+@pytest.mark.rotates("prove")
+def test_a_program_that_is_complete_before_the_steps_is_struck_within_them(tmp_path: Path) -> None:
+    text = (PROGRAMS / "correct_plain.py").read_text()
+    (tmp_path / "train.py").write_text(text.replace("range(done + 1, 41)", "range(done + 1, 9)"))
+    done = command("prove", "train.py", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert mentions(done.stdout, "two runs of 8 steps", "SIGKILL", "equal", "SIGTERM", "equal")
