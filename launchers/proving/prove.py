@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ortflow.launchers.base import Submission
 from ortflow.launchers.proving import checkpoints
 from ortflow.launchers.proving.causes import Cause, causes, causes_between_calm_runs
 from ortflow.launchers.proving.parting import Parting, harmless, noise, parting, without
@@ -18,7 +19,6 @@ from ortflow.launchers.proving.runs import Proof, make_run
 from ortflow.launchers.proving.sources import Reading, readings
 from ortflow.launchers.proving.traces import Trace, read_trace
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.strike import Plan, struck_at
 
 LEAST_STEPS = 6
@@ -90,7 +90,7 @@ def schedule(steps: int, seed: int, ranks: int) -> Schedule:
 
 
 def prove(
-    spec: RunSpec, folder: Path, moments: Schedule, sources: Sequence[Path], report: Callable[[Verdict], None]
+    submission: Submission, folder: Path, moments: Schedule, sources: Sequence[Path], report: Callable[[Verdict], None]
 ) -> bool:
     """Make the runs in a folder and report each comparison; returns whether all are equal.
 
@@ -100,10 +100,10 @@ def prove(
     read = [reading for path in sources for reading in readings(path.read_text(errors="replace"), path.name)]
 
     def run(name: str, environment: dict[str, str] | None = None, accident: str | None = None) -> Proof:
-        return make_run(spec, folder, name, moments.plan(accident or name), environment or {})
+        return make_run(submission, folder, name, moments.plan(accident or name), environment or {})
 
     calm, again = run("calm"), run("calm-again")
-    if spec.program is None:
+    if submission.spec.program is None:
         return _prove_model(moments.steps, run, calm, again, report)
     first, second = _traced(calm), _traced(again)
     different = differing(first, second)
