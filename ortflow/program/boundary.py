@@ -1,8 +1,8 @@
 """Between two steps: whether to save or to end now.
 
 A step that accumulates gradients leaves them in the parameters, and a checkpoint has no gradients. So a save waits for
-a step in which a registered optimizer was called. Before the first such step it waits while there are gradients, but not
-for ever: the registered optimizer may be one that the program never calls.
+a step in which a registered optimizer was called. Before the first such step it waits while there are gradients, but
+not for ever: the registered optimizer may be one that the program never calls.
 """
 
 from __future__ import annotations
