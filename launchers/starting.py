@@ -25,7 +25,7 @@ from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.simulated import SimulatedAttempt, SimulatedNodes
 from ortflow.launchers.start_folder import ROOT, leaving
 from ortflow.launchers.stop import Stop, interruptible
-from ortflow.launchers.supervised import Job, View
+from ortflow.launchers.supervised import Job, View, grace_of
 from ortflow.launchers.supervisor import Supervisor
 from ortflow.workflow.comm.segments import sweep
 from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
@@ -134,7 +134,8 @@ def supervise(request: LocalRequest, view: View) -> int:
         spec.world_size,
         spec.restart,
         start,
-        lambda: clear_leftovers(run),
+        lambda: clear_leftovers(run, of_program=spec.program is not None),
+        grace=grace_of(spec),
         room_seconds=spec.checkpoint.wait_for_room,
         nodes=nodes,
     )
@@ -145,8 +146,13 @@ def supervise(request: LocalRequest, view: View) -> int:
         sweep()
 
 
-def clear_leftovers(run: RunDir) -> None:
-    """Kill the ranks of earlier attempts: two generations must never write to one run directory."""
+def clear_leftovers(run: RunDir, *, of_program: bool = False) -> None:
+    """Kill the ranks of earlier attempts: two generations must never write to one run directory.
+
+    A program's processes may outlive its rank if they have left its process group: they are found by their environment.
+    """
+    if of_program:
+        processes.kill(processes.of_run(run.root))
     if not wait_free(run.ranks_lock, 0.0):
         processes.kill(processes.of_run(run.root))
         if not wait_free(run.ranks_lock, LEFTOVERS):

@@ -121,18 +121,19 @@ def causes_between_calm_runs(parting: Parting, readings: Sequence[Reading], *, b
     if readings and (first := next((reading for reading in readings if reading.seeds), None)):
         return [_of_reading(first)]
     generators = [suspect for suspect in parting.suspects if suspect.kind in GENERATORS]
-    others = [reading for reading in readings if reading.kind != "hash"]
-    if generators:
-        return _unique(
-            Cause("unseeded random numbers", _of_suspect(suspect, parting).where or suspect.kind)
-            for suspect in generators
-            if suspect.live or len(generators) == 1
-        ) or [Cause("unseeded random numbers", generators[0].kind)]
-    if others:
+    if drawn := [suspect for suspect in generators if suspect.live]:
+        return [_unseeded(suspect, parting) for suspect in drawn]
+    if others := [reading for reading in readings if reading.kind != "hash"]:
         return [_of_reading(min(others, key=lambda reading: list(_OF_READINGS).index(reading.kind)))]
     if parting.workers and parting.effect.what == "batch":
         return [Cause("random state in the workers of the loader", _where(parting.workers[0]))]
+    if generators:
+        return [_unseeded(suspect, parting) for suspect in generators]
     return [Cause("operators that add in another order each time", "")]
+
+
+def _unseeded(suspect: Suspect, parting: Parting) -> Cause:
+    return Cause("unseeded random numbers", _of_suspect(suspect, parting).where or suspect.kind)
 
 
 def _weight(suspect: Suspect, parting: Parting) -> float:
@@ -142,6 +143,8 @@ def _weight(suspect: Suspect, parting: Parting) -> float:
     if kind in GENERATORS:
         kind = "own generator" if "." in kind else "generator"
     weight: float = _WEIGHTS[parting.effect.what].get(kind, 0)
+    if parting.blind:
+        weight = max(weight, _WEIGHTS["batch"].get(kind, 0))
     constant = kind in (
         "generator",
         "own generator",

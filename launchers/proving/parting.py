@@ -86,6 +86,8 @@ class Parting:
     suspects: tuple[Suspect, ...]
     accumulating: bool = False
     """The calm run did not update its parameters in the last step before: gradients are part of the state."""
+    blind: bool = False
+    """No batch was seen: a different loss may come from the data, too."""
     workers: tuple[str, ...] = ()
     """Keys of loaders with worker processes, whose state no trace sees."""
 
@@ -131,7 +133,7 @@ def parting(calm: Steps, other: Steps, ignored: Collection[str] = ()) -> Parting
     if effect is None:
         last = steps[-1]
         remaining = _differing(calm[last].state, other[last].state) & initial
-        names = tuple(sorted(key for key in remaining if _kind(key, calm[last], other[last]) in RESULTS))
+        names = tuple(sorted(key for key in remaining if _counts(key, calm, last)))
         if not names:
             return None
         effect = Effect("result", last, names)
@@ -139,8 +141,18 @@ def parting(calm: Steps, other: Steps, ignored: Collection[str] = ()) -> Parting
         calm[start].rank, start, effect,
         tuple(_suspects(calm, other, start, effect, initial)),
         _accumulating(calm, start),
+        all(line.batch is None for line in calm.values()),
         tuple(key for key, entry in calm[start].state.items() if entry.kind == "workers"),
     )  # fmt: skip
+
+
+def _counts(key: str, calm: Steps, last: int) -> bool:
+    """Whether an entry that nothing depends on is part of the result; a generator that is not drawn from is not."""
+    entry = calm[last].state.get(key)
+    if entry is None or entry.kind not in RESULTS:
+        return False
+    drawn = any(_digest(line.state.get(key)) != entry.digest for line in calm.values())
+    return entry.kind not in GENERATORS or drawn
 
 
 def harmless(calm: Steps, other: Steps, ignored: Collection[str] = ()) -> list[str]:
@@ -149,27 +161,25 @@ def harmless(calm: Steps, other: Steps, ignored: Collection[str] = ()) -> list[s
     if last is None:
         return []
     kinds = {"number", "list", "dict", "set", "length"}
-    found = _differing(calm[last].state, other[last].state) - set(ignored)
-    return sorted(key for key in found if _kind(key, calm[last], other[last]) in kinds)
+    first, mine, theirs = calm[min(calm)].state, calm[last].state, other[last].state
+    found = _differing(mine, theirs) & mine.keys() & theirs.keys() - set(ignored)
+    return sorted(key for key in found if mine[key].kind in kinds and _digest(first.get(key)) != mine[key].digest)
 
 
 def _first_effect(calm: Steps, other: Steps, steps: list[int], differing: Collection[str]) -> Effect | None:
     """In the order of events: the batch of a step, the values that it reports, the state after it."""
-    for place, step in enumerate(steps):
+    for step in steps:
         mine, theirs = calm[step], other[step]
-        if place > 0:
-            names = {
-                name for name in mine.logged.keys() & theirs.logged.keys() if mine.logged[name] != theirs.logged[name]
-            }
-            forward = {name for name in names if not any(part in name.lower() for part in UPDATES)}
-            if forward:
-                return Effect("logged", step, tuple(sorted(forward)))
-            changed = {
-                key for key in _differing(mine.state, theirs.state) - set(differing)
-                if _kind(key, mine, theirs) in RESULTS and _comparable(key, mine.state, theirs.state)
-            }  # fmt: skip
-            if names or changed:
-                return Effect("update", step, tuple(sorted(names | changed)))
+        names = {name for name in mine.logged.keys() & theirs.logged.keys() if mine.logged[name] != theirs.logged[name]}
+        forward = {name for name in names if not any(part in name.lower() for part in UPDATES)}
+        if forward:
+            return Effect("logged", step, tuple(sorted(forward)))
+        changed = {
+            key for key in _differing(mine.state, theirs.state) - set(differing)
+            if _kind(key, mine, theirs) in RESULTS and _comparable(key, mine.state, theirs.state)
+        }  # fmt: skip
+        if names or changed:
+            return Effect("update", step, tuple(sorted(names | changed)))
         if mine.batch is not None and theirs.batch is not None and mine.batch != theirs.batch:
             return Effect("batch", step + 1)
     return None

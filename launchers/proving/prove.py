@@ -33,7 +33,7 @@ class Verdict:
     """What the comparison of a run with the calm one has found."""
 
     run: str
-    """The run and its accident, such as `SIGKILL after step 7, resumed after step 6`."""
+    """The run and its accident, such as `SIGKILL after step 7, compared from step 6 on`."""
     causes: tuple[Cause, ...] = ()
     """The forgotten state, the most probable first; empty if the runs are equal."""
     effect: str = ""
@@ -155,7 +155,7 @@ def resumed(calm: Trace, again: Trace, proof: Proof, read: Sequence[Reading], si
         mine, theirs = without(calm.first[rank], again.first[rank])
         ignored = noise(mine, theirs)
         mine, _ = without(mine, theirs)
-        run = f"{signal} after step {struck}, resumed after step {min(steps)}"
+        run = f"{signal} after step {struck}, compared from step {min(steps)} on"
         if (found := parting(mine, steps, ignored)) is not None:
             return Verdict(run, tuple(causes(found, read)[:3]), sentence(found))
         extra += harmless(mine, steps, ignored)

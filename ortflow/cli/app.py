@@ -47,6 +47,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "render": Verb("submit", "render", reachable=True),
     },
     "Train": {
+        "init": Verb("init", "init"),
         "run": Verb("run", "run"),
         "submit": Verb("submit", "submit", reachable=True),
         "resume": Verb("run", "resume", reachable=True),
@@ -71,7 +72,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
     },
 }
 """Title -> commands, in the order of `--help`."""
-PROGRAMS = ("run", "init")
+PROGRAMS = ("run", "init", "prove")
 """Commands that take a program with its arguments, besides those that are reachable."""
 VERBS: Mapping[str, Verb] = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
 

@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ortflow.cli.program import GpusOption, NameOption, RanksOption, StartOption, TargetArgument, Typed
 from ortflow.cli.runs import RUNS, RunsOption
+from ortflow.cli.submission import OverridesArgument, submission_of
 from ortflow.workflow.errors import EXIT_FAILURE
 
 if TYPE_CHECKING:
-    from ortflow.launchers.base import Submission
     from ortflow.workflow.spec.run import RunSpec
 
 STEPS = 12
 
-ProgramArgument = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The run file (YAML), or a program.")]
-ArgumentsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of run file values.")
-]
-
 
 def prove(
-    file: ProgramArgument,
-    arguments: ArgumentsArgument = None,
+    file: TargetArgument,
+    overrides: OverridesArgument = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of each run.")] = STEPS,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the moments of the kill and the stop.")] = 0,
+    ranks: RanksOption = None,
+    gpus: GpusOption = None,
+    name: NameOption = None,
+    start_by: StartOption = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Run twice, then killed, then stopped, on this machine, and compare bit by bit.
@@ -36,7 +36,8 @@ def prove(
     from ortflow.launchers.proving.prove import Verdict, prove, schedule
     from ortflow.launchers.proving.runs import folder_of_runs, remove_runs
 
-    submission = submission_to_prove(file, arguments, runs)
+    typed = Typed.here(ranks, None, gpus, name, start_by)
+    submission = submission_of(file, overrides, runs, typed=typed)
     moments = schedule(steps, seed, submission.spec.world_size)
 
     def report(verdict: Verdict) -> None:
@@ -57,16 +58,14 @@ def short_run(spec: RunSpec, steps: int, period: int) -> RunSpec:
     """The run with so many steps, checkpoints of that period, and no pause or export. Pure."""
     from ortflow.workflow.spec.run import TrainerRunSpec
 
+    checkpoint: dict[str, object] = {"directory": "checkpoints", "every_steps": period, "every_seconds": None}
+    backoff = spec.restart.backoff.model_copy(update={"first": 0.0})
     changes: dict[str, object] = {
-        "checkpoint": spec.checkpoint.model_copy(
-            update={"directory": "checkpoints", "every_steps": period, "every_seconds": None, "asynchronous": False}
-        ),
-        "restart": spec.restart.model_copy(
-            update={"failures": 1, "backoff": spec.restart.backoff.model_copy(update={"first": 0.0})}
-        ),
+        "restart": spec.restart.model_copy(update={"failures": 1, "backoff": backoff}),
         "monitor": spec.monitor.model_copy(update={"tensorboard": False}),
     }
     if isinstance(spec, TrainerRunSpec):
+        checkpoint["asynchronous"] = False
         changes["export"] = spec.export.model_copy(update={"enabled": False})
         warmup = min(spec.train.schedule.warmup_steps, steps - 1)
         changes["train"] = spec.train.model_copy(
@@ -76,6 +75,7 @@ def short_run(spec: RunSpec, steps: int, period: int) -> RunSpec:
                 "schedule": spec.train.schedule.model_copy(update={"warmup_steps": warmup}),
             }
         )
+    changes["checkpoint"] = spec.checkpoint.model_copy(update=checkpoint)
     return spec.model_copy(update=changes)
 
 
@@ -89,10 +89,3 @@ def sources(spec: RunSpec) -> list[Path]:
     imported = {line.split()[1].split(".")[0] for line in script.read_text(errors="replace").splitlines()
                 if line.strip().startswith(("import ", "from ")) and len(line.split()) > 1}  # fmt: skip
     return [script, *(path for path in beside if path.stem in imported)]
-
-
-def submission_to_prove(file: Path, arguments: list[str] | None, runs: Path) -> Submission:
-    """The run of a run file, or of a program with its arguments."""
-    from ortflow.cli.submission import submission_of
-
-    return submission_of(file, arguments, runs)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ortflow.program.link import Link
+    from ortflow.program.trace import Tracer
 
 
 class Context:
@@ -48,6 +49,11 @@ class Context:
         self.attempt: int = hello.get("attempt", 0)
         self._period: dict[str, Any] = hello.get("period") or {}
         self._newest: str | None = hello.get("newest_path")
+        self._tracer: Tracer | None = None
+        if hello.get("prove"):
+            from ortflow.program.trace import tracer
+
+            self._tracer = tracer(hello, self.rank)
         if self._link is not None:
             self._link.position = lambda: (self.position, self._checks.count)
             self._link.deadline = self._set_deadline
@@ -120,6 +126,8 @@ class Context:
                 self._link.request({"kind": "end_commit", "step": step, "error": text})
             raise
         self._newest = self._committing({"kind": "end_commit", "step": step, "error": None})["path"]
+        if self._tracer is not None:
+            self._tracer.committed()
 
     def _committing(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._link is not None
@@ -136,12 +144,16 @@ class Context:
         A tensor on a GPU is waited for. Raises ProgramError if a value is not one number or text.
         """
         numbers = {name: plain(name, value) for name, value in values.items()}
+        if self._tracer is not None:
+            self._tracer.log(numbers)
         if self._link is not None and not self._forked:
             self._link.log(self.position if step is None else step, numbers)
 
     def step(self, step: int | None = None) -> None:
         """Report that a step is done, for speed and hang detection; `step` is the number of steps done so far."""
         self.position = self.position + 1 if step is None else step
+        if self._tracer is not None:
+            self._tracer.after(self.position)
 
     @property
     def total(self) -> int | None:
@@ -175,6 +187,8 @@ def current() -> Context:
     global _current
     if _current is None:
         _current = Context(*connect(level=1))
+        if _current._tracer is not None:
+            _current._tracer.watch_modules()
     return _current
 
 

@@ -29,6 +29,8 @@ class Run(Context):
 
     def __init__(self, base: Context, objects: dict[str, Any]) -> None:
         super().__init__(base._link, base._checks, base._place)
+        if base._tracer is not None:
+            base._tracer.close()  # steps are seen by `steps`
         self.epoch = 0
         self._objects = registry.checked(objects)
         self._drawn = self._empty_passes = 0
@@ -40,20 +42,10 @@ class Run(Context):
         self._checked_position: int | None = None
         measures = self._link is not None and self.rank == 0
         self._boundary = Boundary(self._period, self._ask_to_save if measures else None)
-        self._tracer = self._make_tracer()
         for value in self._objects.values():
             if registry.is_optimizer(value):
                 self._boundary.watch(value)
         self._load()
-
-    def _make_tracer(self) -> Any:
-        folder = self._link.hello.get("prove") if self._link is not None else None
-        if folder is None:
-            return None
-        from importlib import import_module
-        from pathlib import Path
-
-        return import_module("ortflow.program.trace").Tracer(Path(folder), self.rank, self.attempt)
 
     def _ask_to_save(self) -> None:
         self._tell({"kind": "save_requested"})
@@ -124,7 +116,7 @@ class Run(Context):
                 batches = self._begin(loader, total)
                 continue
             if self._tracer is not None:
-                self._trace(batch)
+                self._tracer.before(self.position, batch, self._objects)
             yield batch
             self.position += 1
             self._drawn += 1
@@ -132,7 +124,7 @@ class Run(Context):
         if self._saved_position != self.position:
             self._save()
         if self._tracer is not None:
-            self._trace(None)
+            self._tracer.before(self.position, None, self._objects)
 
     def _begin(self, loader: Any, total: int | None) -> Iterator[Any]:
         if self._feed is None or self._feed.loader is not loader:
@@ -224,15 +216,6 @@ class Run(Context):
             self._objects[registry.SCALER] = scalers[0]
             if saved:
                 registry.set_state(registry.SCALER, scalers[0], saved[registry.SCALER])
-
-    def _trace(self, batch: Any) -> None:
-        self._tracer.step(self.position, batch, self._objects, saved=self._saved_position is not None)
-
-    def log(self, *, step: int | None = None, **values: Any) -> None:
-        """Record numbers and text of a step; see Context.log."""
-        if self._tracer is not None:
-            self._tracer.log(values)
-        super().log(step=step, **values)
 
 
 def start(objects: dict[str, Any], *, jax: bool) -> Run:

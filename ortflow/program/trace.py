@@ -27,7 +27,7 @@ class Tracer:
 
     A line has the state after a number of steps, and the batch of the next one. A loop over `Run.steps` calls `before`.
     A loop of the program's own only reports that a step is done (`after`): its next batch is seen when the first module
-    of torch is called with it, so the line is written there, or at once in a program without torch.
+    of torch is called with it, so the line is written there, or at once in a program that calls none.
     """
 
     def __init__(self, folder: Path, rank: int, attempt: int, resumed: int | None) -> None:
@@ -57,10 +57,9 @@ class Tracer:
     def after(self, step: int) -> None:
         """A step of the program's own loop is done: `step` steps in all."""
         self.watch_modules()
-        if digests.torch_module() is None or step >= self._strike.plan.steps:
+        unseen, self._pending = self._pending is not None, step
+        if unseen or step >= self._strike.plan.steps:
             self._line(step, None, {})
-        else:
-            self._pending = step
 
     def watch_modules(self) -> None:
         """Write the line of a step when the program calls its first module in the next one."""

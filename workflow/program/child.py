@@ -69,6 +69,7 @@ class Child:
         except ValueError as error:
             raise UserError(f"{command[0]} cannot be started: {error}", where="program") from error
         self.pid = self._process.pid
+        self._guard = _guard(self.pid)
 
     def poll(self) -> int | None:
         """Its exit code, minus the signal if one ended it; None while it runs."""
@@ -99,6 +100,8 @@ class Child:
     def kill(self) -> None:
         """Kill it and everything that it has started."""
         self._kill_all()
+        self._guard.kill()
+        self._guard.wait()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
 
@@ -114,6 +117,8 @@ class Child:
         """Living processes that the program has started, if it has ended."""
         found = []
         for process in _descendants():
+            if process.pid == self._guard.pid:
+                continue
             with contextlib.suppress(psutil.Error):
                 if process.pid != self.pid and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
@@ -143,6 +148,19 @@ def _descendants() -> list[psutil.Process]:
         return psutil.Process().children(recursive=True)
     except psutil.Error:
         return []
+
+
+def _guard(group: int) -> subprocess.Popen[bytes]:
+    """A shell that kills the program's process group when this process is gone, whatever ended it.
+
+    The kernel kills only the program itself then, not its children. The shell waits for the end of its input, which
+    this process holds open, in a session of its own: a process manager kills the rank's with it.
+    """
+    script = f"trap '' TERM INT HUP QUIT USR1 USR2; read _; kill -9 -- -{group} 2>/dev/null"
+    return subprocess.Popen(
+        ["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={}, cwd="/", start_new_session=True,
+    )  # fmt: skip
 
 
 def _before_exec() -> Callable[[], None]:

@@ -20,7 +20,7 @@ Every rank process sends it messages, rank 0's own too; each call returns the me
 | `begun`, `committed` | step, path or error |
 | `hash` | step, path, files |
 | `failed` | rank, sentence: kill the program and end |
-| `over` | every program has ended |
+| `over` | code: every program has ended, one with 75 if any was stopped |
 """
 
 from __future__ import annotations
@@ -231,7 +231,9 @@ class Coordinator:
         if message["code"] not in (EXIT_DONE, EXIT_PREEMPTED):
             return self._fail(rank, message, now)
         if len(self.ends) == self._ranks and self._cause is None:
-            return [(None, {"kind": "over"})]
+            codes = {end["code"] for end in self.ends.values()}
+            code = EXIT_PREEMPTED if EXIT_PREEMPTED in codes else EXIT_DONE
+            return [(None, {"kind": "over", "code": code})]
         return []
 
     def _fail(self, rank: int, message: Message, now: float) -> list[Out]:

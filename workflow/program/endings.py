@@ -81,7 +81,8 @@ def ending_of(known: Known, who: str) -> Ending:
     if known.rejected is not None:
         return Ending(EXIT_FAILURE, f"{program} {known.rejected}")
     said = last_error(known.tail)
-    if known.asked and (said is None or said.startswith("KeyboardInterrupt")):
+    # torchrun raises SignalException when it has passed the signal on.
+    if known.asked and (said is None or said.startswith("KeyboardInterrupt") or "SignalException" in said):
         return Ending(EXIT_PREEMPTED, f"{program} ended with exit code {known.status} after the request to stop")
     wrong = not known.stepped and (known.status == EXIT_USER or (said or "").startswith(_IMPORTS))
     sentence = f"{program} ended with exit code {known.status}" + (f": {said}" if said else "")

@@ -33,7 +33,9 @@ OTHERS = 10.0
 class Loop:
     """One rank's program from its start to its end."""
 
-    def __init__(self, context: ProgramContext, selector: selectors.BaseSelector, server: Server, child: Child) -> None:
+    def __init__(
+        self, context: ProgramContext, selector: selectors.BaseSelector, server: Server, child: Child | None
+    ) -> None:
         self._context, self._selector, self._server, self._child = context, selector, server, child
         self._clock = context.clock
         self._coordinator = Coordinator(context.place.world_size) if context.leads else None
@@ -63,11 +65,15 @@ class Loop:
 
     def run(self) -> Ending:
         """Wait for the end of all programs; returns how this one has ended."""
+        if self._child is None:
+            # A launcher on this node starts this rank's program, and the first rank there waits for it.
+            self._tell({"kind": "ended", **vars(Ending(EXIT_DONE)), "idle": True})
         try:
             while not (self._ending is not None and self._over):
                 self._turn()
         finally:
-            self._child.kill()
+            if self._child is not None:
+                self._child.kill()
             self._hashing.close()
         assert self._ending is not None
         return self._ending
@@ -79,7 +85,7 @@ class Loop:
         self._serve()
         for message in self._hashing.results():
             self._tell(message)
-        if self._ending is None:
+        if self._ending is None and self._child is not None:
             status = self._child.poll()
             if status is not None:
                 self._end(status)
@@ -168,6 +174,9 @@ class Loop:
             self._fail(message)
         elif kind == "over":
             self._over = True
+            if self._child is None:
+                sentence = f"the program of rank {self._context.place.rank} stopped with the others"
+                self._ending = Ending(message["code"], sentence)
         else:
             self._files(message)
 
@@ -270,14 +279,14 @@ class Loop:
             return
         self._asked, self._asked_at = reason, self._clock.monotonic()
         self._context.events.write("stop_requested", reason=reason)
-        if not self._server.members:
+        if not self._server.members and self._child is not None:
             self._child.ask(signal.SIGTERM)
 
     def _stops(self) -> None:
         if (reason := self._context.stop.reason) is not None:
             self._ask(reason)
         limit = self._context.spec.program.stop_seconds
-        if self._asked is not None and self._ending is None and self._killed is None:
+        if self._asked is not None and self._ending is None and self._killed is None and self._child is not None:
             late = self._clock.monotonic() - self._asked_at
             if late > limit:
                 self._killed = f"was killed: it did not stop within {limit:g} s of the request (program.stop_seconds)"
@@ -300,16 +309,19 @@ class Loop:
 
     def _fail(self, message: Message) -> None:
         """Another rank has failed, or this one: all end."""
-        if self._ending is None and (status := self._child.poll()) is not None:
+        if self._child is None:
+            self._ending = Ending(EXIT_FAILURE, f"ended because {message['sentence']}", communication=True)
+        elif self._ending is None and (status := self._child.poll()) is not None:
             self._end(status)  # by itself, before it knew of the other
         self._failed, self._over = message, True
-        if self._ending is None:
+        if self._ending is None and self._child is not None:
             self._child.kill()
 
     def _end(self, status: int) -> None:
         """The program has ended."""
         self._serve()  # what it sent last
         context = self._context
+        assert self._child is not None
         left = self._child.end_leftovers()
         if left:
             many = "process" if left == 1 else "processes"

@@ -17,8 +17,10 @@ from pathlib import Path
 import xxhash
 
 from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.runtimes import installed_version
 from ortflow.workflow.spec.program import ProgramSection
 
+FRAMEWORKS = ("torch", "jax", "tensorflow", "numpy", "transformers", "lightning", "accelerate", "deepspeed", "horovod")
 GIT_SECONDS = 5.0
 LONGEST_DIFF = 4 << 20
 """Bytes of changes that are recorded: a longer diff has data in it."""
@@ -39,6 +41,7 @@ class Record:
     python: str
     platform: str
     packages: dict[str, str] = field(default_factory=dict)
+    """Versions of the packages of `FRAMEWORKS` that are installed."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -47,8 +50,7 @@ class Record:
             "python": self.python, "platform": self.platform, "script": self.hash, "commit": self.commit,
             "changed": str(self.changed).lower(),
         }  # fmt: skip
-        known = ("torch", "jax", "tensorflow", "numpy", "transformers", "lightning", "accelerate", "deepspeed")
-        kept.update({name: self.packages[name] for name in known if name in self.packages})
+        kept.update(self.packages)
         return {name: value for name, value in kept.items() if value}
 
 
@@ -65,9 +67,15 @@ def take_record(program: ProgramSection, command: list[str], folder: Path) -> tu
         bool(diff),
         platform.python_version(),
         f"{sys.platform} {platform.machine()}",
-        {str(one.name): one.version for one in metadata.distributions() if one.name},
+        {name: version for name in FRAMEWORKS if (version := installed_version(name)) is not None},
     )
     return record, diff
+
+
+def save_packages(run_dir: RunDir) -> None:
+    """Write RUN_DIR/program/packages.txt: all that is installed. Takes tenths of a second, so not before the start."""
+    found = sorted(f"{one.name}=={one.version}" for one in metadata.distributions() if one.name)
+    write_atomically(run_dir.root / "program" / "packages.txt", ("\n".join(found) + "\n").encode())
 
 
 def save_record(run_dir: RunDir, record: Record, diff: bytes) -> None:

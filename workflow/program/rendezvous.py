@@ -214,5 +214,6 @@ def _connect(found: Message) -> Peer | None:
 def _decoded(message: Message) -> World:
     if not isinstance(message.get("world"), dict):
         raise CommunicationError("rank 0 sent no description of the ranks")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in message["world"].items()}
-    return World(**values)
+    values = message["world"]
+    lists = {key: tuple(values[key]) for key in ("hosts", "addresses", "ports", "cores")}
+    return World(**lists, main_port=int(values["main_port"]), jax_port=int(values["jax_port"]))

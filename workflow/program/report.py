@@ -6,12 +6,15 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.events import EventLog, warn
 from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import RunDir, write_atomically
+
+if TYPE_CHECKING:
+    from ortflow.workflow.scalars import ScalarLog
 
 FLOATS = ("loss", "lr", "grad_norm")
 COUNTS = ("samples", "tokens", "epoch")
@@ -25,20 +28,25 @@ class Report:
         self, events: EventLog, run_dir: RunDir, tensorboard: Path | None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._events, self._run_dir, self._clock = events, run_dir, clock
-        self._scalars = None
-        self._folder = tensorboard
+        self._scalars: ScalarLog | None = None
+        self._folder, self._purge = tensorboard, 1
         self._step: int | None = None
         self._time = clock.monotonic()
 
     def begin(self, step: int) -> None:
         """Continue after `step`: records of later steps are removed, because they will be run again."""
         self._events.rewind(step)
-        if self._folder is None:
+        self._purge = step + 1
+
+    def _open(self) -> None:
+        """Open the scalars' file with the first values: its format takes a third of a second to import."""
+        folder, self._folder = self._folder, None
+        if folder is None:
             return
         try:
             from ortflow.workflow.scalars import ScalarLog
 
-            self._scalars = ScalarLog(self._folder, purge=step + 1)
+            self._scalars = ScalarLog(folder, purge=self._purge)
         except ImportError:
             warn(self._events, "no TensorBoard scalars: tensorboardX is not installed (pip install tensorboardX)")
 
@@ -49,6 +57,7 @@ class Report:
         seconds = (now - self._time) / steps
         self._step, self._time = step, now
         self._events.write("step", step=step, **{"seconds": round(seconds, 6), **fields_of(values)})
+        self._open()
         if self._scalars is not None:
             numbers = {name: float(value) for name, value in values.items() if is_number(value)}
             if numbers:

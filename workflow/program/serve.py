@@ -21,8 +21,8 @@ class Client:
     def __init__(self, stream: socket.socket) -> None:
         stream.setblocking(False)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.stream, self.rank = stream, None
-        self.rank: int | None
+        self.stream = stream
+        self.rank: int | None = None
         self.level, self.stepped, self.checks = 0, False, 0
         self.step: int | None = None
         self.waiting: dict[tuple[str, int], int] = {}

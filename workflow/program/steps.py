@@ -7,9 +7,11 @@ saved, logged and handed over.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import selectors
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from ortflow.workflow.checkpoint.identity import Identity
@@ -28,16 +30,18 @@ from ortflow.workflow.errors import (
 )
 from ortflow.workflow.program.channel import Lost
 from ortflow.workflow.program.child import Child
-from ortflow.workflow.program.command import command_of
+from ortflow.workflow.program.command import PACKAGES, command_of, node_command
 from ortflow.workflow.program.context import ProgramContext
 from ortflow.workflow.program.loop import Loop
-from ortflow.workflow.program.record import save_record, take_record
+from ortflow.workflow.program.record import save_packages, save_record, take_record
 from ortflow.workflow.program.rendezvous import SECONDS, alone, gather, join
 from ortflow.workflow.program.report import Report, read_plan, write_plan
 from ortflow.workflow.program.serve import Server
 from ortflow.workflow.program.source import check_source
 from ortflow.workflow.program.variables import environment_of, start_variables
+from ortflow.workflow.spec.program import ProgramSection
 from ortflow.workflow.steps.identity import identity_of, take_folder
+from ortflow.workflow.threads import start_or_call
 
 
 def configure(context: ProgramContext) -> None:
@@ -50,6 +54,7 @@ def configure(context: ProgramContext) -> None:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}", where="program.cwd", fix="correct the path")
         check_source(program)
+        check_start(program)
         command = command_of(program, sys.executable)
         context.record, diff = take_record(program, command, folder)
         save_record(context.run_dir, context.record, diff)
@@ -59,6 +64,16 @@ def configure(context: ProgramContext) -> None:
         write_plan(context.run_dir, {**plan, "program": command, "run": dict(context.run)})
     except OrtflowError as error:
         context.trouble = error
+
+
+def check_start(program: ProgramSection) -> None:
+    """Raise UserError if the launcher that starts the processes is not installed beside ortflow."""
+    package = PACKAGES.get(program.start)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"is {program.start}, and {sys.executable} lacks {package}",
+            where="program.start", fix=f"`{sys.executable} -m pip install {package}`, or use direct",
+        )  # fmt: skip
 
 
 def runtime(context: ProgramContext) -> None:
@@ -186,8 +201,19 @@ def train(context: ProgramContext) -> None:
             os.environ, context.world.cores[place.rank], variables, own, spec.program.env
         )  # fmt: skip
         cwd = Path(spec.program.cwd or context.run_dir.root)
-        child = Child(command_of(spec.program, sys.executable), cwd, environment)
-        context.events.write("program_start", pid=child.pid)
+        command: list[str] | None = command_of(spec.program, sys.executable)
+        if spec.program.start != "direct":
+            first = place.local_rank == 0
+            command = (
+                node_command(spec.program, sys.executable, place, context.world, on_gpus=spec.on_gpus)
+                if first
+                else None
+            )
+        child = None if command is None else Child(command, cwd, environment)
+        if context.leads:
+            start_or_call("packages", lambda: _save_packages(context))
+        if child is not None:
+            context.events.write("program_start", pid=child.pid)
         context.ending = Loop(context, selector, server, child).run()
     finally:
         server.close()
@@ -195,6 +221,11 @@ def train(context: ProgramContext) -> None:
         for peer in context.peers.values():
             peer.close()
     conclude(context)
+
+
+def _save_packages(context: ProgramContext) -> None:
+    with suppress(OSError):  # a record alone must not end a run
+        save_packages(context.run_dir)
 
 
 def conclude(context: ProgramContext) -> None:

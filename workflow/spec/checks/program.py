@@ -60,6 +60,15 @@ def check_program(spec: RunSpec) -> Iterator[Problem]:
     if program.start != "direct" and program.kind == "command":
         what = f"is {program.start}, which starts Python programs"
         yield Problem((*here, "start"), what, "use script, module or function", others=((*here, "command"),))
+    if program.start != "direct" and program.kind == "function":
+        what = f"is {program.start}, which starts scripts and modules"
+        yield Problem((*here, "start"), what, "use script or module", others=((*here, "function"),))
+    if program.start == "accelerate" and spec.world_size > 1 and not spec.on_gpus:
+        what = "is accelerate, whose launcher starts several processes on GPUs only"
+        yield Problem((*here, "start"), what, "use direct or torchrun", others=(("resources", "gpus_per_rank"),))
+    if program.start == "horovod" and spec.resources.nodes > 1:
+        what = "is horovod, whose launcher reaches other nodes by ssh"
+        yield Problem((*here, "start"), what, "use direct, with ranks started by MPI", others=(("resources", "nodes"),))
     plain = ProgramRunSpec.model_construct(name=spec.name, program=program)
     for section in OF_TRAINERS:
         if getattr(spec, section) not in (None, getattr(plain, section)):

@@ -1,0 +1,126 @@
+"""`ortflow prove` on small programs that each forget one piece of state, named in their first line, and on an ONNX run.
+
+A few run each time. pytest -m "chaos or not chaos" tests/integration/test_prove.py runs all, ORTFLOW_PART=K/N a part.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from messages import mentions
+from project import command
+from rotation import rotating
+from tiny_runs import Tiny
+
+PROGRAMS = Path(__file__).parent / "programs"
+NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py"))
+ALWAYS = ("correct_plain", "random_python", "generator_python")
+FORGETS = re.compile(r'"""Forgets: (.+?)\.[ "]')
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks run on Linux")
+
+
+def forgotten(name: str) -> str:
+    """The cause that a program's first line names."""
+    match = FORGETS.match((PROGRAMS / f"{name}.py").read_text())
+    assert match is not None
+    return match[1]
+
+
+@pytest.mark.parametrize("name", rotating(NAMES, ALWAYS))
+def test_the_forgotten_state_of_a_program_is_named(name: str, tmp_path: Path) -> None:
+    if "import torch" in (PROGRAMS / f"{name}.py").read_text() and find_spec("torch") is None:
+        pytest.skip("needs PyTorch")
+    shutil.copy(PROGRAMS / f"{name}.py", tmp_path / "train.py")
+    done = command("prove", "train.py", folder=tmp_path)
+    cause = forgotten(name)
+    if cause == "nothing":
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count(": equal") == 3
+        assert not (tmp_path / "runs" / "train.prove").exists()
+    else:
+        assert done.returncode == 1, done.stdout + done.stderr
+        named = re.findall(r"^  forgotten: (.+)$", done.stdout, re.MULTILINE)
+        assert named, done.stdout
+        assert all(line.startswith(cause) for line in named), done.stdout
+        assert (tmp_path / "runs" / "train.prove").is_dir(), "the traces are kept"
+    assert not (tmp_path / "runs" / "train").exists(), "the run itself is not touched"
+
+
+def test_there_are_twenty_programs_with_one_omission_each() -> None:
+    assert len([name for name in NAMES if forgotten(name) != "nothing"]) >= 20
+
+
+def test_a_program_on_two_ranks(tmp_path: Path) -> None:
+    """Each rank is compared with itself; both are killed when one is."""
+    shutil.copy(PROGRAMS / "generator_python.py", tmp_path / "train.py")
+    text = (tmp_path / "train.py").read_text().replace("Augmentation(7)", "Augmentation(7)  # of each rank")
+    (tmp_path / "train.py").write_text(
+        text.replace("start(model=model)", "start(model=model, noise=augmentation.random)")
+    )
+    done = command("prove", "train.py", "--ranks", "2", "--steps", "8", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_onnx_run_is_killed_and_stopped_and_equal(tmp_path: Path) -> None:
+    tiny = Tiny.make(tmp_path)
+    done = command("prove", "run.yaml", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^SIGKILL after step \d+: equal$", done.stdout, re.MULTILINE)
+    assert re.search(r"^SIGTERM after step \d+: equal$", done.stdout, re.MULTILINE)
+    assert not tiny.run_dir.exists()
+
+
+def test_a_program_without_the_library_has_nothing_to_compare(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')")
+    done = command("prove", "train.py", folder=tmp_path)
+    assert done.returncode == 2
+    assert mentions(done.stderr, "no step", "ortflow.program.start")
+
+
+def test_a_program_that_saves_nothing_is_refused(tmp_path: Path) -> None:
+    text = "import ortflow.program\nrun = ortflow.program.context()\nfor step in range(1, 40): run.step(step)\n"
+    (tmp_path / "train.py").write_text(text)
+    done = command("prove", "train.py", folder=tmp_path)
+    assert done.returncode == 2
+    assert mentions(done.stderr, "no checkpoint", "--steps")
+
+
+def test_a_program_that_fails_is_told_with_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import ortflow.program\nraise ValueError('no such data')\n")
+    done = command("prove", "train.py", folder=tmp_path)
+    assert done.returncode == 1
+    assert mentions(done.stderr, "calm", "ValueError: no such data")
+
+
+def test_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')")
+    folder = tmp_path / "runs" / "train.prove"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    done = command("prove", "train.py", folder=tmp_path)
+    assert done.returncode == 2
+    assert mentions(done.stderr, str(folder))
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_too_few_steps_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')")
+    done = command("prove", "train.py", "--steps", "3", folder=tmp_path)
+    assert done.returncode == 2
+    assert mentions(done.stderr, "--steps", "3")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_traces_name_every_step_of_every_rank(tmp_path: Path) -> None:
+    """What is kept after a difference can be read by a person."""
+    shutil.copy(PROGRAMS / "random_python.py", tmp_path / "train.py")
+    assert command("prove", "train.py", "--steps", "8", folder=tmp_path).returncode == 1
+    (trace,) = (tmp_path / "runs" / "train.prove" / "calm" / "trace").glob("*.jsonl")
+    assert [json.loads(line)["step"] for line in trace.read_text().splitlines()] == list(range(1, 9))
