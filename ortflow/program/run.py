@@ -160,7 +160,8 @@ class Run(Context):
 
     def _end_pass(self) -> None:
         self._empty_passes = 0 if self._drawn else self._empty_passes + 1
-        self.epoch += 1
+        # A loader that was saved at its end may end once more before it begins anew.
+        self.epoch += self._drawn > 0
         self._drawn = 0
 
     def _between(self) -> None:

@@ -7,12 +7,13 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from program_server import ProgramServer
 
 from ortflow.program import trees
-from ortflow.program.boundary import Boundary
+from ortflow.program.boundary import LONGEST_ACCUMULATION, Boundary
 from ortflow.program.trees import TensorPlace
 
 PROGRAM = """
@@ -169,7 +170,10 @@ def test_objects_without_state_are_refused(tmp_path: Path) -> None:
 
 
 class Optimizer:
-    """Calls its hooks, as torch's do."""
+    """Calls its hook, as torch's do; `param_groups` has one parameter, with a gradient or None."""
+
+    def __init__(self, grad: float | None) -> None:
+        self.param_groups = [{"params": [SimpleNamespace(grad=grad)]}]
 
     def register_step_post_hook(self, hook: object) -> None:
         self.step = hook
@@ -183,7 +187,11 @@ def test_saves_are_due_by_steps_requests_and_whole_accumulations() -> None:
             boundary.saved()
             due.append(position)
     assert due == [3, 5, 6, 9]
-    optimizer = Optimizer()
+    assert boundary.stopping is False
+
+
+def test_saves_wait_for_whole_accumulations() -> None:
+    optimizer = Optimizer(0.5)
     boundary = Boundary({"steps": 3}, None)
     boundary.watch(optimizer)
     due = []
@@ -193,9 +201,12 @@ def test_saves_are_due_by_steps_requests_and_whole_accumulations() -> None:
             due.append(position)
         if position % 4 == 3:
             optimizer.step()  # type: ignore[operator]
-    # Before its first step, nothing says that gradients accumulate.
-    assert due == [3, 4, 8, 12]
+    assert due == [4, 8, 12]
     assert boundary.stopping
+    for grad, first in ((None, 3), (0.5, LONGEST_ACCUMULATION + 3)):  # an optimizer that is never called
+        boundary = Boundary({"steps": 3}, None)
+        boundary.watch(Optimizer(grad))
+        assert next(position for position in range(1, 1000) if boundary.due(position, (False, False))) == first
 
 
 def test_the_period_in_seconds_asks_once() -> None:
