@@ -100,8 +100,8 @@ def without(first: Steps, second: Steps) -> tuple[Steps, Steps]:
         if first[step].logged[name] != second[step].logged[name]
     }  # fmt: skip
     measured = {name for name in names if any(part in name.lower() for part in MEASURED)}
-    bare = [{step: replace(run[step], logged={}) for step in steps} for run in (first, second)]
-    ignored = names if parting(*bare) is None else measured
+    bare, other = ({step: replace(run[step], logged={}) for step in steps} for run in (first, second))
+    ignored = names if parting(bare, other) is None else measured
     mine, theirs = (
         {step: replace(line, logged=_others(line.logged, ignored)) for step, line in run.items()}
         for run in (first, second)

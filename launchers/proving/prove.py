@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ortflow.launchers.proving import checkpoints
@@ -59,8 +59,10 @@ class Schedule:
     steps: int
     period: int
     """Steps between checkpoints."""
-    strikes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    strikes: dict[str, tuple[int, int]]
     """By run: the step after which a rank is struck, and the rank."""
+    seed: int
+    ranks: int
 
     def plan(self, run: str) -> Plan:
         """The plan of a run."""
@@ -74,14 +76,17 @@ def schedule(steps: int, seed: int, ranks: int) -> Schedule:
     Raises UserError if there are too few steps.
     """
     if steps < LEAST_STEPS:
-        raise UserError(f"--steps is {steps}, and a checkpoint, a kill and the steps after it need {LEAST_STEPS}")
+        raise UserError(
+            f"{steps} steps are too few: a checkpoint, a kill and the steps after it need {LEAST_STEPS}",
+            fix="give more --steps, or train longer",
+        )
     chance, period = random.Random(seed), max(2, steps // 4)
     last = steps - 2
     strikes = {
         "killed": (chance.randint(min(period + 1, last), last), chance.randrange(ranks)),
         "stopped": (chance.randint(2, last), chance.randrange(ranks)),
     }
-    return Schedule(steps, period, strikes)
+    return Schedule(steps, period, strikes, seed, ranks)
 
 
 def prove(
@@ -107,7 +112,10 @@ def prove(
         found = causes_between_calm_runs(different, read, by_hash=differing(*fixed) is None)
         report(Verdict("two runs without a kill", tuple(found[:1]), sentence(different)))
         return False
-    report(Verdict(f"two runs of {moments.steps} steps without a kill"))
+    done = min(max(lines) for lines in first.first.values())
+    if done < moments.steps:  # the program is complete earlier
+        moments = schedule(done, moments.seed, moments.ranks)
+    report(Verdict(f"two runs of {done} steps without a kill"))
     equal = True
     for name, number in SIGNALS.items():
         verdict = resumed(first, second, run(name), read, number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,14 @@ class Proof:
 
 @contextmanager
 def folder_of_runs(run: RunDir) -> Iterator[Path]:
-    """An empty folder beside a run directory, NAME.prove, locked. Raises UserError if it is in use, or a user's."""
+    """An empty folder beside a run directory, NAME.prove, locked. It is removed after the block, and kept if the block
+    raises anything but UserError and Preempted.
+
+    Raises UserError if it is in use, or not of `ortflow prove`.
+    """
     # Inside the run directory it would keep `ortflow run` from taking the directory.
     folder = run.root.with_name(f"{run.root.name}.prove")
-    marker = folder / MARKER
+    marker, made = folder / MARKER, not folder.parent.exists()
     if folder.exists() and not marker.is_file():
         raise UserError(f"{folder} is not a folder of `ortflow prove`", fix="rename it, or choose another name")
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,14 +62,21 @@ def folder_of_runs(run: RunDir) -> Iterator[Path]:
         for path in folder.iterdir():
             if path != marker:
                 shutil.rmtree(path)
-        yield folder
+        try:
+            yield folder
+        except (UserError, Preempted):
+            _remove(folder, with_parent=made)
+            raise
+        _remove(folder, with_parent=made)
     finally:
         os.close(lock)
 
 
-def remove_runs(folder: Path) -> None:
-    """Remove the folder of the runs."""
+def _remove(folder: Path, *, with_parent: bool) -> None:
     shutil.rmtree(folder)
+    if with_parent:
+        with suppress(OSError):  # not empty any more
+            folder.parent.rmdir()
 
 
 def make_run(spec: RunSpec, folder: Path, name: str, plan: Plan, environment: Mapping[str, str]) -> Proof:
@@ -94,7 +105,8 @@ def _check(ending: Ending, run: RunDir, name: str, messages: list[str]) -> None:
         raise Preempted(f"stopped: {ending.why or ending.cause}")
     if ending.code == EXIT_FAILURE:
         log = "\n".join(last_lines(run.log(0, 0), 8))
-        raise OrtflowError("\n".join([f"the {name} run failed: {ending.cause}; {ending.why}", *messages[-1:], log]))
+        what = f"the {name} run failed: {ending.cause}; {ending.why}; its logs are in {run.root / 'logs'}"
+        raise OrtflowError("\n".join([what, *messages[-1:], log]))
 
 
 class _View:

@@ -34,7 +34,7 @@ def prove(
     Exit code 0: a resumed run is equal to an uninterrupted one. 1: it is not, and the forgotten state is named.
     """
     from ortflow.launchers.proving.prove import Verdict, prove, schedule
-    from ortflow.launchers.proving.runs import folder_of_runs, remove_runs
+    from ortflow.launchers.proving.runs import folder_of_runs
 
     typed = Typed.here(ranks, None, gpus, name, start_by)
     submission = submission_of(file, overrides, runs, typed=typed)
@@ -44,14 +44,10 @@ def prove(
         typer.echo(str(verdict))
 
     with folder_of_runs(submission.run) as folder:
-        equal = prove(
-            short_run(submission.spec, moments.steps, moments.period), folder, moments, sources(submission.spec), report
-        )
-        if equal:
-            remove_runs(folder)
-    if not equal:
-        typer.echo(f"the runs and their traces are kept in {folder}")
-        raise typer.Exit(EXIT_FAILURE)
+        spec = short_run(submission.spec, moments.steps, moments.period)
+        if not prove(spec, folder, moments, sources(spec), report):
+            typer.echo(f"the runs and their traces are kept in {folder}")
+            raise typer.Exit(EXIT_FAILURE)
 
 
 def short_run(spec: RunSpec, steps: int, period: int) -> RunSpec:

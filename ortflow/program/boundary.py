@@ -1,7 +1,8 @@
 """Between two steps: whether to save or to end now.
 
 A step that accumulates gradients leaves them in the parameters, and a checkpoint has no gradients. So a save waits for
-a step in which a registered optimizer was called, if any was called in this attempt.
+a step in which a registered optimizer was called. Before the first such step it waits while there are gradients, but
+not for ever: the registered optimizer may be one that the program never calls.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
+
+LONGEST_ACCUMULATION = 256
+"""Steps that a save waits for the first call of an optimizer."""
 
 
 class Boundary:
@@ -32,11 +36,13 @@ class Boundary:
         self._next = clock() + seconds if seconds is not None else None
         self._wanted = False
         self.stopping = False
-        self._optimizers_step = False
-        self._stepped = True
+        self._optimizers: list[Any] = []
+        self._optimizers_step = self._stepped = False
+        self._waited = 0
 
     def watch(self, optimizer: Any) -> None:
         """Notice the steps of a torch optimizer."""
+        self._optimizers.append(optimizer)
         optimizer.register_step_post_hook(self._notice)
 
     def _notice(self, *_: object) -> None:
@@ -52,9 +58,19 @@ class Boundary:
         if self._next is not None and self._ask is not None and self._clock() >= self._next:
             self._next = None
             self._ask()
-        whole = self._stepped or not self._optimizers_step
-        self._stepped = False
-        return self._wanted and whole
+        stepped, self._stepped = self._stepped, False
+        return self._wanted and (stepped or not self._accumulating())
+
+    def _accumulating(self) -> bool:
+        if self._optimizers_step:
+            return True
+        self._waited += 1
+        return self._waited <= LONGEST_ACCUMULATION and any(
+            parameter.grad is not None
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
 
     def saved(self) -> None:
         """Begin the next period."""

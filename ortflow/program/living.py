@@ -28,7 +28,7 @@ MOST_ENTRIES = 20_000
 MOST_ITEMS = 500
 """Elements of a container that are followed one by one."""
 SHOWN = 40
-_SIZED_ITERATORS = (
+_SIZED_ITERATORS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})),
     type(reversed([])), type(iter(set())),
 )  # fmt: skip

@@ -132,8 +132,9 @@ class Run(Context):
         self._find_scaler()
         resumed = self._resumed
         if resumed is None:
-            if self._drawn == 0 and self._empty_passes > 1:
+            if self._empty_passes > 1:
                 raise ProgramError("run.steps: the loader gives no batches")
+            self._drawn = 0
             return self._feed.begin(self.position, self.epoch)
         self._resumed = None
         try:
@@ -157,7 +158,8 @@ class Run(Context):
 
     def _end_pass(self) -> None:
         self._empty_passes = 0 if self._drawn else self._empty_passes + 1
-        self.epoch += 1
+        # A loader that was saved at its end may end once more before it begins anew.
+        self.epoch += self._drawn > 0
         self._drawn = 0
 
     def _between(self) -> None:

@@ -49,7 +49,8 @@ def test_the_forgotten_state_of_a_program_is_named(name: str, tmp_path: Path) ->
         named = re.findall(r"^  forgotten: (.+)$", done.stdout, re.MULTILINE)
         assert named, done.stdout
         assert all(line.startswith(cause) for line in named), done.stdout
-        assert (tmp_path / "runs" / "train.prove").is_dir(), "the traces are kept"
+        trace = tmp_path / "runs" / "train.prove" / "calm" / "trace" / "rank-0000-attempt-00.jsonl"
+        assert json.loads(trace.read_text().splitlines()[-1])["step"] == 12, "the traces are kept"
     assert not (tmp_path / "runs" / "train").exists(), "the run itself is not touched"
 
 
@@ -57,10 +58,11 @@ def test_there_are_twenty_programs_with_one_omission_each() -> None:
     assert len([name for name in NAMES if forgotten(name) != "nothing"]) >= 20
 
 
+@pytest.mark.rotates("prove")
 def test_a_program_on_two_ranks(tmp_path: Path) -> None:
     """Each rank is compared with itself; both are killed when one is."""
     shutil.copy(PROGRAMS / "generator_python.py", tmp_path / "train.py")
-    text = (tmp_path / "train.py").read_text().replace("Augmentation(7)", "Augmentation(7)  # of each rank")
+    text = (tmp_path / "train.py").read_text()
     (tmp_path / "train.py").write_text(
         text.replace("start(model=model)", "start(model=model, noise=augmentation.random)")
     )
@@ -77,6 +79,7 @@ def test_an_onnx_run_is_killed_and_stopped_and_equal(tmp_path: Path) -> None:
     assert not tiny.run_dir.exists()
 
 
+@pytest.mark.rotates("prove")
 def test_a_program_without_the_library_has_nothing_to_compare(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained')")
     done = command("prove", "train.py", folder=tmp_path)
@@ -84,6 +87,7 @@ def test_a_program_without_the_library_has_nothing_to_compare(tmp_path: Path) ->
     assert mentions(done.stderr, "no step", "ortflow.program.start")
 
 
+@pytest.mark.rotates("prove")
 def test_a_program_that_saves_nothing_is_refused(tmp_path: Path) -> None:
     text = "import ortflow.program\nrun = ortflow.program.context()\nfor step in range(1, 40): run.step(step)\n"
     (tmp_path / "train.py").write_text(text)
@@ -92,6 +96,7 @@ def test_a_program_that_saves_nothing_is_refused(tmp_path: Path) -> None:
     assert mentions(done.stderr, "no checkpoint", "--steps")
 
 
+@pytest.mark.rotates("prove")
 def test_a_program_that_fails_is_told_with_its_cause(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import ortflow.program\nraise ValueError('no such data')\n")
     done = command("prove", "train.py", folder=tmp_path)
@@ -99,6 +104,7 @@ def test_a_program_that_fails_is_told_with_its_cause(tmp_path: Path) -> None:
     assert mentions(done.stderr, "calm", "ValueError: no such data")
 
 
+@pytest.mark.rotates("prove")
 def test_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained')")
     folder = tmp_path / "runs" / "train.prove"
@@ -110,17 +116,19 @@ def test_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:
     assert (folder / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.rotates("prove")
 def test_too_few_steps_are_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained')")
     done = command("prove", "train.py", "--steps", "3", folder=tmp_path)
     assert done.returncode == 2
-    assert mentions(done.stderr, "--steps", "3")
-    assert not (tmp_path / "runs").exists()
+    assert mentions(done.stderr, "3 steps are too few", "--steps")
+    assert not (tmp_path / "runs").exists(), "nothing is left"
 
 
-def test_traces_name_every_step_of_every_rank(tmp_path: Path) -> None:
-    """What is kept after a difference can be read by a person."""
-    shutil.copy(PROGRAMS / "random_python.py", tmp_path / "train.py")
-    assert command("prove", "train.py", "--steps", "8", folder=tmp_path).returncode == 1
-    (trace,) = (tmp_path / "runs" / "train.prove" / "calm" / "trace").glob("*.jsonl")
-    assert [json.loads(line)["step"] for line in trace.read_text().splitlines()] == list(range(1, 9))
+@pytest.mark.rotates("prove")
+def test_a_program_that_is_complete_before_the_steps_is_struck_within_them(tmp_path: Path) -> None:
+    text = (PROGRAMS / "correct_plain.py").read_text()
+    (tmp_path / "train.py").write_text(text.replace("range(done + 1, 41)", "range(done + 1, 9)"))
+    done = command("prove", "train.py", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert mentions(done.stdout, "two runs of 8 steps", "SIGKILL", "equal", "SIGTERM", "equal")

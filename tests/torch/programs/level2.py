@@ -100,8 +100,6 @@ for number, (indices, values) in enumerate(run.steps(loader, total=int(options["
         optimizer.zero_grad()
         schedule.step()
     noise = random.random() + float(np.random.rand()) + float(torch.rand(())) if dropout else 0.0
-    if distributed.is_initialized():
-        distributed.all_reduce(loss.detach())
     print(run.position, f"{loss.item():.17g}", f"{noise:.17g}", sorted(indices.tolist()), flush=True)
     run.log(loss=loss)
     if run.position + 1 == int(options["kill"]) and run.attempt == 0:
