@@ -24,6 +24,9 @@ class OutputView(PlainView):
     def __exit__(self, *exception: object) -> None:
         """Print the rest."""
         self._show()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
         super().__exit__(*exception)
 
     def attempt(self, number: int) -> None:

@@ -232,3 +232,35 @@ def test_kill_9_of_a_process_leaves_none(programs: Programs, victim: str) -> Non
     assert not any(lives(pid) for pid in pids.values())
     said = {"rank": "rank 0", "program": "the program of rank 0 was killed by SIGKILL", "worker": "exit code 4"}
     assert mentions(output.splitlines()[-1], said[victim]), output
+
+
+def test_a_second_process_of_a_rank_is_refused(programs: Programs) -> None:
+    """A process that the program starts afresh runs the same code; the rank's own connection stays."""
+    programs.write(
+        """
+        import os, subprocess, sys
+        import ortflow.program
+        if len(sys.argv) > 1:
+            try:
+                ortflow.program.context()
+            except Exception as error:
+                print("second:", error, flush=True)
+            sys.exit()
+        same = dict(os.environ)
+        run = ortflow.program.context()
+        subprocess.run([sys.executable, __file__, "again"], env=same)
+        with run.commit(1) as folder:
+            (folder / "x").write_text("x")
+        """
+    )
+    code, output = programs.run("train.py")
+    assert code == 0, output
+    assert mentions(output, "second:", "another process of rank 0 has called ortflow.program")
+    assert (programs.folder / "runs/train/checkpoints/step-00000001/COMMITTED").exists()
+
+
+def test_wrong_arguments_leave_no_run_directory(programs: Programs) -> None:
+    programs.write("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    code, output = programs.run("train.py", "--", "--x")
+    assert code == 2, output
+    assert not (programs.folder / "runs").exists()

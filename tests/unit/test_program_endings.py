@@ -48,7 +48,10 @@ ARGPARSE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized argume
         ({"status": 2, "tail": ARGPARSE, "stepped": True}, 1, "exit code 2"),
         ({"status": 1, "tail": "ModuleNotFoundError: No module named 'x'"}, 2, "No module named 'x'"),
         ({"status": 1, "tail": "ImportError: x", "stepped": True}, 1, "ImportError: x"),
-        ({"status": 1, "rejected": "cannot load the checkpoint of step 4: x"}, 1, "rank 1 cannot load the checkpoint"),
+        ({"status": 1, "rejected": "cannot load the checkpoint of step 4: x"}, 2, "rank 1 cannot load the checkpoint"),
+        ({"status": 2, "tail": ARGPARSE, "seconds": 3600.0}, 1, "exit code 2"),
+        ({"status": 1, "tail": "RuntimeError: Connection closed by peer"}, 1, "Connection closed"),
+        ({"status": 1, "tail": "RuntimeError: Connection closed by peer", "asked": "x"}, 75, "after the request"),
     ],
 )
 def test_an_ending(known: dict[str, Any], code: int, says: str) -> None:

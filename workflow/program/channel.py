@@ -57,7 +57,12 @@ class Peer:
             raise Lost(f"no connection: {error}") from error
         if not data:
             raise Lost("the connection was closed")
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest += data
+        return self.pending()
+
+    def pending(self) -> list[Message]:
+        """Whole messages that have arrived behind the last one of `receive`. Raises Lost."""
+        *lines, self._rest = self._rest.split(b"\n")
         if len(self._rest) > LONGEST:
             raise Lost("a message is too long")
         return [_decoded(line) for line in lines]

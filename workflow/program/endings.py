@@ -22,6 +22,8 @@ _OTHERS = re.compile(
 )
 """Words of errors that a program has because another rank has ended."""
 LONGEST = 300
+BEGINNING = 60.0
+"""Seconds in which wrong arguments and missing modules are found; later, something else has failed."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Known:
     """The kernel killed a process for lack of memory meanwhile."""
     tail: str = ""
     """The end of its log."""
+    seconds: float = 0.0
+    """How long it ran."""
     rejected: str | None = None
     """Why it could not load its checkpoint."""
 
@@ -79,14 +83,21 @@ def ending_of(known: Known, who: str) -> Ending:
     if number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
         return _killed(known, program, number)
     if known.rejected is not None:
-        return Ending(EXIT_FAILURE, f"{program} {known.rejected}")
+        return Ending(EXIT_USER, f"{program} {known.rejected}")
     said = last_error(known.tail)
     # torchrun raises SignalException when it has passed the signal on.
     if known.asked and (said is None or said.startswith("KeyboardInterrupt") or "SignalException" in said):
         return Ending(EXIT_PREEMPTED, f"{program} ended with exit code {known.status} after the request to stop")
-    wrong = not known.stepped and (known.status == EXIT_USER or (said or "").startswith(_IMPORTS))
+    wrong = (
+        not known.stepped
+        and known.seconds < BEGINNING
+        and (known.status == EXIT_USER or (said or "").startswith(_IMPORTS))
+    )
     sentence = f"{program} ended with exit code {known.status}" + (f": {said}" if said else "")
     communication = said is not None and _OTHERS.search(said) is not None
+    if known.asked and communication:
+        # All programs are ending, and one of them was faster.
+        return Ending(EXIT_PREEMPTED, f"{sentence}, after the request to stop")
     return Ending(EXIT_USER if wrong else EXIT_FAILURE, sentence, communication)
 
 

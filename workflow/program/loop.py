@@ -24,7 +24,7 @@ from ortflow.workflow.program.coordinator import Coordinator
 from ortflow.workflow.program.endings import TAIL, Ending, Known, ending_of
 from ortflow.workflow.program.serve import Client, Server
 
-TICK = 0.02
+TICK = 0.03
 """Longest wait between two looks at the program and the flag of requests, in seconds."""
 OTHERS = 10.0
 """Seconds that a rank waits for rank 0's word after its program has ended because all are to end."""
@@ -46,13 +46,15 @@ class Loop:
         self._peers = dict(context.peers)
         for rank, peer in self._peers.items():
             selector.register(peer.stream, selectors.EVENT_READ, rank)
+        self._early = [(rank, message) for rank, peer in self._peers.items() for message in peer.pending()]
+        """Messages that came with those of the start."""
         self._asked: str | None = None
         self._sent_ask = False
         self._asked_at = 0.0
         self._killed: str | None = None
         self._failed: Message | None = None
         """Another rank's failure, because of which this one ends."""
-        self._ended_at = 0.0
+        self._started_at, self._ended_at = self._clock.monotonic(), 0.0
         self._over = False
         self._ending: Ending | None = None
         self._finished, self._stepped = False, False
@@ -79,10 +81,17 @@ class Loop:
         return self._ending
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(TICK):
-            if isinstance(key.data, int):
-                self._read_peer(key.data)
-        self._serve()
+        early, self._early = self._early, []
+        for rank, message in early:
+            self._receive(rank, message)
+        # Before a program has connected nothing is ready, and afterwards only what has arrived is read.
+        ready = [key.data for key, _ in self._selector.select(TICK)]
+        for rank in ready:
+            if isinstance(rank, int) and rank in self._peers:
+                self._read_peer(rank)
+        if len(ready) > sum(isinstance(each, int) for each in ready):
+            self._serve()
+        self._server.flush()
         for message in self._hashing.results():
             self._tell(message)
         if self._ending is None and self._child is not None:
@@ -104,10 +113,13 @@ class Loop:
             self._lose(rank)
             return
         for message in messages:
-            if self._coordinator is not None:
-                self._send(self._coordinator.receive(rank, message, self._clock.monotonic()))
-            else:
-                self._take(message)
+            self._receive(rank, message)
+
+    def _receive(self, rank: int, message: Message) -> None:
+        if self._coordinator is not None:
+            self._send(self._coordinator.receive(rank, message, self._clock.monotonic()))
+        else:
+            self._take(message)
 
     def _lose(self, rank: int) -> None:
         """The process of another rank is gone."""
@@ -330,6 +342,7 @@ class Loop:
             status, self._asked, self._killed, stepped=self._stepped, finished=self._finished,
             step=context.progress.step, total=self._total, tail=self._tail(), rejected=self._rejected,
             out_of_memory=(oom_kills() or 0) > (self._ooms or 0),
+            seconds=self._clock.monotonic() - self._started_at,
         )  # fmt: skip
         ending = ending_of(known, f"rank {context.place.rank}")
         if self._failed is not None and self._failed["rank"] != context.place.rank:

@@ -9,7 +9,7 @@ import selectors
 import socket
 from collections.abc import Iterator
 
-from ortflow.workflow.program.wire import ADDRESS_VARIABLE, TOKEN_VARIABLE, Lines, Message, WireError, encode
+from ortflow.workflow.program.wire import ADDRESS_VARIABLE, TOKEN_VARIABLE, VERSION, Lines, Message, WireError, encode
 
 MOST_WAITING = 16 << 20
 """Bytes that a program may leave unread before its connection is closed."""
@@ -100,12 +100,31 @@ class Server:
                     if message["kind"] != "hello" or not hmac.compare_digest(message["token"], self._token):
                         over = True
                         break
+                    if (why := self._refusal(message)) is not None:
+                        client.send({"kind": "reply", "id": message["id"], "error": why})
+                        over = True
+                        break
                     client.rank, client.level = message["rank"], message["level"]
                 yield client, message
             if over or client.clogged:
                 self._drop(client)
                 if client.rank is not None:
                     yield client, None
+
+    def flush(self) -> None:
+        """Send what programs had not taken."""
+        for client in self.clients:
+            client.flush()
+
+    def _refusal(self, hello: Message) -> str | None:
+        """Why a program is not answered; None if it is."""
+        if hello["version"] != VERSION:
+            return (
+                f"ortflow.program speaks version {hello['version']} of the protocol, and the rank's process {VERSION}"
+            )
+        if any(client.rank == hello["rank"] for client in self.clients):
+            return f"another process of rank {hello['rank']} has called ortflow.program already"
+        return None
 
     def _drop(self, client: Client) -> None:
         self.clients.remove(client)

@@ -233,6 +233,7 @@ def _launchers(spec: RunSpec) -> Iterator[Problem]:
 RESERVED = frozenset(
     {
         *("run.yaml", "plan.json", "attempts.jsonl", "events", "logs", "graphs", ".launcher", ".lost_nodes"),
+        "program",
         *(".launcher.lock", ".ranks.lock", ".log_replicator.lock", ".stop", ".owner", ".run_supervisor", ".heartbeat"),
         *(name for options in BUILT_IN.values() for name in options.FORMS.reserved),
     }
