@@ -2,15 +2,15 @@
 
     python benchmarks/program_step.py              # prints the ratio; under 1.01 is promised
 
-Both loops run in this process and alternate in blocks, so that a change of the machine's speed meets both. A step
-computes until 5 ms of this thread's processor time have passed: a machine with other work does not lengthen it. The run
-is served by a rank process's server over a real socket, in a process of its own.
+Both loops run in this process and take turns, step by step, so that a change of the machine's speed meets both. Times
+are processor times, so that other work on the machine does not count: of the main thread, whose median step is
+compared, and of the connection's thread, whose total is divided by the steps that it served. The run is served over a
+real socket by a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import os
 import statistics
@@ -21,9 +21,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-
-BLOCK = 50
-"""Steps of one loop before the other's turn."""
 
 
 def serve(pipe: Any, folder: str) -> None:
@@ -39,7 +36,7 @@ def main() -> None:
     """Measure, and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--milliseconds", type=float, default=5.0)
-    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=1000)
     arguments = parser.parse_args()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     with tempfile.TemporaryDirectory() as folder:
@@ -62,18 +59,22 @@ def main() -> None:
         loader = range(10**9)
         bare, steps = iter(loader), iter(run.steps(loader, total=10**9))
         times: dict[str, list[float]] = {"bare": [], "run": []}
-        for block in range(2 * arguments.blocks):
-            name = "run" if block % 4 in (1, 2) else "bare"
-            started = time.process_time()
-            if name == "bare":
-                for _ in itertools.islice(bare, BLOCK):
-                    compute(iterations)
-            else:
-                for batch in itertools.islice(steps, BLOCK):
-                    run.log(loss=compute(iterations), tokens=batch)
-            times[name].append((time.process_time() - started) / BLOCK)
-        ratio = statistics.median(times["run"]) / statistics.median(times["bare"])
-        print(f"bare {statistics.median(times['bare']) * 1000:.3f} ms, with run.steps and run.log {ratio:.4f} of it")
+        before = time.process_time() - time.thread_time()
+        for _ in range(arguments.steps):
+            started = time.thread_time()
+            next(bare)
+            compute(iterations)
+            middle = time.thread_time()
+            batch = next(steps)
+            run.log(loss=compute(iterations), tokens=batch)
+            times["bare"].append(middle - started)
+            times["run"].append(time.thread_time() - middle)
+        thread = (time.process_time() - time.thread_time() - before) / arguments.steps
+        bare_step, step = statistics.median(times["bare"]), statistics.median(times["run"])
+        print(
+            f"bare {bare_step * 1000:.3f} ms, with run.steps and run.log {step * 1000:.3f} ms "
+            f"and {thread * 1e6:.0f} us in the thread: {(step + thread) / bare_step:.4f} of it"
+        )
         ours.send(None)
         server.join()
 
@@ -94,9 +95,9 @@ def calibrate(seconds: float) -> int:
 
 
 def _timed(iterations: int) -> float:
-    started = time.process_time()
+    started = time.thread_time()
     compute(iterations)
-    return time.process_time() - started
+    return time.thread_time() - started
 
 
 if __name__ == "__main__":
