@@ -92,21 +92,21 @@ class Parting:
     """Keys of loaders with worker processes, whose state no trace sees."""
 
 
-def without(first: Steps, second: Steps) -> tuple[Steps, Steps]:
-    """The lines of two calm runs without values that differ although all else is equal, such as seconds of a step."""
+def unsteady(first: Steps, second: Steps) -> frozenset[str]:
+    """Names of logged values that differ between two calm runs although all else is equal, such as a step's seconds."""
     steps = first.keys() & second.keys()
     names = {
         name for step in steps for name in first[step].logged.keys() & second[step].logged.keys()
         if first[step].logged[name] != second[step].logged[name]
     }  # fmt: skip
-    measured = {name for name in names if any(part in name.lower() for part in MEASURED)}
     bare, other = ({step: replace(run[step], logged={}) for step in steps} for run in (first, second))
-    ignored = names if parting(bare, other) is None else measured
-    mine, theirs = (
-        {step: replace(line, logged=_others(line.logged, ignored)) for step, line in run.items()}
-        for run in (first, second)
-    )
-    return mine, theirs
+    measured = {name for name in names if any(part in name.lower() for part in MEASURED)}
+    return frozenset(names if parting(bare, other) is None else measured)
+
+
+def without(steps: Steps, names: Collection[str]) -> Steps:
+    """The lines without some of the logged values."""
+    return {step: replace(line, logged=_others(line.logged, names)) for step, line in steps.items()}
 
 
 def _others(logged: Mapping[str, str], ignored: Collection[str]) -> dict[str, str]:

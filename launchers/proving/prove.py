@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ortflow.launchers.base import Submission
 from ortflow.launchers.proving import checkpoints
 from ortflow.launchers.proving.causes import Cause, causes, causes_between_calm_runs
-from ortflow.launchers.proving.parting import Parting, harmless, noise, parting, without
+from ortflow.launchers.proving.parting import Parting, harmless, noise, parting, unsteady, without
 from ortflow.launchers.proving.runs import Proof, make_run
 from ortflow.launchers.proving.sources import Reading, readings
 from ortflow.launchers.proving.traces import Trace, read_trace
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.strike import Plan, struck_at
 
 LEAST_STEPS = 6
@@ -48,7 +48,7 @@ class Verdict:
     def __str__(self) -> str:
         lines = [f"{self.run}: {'equal' if self.equal else self.effect}"]
         for place, cause in enumerate(self.causes):
-            lines += [f"  {'also ' if place else ''}forgotten: {cause}", f"    {cause.fix}"]
+            lines += [f"  {'also' if place else 'cause'}: {cause}", f"    {cause.fix}"]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
@@ -90,7 +90,7 @@ def schedule(steps: int, seed: int, ranks: int) -> Schedule:
 
 
 def prove(
-    spec: RunSpec, folder: Path, moments: Schedule, sources: Sequence[Path], report: Callable[[Verdict], None]
+    submission: Submission, folder: Path, moments: Schedule, sources: Sequence[Path], report: Callable[[Verdict], None]
 ) -> bool:
     """Make the runs in a folder and report each comparison; returns whether all are equal.
 
@@ -100,10 +100,10 @@ def prove(
     read = [reading for path in sources for reading in readings(path.read_text(errors="replace"), path.name)]
 
     def run(name: str, environment: dict[str, str] | None = None, accident: str | None = None) -> Proof:
-        return make_run(spec, folder, name, moments.plan(accident or name), environment or {})
+        return make_run(submission, folder, name, moments.plan(accident or name), environment or {})
 
     calm, again = run("calm"), run("calm-again")
-    if spec.program is None:
+    if submission.spec.program is None:
         return _prove_model(moments.steps, run, calm, again, report)
     first, second = _traced(calm), _traced(again)
     different = differing(first, second)
@@ -115,7 +115,9 @@ def prove(
     done = min(max(lines) for lines in first.first.values())
     if done < moments.steps:  # the program is complete earlier
         moments = schedule(done, moments.seed, moments.ranks)
-    report(Verdict(f"two runs of {done} steps without a kill"))
+    names = sorted({name for rank in first.first for name in unsteady(first.first[rank], second.first[rank])})
+    notes = (f"not compared, because they differ in these runs, too: {', '.join(names)}",) if names else ()
+    report(Verdict(f"two runs of {done} steps without a kill", notes=notes))
     equal = True
     for name, number in SIGNALS.items():
         verdict = resumed(first, second, run(name), read, number)
@@ -145,8 +147,8 @@ def _prove_model(
 def differing(first: Trace, second: Trace) -> Parting | None:
     """Where two runs without an accident part, on the first rank that does."""
     for rank in sorted(first.first.keys() & second.first.keys()):
-        mine, theirs = without(first.first[rank], second.first[rank])
-        if (found := parting(mine, theirs)) is not None:
+        mine, theirs = first.first[rank], second.first[rank]
+        if (found := parting(without(mine, unsteady(mine, theirs)), theirs)) is not None:
             return found
     return None
 
@@ -159,10 +161,16 @@ def resumed(calm: Trace, again: Trace, proof: Proof, read: Sequence[Reading], si
         cause = Cause("a request to stop that is not followed", "")
         return Verdict(run, (cause,), "the program did not save and stop")
     extra: list[str] = []
-    for rank, steps in sorted(trace.last.items()):
-        mine, theirs = without(calm.first[rank], again.first[rank])
+    for rank, mine in sorted(calm.first.items()):
+        steps, theirs = trace.last.get(rank, {}), again.first[rank]
+        if max(steps, default=0) != max(mine):
+            cause = Cause("steps that are missing", "")
+            what = (
+                f"rank {rank} ended after step {max(steps, default=0)}, and after step {max(mine)} without the accident"
+            )
+            return Verdict(run, (cause,), what)
         ignored = noise(mine, theirs)
-        mine, _ = without(mine, theirs)
+        mine = without(mine, unsteady(mine, theirs))
         run = f"{signal} after step {struck}, compared from step {min(steps)} on"
         if (found := parting(mine, steps, ignored)) is not None:
             return Verdict(run, tuple(causes(found, read)[:3]), sentence(found))

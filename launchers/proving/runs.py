@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from ortflow.launchers.stop import write_request
 from ortflow.launchers.tail import last_lines
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, Preempted, UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.strike import FOLDER_VARIABLE, Plan, waiting
 
 MARKER = ".prove"
@@ -36,9 +35,6 @@ class Proof:
     run: RunDir
     trace: Path
     """The folder of the plan, and of a program's traces."""
-    ending: Ending
-    finished: bool
-    """The run ended by itself, before the plan's last step or in it."""
 
 
 @contextmanager
@@ -79,22 +75,23 @@ def _remove(folder: Path, *, with_parent: bool) -> None:
             folder.parent.rmdir()
 
 
-def make_run(spec: RunSpec, folder: Path, name: str, plan: Plan, environment: Mapping[str, str]) -> Proof:
-    """Make a run, and return when its ranks have done the plan's last step, or the run has ended.
+def make_run(submission: Submission, folder: Path, name: str, plan: Plan, environment: Mapping[str, str]) -> Proof:
+    """Make a run as submitted, but in a folder of its own.
 
-    Raises UserError, OrtflowError or Preempted if it ends in another way.
+    Returns when its ranks have done the plan's last step, or the run has ended. Raises UserError, OrtflowError or
+    Preempted if it ends in another way.
     """
     run, trace = RunDir(folder / name / "run"), folder / name / "trace"
     trace.mkdir(parents=True)
     plan.write(trace)
-    spec = spec.model_copy(update={"run_dir": str(run.root)})
+    spec = submission.spec.model_copy(update={"run_dir": str(run.root)})
     view = _View(run, trace, spec.world_size)
     with _variables({**environment, FOLDER_VARIABLE: str(trace)}):
-        request = LocalLauncher().request(Submission(spec, run, fresh=False))
+        request = LocalLauncher().request(replace(submission, spec=spec, run=run))
         ending = run_here(request, view.of)
     if not view.complete:
         _check(ending, run, name, view.messages)
-    return Proof(run, trace, ending, finished=not view.complete)
+    return Proof(run, trace)
 
 
 def _check(ending: Ending, run: RunDir, name: str, messages: list[str]) -> None:

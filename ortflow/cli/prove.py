@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,8 +45,8 @@ def prove(
         typer.echo(str(verdict))
 
     with folder_of_runs(submission.run) as folder:
-        spec = short_run(submission.spec, moments.steps, moments.period)
-        if not prove(spec, folder, moments, sources(spec), report):
+        short = replace(submission, spec=short_run(submission.spec, moments.steps, moments.period))
+        if not prove(short, folder, moments, sources(short.spec), report):
             typer.echo(f"the runs and their traces are kept in {folder}")
             raise typer.Exit(EXIT_FAILURE)
 
@@ -57,7 +58,7 @@ def short_run(spec: RunSpec, steps: int, period: int) -> RunSpec:
     checkpoint: dict[str, object] = {"directory": "checkpoints", "every_steps": period, "every_seconds": None}
     backoff = spec.restart.backoff.model_copy(update={"first": 0.0})
     changes: dict[str, object] = {
-        "restart": spec.restart.model_copy(update={"failures": 1, "backoff": backoff}),
+        "restart": spec.restart.model_copy(update={"failures": 1, "preemptions": None, "backoff": backoff}),
         "monitor": spec.monitor.model_copy(update={"tensorboard": False}),
     }
     if isinstance(spec, TrainerRunSpec):

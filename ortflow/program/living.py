@@ -11,16 +11,14 @@ from __future__ import annotations
 import functools
 import io
 import itertools
-import operator
 import os
 import random
 import sys
 import types
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ortflow.program import digests
+from ortflow.program import digests, iterators
 from ortflow.program.user_code import OWN, is_users, is_users_class, roots
 
 DEPTH = 8
@@ -28,11 +26,6 @@ MOST_ENTRIES = 20_000
 MOST_ITEMS = 500
 """Elements of a container that are followed one by one."""
 SHOWN = 40
-_SIZED_ITERATORS: tuple[type, ...] = (
-    type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter(b"")), type(iter({})),
-    type(reversed([])), type(iter(set())),
-)  # fmt: skip
-_WRAPPING_ITERATORS = (enumerate, zip, map, filter, itertools.chain, itertools.islice, itertools.cycle)
 
 
 class Entry(NamedTuple):
@@ -256,33 +249,13 @@ class _Walk:
                 self._visit(f"{name}.{attribute}", item, depth)
 
     def _iterator(self, name: str, value: Any, depth: int) -> bool:
-        if isinstance(value, types.GeneratorType):
-            frame = value.gi_frame
-            if frame is None or not is_users(frame.f_code.co_filename, frame.f_globals.get("__name__")):
-                return True
-            self._add(f"{name}<position>", "iterator", digests.digest([frame.f_lineno, frame.f_lasti]))
-            for variable, item in list(frame.f_locals.items()):
-                if isinstance(item, (bool, int, float)):
-                    self._add(f"{name}.{variable}", "iterator", digests.digest(item), repr(item))
-                else:
-                    self._visit(f"{name}.{variable}", item, depth)
-        elif isinstance(value, _SIZED_ITERATORS):
-            left = operator.length_hint(value)
-            self._add(f"{name}<position>", "iterator", digests.digest(left), f"{left} left")
-        elif isinstance(value, (itertools.count, itertools.repeat)):
-            self._add(f"{name}<position>", "iterator", digests.digest(repr(value)), repr(value))
-        elif isinstance(value, _WRAPPING_ITERATORS):
-            for place, item in enumerate(_parts(value)):
-                if isinstance(item, digests.PLAIN):
-                    self._add(f"{name}<position {place}>", "iterator", digests.digest(item), repr(item))
-                else:
-                    self._visit(f"{name}<part {place}>", item, depth)
-        elif hasattr(value, "_num_yielded") and hasattr(value, "_dataset_kind"):
-            count = value._num_yielded
-            self._add(f"{name}<position>", "iterator", digests.digest(count), f"{count} batches")
-        else:
-            return False
-        return True
+        parts = iterators.state(value)
+        for suffix, item in parts or ():
+            if isinstance(item, digests.PLAIN):
+                self._add(f"{name}{suffix}", "iterator", digests.digest(item), repr(item))
+            else:
+                self._visit(f"{name}{suffix}", item, depth)
+        return parts is not None
 
     def _file_position(self, name: str, file: Any) -> None:
         if file.closed or not file.readable() or not file.seekable():
@@ -302,20 +275,6 @@ def _fields(value: Any) -> dict[str, Any]:
             if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
                 fields.setdefault(slot, getattr(value, slot))
     return fields
-
-
-def _parts(iterator: Any) -> list[Any]:
-    """What an iterator of `itertools` or a builtin one consists of; nothing where Python no longer tells (3.14)."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            reduced = iterator.__reduce__()
-    except (TypeError, AttributeError):
-        return []
-    parts: list[Any] = []
-    for item in reduced[1:]:
-        parts += item if isinstance(item, tuple) else [item]
-    return parts
 
 
 def _tensors_of(value: Any) -> Iterator[Any]:

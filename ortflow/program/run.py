@@ -112,6 +112,8 @@ class Run(Context):
                     self._save()
                 self._end_pass()
                 if total is None:
+                    if self._tracer is not None:
+                        self._tracer.before(self.position, None, self._objects)
                     return
                 batches = self._begin(loader, total)
                 continue

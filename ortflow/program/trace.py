@@ -35,9 +35,12 @@ class Tracer:
         self._strike = Strike(folder, rank, attempt)
         self._path = folder / f"rank-{rank:04d}-attempt-{attempt:02d}.jsonl"
         self._logged: dict[str, str] = {}
+        self._values: dict[str, str] = {}
+        """Those of the step of the newest line."""
         self._pending: int | None = resumed or 0
         """The step whose line the next call of a module writes."""
-        self._written: int | None = None
+        self._written: tuple[int, bool] | None = None
+        """The step of the newest line, and whether its batch is known."""
         self._saved = resumed is not None
         self._hook: Any = None
 
@@ -78,20 +81,22 @@ class Tracer:
             self._line(step, inputs, {})
 
     def _line(self, step: int, batch: Any, registered: Mapping[str, Any]) -> None:
-        if self._written is not None and step <= self._written:
+        line, newest = (step, batch is not None), self._written
+        if newest is not None and line <= newest:
             return
-        self._written = step
+        if newest is None or step > newest[0]:
+            self._values, self._logged = self._logged, {}
+        self._written = line
         record = {
             "rank": self._rank,
             "attempt": self._attempt,
             "step": step,
             "batch": None if batch is None else digests.digest(batch),
-            "logged": self._logged,
+            "logged": self._values,
             "random": random_states(),
             "registered": registered_states(registered),
             "living": {key: list(entry) for key, entry in living.living(sys._getframe(2), registered).items()},
         }
-        self._logged = {}
         with self._path.open("ab") as file:
             file.write((json.dumps(record, separators=(",", ":")) + "\n").encode())
         self._strike.wait_at_the_end(step)

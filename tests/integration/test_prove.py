@@ -46,7 +46,7 @@ def test_the_forgotten_state_of_a_program_is_named(name: str, tmp_path: Path) ->
         assert not (tmp_path / "runs" / "train.prove").exists()
     else:
         assert done.returncode == 1, done.stdout + done.stderr
-        named = re.findall(r"^  forgotten: (.+)$", done.stdout, re.MULTILINE)
+        named = re.findall(r"^  cause: (.+)$", done.stdout, re.MULTILINE)
         assert named, done.stdout
         assert all(line.startswith(cause) for line in named), done.stdout
         trace = tmp_path / "runs" / "train.prove" / "calm" / "trace" / "rank-0000-attempt-00.jsonl"
@@ -132,3 +132,23 @@ def test_a_program_that_is_complete_before_the_steps_is_struck_within_them(tmp_p
     done = command("prove", "train.py", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert mentions(done.stdout, "two runs of 8 steps", "SIGKILL", "equal", "SIGTERM", "equal")
+
+
+@pytest.mark.rotates("prove")
+@pytest.mark.parametrize(
+    ("text", "changed", "cause"),
+    [
+        ("range(done + 1, 41)", "range(done + 1, done + 9 if done == 0 else done + 3)", "steps that are missing"),
+        ("run.should_stop", "False", "a request to stop that is not followed"),
+    ],
+    ids=["ends early", "does not stop"],
+)
+def test_an_attempt_that_does_not_do_what_it_must_is_a_difference(
+    tmp_path: Path, text: str, changed: str, cause: str
+) -> None:
+    program = (PROGRAMS / "correct_plain.py").read_text()
+    assert text in program
+    (tmp_path / "train.py").write_text(program.replace(text, changed))
+    done = command("prove", "train.py", "--steps", "8", folder=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"cause: {cause}" in done.stdout

@@ -28,6 +28,7 @@ class ProgramServer:
         self.messages: list[tuple[int, Message]] = []
         self.ranks: dict[int, Connection] = {}
         self.changed = threading.Condition()
+        self._greeted: set[int] = set()
         self._bounds: dict[int, int] = {}
         self._round = 0
         self._streams: list[socket.socket] = []
@@ -154,6 +155,7 @@ class ProgramServer:
                 connection.send({**reply, "error": "the token is not this run's"})
                 return
             self.ranks[rank] = connection
+            self._greeted.add(rank)
             newest = self.newest()
             connection.send({**reply, **self.hello, "newest": newest and int(newest.name[5:]),
                              "newest_path": newest and str(newest)})  # fmt: skip
@@ -165,7 +167,10 @@ class ProgramServer:
         elif kind in ("begin_commit", "end_commit"):
             key = (kind, message["step"])
             self._commits.setdefault(key, {})[rank] = message
-            if len(self._commits[key]) == self.world_size:
+            gone = self._greeted - set(self.ranks)
+            if gone:
+                self._settle(key, f"rank {min(gone)} has ended")
+            elif len(self._commits[key]) == self.world_size:
                 self._settle(key, None)
 
     def _settle(self, key: tuple[str, int], error: str | None) -> None:

@@ -195,6 +195,18 @@ def test_in_a_loop_of_the_programs_own_a_line_is_written_at_the_first_call_of_a_
     assert len({line["batch"] for line in lines}) == 3
 
 
+def test_the_line_after_a_pass_is_completed_by_the_first_batch_of_the_next(tmp_path: Path) -> None:
+    Plan(100).write(tmp_path)
+    tracer = Tracer(tmp_path, 0, 0, None)
+    tracer.before(0, [1], {})
+    tracer.log({"loss": 0.5})
+    for batch in (None, [2], [3]):
+        tracer.before(1, batch, {})
+    lines = [json.loads(line) for line in (tmp_path / "rank-0000-attempt-00.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["batch"]) for line in lines] == [(0, digest([1])), (1, None), (1, digest([2]))]
+    assert [line["logged"] for line in lines] == [{}, {"loss": digest(0.5)}, {"loss": digest(0.5)}]
+
+
 def test_registered_generators_are_states_of_their_own() -> None:
     noise = random.Random(3)
     before = registered_states({"noise": noise})

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ortflow.launchers.proving.causes import _CAUSES, _OF_READINGS, Cause, causes, causes_between_calm_runs
-from ortflow.launchers.proving.parting import Effect, Parting, harmless, noise, parting, root
+from ortflow.launchers.proving.parting import Effect, Parting, harmless, noise, parting, root, unsteady, without
 from ortflow.launchers.proving.sources import readings
 from ortflow.launchers.proving.traces import Entry, Line, Steps, parse
 
@@ -94,6 +94,25 @@ def test_what_differs_between_calm_runs_is_no_suspect() -> None:
     found = parting(calm, resumed(calm, "number", state=FIRST), ignored)
     assert found is not None
     assert [suspect.key for suspect in found.suspects] == ["train.py::count"]
+
+
+def with_values(run: Steps, **values: str) -> Steps:
+    """The lines with further logged values, in which `{step}` is replaced."""
+    return {
+        step: replace(line, logged={**line.logged, **{key: text.format(step=step) for key, text in values.items()}})
+        for step, line in run.items()
+    }
+
+
+def test_values_that_measure_the_machine_are_not_compared() -> None:
+    calm = steps(registered__model="{step}")
+    first, second = with_values(calm, seconds="a{step}"), with_values(calm, seconds="b{step}")
+    assert unsteady(first, second) == {"seconds"}
+    assert parting(first, second) is not None
+    assert parting(without(first, unsteady(first, second)), second) is None
+    apart = {step: replace(line, batch=f"other {line.batch}") for step, line in second.items()}
+    apart = with_values(apart, loss="x{step}")
+    assert unsteady(first, apart) == {"seconds"}, "the loss follows the batch"
 
 
 def test_a_constant_generator_is_not_the_cause() -> None:
