@@ -16,6 +16,7 @@ from ortflow.manifests.slurm.directives import directives, gpus_per_task
 from ortflow.manifests.slurm.placement import Placement
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.program.command import command_of, node_command
+from ortflow.workflow.program.loop import stop_limit
 from ortflow.workflow.program.report import fields_of
 from ortflow.workflow.program.source import check_source
 from ortflow.workflow.program.steps import check_start
@@ -174,3 +175,9 @@ def test_under_slurm_each_rank_of_a_program_sees_all_gpus_of_its_node() -> None:
     assert not gpus_per_task(program, "pmi2")
     placement = Placement(Path("/r"), "/p", "/p", "pmi2", "id")
     assert [line for line in directives(program, placement) if "gpus" in line] == ["#SBATCH --gpus-per-node=4"]
+
+
+def test_in_pods_a_program_stops_within_their_grace() -> None:
+    values = {"name": "a", "program": {"script": "t.py"}, "backends": {"kubernetes": {"grace_seconds": 60}}}
+    spec = ProgramRunSpec.model_validate(values)
+    assert (stop_limit(spec, "local"), stop_limit(spec, "kubernetes")) == (120.0, 45.0)
