@@ -264,3 +264,11 @@ def test_wrong_arguments_leave_no_run_directory(programs: Programs) -> None:
     code, output = programs.run("train.py", "--", "--x")
     assert code == 2, output
     assert not (programs.folder / "runs").exists()
+
+
+def test_a_program_that_prints_nothing_more_hangs(programs: Programs) -> None:
+    programs.write("import time\nprint('one', flush=True)\ntime.sleep(1)\nprint('two', flush=True)\ntime.sleep(300)\n")
+    code, output = programs.run("train.py", "restart.hung_seconds=4.0", "restart.failures=0")
+    assert code == 1
+    assert mentions(output, "two", "the ranks hung: no heartbeat for 4 s"), output
+    assert programs.left() == []

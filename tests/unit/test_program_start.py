@@ -10,15 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from ortflow.cli.init import run_file_of
 from ortflow.cli.program import Typed, is_program, name_of
+from ortflow.manifests.slurm.directives import directives, gpus_per_task
+from ortflow.manifests.slurm.placement import Placement
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.program.command import command_of, node_command
+from ortflow.workflow.program.loop import stop_limit
 from ortflow.workflow.program.report import fields_of
 from ortflow.workflow.program.source import check_source
 from ortflow.workflow.program.steps import check_start
 from ortflow.workflow.program.variables import World, environment_of, start_variables
 from ortflow.workflow.ranks import Place
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.spec.program import ProgramSection
+from ortflow.workflow.spec.run import ProgramRunSpec
 
 WORLD = World(
     ("a", "a", "b", "b"), ("10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"), (1, 2, 3, 4), 29500, 29501, (4,) * 4
@@ -147,3 +154,30 @@ def test_logged_values_keep_the_meaning_of_the_fields_of_a_step() -> None:
     assert fields_of(logged) == {
         "loss": 1.0, "lr": None, "tokens": 7, "values": {"epoch": 0.5, "acc": 0.9, "bad": None, "note": "x"},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [(), ("--lr", "1e-3", "a, b: [c]", "", "yes", "{{x}}")])
+def test_the_run_file_of_init_is_the_run_of_the_program(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    program = tmp_path / "sub dir" / "train.py"
+    program.parent.mkdir()
+    program.touch()
+    typed = Typed(ranks=4, nodes=2, gpus=1, name="me", arguments=arguments)
+    (tmp_path / "run.yaml").write_text(run_file_of(program, tmp_path / "run.yaml", typed))
+    spec = resolve_paths(load_run_file(tmp_path / "run.yaml", files=True), tmp_path / "run.yaml")
+    assert spec.program is not None
+    assert (spec.name, spec.program.script, tuple(spec.program.args)) == ("me", str(program), arguments)
+    assert (spec.resources.nodes, spec.resources.ranks_per_node, spec.resources.gpus_per_rank) == (2, 2, 1)
+
+
+def test_under_slurm_each_rank_of_a_program_sees_all_gpus_of_its_node() -> None:
+    values = {"name": "a", "resources": {"ranks_per_node": 4, "gpus_per_rank": 1}}
+    program = ProgramRunSpec.model_validate({**values, "program": {"script": "t.py"}})
+    assert not gpus_per_task(program, "pmi2")
+    placement = Placement(Path("/r"), "/p", "/p", "pmi2", "id")
+    assert [line for line in directives(program, placement) if "gpus" in line] == ["#SBATCH --gpus-per-node=4"]
+
+
+def test_in_pods_a_program_stops_within_their_grace() -> None:
+    values = {"name": "a", "program": {"script": "t.py"}, "backends": {"kubernetes": {"grace_seconds": 60}}}
+    spec = ProgramRunSpec.model_validate(values)
+    assert (stop_limit(spec, "local"), stop_limit(spec, "kubernetes")) == (120.0, 45.0)

@@ -23,9 +23,12 @@ from ortflow.workflow.program.context import ProgramContext
 from ortflow.workflow.program.coordinator import Coordinator
 from ortflow.workflow.program.endings import TAIL, Ending, Known, ending_of
 from ortflow.workflow.program.serve import Client, Server
+from ortflow.workflow.spec.run import ProgramRunSpec
 
 TICK = 0.03
 """Longest wait between two looks at the program and the flag of requests, in seconds."""
+PODS_SHARE = 0.75
+"""Share of the pods' grace that a program has to stop."""
 OTHERS = 10.0
 """Seconds that a rank waits for rank 0's word after its program has ended because all are to end."""
 
@@ -48,6 +51,7 @@ class Loop:
             selector.register(peer.stream, selectors.EVENT_READ, rank)
         self._early = [(rank, message) for rank, peer in self._peers.items() for message in peer.pending()]
         """Messages that came with those of the start."""
+        self._limit = stop_limit(context.spec, os.environ.get("ORTFLOW_LAUNCHER", ""))
         self._asked: str | None = None
         self._sent_ask = False
         self._asked_at = 0.0
@@ -297,7 +301,7 @@ class Loop:
     def _stops(self) -> None:
         if (reason := self._context.stop.reason) is not None:
             self._ask(reason)
-        limit = self._context.spec.program.stop_seconds
+        limit = self._limit
         if self._asked is not None and self._ending is None and self._killed is None and self._child is not None:
             late = self._clock.monotonic() - self._asked_at
             if late > limit:
@@ -312,7 +316,7 @@ class Loop:
         """Seconds until SIGKILL, or until the end of the job, if it is known."""
         found = []
         if self._asked is not None:
-            found.append(self._context.spec.program.stop_seconds - (self._clock.monotonic() - self._asked_at))
+            found.append(self._limit - (self._clock.monotonic() - self._asked_at))
         if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
             found.append(int(end) - time.time())
         return round(max(0.0, min(found)), 3) if found else None
@@ -378,6 +382,13 @@ class Loop:
             self._moved, self._log_seen = False, size
             with contextlib.suppress(OSError):
                 self._context.run_dir.heartbeat.touch()
+
+
+def stop_limit(spec: ProgramRunSpec, launcher: str) -> float:
+    """Seconds that a program has to stop; in pods less than their grace, in which the ranks must end too. Pure."""
+    if launcher != "kubernetes":
+        return spec.program.stop_seconds
+    return min(spec.program.stop_seconds, PODS_SHARE * spec.backends.kubernetes.grace_seconds)
 
 
 def period(steps: int | None, seconds: float | None) -> Message:

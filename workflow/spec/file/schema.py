@@ -41,13 +41,17 @@ def run_file_schema(
         _also(schema, path, {"type": "string"})
     for path in forms.minutes:
         _also(schema, path, {"type": "integer", "exclusiveMinimum": 0})
-    given = [{"required": [key]} for key in OF_TRAINERS]
     schema |= {
-        "if": {"required": ["program"]},
-        "then": {"not": {"anyOf": given}},
-        "else": {"required": ["data", "train"]},
+        "if": _given("program"),
+        "then": {"not": {"anyOf": [_given(key) for key in OF_TRAINERS]}},
+        "else": {"allOf": [_given(key) for key in ("data", "train")]},
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ortflow run file"}
+
+
+def _given(key: str) -> dict[str, Any]:
+    """The key is there, with a value."""
+    return {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
 
 
 def _options(schema: dict[str, Any], name: str, options: type[Section]) -> None:
