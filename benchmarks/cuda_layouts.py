@@ -110,10 +110,10 @@ def spec_of(options: argparse.Namespace, name: str) -> Any:
     """The run file of a layout, or of one GPU."""
     from step import CLIP, DECAY, RATE
 
-    from ortflow.workflow.spec.run import RunSpec
+    from ortflow.workflow.spec.run import TrainerRunSpec
 
     parallel = LAYOUTS.get(name, {})
-    return RunSpec.model_validate(
+    return TrainerRunSpec.model_validate(
         {
             "name": "benchmark",
             "model": {"path": str(Path(options.folder) / name / "model.onnx"), "loss": {"kind": "cross_entropy"}},

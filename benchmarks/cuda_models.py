@@ -43,7 +43,7 @@ from torch.nn import functional
 
 import ortflow
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 AGREEMENT = 2e-2
 """Largest relative difference of the losses of the first steps: bf16 on both sides, and BatchNormalization of random
@@ -172,9 +172,9 @@ def prepare(name: str, folder: Path) -> None:
     graphs_of(spec_of(name, folder), folder, on_gpus=True)
 
 
-def spec_of(name: str, folder: Path) -> RunSpec:
+def spec_of(name: str, folder: Path) -> TrainerRunSpec:
     """The run file."""
-    return RunSpec.model_validate(
+    return TrainerRunSpec.model_validate(
         {
             "name": "benchmark",
             "model": {"path": str(folder / "model.onnx"), "loss": {"kind": "cross_entropy"}},

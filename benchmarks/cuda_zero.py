@@ -114,7 +114,7 @@ def ours(options: argparse.Namespace, changes: dict[str, Any]) -> dict[str, Any]
 
     from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.sessions.session import Sessions
-    from ortflow.workflow.spec.run import RunSpec
+    from ortflow.workflow.spec.run import TrainerRunSpec
     from ortflow.workflow.trainer import MicroBatch, Report, queued_graphs
     from ortflow.workflow.trainer.builder import trainer_class
 
@@ -127,7 +127,7 @@ def ours(options: argparse.Namespace, changes: dict[str, Any]) -> dict[str, Any]
     content["data"]["last_batch"] = "drop"
     content["resources"]["ranks_per_node"] = comm.world_size
     content["parallel"] = {"zero": changes.get("zero", 0)}
-    spec, graphs = RunSpec.model_validate(content), GraphSet.load(folder / "graphs")
+    spec, graphs = TrainerRunSpec.model_validate(content), GraphSet.load(folder / "graphs")
     sessions = Sessions(device, 4, "error", None)
     notes: list[str] = []
     if changes.get("whole"):
@@ -220,11 +220,11 @@ def on_the_cpu(options: argparse.Namespace) -> dict[str, Any]:
     from ortflow.workflow.optim.segments import segments
     from ortflow.workflow.sessions.binding import Binding
     from ortflow.workflow.sessions.session import Sessions
-    from ortflow.workflow.spec.run import RunSpec
+    from ortflow.workflow.spec.run import TrainerRunSpec
 
     _, gpu = world_of()
     folder = Path(options.folder)
-    spec = RunSpec.model_validate_json((folder / "spec.json").read_text())
+    spec = TrainerRunSpec.model_validate_json((folder / "spec.json").read_text())
     index, library, cpu = GraphSet.load(folder / "graphs").index, find_library(), CpuDevice()
     if library.path is None:
         raise SystemExit(f"the update on the CPU needs ortflow's kernels: {library.note}")

@@ -27,7 +27,7 @@ from torchvision import models
 
 import ortflow
 from ortflow.workflow.kernels.library import find_library
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 AGREEMENT = 1e-4
 """Largest relative difference of the first loss; batch statistics of random weights amplify rounding."""
@@ -156,7 +156,7 @@ def ortflow_step(
             module, tuple(torch.from_numpy(arrays[name]) for name in names), path, input_names=names
         )
     optimizer = {"name": "adamw", "lr": RATE, "weight_decay": DECAY, "no_decay": []}
-    spec = RunSpec.model_validate(
+    spec = TrainerRunSpec.model_validate(
         {
             "name": "benchmark",
             "model": {"path": str(path), "loss": {"kind": loss}},

@@ -26,7 +26,7 @@ from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.roles.decide import Role, Roles
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 EPSILON, BASE, DEVIATION = 1e-5, 500_000.0, 0.02
 Array = npt.NDArray[np.float32]
@@ -216,9 +216,9 @@ def source_of(sizes: Sizes) -> Source:
     return Source(prepared, tensors, Roles(roles), frozenset({"labels"}), tuple(notes), ())
 
 
-def spec_of(batch: int, ranks: int, zero: int, recompute: str | None, *, on_gpus: bool = True) -> RunSpec:
+def spec_of(batch: int, ranks: int, zero: int, recompute: str | None, *, on_gpus: bool = True) -> TrainerRunSpec:
     """The run file."""
-    return RunSpec.model_validate(
+    return TrainerRunSpec.model_validate(
         {
             "name": "benchmark",
             "model": {
@@ -237,7 +237,7 @@ def spec_of(batch: int, ranks: int, zero: int, recompute: str | None, *, on_gpus
     )  # fmt: skip
 
 
-def graphs_in(folder: Path, sizes: Sizes, spec: RunSpec) -> GraphSet:
+def graphs_in(folder: Path, sizes: Sizes, spec: TrainerRunSpec) -> GraphSet:
     """The graphs of a run, without weights."""
     folder.mkdir(parents=True, exist_ok=True)
 

@@ -40,7 +40,7 @@ from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.parallel.timeline import bubble_by_formula, timeline
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.stage_runner import StageRunner
 
@@ -138,7 +138,7 @@ def prepare(folder: Path, kind: str, chunks: int, options: argparse.Namespace) -
     model = folder / "model.onnx"
     onnx.save(build(Config(options.layers, options.width, 4, options.context, 256)), model)
     parallel: dict[str, Any] = {"pipeline": options.ranks, "schedule": kind}
-    spec = RunSpec.model_validate(
+    spec = TrainerRunSpec.model_validate(
         {
             "name": "pipeline",
             "model": {"path": str(model), "loss": {"kind": "cross_entropy"}},

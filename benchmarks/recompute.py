@@ -47,7 +47,7 @@ def build(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from ortflow.workflow.assembly.build import build_graphs
     from ortflow.workflow.assembly.saving import operations
     from ortflow.workflow.forecast import activations
-    from ortflow.workflow.spec.run import RunSpec
+    from ortflow.workflow.spec.run import TrainerRunSpec
 
     sizes = {name: getattr(options, name) for name in ("layers", "width", "heads", "context", "vocabulary")}
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
@@ -61,7 +61,7 @@ def build(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "data": {"train": {"path": "unused"}, "micro_batch": options.batch},
             "train": {"steps": 1, "optimizer": {"name": "adamw", "lr": 1e-3}},
         }
-        spec = RunSpec.model_validate(run)
+        spec = TrainerRunSpec.model_validate(run)
         graphs = build_graphs(spec, folder / side)
         held = activations(graphs, spec, shapes).held
         predicted[side] = {"bytes": held, "operations": operations(onnx.load(graphs.train), shapes)}

@@ -41,7 +41,7 @@ from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.builder import trainer_class, write_forms
 
@@ -61,7 +61,7 @@ class OrtflowStep:
     def __init__(
         self,
         graphs: GraphSet,
-        spec: RunSpec,
+        spec: TrainerRunSpec,
         threads: int,
         kernels: Path | None,
         device: Device | None = None,
@@ -126,7 +126,7 @@ class OrtflowStep:
 
 def make_graphs(
     config: Config, batch: int, folder: Path, *, on_gpus: bool = False, precision: str = "fp32"
-) -> tuple[GraphSet, RunSpec]:
+) -> tuple[GraphSet, TrainerRunSpec]:
     """The graphs of the example's model, as step configure makes them."""
     onnx.save(build(config), folder / "model.onnx")
     spec = run_file(batch, folder, on_gpus=on_gpus, precision=precision)
@@ -134,9 +134,9 @@ def make_graphs(
     return graphs_of(spec, folder, on_gpus=on_gpus, lengths=lengths), spec
 
 
-def run_file(batch: int, folder: Path, *, on_gpus: bool = False, precision: str = "fp32") -> RunSpec:
+def run_file(batch: int, folder: Path, *, on_gpus: bool = False, precision: str = "fp32") -> TrainerRunSpec:
     """The run file of the example's model."""
-    return RunSpec.model_validate(
+    return TrainerRunSpec.model_validate(
         {
             "name": "benchmark",
             "model": {"path": str(folder / "model.onnx"), "loss": {"kind": "cross_entropy"}},
@@ -153,7 +153,7 @@ def run_file(batch: int, folder: Path, *, on_gpus: bool = False, precision: str 
 
 
 def graphs_of(
-    spec: RunSpec, folder: Path, *, on_gpus: bool = False, lengths: Mapping[str, int] | None = None
+    spec: TrainerRunSpec, folder: Path, *, on_gpus: bool = False, lengths: Mapping[str, int] | None = None
 ) -> GraphSet:
     """All graphs of a run in a folder, as step configure makes them; `lengths` are those of the samples, by input."""
     graphs = build_graphs(spec, folder / "graphs", lengths=lengths)

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.checks.batch import KEY, replicas, undivided
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
 
 MAY_CHANGE: tuple[str, ...] = (
-    "name", "run_dir", "prepare", "model.metrics", "model.accept_inference_export",
+    "name", "run_dir", "prepare", "program.args", "program.parameters", "program.cwd", "program.env",
+    "program.start", "program.stop_seconds", "model.metrics", "model.accept_inference_export",
     "data.micro_batch", "data.eval", "data.eval_mode", "data.eval_micro_batch", "data.eval_samples",
     "train.steps", "train.epochs", "train.global_batch", "train.gradient_accumulation", "train.clip_norm",
     "train.optimizer.lr", "train.optimizer.weight_decay", "train.optimizer.betas", "train.optimizer.epsilon",
@@ -25,8 +26,8 @@ MAY_CHANGE: tuple[str, ...] = (
     "restart", "backends",
 )  # fmt: skip
 """Keys and whole sections that may change: how long, how fast, how often, where. Model, loss, data, order
-of the samples and kind of optimizer do not."""
-LENGTHENS = ("train.steps", "train.epochs", "train.early_stop", "export")
+of the samples and kind of optimizer do not, nor does the program."""
+LENGTHENS = ("train.steps", "train.epochs", "train.early_stop", "export", "program.args", "program.parameters")
 """Keys that can give a finished run more work."""
 LISTED = 3
 """Number of differences that an error names."""
@@ -75,7 +76,18 @@ def refuse(root: Path, changes: Sequence[Change]) -> None:
     )
 
 
-def continued_run(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
+def refuse_other_kind(root: Path, before: RunSpec, now: RunSpec) -> None:
+    """Raise UserError if one run is of a program and the other is not."""
+    if (before.program is None) == (now.program is None):
+        return
+    kinds = ["a program" if spec.program is not None else "a model" for spec in (before, now)]
+    raise UserError(
+        f"{root} holds a run of {kinds[0]}, and this run file is of {kinds[1]}",
+        fix="give it another name (name=NAME, or run_dir), or --fresh to start over and rename the old run",
+    )
+
+
+def continued_run(before: TrainerRunSpec, now: TrainerRunSpec, batch: int) -> TrainerRunSpec:
     """Return the run to continue, with its previous `batch` samples per step.
 
     If the number of ranks or the micro-batch has changed, gradient accumulation is adapted. Raises UserError if the
@@ -105,6 +117,8 @@ def continued_run(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
 
 def agree(spec: RunSpec) -> None:
     """Raise UserError if global batch and gradient accumulation are both given and contradict each other."""
+    if not isinstance(spec, TrainerRunSpec):
+        return
     asked = spec.train.gradient_accumulation
     if asked not in (1, spec.accumulation):
         raise UserError(
@@ -115,7 +129,7 @@ def agree(spec: RunSpec) -> None:
         )
 
 
-def batch_messages(before: RunSpec, now: RunSpec, batch: int) -> list[str]:
+def batch_messages(before: TrainerRunSpec, now: TrainerRunSpec, batch: int) -> list[str]:
     """Messages about the samples of a step if their number or division has changed."""
     divided = division(now, now.global_batch)
     if now.global_batch != batch:
@@ -126,7 +140,7 @@ def batch_messages(before: RunSpec, now: RunSpec, batch: int) -> list[str]:
     return []
 
 
-def division(spec: RunSpec, batch: int) -> str:
+def division(spec: TrainerRunSpec, batch: int) -> str:
     """How replicas and micro-batches share the samples of a step, in the run file's terms."""
     copies, size = spec.replicas, spec.data.micro_batch
     return f"{replicas(spec.grid)} x micro_batch {size} x gradient_accumulation {batch // (size * copies)}"

@@ -13,7 +13,7 @@ from typing import Protocol
 from ortflow.launchers.supervised import AttemptNodes, View
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.spec.checks.nodes import on_nodes, permitted, skipped_messages
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
 
 PERIOD = 0.5
 """Seconds between two looks for missing nodes before an attempt."""
@@ -162,7 +162,7 @@ def there_again(nodes: int, whole: RunSpec) -> str:
 
 def report_nodes(view: View, summary: str, spec: RunSpec) -> None:
     """Show the nodes and ranks of an attempt, and how they divide a step's samples."""
-    view.message(
-        f"{summary}; {spec.world_size} ranks, gradient accumulation {spec.accumulation} for {spec.global_batch} "
-        "samples a step"
-    )
+    shares = ""
+    if isinstance(spec, TrainerRunSpec):
+        shares = f", gradient accumulation {spec.accumulation} for {spec.global_batch} samples a step"
+    view.message(f"{summary}; {spec.world_size} ranks{shares}")

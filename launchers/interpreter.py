@@ -73,8 +73,11 @@ def examine(path: str) -> Interpreter:
     return Interpreter(path, (major, minor), answer["platform"], answer["packages"])
 
 
-def check(python: Interpreter) -> None:
-    """Raise UserError if the interpreter cannot run ranks. Pure."""
+def check(python: Interpreter, *, program: bool = False) -> None:
+    """Raise UserError if the interpreter cannot run ranks; those of a `program` need ortflow alone. Pure."""
+    if program:
+        _check_version(python)
+        return
     if python.platform != "linux":
         raise UserError(
             f"ranks run on Linux only, and this is {python.platform}",
@@ -99,6 +102,12 @@ def check(python: Interpreter) -> None:
             "or newer",
             fix=f"`{python.path} -m pip install --upgrade {runtime}`",
         )
+    _check_version(python)
+
+
+def _check_version(python: Interpreter) -> None:
+    if "ortflow" not in python.packages:
+        raise UserError(f"{python.path} lacks ortflow", fix=f"`{python.path} -m pip install ortflow`")
     if python.packages["ortflow"] != ortflow.__version__:
         raise UserError(
             f"{python.path} has ortflow {python.packages['ortflow']}, and this is {ortflow.__version__}",

@@ -57,7 +57,7 @@ class StepLines:
 def step_line(progress: Progress) -> str:
     """The run's progress, in one line."""
     total = f"/{progress.total_steps}" if progress.total_steps else ""
-    parts = [f"step {progress.step}{total}", f"loss {number(progress.loss)}"]
+    parts = [f"step {progress.step}{total}", *([f"loss {number(progress.loss)}"] if progress.has_loss else [])]
     if progress.lr is not None:
         parts.append(f"lr {progress.lr:.3g}")
     if progress.grad_norm is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -24,11 +25,13 @@ from ortflow.launchers.named_programs import unconfirmed
 from ortflow.workflow.cores import cores_of, grant_of_this_process
 from ortflow.workflow.disk_space import has_room, is_full
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.program.source import check_source
 from ortflow.workflow.runtimes import RUNTIMES
 from ortflow.workflow.spec.units import parse_memory
 
 if TYPE_CHECKING:
     from ortflow.launchers.base import Submission
+    from ortflow.workflow.spec.program import ProgramSection
     from ortflow.workflow.spec.run import RunSpec
 
 CONNECT = 60.0
@@ -61,9 +64,12 @@ def _programs(submission: Submission, of_user: bool) -> Iterator[Finding]:
     spec, good = submission.spec, True
     try:
         python = examine(locate(spec.resources.python))
-        check(python)
+        check(python, program=spec.program is not None)
         yield ok("interpreter", interpreter_line(python))
-        yield runtime_finding(python)
+        if spec.program is None:
+            yield runtime_finding(python)
+        else:
+            yield _program(spec.program)
     except UserError as error:
         good = False
         yield from_error("interpreter", error)
@@ -73,6 +79,15 @@ def _programs(submission: Submission, of_user: bool) -> Iterator[Finding]:
         yield _mpi(submission, of_user)
     if good and spec.on_gpus:
         yield from examine_gpu(python.path, spec.resources.ranks_per_node)
+
+
+def _program(program: ProgramSection) -> Finding:
+    """Whether the program's file is there and compiles; it is not started."""
+    try:
+        check_source(program)
+    except UserError as error:
+        return from_error("program", error)
+    return ok("program", f"{shlex.join(program.command) or program.script or program.module or program.function}")
 
 
 def runtime_finding(python: Interpreter) -> Finding:

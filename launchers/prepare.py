@@ -6,8 +6,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from ortflow.launchers.memory import oom_kills
 from ortflow.workflow.errors import EndedBySignal, UserError, check_signal
+from ortflow.workflow.oom import oom_kills
 from ortflow.workflow.spec.file.paths import check_files
 from ortflow.workflow.spec.run import RunSpec
 

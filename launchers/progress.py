@@ -24,6 +24,8 @@ class Progress:
     """The current one of the seven steps."""
     step: int = 0
     loss: float | None = None
+    has_loss: bool = True
+    """Whether the newest step reported a loss; a program may log none."""
     lr: float | None = None
     grad_norm: float | None = None
     started: float | None = None
@@ -93,6 +95,7 @@ class Progress:
 
     def _step(self, record: Mapping[str, Any]) -> None:
         self.step = int(record["step"])
+        self.has_loss = "loss" in record
         self.loss, self.lr, self.grad_norm = (record.get(key) for key in ("loss", "lr", "grad_norm"))
         self._steps += 1
         if self._pace and self.time is not None and self.time < self._pace[-1][1]:

@@ -15,7 +15,16 @@ from pathlib import Path
 
 from ortflow.launchers.base import Submission, launcher_name
 from ortflow.launchers.batch.copies import original
-from ortflow.launchers.changes import LENGTHENS, agree, batch_messages, continued_run, differences, refuse, within
+from ortflow.launchers.changes import (
+    LENGTHENS,
+    agree,
+    batch_messages,
+    continued_run,
+    differences,
+    refuse,
+    refuse_other_kind,
+    within,
+)
 from ortflow.launchers.checkpoint_folder import folder_to_put_aside, put_aside, refuse_filled
 from ortflow.launchers.locks import HeldError, hold
 from ortflow.launchers.moved_directory import is_same
@@ -31,7 +40,7 @@ from ortflow.workflow.spec.checks.batch import KEY
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
 
 _PASSING = re.compile(rf"\.(launcher|ranks)\.lock|{own_files.TEMPORARY}")
 """Content of a directory that another launcher is about to take, or was taking when it was killed."""
@@ -101,16 +110,20 @@ def _settle(submission: Submission, lock: int, new: bool) -> Opened:
     if not run.run_file.exists():
         raise _not_a_run(run.root)
     before = moved(load_run_file(run.run_file), run.root)
+    refuse_other_kind(run.root, before, spec)
     refuse(run.root, differences(before.model_dump(), spec.model_dump()))
-    batch = begun_batch(run, before)
-    spec = continued_run(before, spec, batch)
+    messages: list[str] = []
+    if isinstance(before, TrainerRunSpec) and isinstance(spec, TrainerRunSpec):
+        batch = begun_batch(run, before)
+        spec = continued_run(before, spec, batch)
+        messages = batch_messages(before, spec, batch)
     changes = differences(before.model_dump(), spec.model_dump())
     if state(run.read_attempts(), alive=False) is State.FINISHED and not any(
         within(change.key, LENGTHENS) for change in changes
     ):
         return Opened(run, before, lock, finished=True)
     write_atomically(run.run_file, dump_run_file(spec).encode())
-    notes = [*batch_messages(before, spec, batch), *(str(change) for change in changes if change.key != KEY)]
+    notes = [*messages, *(str(change) for change in changes if change.key != KEY)]
     if message := damage_message(run.attempts, set_aside(run.attempts, ATTEMPTS), aside=True):
         notes.append(message)
     if notes:
@@ -119,7 +132,7 @@ def _settle(submission: Submission, lock: int, new: bool) -> Opened:
     return Opened(run, spec, lock, tuple(notes))
 
 
-def begun_batch(run: RunDir, before: RunSpec) -> int:
+def begun_batch(run: RunDir, before: TrainerRunSpec) -> int:
     """Samples per step of the run so far: from the plan that ranks have written, else from its run file."""
     if before.train.global_batch is None:
         return number_in(run.plan, "global_batch") or before.global_batch

@@ -25,10 +25,11 @@ from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.simulated import SimulatedAttempt, SimulatedNodes
 from ortflow.launchers.start_folder import ROOT, leaving
 from ortflow.launchers.stop import Stop, interruptible
-from ortflow.launchers.supervised import Job, View
+from ortflow.launchers.supervised import Job, View, grace_of
 from ortflow.launchers.supervisor import Supervisor
 from ortflow.workflow.comm.segments import sweep
 from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
+from ortflow.workflow.program.source import check_source
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.checks.nodes import variables
 from ortflow.workflow.spec.units import parse_time
@@ -84,7 +85,9 @@ def start_detached(request: LocalRequest) -> None:
 
 def check_request(request: LocalRequest) -> None:
     """Raise UserError if the ranks of a request cannot run here."""
-    check(examine(request.python))
+    check(examine(request.python), program=request.submission.spec.program is not None)
+    if request.submission.spec.program is not None:
+        check_source(request.submission.spec.program, request.python)
     ranks = request.submission.spec.world_size
     # One rank needs about what mpirun does: for its own libraries, the data, the records and the checkpoints.
     open_files.allow(FILES_OF_MPIRUN + FILES_OF_A_RANK * ranks, f"a run of {ranks} rank(s)")
@@ -132,7 +135,8 @@ def supervise(request: LocalRequest, view: View) -> int:
         spec.world_size,
         spec.restart,
         start,
-        lambda: clear_leftovers(run),
+        lambda: clear_leftovers(run, of_program=spec.program is not None),
+        grace=grace_of(spec),
         room_seconds=spec.checkpoint.wait_for_room,
         nodes=nodes,
     )
@@ -143,8 +147,13 @@ def supervise(request: LocalRequest, view: View) -> int:
         sweep()
 
 
-def clear_leftovers(run: RunDir) -> None:
-    """Kill the ranks of earlier attempts: two generations must never write to one run directory."""
+def clear_leftovers(run: RunDir, *, of_program: bool = False) -> None:
+    """Kill the ranks of earlier attempts: two generations must never write to one run directory.
+
+    A program's processes may outlive its rank if they have left its process group: they are found by their environment.
+    """
+    if of_program:
+        processes.kill(processes.of_run(run.root))
     if not wait_free(run.ranks_lock, 0.0):
         processes.kill(processes.of_run(run.root))
         if not wait_free(run.ranks_lock, LEFTOVERS):

@@ -8,10 +8,17 @@ from typing import Any, Protocol
 
 from ortflow.launchers.cause import Cause
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.run import Restart
+from ortflow.workflow.spec.run import Restart, RunSpec
 
 GRACE = 30.0
 """Seconds that ranks have to save and stop, unless the backend sets another limit."""
+MARGIN = 10.0
+"""Seconds in which a rank ends its program and itself, after the program's own limit."""
+
+
+def grace_of(spec: RunSpec, seconds: float = GRACE) -> float:
+    """Seconds that the ranks of a run have, if a trainer's have `seconds`: a program has its own limit before."""
+    return seconds if spec.program is None else max(seconds, spec.program.stop_seconds + MARGIN)
 
 
 class View(Protocol):

@@ -16,7 +16,6 @@ from typing import Any
 from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import Cause, agreed, cause
 from ortflow.launchers.disk_wait import DiskWait
-from ortflow.launchers.memory import oom_kills
 from ortflow.launchers.moved_directory import between_attempts, location_of, recorded_end
 from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, attempts_without_step, next_attempt, open_attempt, used
@@ -27,6 +26,7 @@ from ortflow.launchers.watch import ASKED, TICK, Watch, failures
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.disk_space import RECORDS, OutOfDisk, has_room
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
+from ortflow.workflow.oom import oom_kills
 from ortflow.workflow.own_files import sweep_temporaries
 
 LAST_LINES = 12

@@ -1,7 +1,8 @@
 """The executor of a rank: runs the seven steps with one context, and ends the rank.
 
-Called by `rank` after the log is set up. Ranks exit together when they are done or preempted. A rank that fails ends
-the others, because they would wait for it forever.
+Called by `rank` after the log is set up. The steps are those of a trainer or of a program; only they are imported.
+Ranks exit together when they are done or preempted. A rank that fails ends the others, because they would wait for it
+forever.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import os
 import signal
 import traceback
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ortflow.workflow.disk_space import Notice, is_full, is_too_large, out_of_disk, too_large
-from ortflow.workflow.engine import Engine, Step
+from ortflow.workflow.engine import Engine
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, CommunicationError, OrtflowError, Preempted
 from ortflow.workflow.events import SCHEMA_VERSION, EventLog
 from ortflow.workflow.fence import Fence
@@ -23,14 +25,11 @@ from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.checks.nodes import REASON, of_this_attempt
 from ortflow.workflow.spec.file.load import load_run_file
-from ortflow.workflow.steps.checkpoint import checkpoint
-from ortflow.workflow.steps.configure import configure
-from ortflow.workflow.steps.context import Context
-from ortflow.workflow.steps.export import export
-from ortflow.workflow.steps.monitor import monitor
-from ortflow.workflow.steps.runtime import runtime
-from ortflow.workflow.steps.shard import shard
-from ortflow.workflow.steps.train import train
+from ortflow.workflow.spec.run import ProgramRunSpec, RunSpec, TrainerRunSpec
+
+if TYPE_CHECKING:
+    from ortflow.workflow.program.context import ProgramContext
+    from ortflow.workflow.steps.context import Context
 
 PATIENCE, PATIENCE_ON_GPUS = 10, 60
 """Seconds in which a rank leaves MPI, and NCCL before it: that took more than ten on GPUs that other programs used."""
@@ -40,16 +39,6 @@ NOTICE = 2.0
 An abort in this time would take its place: mpirun would report the abort, and not the rank that was killed.
 """
 
-STEPS: tuple[Step[Context], ...] = (
-    Step("configure", configure),
-    Step("runtime", runtime),
-    Step("shard", shard),
-    Step("train", train),
-    Step("checkpoint", checkpoint, recurs=True),
-    Step("monitor", monitor, recurs=True),
-    Step("export", export),
-)
-
 
 def execute(
     run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: Fence, location: Location | None = None
@@ -58,26 +47,38 @@ def execute(
     faulthandler.enable()
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
     events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid())
-    context = None
+    context: Context | ProgramContext | None = None
     notice = 0.0
     try:
         whole = load_run_file(run_dir.run_file, others=False)
         spec = of_this_attempt(whole, os.environ)
         if whole.elastic:
-            events.write(
-                "elastic", nodes=spec.resources.nodes, of_nodes=whole.resources.nodes, world_size=place.world_size,
-                gradient_accumulation=spec.accumulation, reason=os.environ.get(REASON, ""),
-            )  # fmt: skip
-        context = Context(run_dir, spec, place, attempt, stop, events, fence, location=location)
-        context.engine = Engine(STEPS, events)
-        context.engine.run(context)
+            _record_nodes(events, spec, whole, place)
+        if isinstance(spec, ProgramRunSpec):
+            from ortflow.workflow.program import steps as of_program
+            from ortflow.workflow.program.context import ProgramContext
+
+            context = ProgramContext(run_dir, spec, place, attempt, stop, events, fence, location=location)
+            context.engine = Engine(of_program.STEPS, events)
+            context.engine.run(context)
+        else:
+            from ortflow.workflow.steps.context import Context
+            from ortflow.workflow.steps.order import STEPS
+
+            assert isinstance(spec, TrainerRunSpec)
+            context = Context(run_dir, spec, place, attempt, stop, events, fence, location=location)
+            context.engine = Engine(STEPS, events)
+            context.engine.run(context)
         events.write("finished", step=context.progress.step)
         code = EXIT_DONE
     except Preempted as error:
         print(error, flush=True)
         code = error.exit_code
     except CommunicationError as error:
-        traceback.print_exc()
+        if context is not None and context.spec.program is not None:
+            print(f"error: {error}", flush=True)
+        else:
+            traceback.print_exc()
         events.write("failure", reason=str(error), exit_code=error.exit_code, communication=True)
         code, notice = error.exit_code, NOTICE
     except OrtflowError as error:
@@ -96,6 +97,15 @@ def execute(
     with suppress(OSError):
         events.close()
     return code
+
+
+def _record_nodes(events: EventLog, spec: RunSpec, whole: RunSpec, place: Place) -> None:
+    """The nodes and ranks of this attempt of an elastic run."""
+    shares = {"gradient_accumulation": spec.accumulation} if isinstance(spec, TrainerRunSpec) else {}
+    events.write(
+        "elastic", nodes=spec.resources.nodes, of_nodes=whole.resources.nodes, world_size=place.world_size,
+        **shares, reason=os.environ.get(REASON, ""),
+    )  # fmt: skip
 
 
 def _failed_on_disk(error: OSError, events: EventLog, run_dir: RunDir) -> int:
@@ -121,7 +131,7 @@ def _failed_on_disk(error: OSError, events: EventLog, run_dir: RunDir) -> int:
     return EXIT_FAILURE
 
 
-def finish(context: Context | None, *, together: bool, code: int, notice: float = 0.0) -> None:
+def finish(context: Context | ProgramContext | None, *, together: bool, code: int, notice: float = 0.0) -> None:
     """Leave MPI: in order with the others, or aborting them after `notice` seconds."""
     if context is None or context.comm is None:
         return

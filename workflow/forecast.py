@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.planning.passes import Work
     from ortflow.workflow.planning.ranks import RankMemory
     from ortflow.workflow.spec.model import Recomputed
-    from ortflow.workflow.spec.run import RunSpec
+    from ortflow.workflow.spec.run import TrainerRunSpec
 
 SHOWN = 5
 """Number of largest values to report."""
@@ -96,7 +96,7 @@ class Forecast:
         }  # fmt: skip
 
 
-def forecast(spec: RunSpec) -> Forecast:
+def forecast(spec: TrainerRunSpec) -> Forecast:
     """Predict the memory of a run with absolute paths. Raises UserError or Faults if its model or data is unusable."""
     import onnx
 
@@ -120,7 +120,7 @@ def forecast(spec: RunSpec) -> Forecast:
     )  # fmt: skip
 
 
-def _memory(spec: RunSpec, found: Built) -> tuple[RankMemory, tuple[int, int] | None, Exchange]:
+def _memory(spec: TrainerRunSpec, found: Built) -> tuple[RankMemory, tuple[int, int] | None, Exchange]:
     """The memory of the rank that needs most, `messages_of` it if it fetches its parameters, and `exchange_in` it."""
     from ortflow.workflow.planning.ranks import memory_of, most
 
@@ -133,7 +133,7 @@ def _memory(spec: RunSpec, found: Built) -> tuple[RankMemory, tuple[int, int] | 
     return memory, fetched if shards is not None else None, exchange
 
 
-def exchange_in(graphs: GraphSet, spec: RunSpec) -> Exchange:
+def exchange_in(graphs: GraphSet, spec: TrainerRunSpec) -> Exchange:
     """The buffers in which a GPU receives the gradients of others of its machine."""
     from ortflow.workflow.planning.exchange import exchange_of
 
@@ -141,7 +141,7 @@ def exchange_in(graphs: GraphSet, spec: RunSpec) -> Exchange:
 
 
 def divided_memory(
-    spec: RunSpec, graphs: GraphSet, shapes: Mapping[str, tuple[int, ...]], batch: int
+    spec: TrainerRunSpec, graphs: GraphSet, shapes: Mapping[str, tuple[int, ...]], batch: int
 ) -> list[RankMemory]:
     """The memory of the ranks of one replica of a divided model, for a batch of these shapes and so many bytes."""
     from ortflow.workflow.planning.passes import stage_passes
@@ -156,13 +156,13 @@ def divided_memory(
     return pipeline_memory(spec, graphs.index, division, replays_of(spec, stages), batch)
 
 
-def _index_of(spec: RunSpec, graphs: GraphSet, rank: int) -> FlatIndex:
+def _index_of(spec: TrainerRunSpec, graphs: GraphSet, rank: int) -> FlatIndex:
     from ortflow.workflow.trainer.divided_opening import division_of
 
     return division_of(graphs, spec).of(spec.grid.place(rank)).index
 
 
-def shards_of(graphs: GraphSet, spec: RunSpec) -> Sharded | None:
+def shards_of(graphs: GraphSet, spec: TrainerRunSpec) -> Sharded | None:
     """The graphs that fetch their parameters, under stage 3 of ZeRO."""
     if spec.parallel.zero < 3:
         return None
@@ -172,7 +172,7 @@ def shards_of(graphs: GraphSet, spec: RunSpec) -> Sharded | None:
     return sharded(graphs.train, form, graphs.eval, graphs.index, on_gpus=spec.on_gpus)
 
 
-def messages_of(shards: Sharded | None, index: FlatIndex, spec: RunSpec) -> tuple[int, int]:
+def messages_of(shards: Sharded | None, index: FlatIndex, spec: TrainerRunSpec) -> tuple[int, int]:
     """Elements of the memory in which parameters arrive, and of a message of gradients; 0 without stage 3.
 
     On GPUs parameters arrive in the memory of the graph's values, and gradients have memory of their own where they are
@@ -192,7 +192,7 @@ def messages_of(shards: Sharded | None, index: FlatIndex, spec: RunSpec) -> tupl
 
 
 def activations(
-    graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]], shards: Sharded | None = None
+    graphs: GraphSet, spec: TrainerRunSpec, batch: Mapping[str, tuple[int, ...]], shards: Sharded | None = None
 ) -> Peak:
     """The peak of the training graph's values, for inputs of these shapes.
 
@@ -211,7 +211,7 @@ def activations(
     return peak_of(model.graph, sizes_of(types), bound, found.conditions)
 
 
-def training_work(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> Work:
+def training_work(graphs: GraphSet, spec: TrainerRunSpec, batch: Mapping[str, tuple[int, ...]]) -> Work:
     """What the training graph computes, and exchanges within layers, for inputs of these shapes."""
     from ortflow.workflow.planning.passes import work_of
 
@@ -219,7 +219,7 @@ def training_work(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int
     return work_of(found.plain.graph, found.model.graph, found.types)
 
 
-def _followed(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> Forms:
+def _followed(graphs: GraphSet, spec: TrainerRunSpec, batch: Mapping[str, tuple[int, ...]]) -> Forms:
     """The training graph in its plain form and in the one for the device."""
     import onnx
 
@@ -229,14 +229,14 @@ def _followed(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ..
     return forms_of(onnx.load(graphs.train), None if form is None else onnx.load(form), batch)
 
 
-def has_kernels(spec: RunSpec) -> bool:
+def has_kernels(spec: TrainerRunSpec) -> bool:
     """Whether ranks on CPUs would have ortflow's kernels here."""
     from ortflow.workflow.kernels.library import library_for
 
     return library_for(spec.kernels) is not None
 
 
-def _form(graphs: GraphSet, spec: RunSpec) -> Path | None:
+def _form(graphs: GraphSet, spec: TrainerRunSpec) -> Path | None:
     """The training graph in its form for the device, as far as it is known here; None for the plain one."""
     from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
 

@@ -13,7 +13,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.spec.checks.batch import replicas
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 VERSION = 1
 
@@ -98,7 +98,7 @@ def _fits(declared: str, value: object) -> bool:
 
 
 def resolve(
-    spec: RunSpec, *, samples: int, data: str, parameters: int, fingerprint: str, graphs: Mapping[str, str]
+    spec: TrainerRunSpec, *, samples: int, data: str, parameters: int, fingerprint: str, graphs: Mapping[str, str]
 ) -> Plan:
     """The plan of a run over `samples` samples with the hash `data`.
 
@@ -135,7 +135,7 @@ def resolve(
     )
 
 
-def total_steps(plan: Plan, spec: RunSpec, *, step: int, epoch: int, sample: int) -> int:
+def total_steps(plan: Plan, spec: TrainerRunSpec, *, step: int, epoch: int, sample: int) -> int:
     """Steps of the whole run, from the current position: another number of replicas may change the global batch.
 
     A run of N steps ends at step N; a run of N epochs ends when its samples are used up.

@@ -25,6 +25,7 @@ from ortflow.workflow.record import ATTEMPTS, read_records
 OWN_FILES = re.compile(
     rf"""
     (run\.yaml | plan\.json | attempts\.jsonl(\.damaged)? | kubernetes\.json | \.(launcher|ranks|log replicator)\.lock
+    | \.rendezvous-\d+(\.[0-9a-f]{{8}})? | program/(record\.json | changes\.diff | packages\.txt)
     | \.stop | \.lost_nodes | \.owner | \.run_supervisor | \.heartbeat
     | events/rank-\d{{4,}}\.jsonl(\.damaged)?
     | logs/(attempt-\d{{2,}}/)?[\w-]+\.log
@@ -34,7 +35,8 @@ OWN_FILES = re.compile(
     | kubernetes/(run\.yaml | files/.+)
     | tensorboard/events\.out\.tfevents\.[^/]+
     | ([\w-]+/){{0,2}}{TEMPORARY}
-    | (events|logs|logs/attempt-\d{{2,}}|graphs|slurm|kubernetes|kubernetes/files|checkpoints|tensorboard|export)/)
+    | (events|logs|logs/attempt-\d{{2,}}|graphs|slurm|kubernetes|kubernetes/files|program)/
+    | (checkpoints|tensorboard|export)/)
     """,
     re.VERBOSE,
 )

@@ -49,8 +49,8 @@ class StopFlag:
         """Set the flag; the first reason is kept."""
         self._reason = self._reason or reason
 
-    def beat(self, file: Path) -> None:
-        """From now on, touch the file at each check, at most every BEAT_PERIOD."""
+    def beat(self, file: Path | None) -> None:
+        """From now on, touch the file at each check, at most every BEAT_PERIOD; None: no more."""
         self._heartbeat = file
 
     def stay_in(self, location: Location) -> None:

@@ -16,7 +16,7 @@ from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.file.wording import problems
 from ortflow.workflow.spec.problem import nearest
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report, TrainerBuilder, TrainerContext
 
 GROUP = "ortflow.trainers"
@@ -24,7 +24,7 @@ GRAPH = EntryPoint("graph", "ortflow.workflow.trainer.builder:GraphBuilder", GRO
 NEEDED = ("Options", "check_machine", "prepare", "inputs", "open")
 
 
-def builder_of(spec: RunSpec, run_dir: RunDir, report: Report, *, starting: bool = False) -> TrainerBuilder:
+def builder_of(spec: TrainerRunSpec, run_dir: RunDir, report: Report, *, starting: bool = False) -> TrainerBuilder:
     """The builder of a run's trainer; `starting` as in `TrainerContext`.
 
     Raises UserError or Faults if name or options are wrong.
@@ -67,7 +67,7 @@ def installed() -> dict[str, EntryPoint]:
     return {**{point.name: point for point in entry_points(group=GROUP)}, GRAPH.name: GRAPH}
 
 
-def _options(kind: type[TrainerBuilder], spec: RunSpec) -> Any:
+def _options(kind: type[TrainerBuilder], spec: TrainerRunSpec) -> Any:
     section: type[Section] = kind.Options
     values = {key: value for key, value in spec.trainer.options.items() if value is not None}
     try:

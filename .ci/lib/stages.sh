@@ -30,6 +30,8 @@ against_torch() { # one after the other: the clusters' tests have time limits
     find tests/torch -name 'test_*.py' ! -name test_export_layouts.py | sort | awk -v first="$first" -v every="$every" \
       'NR % every == first' | xargs -r "$work/torch/bin/pytest" -q
   fi
+  say "ortflow prove: part $(part 7) of the programs that forget a state (the whole: pytest -m 'chaos or not chaos' tests/integration/test_prove.py)"
+  ORTFLOW_PART=$(part 7) "$work/torch/bin/pytest" -q tests/integration/test_prove.py -k forgotten_state
   say "exports of transformers under layouts: part $(part 29) (the whole: pytest -m 'chaos or not chaos' tests/torch/test_export_layouts.py)"
   ORTFLOW_PART=$(part 29) "$work/torch/bin/pytest" -v tests/torch/test_export_layouts.py
 }

@@ -25,7 +25,7 @@ from ortflow.launchers.locks import HeldError, hold, wait_free
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt, pending_changes
 from ortflow.launchers.stop import read_request
-from ortflow.launchers.supervised import Job, Running
+from ortflow.launchers.supervised import Job, Running, grace_of
 from ortflow.launchers.supervisor import Supervisor
 from ortflow.manifests.batch import SCRIPT
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
@@ -123,6 +123,7 @@ class RunSupervisor:
             "without grace",
             hands_back=True,
             comes_back=True,
+            grace=grace_of(spec),
             room_seconds=spec.checkpoint.wait_for_room,
             nodes=self._nodes,
         )

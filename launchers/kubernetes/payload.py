@@ -63,7 +63,7 @@ def keep(run: RunDir, config_map: Object, spec: RunSpec | None = None) -> None:
     text = str(data["run.yaml"])
     write_atomically(folder / "run.yaml", text.encode())
     spec = spec or read_run_file(folder / "run.yaml", files=False).spec
-    if spec is not None and spec.train.steps is not None:
+    if spec is not None and spec.train is not None and spec.train.steps is not None:
         # If the run file gives steps, the length of the run is known before the pods plan it.
         write_atomically(run.plan, json.dumps({"total_steps": spec.train.steps}).encode())
     for place, path in enumerate(spec.backends.kubernetes.files if spec is not None else ()):

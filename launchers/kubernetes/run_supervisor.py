@@ -200,7 +200,7 @@ class RunSupervisor:
         return code
 
     def _find_mpi(self) -> Mpi:
-        check(examine(self._python))
+        check(examine(self._python), program=self._spec.program is not None)
         wanted = self._spec.backends.kubernetes.mpi
         mpi = find_mpi(self._python, wanted)
         if mpi is None:

@@ -188,7 +188,7 @@ def _interpreter(submission: Submission) -> Finding:
         return untested(about, why)
     try:
         found = examine(locate(python))
-        check(found)
+        check(found, program=spec.program is not None)
     except UserError as error:
         return from_error(about, error)
     return ok(about, interpreter_line(found))

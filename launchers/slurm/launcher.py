@@ -46,7 +46,7 @@ class SlurmRequest:
         from ortflow.manifests.slurm.container import inside
 
         if inside(self.submission.spec) is None and os.path.exists(self.rank_python):
-            check(examine(self.rank_python))
+            check(examine(self.rank_python), program=self.submission.spec.program is not None)
 
     def script(self, submission_id: str) -> str:
         """The batch script, with the id by which the job is found."""

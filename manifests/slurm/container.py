@@ -89,12 +89,15 @@ def _needed(spec: RunSpec, placement: Placement) -> Iterator[PurePosixPath]:
     yield PurePosixPath(placement.run_dir)
     if placement.code is not None:
         yield PurePosixPath(placement.code)
-    sets = [data.path for data in (spec.data.train, spec.data.eval) if data is not None]
+    given = (spec.data.train, spec.data.eval) if spec.data is not None else ()
+    sets = [data.path for data in given if data is not None]
     for file in input_files(spec):
-        # A model's weights may lie beside it.
+        # A model's weights may lie beside it, and a program's modules.
         path = PurePosixPath(file) if file in sets else PurePosixPath(file).parent
         if path.is_absolute():
             yield path
+    if spec.program is not None and spec.program.cwd is not None:
+        yield PurePosixPath(spec.program.cwd)
 
 
 def _plain(path: str) -> str:

@@ -19,6 +19,7 @@ import typer
 import ortflow
 from ortflow.cli.extras import needs_extra
 from ortflow.cli.help import GroupedCommands
+from ortflow.cli.program import ProgramCommand
 from ortflow.launchers import open_files
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER, OrtflowError, Preempted
 from ortflow.workflow.streams import guarded, open_closed
@@ -42,9 +43,11 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "inspect": Verb("inspect", "inspect"),
         "plan": Verb("plan", "plan"),
         "doctor": Verb("doctor", "doctor", reachable=True),
+        "prove": Verb("prove", "prove"),
         "render": Verb("submit", "render", reachable=True),
     },
     "Train": {
+        "init": Verb("init", "init"),
         "run": Verb("run", "run"),
         "submit": Verb("submit", "submit", reachable=True),
         "resume": Verb("run", "resume", reachable=True),
@@ -69,6 +72,8 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
     },
 }
 """Title -> commands, in the order of `--help`."""
+PROGRAMS = ("run", "init", "prove")
+"""Commands that take a program with its arguments, besides those that are reachable."""
 VERBS: Mapping[str, Verb] = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
 
 
@@ -115,7 +120,7 @@ def command_line(first: str | None = None) -> typer.Typer:
 
             app.command(name, cls=Reachable)(reachable(function))
         else:
-            app.command(name, hidden=verb.hidden)(function)
+            app.command(name, hidden=verb.hidden, cls=ProgramCommand if name in PROGRAMS else None)(function)
     return app
 
 

@@ -16,8 +16,9 @@ from ortflow.cli.runs import RUNS, JsonOption, RunsOption, complete_run, find_ru
 from ortflow.workflow.errors import EXIT_FAILURE, UserError
 
 if TYPE_CHECKING:
-    from ortflow.workflow.checkpoint.manifest import Damaged, Manifest
+    from ortflow.workflow.checkpoint.manifest import Damaged
     from ortflow.workflow.checkpoint.store import DirectoryStore
+    from ortflow.workflow.checkpoint.verify import AnyManifest
 
 app = typer.Typer(
     name="checkpoint", help="List, verify, show and delete the checkpoints of a run.", no_args_is_help=True
@@ -96,6 +97,8 @@ def show(
 
     By default, of the newest committed one.
     """
+    from ortflow.workflow.checkpoint.program import ProgramManifest
+
     store = _store(run, runs)
     manifest = _manifest(store, step)
     if as_json:
@@ -103,18 +106,21 @@ def show(
         return
     typer.echo(f"{store.place(manifest.step)}")
     typer.echo(f"saved     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(manifest.time))}")
-    for name, spec in manifest.buffers.items():
+    tensors_of = None if isinstance(manifest, ProgramManifest) else manifest
+    for name, spec in tensors_of.buffers.items() if tensors_of is not None else ():
         typer.echo(f"buffer    {name}: {spec.count} elements of {spec.dtype}")
     for file in manifest.files:
         typer.echo(f"file      {file.name}: {_size(file.size)}, {file.hash}")
-    for name, value in manifest.progress.items():
+    for name, value in tensors_of.progress.items() if tensors_of is not None else ():
         typer.echo(f"progress  {name}: {value}")
     for name, value in manifest.run.items():
         typer.echo(f"run       {name}: {value}")
     for name, value in manifest.environment.items():
         typer.echo(f"computed  {name}: {value}")
-    typer.echo(f"tensors   {len(manifest.index)}")
-    for entry in manifest.index if tensors else ():
+    if tensors_of is None:
+        return
+    typer.echo(f"tensors   {len(tensors_of.index)}")
+    for entry in tensors_of.index if tensors else ():
         shape = "x".join(map(str, entry.tensor.shape)) or "scalar"
         typer.echo(f"  {entry.name}  {shape}  {entry.tensor.group}  at {entry.offset}")
 
@@ -239,14 +245,14 @@ def _steps(store: DirectoryStore, step: int | None) -> list[int]:
     return steps if step is None else [step]
 
 
-def _manifest(store: DirectoryStore, step: int | None) -> Manifest:
+def _manifest(store: DirectoryStore, step: int | None) -> AnyManifest:
     from ortflow.workflow.checkpoint.manifest import Damaged
-    from ortflow.workflow.checkpoint.verify import read_manifest
+    from ortflow.workflow.checkpoint.verify import read_any
 
     faults = []
     for one in reversed(_steps(store, step)):
         try:
-            return read_manifest(store, one)
+            return read_any(store, one)
         except Damaged as fault:
             faults.append(fault)
     raise faults[0]
@@ -254,11 +260,11 @@ def _manifest(store: DirectoryStore, step: int | None) -> Manifest:
 
 def _row(store: DirectoryStore, step: int) -> dict[str, Any]:
     from ortflow.workflow.checkpoint.manifest import Damaged
-    from ortflow.workflow.checkpoint.verify import check_sizes, read_manifest
+    from ortflow.workflow.checkpoint.verify import check_sizes, read_any
 
     row: dict[str, Any] = {"step": step, "path": str(store.place(step)), "committed": False, "reason": None}
     try:
-        manifest = read_manifest(store, step)
+        manifest = read_any(store, step)
         for fault in check_sizes(store, manifest):
             raise fault
     except Damaged as fault:
@@ -269,23 +275,33 @@ def _row(store: DirectoryStore, step: int) -> dict[str, Any]:
         "time": manifest.time,
         "bytes": manifest.size,
         "world_size": manifest.world_size,
-        "progress": dict(manifest.progress),
+        "progress": _progress(manifest),
     }
 
 
-def _describe(store: DirectoryStore, manifest: Manifest) -> dict[str, Any]:
+def _progress(manifest: AnyManifest) -> dict[str, Any]:
+    """How far the run was; of a program, only the step is known."""
+    from ortflow.workflow.checkpoint.program import ProgramManifest
+
+    return {"step": manifest.step} if isinstance(manifest, ProgramManifest) else dict(manifest.progress)
+
+
+def _describe(store: DirectoryStore, manifest: AnyManifest) -> dict[str, Any]:
+    from ortflow.workflow.checkpoint.program import ProgramManifest
+
+    tensors_of = None if isinstance(manifest, ProgramManifest) else manifest
     return {
         "step": manifest.step,
         "path": str(store.place(manifest.step)),
         "time": manifest.time,
         "bytes": manifest.size,
         "world_size": manifest.world_size,
-        "buffers": {name: vars(spec) for name, spec in manifest.buffers.items()},
+        "buffers": {name: vars(spec) for name, spec in tensors_of.buffers.items()} if tensors_of is not None else {},
         "files": [vars(file) for file in manifest.files],
-        "progress": dict(manifest.progress),
+        "progress": _progress(manifest),
         "environment": dict(manifest.environment),
         "run": dict(manifest.run),
-        "tensors": manifest.index.to_json(),
+        "tensors": tensors_of.index.to_json() if tensors_of is not None else [],
     }
 
 

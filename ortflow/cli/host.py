@@ -51,10 +51,19 @@ OURS = {
 }  # fmt: skip
 
 
+TAKE_PROGRAMS = ("submit", "render")
+
+
 class Reachable(ReachableCommand):
     """A command with the options of `OURS`."""
 
     apart: ClassVar[Sequence[str]] = (*OURS,)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """For commands that take a program: keep its arguments behind `--` apart."""
+        from ortflow.cli.program import split_arguments
+
+        return super().parse_args(ctx, split_arguments(args) if self.name in TAKE_PROGRAMS else args)
 
 
 FILE, OVERRIDES, BOTH, BACKEND = "file", "overrides", "arguments", "backend"
@@ -86,6 +95,7 @@ def reachable(verb: Callable[..., None]) -> Callable[..., None]:
 
 def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | None) -> int:
     """Run the command on the login node; returns its exit code."""
+    from ortflow.cli.program import is_program
     from ortflow.launchers.base import find_launcher, is_elsewhere
     from ortflow.launchers.remote.code import own_code, requirements
     from ortflow.launchers.remote.connection import connect
@@ -100,6 +110,8 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
         what = f"--host is for login nodes; the cluster of the launcher {backend_of(ctx)} is reached directly"
         raise UserError(what, fix="leave it out")
     file, overrides = run_file_of(ctx)
+    if file is not None and is_program(file):
+        raise UserError(f"--host takes a run file, and {file} is a program", fix=f"`ortflow init {file}` writes one")
     spec = load_run_file(file, overrides) if file is not None else None
     used = choose(recall(host), python or (python_of(spec, launcher) if spec is not None else None), folder)
     login = Login(connect(host), used.python or PYTHON, used.folder or FOLDER)

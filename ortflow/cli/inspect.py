@@ -60,8 +60,10 @@ def _plan(run_file: Path, overrides: list[str], json: bool) -> None:
     from ortflow.workflow.forecast import forecast
     from ortflow.workflow.spec.file.load import load_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths
+    from ortflow.workflow.spec.run import trainer_run
 
-    reported = forecast(resolve_paths(load_run_file(run_file, overrides, files=True), run_file))
+    spec = trainer_run(resolve_paths(load_run_file(run_file, overrides, files=True), run_file), "ortflow inspect")
+    reported = forecast(spec)
     if json:
         typer.echo(jsonlib.dumps(reported.to_json(), indent=2))
     else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.planning.built import Built
     from ortflow.workflow.planning.rates import Rates
     from ortflow.workflow.planning.survey import Candidate, Survey
-    from ortflow.workflow.spec.run import RunSpec
+    from ortflow.workflow.spec.run import TrainerRunSpec
 
 STYLE: dict[str, Any] = {"sort_keys": False, "default_flow_style": None}
 """How keys are printed: one section a line."""
@@ -89,8 +89,9 @@ def plan(
     from ortflow.workflow.planning.survey import survey
     from ortflow.workflow.spec.file.load import load_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths
+    from ortflow.workflow.spec.run import trainer_run
 
-    written = resolve_paths(load_run_file(run_file, overrides or (), files=True), run_file)
+    written = trainer_run(resolve_paths(load_run_file(run_file, overrides or (), files=True), run_file), "ortflow plan")
     spec = on_ranks(written, ranks or written.world_size)
     budget = budget_of(spec, memory)
     rates = _Rates(measure, bandwidth, threads_of(spec), overrides or ())
@@ -116,7 +117,7 @@ def plan(
         typer.echo(line)
 
 
-def without_data_parallelism(spec: RunSpec) -> Iterator[str]:
+def without_data_parallelism(spec: TrainerRunSpec) -> Iterator[str]:
     """Why no layout has copies of the undivided model on all ranks, which is the simplest one, and what permits it."""
     ranks, samples, micro_batch = spec.world_size, spec.global_batch, spec.data.micro_batch
     if ranks == 1 or samples % (ranks * micro_batch) == 0:
@@ -129,7 +130,7 @@ def without_data_parallelism(spec: RunSpec) -> Iterator[str]:
     )
 
 
-def _not_counted(written: RunSpec, fitting: list[Candidate]) -> Iterator[str]:
+def _not_counted(written: TrainerRunSpec, fitting: list[Candidate]) -> Iterator[str]:
     """What the predicted memory leaves out."""
     unknown = max(len(each.memory.peak.unknown) for each in fitting)
     if unknown:
@@ -153,7 +154,7 @@ class _Rates:
         except UserError as error:
             raise UserError(error.what, where="--bandwidth", fix=error.fix) from None
 
-    def __call__(self, found: Built, spec: RunSpec, operations: int, memory: int) -> Rates:
+    def __call__(self, found: Built, spec: TrainerRunSpec, operations: int, memory: int) -> Rates:
         from ortflow.launchers.link import measure_link
         from ortflow.launchers.named_programs import unconfirmed
         from ortflow.workflow.planning.budget import may_measure
@@ -171,7 +172,7 @@ class _Rates:
         return rates if link is None else linked(rates, Link(*link))
 
 
-def _data(written: RunSpec, found: Survey, fitting: list[Candidate], budget: float) -> dict[str, Any]:
+def _data(written: TrainerRunSpec, found: Survey, fitting: list[Candidate], budget: float) -> dict[str, Any]:
     from ortflow.workflow.planning.layout import keys_of
 
     listed = [{**each.to_json(), "keys": keys_of(written, found.spec, each.layout, each.recompute)} for each in fitting]

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ortflow.cli.program import (
+    GpusOption,
+    NameOption,
+    NodesOption,
+    RanksOption,
+    StartOption,
+    TargetArgument,
+    Typed,
+)
 from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run, is_run, reference
-from ortflow.cli.submission import FileArgument, FreshOption, OverridesArgument, submission_of
+from ortflow.cli.submission import FreshOption, OverridesArgument, submission_of
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, UserError
 
 if TYPE_CHECKING:
@@ -24,17 +33,23 @@ DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Run in the b
 
 
 def run(
-    file: FileArgument,
+    file: TargetArgument,
     overrides: OverridesArgument = None,
     detach: DetachOption = False,
     fresh: FreshOption = False,
+    ranks: RanksOption = None,
+    nodes: NodesOption = None,
+    gpus: GpusOption = None,
+    name: NameOption = None,
+    start_by: StartOption = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Train on this machine and show progress.
 
     Resumes the run of the run directory. Ctrl-C saves and exits with code 75; a second Ctrl-C exits immediately.
     """
-    start(submission_of(file, overrides, runs, fresh=fresh), runs, detach=detach)
+    typed = Typed.here(ranks, nodes, gpus, name, start_by)
+    start(submission_of(file, overrides, runs, fresh=fresh, typed=typed), runs, detach=detach)
 
 
 def resume(
@@ -150,7 +165,11 @@ def refuse_elsewhere(run: RunDir, launcher: object) -> None:
 
 
 def watch(ours: Opened) -> AbstractContextManager[View]:
-    """The live view on a terminal, otherwise plain lines."""
+    """The live view on a terminal, otherwise plain lines; of a program, its output."""
+    if ours.spec.program is not None:
+        from ortflow.launchers.output import OutputView
+
+        return OutputView(ours.run, ours.spec.monitor.every_steps)
     if sys.stdout.isatty():
         from ortflow.launchers.live import LiveView
 
@@ -185,6 +204,12 @@ def print_how_to_train_longer(run: RunDir, name: str) -> None:
     from ortflow.workflow.spec.file.load import load_run_file
 
     train = load_run_file(run.run_file).train
+    if train is None:
+        typer.echo(
+            f"the run in {run.root} has finished; run it further with other arguments "
+            f"(`ortflow resume {name} program.args=…`), or from the beginning with --fresh, which renames the old run"
+        )
+        return
     longer = f"train.epochs={2 * train.epochs}" if train.epochs is not None else f"train.steps={2 * (train.steps or 1)}"
     if train.early_stop is not None and any(r.get("event") == "early_stop" for r in status_records(run.events(0))[0]):
         longer = f"train.early_stop.patience={2 * train.early_stop.patience}"

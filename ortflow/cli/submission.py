@@ -13,6 +13,7 @@ from ortflow.launchers.names import BUILT_IN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ortflow.cli.program import Typed
     from ortflow.launchers.base import Submission
 
 FileArgument = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The run file (YAML).")]
@@ -35,25 +36,26 @@ def submission_of(
     fresh: bool = False,
     files: bool = True,
     elsewhere: bool = False,
+    typed: Typed | None = None,
 ) -> Submission:
     """The checked run of a run file; raises Faults. `files`: also check that its inputs exist.
 
     `elsewhere`: this machine does not see the files of the launcher's runs. Paths then stay as written, and the
-    directory holds only the record.
+    directory holds only the record. `typed` is what the command line says of a program in place of the run file.
     """
+    from ortflow.cli.program import Typed
     from ortflow.launchers.base import Submission
     from ortflow.workflow.errors import Faults
     from ortflow.workflow.rundir import RunDir
-    from ortflow.workflow.spec.file.load import load_run_file, read_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths
 
+    reading = (typed or Typed()).reading(file, overrides or (), files=files and not elsewhere, elsewhere=elsewhere)
+    if reading.spec is None or reading.faults:
+        raise Faults(reading.faults)
     if elsewhere:
-        reading = read_run_file(file, overrides or (), files=False)
-        if reading.spec is None or reading.faults:
-            raise Faults(reading.faults)
         run = RunDir(Path(os.path.abspath(runs / reading.spec.name)))
         return Submission(reading.spec, run, file.absolute().parent, fresh=fresh, source=reading.written)
-    spec = load_run_file(file, overrides or (), files=files)
+    spec = reading.spec
     if spec.run_dir is None:
         spec = spec.model_copy(update={"run_dir": str(runs / spec.name)})
     spec = resolve_paths(spec, file)

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ortflow.cli.program import (
+    GpusOption,
+    NameOption,
+    NodesOption,
+    RanksOption,
+    StartOption,
+    TargetArgument,
+    Typed,
+)
 from ortflow.cli.run import hand_over
 from ortflow.cli.runs import RUNS, RunsOption, find_run
-from ortflow.cli.submission import BackendOption, FileArgument, FreshOption, OverridesArgument, submission_of
+from ortflow.cli.submission import BackendOption, FreshOption, OverridesArgument, submission_of
 from ortflow.cli.sweep import AtOnceOption, SetOption, plan_sweep, submit_sweep
 from ortflow.launchers.names import HERE
 from ortflow.workflow.errors import UserError
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def submit(
-    file: FileArgument,
+    file: TargetArgument,
     overrides: OverridesArgument = None,
     backend: BackendOption = HERE,
     sets: SetOption = None,
@@ -45,6 +54,11 @@ def submit(
             "--follow", "-f", help="Wait until the run ends and exit with its code; Ctrl-C does not stop the run."
         ),
     ] = False,
+    ranks: RanksOption = None,
+    nodes: NodesOption = None,
+    gpus: GpusOption = None,
+    name: NameOption = None,
+    start_by: StartOption = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Submit a run to a launcher and return.
@@ -56,27 +70,30 @@ def submit(
     from ortflow.launchers.base import find_launcher, is_elsewhere, ways_to
     from ortflow.launchers.capabilities import Chaining
 
-    launcher = find_launcher(backend)
-    names = [name for text in after or () for name in text.split(",") if name]
+    launcher, typed = find_launcher(backend), Typed.here(ranks, nodes, gpus, name, start_by)
+    names = [one for text in after or () for one in text.split(",") if one]
     if names and not isinstance(launcher, Chaining):
         raise UserError(f"--after: runs of the launcher {backend} cannot depend on others", fix=ways_to(Chaining))
-    before = tuple(find_run(name, runs) for name in names)
+    before = tuple(find_run(one, runs) for one in names)
     if sets or at_once is not None:
         sweeper = _of_sweeps(launcher, backend, sets)
         if follow:
             raise UserError("--follow works only for a single run", fix="`ortflow list --sweep NAME` shows a sweep's")
         submit_sweep(
-            plan_sweep(file, overrides, sets or (), runs, sweeper, backend, fresh=fresh, after=before, retry=retry),
+            plan_sweep(
+                file, overrides, sets or (), runs, sweeper, backend,
+                fresh=fresh, after=before, retry=retry, typed=typed,
+            ),
             sweeper, at_once, runs,
         )  # fmt: skip
         return
-    wanted_run = submission_of(file, overrides, runs, fresh=fresh, elsewhere=is_elsewhere(launcher))
+    wanted_run = submission_of(file, overrides, runs, fresh=fresh, elsewhere=is_elsewhere(launcher), typed=typed)
     submission = replace(wanted_run, after=before, retry=retry)
     hand_over(launcher, submission, runs, follow=follow)
 
 
 def render(
-    file: FileArgument,
+    file: TargetArgument,
     overrides: OverridesArgument = None,
     backend: BackendOption = HERE,
     sets: SetOption = None,
@@ -85,22 +102,28 @@ def render(
         bool,
         typer.Option("--with-claim", help="Also print the storage claim, if the backend creates one."),
     ] = False,
+    ranks: RanksOption = None,
+    nodes: NodesOption = None,
+    gpus: GpusOption = None,
+    name: NameOption = None,
+    start_by: StartOption = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Print what submit would start."""
     from ortflow.launchers.base import find_launcher, is_elsewhere, ways_to
     from ortflow.launchers.capabilities import Claiming
 
-    launcher = find_launcher(backend)
+    launcher, typed = find_launcher(backend), Typed.here(ranks, nodes, gpus, name, start_by)
     if with_claim and not isinstance(launcher, Claiming):
         raise UserError(f"--with-claim: the launcher {backend} creates no storage claim", fix=ways_to(Claiming))
     if sets or at_once is not None:
         sweeper = _of_sweeps(launcher, backend, sets)
-        sweep, submissions = plan_sweep(file, overrides, sets or (), runs, sweeper, backend, files=False)
+        sweep, submissions = plan_sweep(file, overrides, sets or (), runs, sweeper, backend, files=False, typed=typed)
         printed = [replace(each, printed=tuple(overrides or ())) for each in submissions]
         typer.echo(str(sweeper.request_sweep(sweep, printed, at_once)))
         return
-    submission = submission_of(file, overrides, runs, files=False, elsewhere=is_elsewhere(launcher))
+    elsewhere = is_elsewhere(launcher)
+    submission = submission_of(file, overrides, runs, files=False, elsewhere=elsewhere, typed=typed)
     request = launcher.request(replace(submission, printed=tuple(overrides or ())))
     typer.echo(str(launcher.with_claim(request) if with_claim and isinstance(launcher, Claiming) else request))
 

@@ -16,6 +16,7 @@ from ortflow.cli.runs import default_runs
 from ortflow.workflow.errors import OrtflowError, UserError
 
 if TYPE_CHECKING:
+    from ortflow.cli.program import Typed
     from ortflow.launchers.base import Submission
     from ortflow.launchers.capabilities import Sweeping
     from ortflow.launchers.sweeps import Sweep
@@ -48,6 +49,7 @@ def plan_sweep(
     files: bool = True,
     after: tuple[RunDir, ...] = (),
     retry: float = 0.0,
+    typed: Typed | None = None,
 ) -> tuple[Sweep, list[Submission]]:
     """The sweep and its checked runs; raises Faults and UserError. Creates no files."""
     from ortflow.launchers.sweep_outputs import refuse_shared_outputs
@@ -60,7 +62,7 @@ def plan_sweep(
     members, submissions = [], []
     for task, values in enumerate(combinations(axes)):
         given = [*(overrides or ()), *(f"{key}={value}" for key, value in values.items())]
-        root, one = _submission(file, given, runs, task, fresh=fresh, files=files)
+        root, one = _submission(file, given, runs, task, fresh=fresh, files=files, typed=typed)
         members.append(Member(one.run, values))
         submissions.append(replace(one, after=after, retry=retry))
     refuse_shared_outputs([one.spec for one in submissions])
@@ -68,16 +70,20 @@ def plan_sweep(
 
 
 def _submission(
-    file: Path, given: Sequence[str], runs: Path, task: int, *, fresh: bool, files: bool
+    file: Path, given: Sequence[str], runs: Path, task: int, *, fresh: bool, files: bool, typed: Typed | None
 ) -> tuple[Path, Submission]:
     """The run of a task, and the common start of the paths of all run directories of its sweep."""
+    from ortflow.cli.program import Typed
     from ortflow.launchers.base import Submission
     from ortflow.launchers.sweeps import member_root
+    from ortflow.workflow.errors import Faults
     from ortflow.workflow.rundir import RunDir
-    from ortflow.workflow.spec.file.load import load_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths, run_directory
 
-    spec = load_run_file(file, given, files=files)
+    reading = (typed or Typed()).reading(file, given, files=files)
+    if reading.spec is None or reading.faults:
+        raise Faults(reading.faults)
+    spec = reading.spec
     if spec.run_dir is None:
         spec = spec.model_copy(update={"run_dir": str(runs / spec.name)})
     root, name = run_directory(spec, Path.cwd()), f"{spec.name}-{task}"

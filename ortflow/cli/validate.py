@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ortflow.launchers.capabilities import Elsewhere
     from ortflow.workflow.spec.file.load import Reading
     from ortflow.workflow.spec.problem import Fault
-    from ortflow.workflow.spec.run import RunSpec
+    from ortflow.workflow.spec.run import ProgramRunSpec, TrainerRunSpec
 
 
 def validate(
@@ -100,6 +100,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
     from ortflow.workflow.spec.checks.nodes import skipped_messages
     from ortflow.workflow.spec.file.load import read_run_file
     from ortflow.workflow.spec.file.paths import check_files, resolve_paths
+    from ortflow.workflow.spec.run import ProgramRunSpec, TrainerRunSpec
 
     reading = read_run_file(run_file, overrides)
     # Its inputs may be where only the launcher sees them.
@@ -114,6 +115,9 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
     except UserError as error:
         findings.faults.append(reading.located(error))
     missing = check_files(spec.model_copy(update={"prepare": []}))
+    if isinstance(spec, ProgramRunSpec):
+        _examine_program(spec, reading, findings, missing=bool(missing))
+        return findings
     if missing:
         findings.add_unchecked(f"the model and the data, because {missing[0].what}; the `prepare` command creates it")
         return findings
@@ -123,6 +127,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
         findings.add_unchecked(f"the model and the data, because {error}")
         return findings
     try:
+        assert isinstance(spec, TrainerRunSpec)
         findings.warnings += _as_a_rank(spec)
     except Faults as faults:
         findings.faults += [reading.located(fault) for fault in faults.faults]
@@ -130,6 +135,22 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
         fault = error if isinstance(error, UserError) else UserError(str(error))
         findings.faults.append(reading.located(fault))
     return findings
+
+
+def _examine_program(spec: ProgramRunSpec, reading: Reading, findings: Findings, *, missing: bool) -> None:
+    """Compile the script; nothing of the program runs. Another interpreter of the run file is not started."""
+    from ortflow.launchers.named_programs import unconfirmed
+    from ortflow.workflow.program.source import check_source
+
+    if missing:
+        findings.add_unchecked("the program, because it does not exist; the `prepare` command creates it")
+    elif (why := unconfirmed(spec, ())) is not None and spec.resources.python is not None:
+        findings.add_unchecked(f"the program, because {why}")
+    else:
+        try:
+            check_source(spec.program)
+        except UserError as error:
+            findings.faults.append(reading.located(error))
 
 
 def examine_elsewhere(run_file: Path, overrides: Sequence[str], name: str, launcher: Elsewhere) -> Findings:
@@ -181,7 +202,7 @@ def _of_launchers(reading: Reading, chosen: str | None) -> tuple[list[Fault], st
     return faults, "; ".join(unchecked) or None
 
 
-def _as_a_rank(spec: RunSpec) -> list[str]:
+def _as_a_rank(spec: TrainerRunSpec) -> list[str]:
     """Do what rank 0 does before its first step; returns its warnings, raises UserError or Faults where that fails."""
     from ortflow.workflow.plan import Plan
     from ortflow.workflow.progress import Progress

@@ -22,7 +22,7 @@ from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, queued
 from ortflow.workflow.trainer.builder import write_forms
 
@@ -37,7 +37,7 @@ GPT = Config(vocabulary=1000, context=128, width=256, heads=4, layers=3)
 def graphs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, GraphSet]:
     folder = tmp_path_factory.mktemp(request.param)
     onnx.save(build(GPT), folder / "model.onnx")
-    spec = RunSpec.model_validate(
+    spec = TrainerRunSpec.model_validate(
         {
             "name": "half",
             "model": {"path": str(folder / "model.onnx"), "loss": {"kind": "cross_entropy"}},
@@ -93,10 +93,10 @@ def test_parameters_that_the_update_rounds(
 ) -> None:
     """Steps whose update writes the halves of the parameters have the bits of steps that round these themselves."""
     precision, files = graphs
-    spec = RunSpec.model_validate_json((files.root.parent / "spec.json").read_text())
+    spec = TrainerRunSpec.model_validate_json((files.root.parent / "spec.json").read_text())
     found = []
     for kept in (True, False):
-        monkeypatch.setattr(RunSpec, "holds_whole", kept)
+        monkeypatch.setattr(TrainerRunSpec, "holds_whole", kept)
         sessions = Sessions(CudaDevice(cuda, cuda.describe(0), precision=precision), 1, "error")
         trainer = queued.QueuedTrainer(files, spec, sessions, SoloCommunicator())
         trainer.load_tensors(load_file(files.initial))

@@ -21,7 +21,7 @@ from project import command
 from run_files import SMALL, reported
 
 from ortflow.workflow.spec.file.load import load_run_file
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 PACKAGE = Path(__file__).parent.parent / "launchers" / "spool"
 SECTION = "backends: {spool: {queue: short, limit: 90, wrapper: env A=1, mail: me@here}}\n"
@@ -157,7 +157,7 @@ def test_a_rank_reads_the_run_without_the_section(tmp_path: Path) -> None:
         ["env", "A=1"],
         "me@here",
     )
-    assert type(load_run_file(tmp_path / "run.yaml", others=False)) is RunSpec
+    assert type(load_run_file(tmp_path / "run.yaml", others=False)) is TrainerRunSpec
 
 
 def test_schema_and_tables_have_the_options(site: Site) -> None:

@@ -22,7 +22,7 @@ from ortflow.workflow.planning.holdings import state_of
 from ortflow.workflow.planning.ranks import RankMemory
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer.divided_opening import division_of
 
 pytestmark = [needs_kernels, pytest.mark.rotates("plans")]
@@ -99,7 +99,7 @@ def test_predicted_memory_is_what_ranks_measure(name: str, large: Project) -> No
         assert 0.9 <= (more - less) / (many - few) <= 1.1
 
 
-def predictions(spec: RunSpec) -> tuple[Sequence[RankMemory | Forecast], list[dict[str, int]]]:
+def predictions(spec: TrainerRunSpec) -> tuple[Sequence[RankMemory | Forecast], list[dict[str, int]]]:
     """Memory of the ranks of a replica, or of rank 0 of an undivided model, and the state of each rank of the run."""
     with built(spec) as graphs:
         index, division = graphs.graphs.index, None

@@ -26,7 +26,7 @@ from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.divided import DividedTrainer
 from ortflow.workflow.trainer.part import PartTrainer
@@ -44,14 +44,14 @@ class Divided:
     def name(self) -> str:
         return f"{self.job.name}-{self.data}x{self.parts}-{self.job.stage}"
 
-    def spec(self) -> RunSpec:
+    def spec(self) -> TrainerRunSpec:
         whole = self.job.spec(self.data).model_dump()
         whole["parallel"]["horizontal"] = self.parts
         whole["resources"]["ranks_per_node"] = self.data * self.parts
-        return RunSpec.model_validate(whole)
+        return TrainerRunSpec.model_validate(whole)
 
 
-def opened(graphs: GraphSet, spec: RunSpec, world: Communicator) -> DividedTrainer:
+def opened(graphs: GraphSet, spec: TrainerRunSpec, world: Communicator) -> DividedTrainer:
     """The trainer of this rank; every rank holds every tensor whole."""
     library = library_for(spec.resources.kernels)
     sessions = Sessions(CpuDevice(), 1, "error", library.path if library else None)

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflow.workflow.assembly import build
 from ortflow.workflow.assembly.child import Child
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 Array = npt.NDArray[Any]
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
@@ -60,7 +60,7 @@ def linear(path: Path, *, out: Sequence[int | str] = ("batch", 5), width: int = 
     return save_model(path, nodes, [value("x", ["batch", width])], [value("y", list(out))], tensors)
 
 
-def run_file(model: Path, loss: Mapping[str, Any] | None = None, **changes: Any) -> RunSpec:
+def run_file(model: Path, loss: Mapping[str, Any] | None = None, **changes: Any) -> TrainerRunSpec:
     """A run file for the model; a change's key is a path such as `data__last_batch`."""
     data: dict[str, Any] = {
         "name": "test",
@@ -74,7 +74,7 @@ def run_file(model: Path, loss: Mapping[str, Any] | None = None, **changes: Any)
         for part in parts:
             section = section.setdefault(part, {})
         section[last] = content
-    return RunSpec.model_validate(data)
+    return TrainerRunSpec.model_validate(data)
 
 
 @functools.cache

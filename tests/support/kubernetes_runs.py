@@ -11,7 +11,7 @@ from ortflow.workflow.spec.checks.elastic import check_elastic
 from ortflow.workflow.spec.checks.nodes import permitted
 from ortflow.workflow.spec.file.document import Document
 from ortflow.workflow.spec.file.shorthand import expand
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.units import parse_memory
 
 RunFile = dict[str, Any]
@@ -31,13 +31,13 @@ def run_file(kubernetes: RunFile | None = None, **sections: Any) -> RunFile:
     }
 
 
-def spec_of_file(written: RunFile) -> RunSpec:
+def spec_of_file(written: RunFile) -> TrainerRunSpec:
     """The run of a run file, as the loader returns it."""
     import copy
 
     document = Document("run.yaml", copy.deepcopy(written))
     expand(document)
-    return RunSpec.model_validate(document.values)
+    return TrainerRunSpec.model_validate(document.values)
 
 
 def rendered(written: RunFile, **placement: Any) -> list[RunFile]:

@@ -32,7 +32,7 @@ from ortflow.workflow.optim.guard import guarded
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome
 from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainer.queued import QueuedTrainer
@@ -101,7 +101,7 @@ class Fake:
     def trainer(
         self,
         graphs: GraphSet,
-        spec: RunSpec,
+        spec: TrainerRunSpec,
         communicator: Communicator | None = None,
         *,
         train: onnx.ModelProto | None = None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ortflow.workflow.spec.file.load import read_run_file
 from ortflow.workflow.spec.problem import Fault
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 SMALL = """\
 name: small
@@ -102,7 +102,7 @@ def reported(tmp_path: Path, text: str, *overrides: str) -> list[str]:
     return [str(fault).replace(str(file), "run.yaml") for fault in found]
 
 
-def spec_of(**sections: Any) -> RunSpec:
+def spec_of(**sections: Any) -> TrainerRunSpec:
     """The small run with whole sections replaced."""
     values: dict[str, Any] = {
         "name": "small",
@@ -110,7 +110,7 @@ def spec_of(**sections: Any) -> RunSpec:
         "data": {"train": {"path": "train.arrow"}, "micro_batch": 4},
         "train": {"steps": 100, "optimizer": {"name": "adamw", "lr": 0.001}},
     }
-    return RunSpec.model_validate({**values, **sections})
+    return TrainerRunSpec.model_validate({**values, **sections})
 
 
 def check_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = True) -> list[Fault]:

@@ -31,7 +31,7 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.graph import GraphTrainer
 
@@ -63,7 +63,7 @@ class Job:
     measured: bool = False
     """Whether to measure what the process holds behind the last step, which takes half a second."""
 
-    def spec(self, ranks: int) -> RunSpec:
+    def spec(self, ranks: int) -> TrainerRunSpec:
         """The run file."""
         size = SAMPLES // ranks // self.micro_batches
         return run_file(

@@ -14,7 +14,7 @@ from run_files import spec_of
 
 from ortflow.manifests.slurm import Placement, script
 from ortflow.manifests.slurm.placement import TASK
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden" / "slurm"
 
@@ -39,7 +39,7 @@ def common(text: str) -> list[str]:
     return [line for line in lines if not line.startswith(own)]
 
 
-def _run(slurm: dict[str, Any] | None = None, **sections: Any) -> RunSpec:
+def _run(slurm: dict[str, Any] | None = None, **sections: Any) -> TrainerRunSpec:
     return spec_of(name="gpt", model=MODEL, data=DATA, backends={"slurm": slurm or {}}, **sections)
 
 
@@ -57,7 +57,7 @@ EVERYTHING = {
                   "arguments": ["--writable-tmpfs"]},
 }  # fmt: skip
 
-CASES: dict[str, tuple[RunSpec, Placement]] = {
+CASES: dict[str, tuple[TrainerRunSpec, Placement]] = {
     "one-rank": (_run(), replace(PLAIN, start="none", kind=None)),
     "pmi2": (_run({"partition": "main"}, resources=FOUR), PLAIN),
     "mpirun-mpich": (_run(resources=FOUR), replace(PLAIN, start="mpirun", mpirun="/home/me/venv/bin/mpirun")),

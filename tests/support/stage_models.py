@@ -27,7 +27,7 @@ from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.parallel.stage import gradient_from_next, gradient_of
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
 from model import Config, build
@@ -40,7 +40,7 @@ TOKENS, VOCABULARY, CLASSES, WIDE = 16, 11, 3, 256
 class Model:
     """A model before it is cut, and what it needs to run."""
 
-    spec: RunSpec
+    spec: TrainerRunSpec
     source: Source
     prepared: onnx.ModelProto
     evaluate: onnx.ModelProto

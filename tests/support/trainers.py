@@ -15,20 +15,20 @@ from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.bound_graphs import SILENT
 from ortflow.workflow.trainer.builder import trainer_class
 from ortflow.workflow.trainer.graph import GraphTrainer
 
 
-def trainer_on(graphs: GraphSet, spec: RunSpec) -> GraphTrainer:
+def trainer_on(graphs: GraphSet, spec: TrainerRunSpec) -> GraphTrainer:
     """The trainer for graphs that `build_graphs` has written, with the model file's parameters."""
     write_update(graphs, spec)
     return opened(graphs, spec, SoloCommunicator())
 
 
-def write_update(graphs: GraphSet, spec: RunSpec) -> None:
+def write_update(graphs: GraphSet, spec: TrainerRunSpec) -> None:
     """Write the update's graphs beside the others."""
     rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
     plain, own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
@@ -39,7 +39,7 @@ def write_update(graphs: GraphSet, spec: RunSpec) -> None:
         path.write_bytes(each.SerializeToString())
 
 
-def opened(graphs: GraphSet, spec: RunSpec, communicator: Communicator, report: Report = SILENT) -> GraphTrainer:
+def opened(graphs: GraphSet, spec: TrainerRunSpec, communicator: Communicator, report: Report = SILENT) -> GraphTrainer:
     """The trainer that step `runtime` opens on the CPU."""
     library = library_for(spec.resources.kernels)
     device = CpuDevice()

@@ -27,15 +27,15 @@ from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.engine import Engine
 from ortflow.workflow.events import EventLog
-from ortflow.workflow.executor import STEPS
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.checks.nodes import on_nodes
 from ortflow.workflow.spec.file.load import load_run_file
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps import runtime
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.order import STEPS
 
 EXPORT = "export"
 LIMIT = 600.0
@@ -91,7 +91,7 @@ def stay(run_dir: RunDir, stop: Stop, number: int, world: Communicator) -> None:
     events = EventLog(run_dir.events(world.rank), world.rank, number)
     context = Context(run_dir, spec, place, number, StopFlag(), events)
 
-    def connect(_: Place, run: RunSpec) -> Communicator:
+    def connect(_: Place, run: TrainerRunSpec) -> Communicator:
         assert run.world_size == world.world_size
         return world
 

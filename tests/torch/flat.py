@@ -26,7 +26,7 @@ from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.spec.model import Loss
 from ortflow.workflow.spec.optimizers import Adam, moments
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 LIBRARY = None if os.environ.get("ORTFLOW_TEST_KERNELS") == "onnxruntime" else find_library().path
 """Our own kernels, as ranks use them; ONNX Runtime's alone where the variable says so."""
@@ -34,7 +34,7 @@ LIBRARY = None if os.environ.get("ORTFLOW_TEST_KERNELS") == "onnxruntime" else f
 
 def graphs_of(model: Path, loss: Loss, optimizer: Adam, out: Path, labels: Sequence[str] = ()) -> GraphSet:
     """The graphs that configure builds from a model file."""
-    spec = RunSpec.model_validate(
+    spec = TrainerRunSpec.model_validate(
         {
             "name": "torch",
             "model": {"path": str(model), "loss": loss.model_dump(), "labels": list(labels)},

@@ -53,14 +53,14 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, divided
 from ortflow.workflow.trainer.divided_check import DividedCheck
 from ortflow.workflow.trainer.divided_opening import open_divided
 
 world = MpiCommunicator()
 for folder in sys.argv[1:]:
-    spec = RunSpec.model_validate_json(Path(folder, "spec.json").read_text())
+    spec = TrainerRunSpec.model_validate_json(Path(folder, "spec.json").read_text())
     graphs = GraphSet.load(Path(folder, "graphs"))
     notes = []
     trainer = open_divided(
@@ -191,13 +191,13 @@ from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.divided_opening import open_divided
 
 world = MpiCommunicator()
 folder = Path(sys.argv[1])
-spec = RunSpec.model_validate_json((folder / "spec.json").read_text())
+spec = TrainerRunSpec.model_validate_json((folder / "spec.json").read_text())
 trainer = open_divided(
     GraphSet.load(folder / "graphs"), spec, Sessions(CpuDevice(), 1, "error"), world, Report(),
 )

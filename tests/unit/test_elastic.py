@@ -28,14 +28,14 @@ from ortflow.workflow.data.plan import Plan, Position
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.checks.nodes import of_this_attempt, on_nodes, permitted, skipped_messages, variables
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 FITTING = (1, 2, 4)
 SHRINK, GROW = 60.0, 300.0
 LOST = Cause(Outcome.LOST, EXIT_FAILURE, "n3 is lost")
 
 
-def elastic(nodes: int = 4, least: int = 1, *, batch: int | None = 16, **sections: Any) -> RunSpec:
+def elastic(nodes: int = 4, least: int = 1, *, batch: int | None = 16, **sections: Any) -> TrainerRunSpec:
     """Of 4 samples in a micro-batch and one rank on each node."""
     train = {"steps": 100, "optimizer": {"name": "adamw", "lr": 0.001}, "global_batch": batch}
     resources = {"nodes": nodes, "min_nodes": least, **sections.pop("resources", {})}

@@ -19,7 +19,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.file.read import read_model
 from ortflow.workflow.graph.normalize.prepare import prepare
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer.builder import about_model
 
 GIB = 1 << 28
@@ -31,9 +31,9 @@ import onnx, numpy, onnx.reference
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.assembly import build
 from ortflow.workflow.graph.intake import inspect
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
-spec = RunSpec.model_validate(json.loads(sys.argv[2]))
+spec = TrainerRunSpec.model_validate(json.loads(sys.argv[2]))
 begun = time.process_time()
 try:
     if sys.argv[1] == "inspect":
@@ -357,5 +357,5 @@ def test_names_are_found_in_linear_time(tmp_path: Path) -> None:
 def test_a_refusal_of_a_model_names_key_and_file(where: str | None, key: str, file: str) -> None:
     values = spec_of(Path("/m/model.onnx"))
     values["model"]["graphs"] = {"train": "/m/train.onnx"}
-    output = str(about_model(UserError("is wrong", where=where, fix="mend it"), RunSpec.model_validate(values)))
+    output = str(about_model(UserError("is wrong", where=where, fix="mend it"), TrainerRunSpec.model_validate(values)))
     assert output == f"{key}: {file}: is wrong; mend it"

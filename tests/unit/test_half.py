@@ -18,7 +18,7 @@ from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.fusion.half import half
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.element_types import element_types
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
 from model import Config, build
@@ -69,7 +69,7 @@ def kinds(model: onnx.ModelProto, operator: str) -> list[tuple[list[int], list[i
 def test_the_gradient_of_a_gpt_is_right_to_the_rounding_of_fp16(tmp_path: Path) -> None:
     config = Config(vocabulary=64, context=32, width=64, heads=4, layers=2)
     onnx.save(build(config), tmp_path / "model.onnx")
-    spec = RunSpec.model_validate(
+    spec = TrainerRunSpec.model_validate(
         {
             "name": "half",
             "model": {"path": str(tmp_path / "model.onnx"), "loss": {"kind": "cross_entropy"}},

@@ -26,7 +26,7 @@ from ortflow.manifests.kubernetes.overlay import merge
 from ortflow.manifests.kubernetes.values import defaults
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.file.document import parse_document
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.units import parse_memory
 
 GOLDEN = Path(__file__).parent / "golden" / "kubernetes"
@@ -316,7 +316,7 @@ def test_defaults_are_those_of_the_types() -> None:
     written = {**run_file(), **copy.deepcopy(defaults())}
     written["backends"]["kubernetes"] |= {"image": "a", "volume": {"mount": "/ortflow", "claim": "shared"}}
     plain = run_file({"image": "a"}, resources={})
-    assert RunSpec.model_validate(spec_of_file(written).model_dump()) == spec_of_file(plain)
+    assert TrainerRunSpec.model_validate(spec_of_file(written).model_dump()) == spec_of_file(plain)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_text
 from ortflow.workflow.spec.file.paths import resolve_paths
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 RUN = """\
 name: gpt
@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
-def spec_of(folder: Path) -> RunSpec:
+def spec_of(folder: Path) -> TrainerRunSpec:
     text = RUN.format(run_dir=folder / "gpt")
     return resolve_paths(load_run_text(text, "run.yaml"), folder / "run.yaml")
 

@@ -16,13 +16,13 @@ from ortflow.launchers.mpi import find_mpi
 from ortflow.manifests.local import Mpi, command, environment, settings
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 RUN = Path("/data/my runs/gpt")
 
 
-def spec(ranks: int = 2, **sections: Any) -> RunSpec:
-    return RunSpec.model_validate(
+def spec(ranks: int = 2, **sections: Any) -> TrainerRunSpec:
+    return TrainerRunSpec.model_validate(
         {
             "name": "gpt",
             "model": {"path": "/m.onnx", "loss": {"kind": "mse"}},

@@ -23,11 +23,11 @@ from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved, resolve_paths
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 def submission(folder: Path, fresh: bool = False, **train: Any) -> Submission:
-    spec = RunSpec.model_validate(
+    spec = TrainerRunSpec.model_validate(
         {
             "name": "gpt",
             "run_dir": str(folder / "runs" / "gpt"),
@@ -202,7 +202,7 @@ def test_what_may_change_when_a_run_continues() -> None:
             refuse(Path("/r"), [Change(key, 1, 2)])
 
 
-def spec_of(ranks: int, micro_batch: int = 4, **train: Any) -> RunSpec:
+def spec_of(ranks: int, micro_batch: int = 4, **train: Any) -> TrainerRunSpec:
     return run_of(
         data={"train": {"path": "d.arrow"}, "micro_batch": micro_batch},
         train={"steps": 10, "optimizer": {"name": "sgd", "lr": 0.1}, **train},

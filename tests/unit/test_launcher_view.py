@@ -16,10 +16,10 @@ from rich.console import Console
 
 from ortflow.launchers.lines import duration, format_event, size
 from ortflow.launchers.live import LiveView, panel
-from ortflow.launchers.memory import oom_kills
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.progress import Progress
 from ortflow.launchers.status import read_status
+from ortflow.workflow.oom import oom_kills
 from ortflow.workflow.rundir import RunDir
 
 

@@ -23,13 +23,13 @@ from ortflow.manifests.slurm import settings as variables
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.slurm_flags import OWN_DIRECTIVES
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.slurm import DirectiveName
 
 cases = pytest.mark.parametrize("name", [*CASES])
 
 
-def slurm_spec(slurm: dict[str, Any] | None = None, **sections: Any) -> RunSpec:
+def slurm_spec(slurm: dict[str, Any] | None = None, **sections: Any) -> TrainerRunSpec:
     return spec_of(backends={"slurm": slurm or {}}, **sections)
 
 
@@ -124,16 +124,16 @@ def test_what_is_omitted_is_not_there(name: str) -> None:
     assert name in dict(before) or name == "kill-on-invalid-dep"
     values = spec.model_dump()
     values["backends"]["slurm"]["omit"] = [name]
-    after = dict(read(script(RunSpec.model_validate(values), placement)))
+    after = dict(read(script(TrainerRunSpec.model_validate(values), placement)))
     assert name not in after
     assert {"nodes", "comment", "output", "licenses"} <= after.keys()
     values["backends"]["slurm"]["requeue"] = False
-    assert ("no-requeue" in dict(read(script(RunSpec.model_validate(values), placement)))) == (name != "requeue")
+    assert ("no-requeue" in dict(read(script(TrainerRunSpec.model_validate(values), placement)))) == (name != "requeue")
 
 
 def test_every_directive_of_ours_is_refused_as_a_raw_one() -> None:
     for spec, placement in CASES.values():
-        own = RunSpec.model_validate({**spec.model_dump(), "backends": {"slurm": {}}})
+        own = TrainerRunSpec.model_validate({**spec.model_dump(), "backends": {"slurm": {}}})
         for text in (script(spec, placement), script(own, placement)):
             raw = {line.partition("=")[0].removeprefix("--") for line in spec.backends.slurm.directives}
             assert {name for name, _ in read(text)} - raw <= OWN_DIRECTIVES.keys()

@@ -33,7 +33,7 @@ from ortflow.workflow.planning.exchange import Exchange, buffers_of, exchange_of
 from ortflow.workflow.planning.layout import Layout
 from ortflow.workflow.planning.rates import Link, Rates
 from ortflow.workflow.planning.survey import survey
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import overlap, peer_sums
 from ortflow.workflow.trainer.builder import write_forms
 
@@ -217,7 +217,7 @@ def test_the_graph_of_a_gpu_is_followed_too(tmp_path: Path) -> None:
     assert fused.size < plain.size
 
 
-def gpt_on_a_gpu(folder: Path, rows: int, **model: Any) -> RunSpec:
+def gpt_on_a_gpu(folder: Path, rows: int, **model: Any) -> TrainerRunSpec:
     """A run with a micro-batch of these rows; `model` adds keys to the run file's section."""
     path = gpt(folder)
     tokens = np.random.default_rng(0).integers(0, 3000, (rows, 257))
@@ -255,7 +255,7 @@ def test_half_precision_takes_half(tmp_path: Path) -> None:
     assert "of a layer's gradients" in accumulated.formulas["messages"]
 
 
-def of_zero_3(spec: RunSpec, accumulation: int) -> dict[str, Any]:
+def of_zero_3(spec: TrainerRunSpec, accumulation: int) -> dict[str, Any]:
     """What changes on two ranks in bf16."""
     train = spec.train.model_copy(update={"precision": "bf16", "gradient_accumulation": accumulation})
     resources = spec.resources.model_copy(update={"ranks_per_node": 2})
@@ -373,7 +373,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert not tiny.run_dir.exists()
 
 
-def on_two_gpus(spec: RunSpec) -> RunSpec:
+def on_two_gpus(spec: TrainerRunSpec) -> TrainerRunSpec:
     resources = {"gpus_per_rank": 1, "ranks_per_node": 2}
     return spec.model_copy(update={"resources": spec.resources.model_copy(update=resources)})
 

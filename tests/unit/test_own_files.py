@@ -36,7 +36,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.rank import hold_ranks_lock
 from ortflow.workflow.rundir import RunDir, write_atomically
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainers import builder_of
@@ -299,7 +299,7 @@ def test_an_export_that_could_not_be_written_is_refused_before_training(tmp_path
     values["data"] = {"train": {"path": str(tmp_path / "d")}, "micro_batch": 1}
 
     def prepared(**changes: Any) -> None:
-        spec, run_dir = RunSpec.model_validate({**values, **changes}), RunDir(tmp_path / "run")
+        spec, run_dir = TrainerRunSpec.model_validate({**values, **changes}), RunDir(tmp_path / "run")
         prepare(builder_of(spec, run_dir, Report()), run_dir, spec, Report())
 
     with pytest.raises(UserError, match=r"export\.path: .*m\.onnx is the model to train"):

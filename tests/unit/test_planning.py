@@ -26,14 +26,14 @@ from ortflow.workflow.planning.rates import Link, Rates, assumed
 from ortflow.workflow.planning.replay import ChunkMemory, replay
 from ortflow.workflow.planning.seconds import step_time
 from ortflow.workflow.spec.file.load import load_run_text
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 MB = 1 << 20
 FREE = Rates(1e9, 0.0, Link(float("inf"), 0.0), Link(float("inf"), 0.0))
 """Ranks of a billion operations a second that exchange in no time."""
 
 
-def run_of(ranks: int, micro_batches: int = 1, **parallel: Any) -> RunSpec:
+def run_of(ranks: int, micro_batches: int = 1, **parallel: Any) -> TrainerRunSpec:
     return spec_of(
         train={"steps": 5, "optimizer": {"name": "adamw", "lr": 1e-3}, "gradient_accumulation": micro_batches},
         resources={"ranks_per_node": ranks}, parallel=parallel,

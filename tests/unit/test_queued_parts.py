@@ -32,7 +32,7 @@ from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of
 from ortflow.workflow.sessions.gpu_collectives import serve
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report, divided_check, divided_opening
 from ortflow.workflow.trainer.queued_part import QueuedPartTrainer
 from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
@@ -63,7 +63,7 @@ def plain_forms(folder: Path) -> None:
 
 
 def train(
-    root: Path, spec: RunSpec, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, staged: bool
+    root: Path, spec: TrainerRunSpec, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, staged: bool
 ) -> tuple[list[Rank], LinkedNccl]:
     library, grid, opens = LinkedNccl(), spec.grid, threading.Lock()
     fakes = [Fake(monkeypatch, StreamedCuda()) for _ in range(grid.world_size)]

@@ -32,7 +32,7 @@ from ortflow.workflow.graph.shards import layers
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import share
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report, first_gradient
 from ortflow.workflow.trainer.queued_exchange import QueuedExchange
 from ortflow.workflow.trainer.queued_sharded import OffloadedShardedTrainer, QueuedShardedTrainer
@@ -74,7 +74,7 @@ class Rank:
 
 def on_gpus(
     graphs: GraphSet,
-    spec: RunSpec,
+    spec: TrainerRunSpec,
     steps: list[dict[str, Array]],
     monkeypatch: pytest.MonkeyPatch,
     folder: Path,

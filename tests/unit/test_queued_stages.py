@@ -24,7 +24,7 @@ from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import (
     EvaluationOutcome,
     MicroBatch,
@@ -99,7 +99,7 @@ class Rank:
 
 
 def train(
-    graphs: GraphSet, spec: RunSpec, name: str, count: int, monkeypatch: pytest.MonkeyPatch, **more: Any
+    graphs: GraphSet, spec: TrainerRunSpec, name: str, count: int, monkeypatch: pytest.MonkeyPatch, **more: Any
 ) -> tuple[list[Rank], LinkedNccl]:
     """Steps and an evaluation on as many fake GPUs as the run file asks for."""
     library, grid, staged = LinkedNccl(), spec.grid, more.pop("staged", False)

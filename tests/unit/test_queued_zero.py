@@ -26,7 +26,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import share
 from ortflow.workflow.optim.segments import Piece
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome
 from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainer.offloaded import OffloadedTrainer
@@ -96,7 +96,7 @@ class Rank:
 def on_gpus(
     fakes: list[Fake],
     graphs: GraphSet,
-    spec: RunSpec,
+    spec: TrainerRunSpec,
     steps: list[dict[str, Array]],
     *,
     micro: int = 1,
@@ -141,7 +141,9 @@ def whole(ranks: list[Rank], name: str) -> Array:
     return np.concatenate([rank.state[name] for rank in ranks])
 
 
-def on_cpu(graphs: GraphSet, spec: RunSpec, steps: list[dict[str, Array]]) -> tuple[list[StepOutcome], GraphTrainer]:
+def on_cpu(
+    graphs: GraphSet, spec: TrainerRunSpec, steps: list[dict[str, Array]]
+) -> tuple[list[StepOutcome], GraphTrainer]:
     """One rank with all samples in one micro-batch."""
     trainer = trainer_on(graphs, spec)
     return outcomes_of(trainer, divided(steps, 0, 1, 1)), trainer

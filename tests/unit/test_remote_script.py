@@ -9,12 +9,12 @@ import yaml
 
 from ortflow.manifests.slurm import Placement, script
 from ortflow.workflow.spec.file.load import load_run_file
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 PLACEMENT = Placement(Path("/s/runs/r"), "/p/python", "/p/python", "none", "id", code=Path("/s/it's/code/abc"))
 
 
-def spec(folder: Path, **slurm: object) -> RunSpec:
+def spec(folder: Path, **slurm: object) -> TrainerRunSpec:
     values = {
         "name": "r", "run_dir": "/s/runs/r", "model": {"path": "/m/model.onnx", "loss": "mse"},
         "data": {"train": {"path": "/d"}, "micro_batch": 1},

@@ -20,7 +20,7 @@ from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.spec.checks.batch import undivided
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.shard import Stream
 
 TRAIN = {"steps": 4, "optimizer": {"name": "adamw", "lr": 0.1}}
@@ -28,14 +28,14 @@ TRAIN = {"steps": 4, "optimizer": {"name": "adamw", "lr": 0.1}}
 
 def spec(
     ranks: int, samples: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **parallel: int
-) -> RunSpec:
+) -> TrainerRunSpec:
     return spec_of(
         resources={"ranks_per_node": ranks}, parallel=parallel, train={**TRAIN, **(train or {})},
         data={"train": {"path": "t.arrow"}, "micro_batch": 2, **(samples or {})},
     )  # fmt: skip
 
 
-def plan_of(run: RunSpec, samples: int = 40) -> Plan:
+def plan_of(run: TrainerRunSpec, samples: int = 40) -> Plan:
     return resolve(run, samples=samples, data="", parameters=1, fingerprint="", graphs={})
 
 

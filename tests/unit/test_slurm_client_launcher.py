@@ -36,7 +36,7 @@ from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 def submission(folder: Path, name: str = "gpt", **sections: Any) -> Submission:
@@ -51,7 +51,7 @@ def submission(folder: Path, name: str = "gpt", **sections: Any) -> Submission:
         "train": {"steps": 10, "optimizer": {"name": "sgd", "lr": 0.1}},
         **sections,
     }
-    spec = resolve_paths(RunSpec.model_validate(values), folder / "run.yaml")
+    spec = resolve_paths(TrainerRunSpec.model_validate(values), folder / "run.yaml")
     return Submission(spec, RunDir(folder / "runs" / name), folder)
 
 

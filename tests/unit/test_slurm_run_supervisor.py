@@ -27,7 +27,7 @@ from ortflow.launchers.status import read_status
 from ortflow.launchers.stop import write_request
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 RUN = """\
 name: gpt
@@ -130,11 +130,11 @@ class PlannedRanks:
         self.clock, self.planned = clock, planned
         self.attempt: FakeAttempt | None = None
 
-    def start(self, spec: RunSpec, number: int, environment: Mapping[str, str]) -> FakeAttempt:
+    def start(self, spec: TrainerRunSpec, number: int, environment: Mapping[str, str]) -> FakeAttempt:
         self.attempt = FakeAttempt(self.clock, number, **self.planned)
         return self.attempt
 
-    def lead(self, spec: RunSpec) -> float:
+    def lead(self, spec: TrainerRunSpec) -> float:
         return AHEAD
 
 

@@ -8,7 +8,7 @@ import pytest
 from messages import alike
 from run_files import spec_of
 
-from ortflow.workflow.spec.checks.check import CHECKS, check
+from ortflow.workflow.spec.checks.check import CHECKS, OF_TRAINERS, check
 from ortflow.workflow.spec.problem import dotted
 
 ADAMW = {"name": "adamw", "lr": 0.001}
@@ -394,9 +394,12 @@ def test_a_contradiction(sections: dict[str, Any], reported: list[str]) -> None:
 def test_every_check_has_a_contradiction_that_it_alone_finds() -> None:
     marks = {mark.name: mark for mark in test_a_contradiction.pytestmark}  # type: ignore[attr-defined]
     specs = [spec_of(**sections) for sections, _ in marks["parametrize"].args[1]]
-    for find in CHECKS:
+    for find in (*OF_TRAINERS, *CHECKS):
         # What `_launchers` finds are the rules of packages: tests/integration/test_launcher_package.py.
-        assert find.__name__ == "_launchers" or any(list(find(spec)) for spec in specs), find.__name__
+        # Those of `check_program` are in test_program_spec.py.
+        assert find.__name__ in ("_launchers", "check_program") or any(list(find(spec)) for spec in specs), (
+            find.__name__
+        )
 
 
 def test_every_problem_gives_the_fix() -> None:

@@ -13,7 +13,7 @@ from run_files import FULL, SMALL, spec_of
 
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_file
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=100) | (
     st.sampled_from(
@@ -89,7 +89,7 @@ specs = st.builds(
 )
 
 
-def back(spec: RunSpec, tmp_path: Path) -> RunSpec:
+def back(spec: TrainerRunSpec, tmp_path: Path) -> TrainerRunSpec:
     file = tmp_path / "run.yaml"
     file.write_bytes(dump_run_file(spec).encode())
     return load_run_file(file)
@@ -97,7 +97,7 @@ def back(spec: RunSpec, tmp_path: Path) -> RunSpec:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[*HealthCheck])
 @given(spec=specs)
-def test_it_loads_back(spec: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_it_loads_back(spec: TrainerRunSpec, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert back(spec, tmp_path_factory.getbasetemp()) == spec
 
 
@@ -113,7 +113,7 @@ def test_the_examples_load_back(source: str, tmp_path: Path) -> None:
 def test_every_key_in_the_order_of_the_model(tmp_path: Path) -> None:
     spec = spec_of()
     reported = yaml.safe_load(dump_run_file(spec))
-    assert [*reported] == [*RunSpec.model_fields]
+    assert [*reported] == [*TrainerRunSpec.model_fields]
     assert [*reported["train"]["optimizer"]] == ["name", "lr", "weight_decay", "no_decay", "betas", "epsilon"]
 
 

@@ -1,4 +1,4 @@
-"""From text to a RunSpec: every class of fault in the user's terms, all of them together."""
+"""From text to a TrainerRunSpec: every class of fault in the user's terms, all of them together."""
 # ruff: noqa: E501
 
 from __future__ import annotations

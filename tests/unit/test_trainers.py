@@ -15,7 +15,7 @@ from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.schema import run_file_schema
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.builder import GraphBuilder
 from ortflow.workflow.trainers import builder_of, installed, load_builder
@@ -58,7 +58,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path / "site")
 
 
-def run_of(name: str, **options: Any) -> RunSpec:
+def run_of(name: str, **options: Any) -> TrainerRunSpec:
     return spec_of(model=None, trainer={"name": name, "options": options})
 
 

@@ -34,11 +34,11 @@ from ortflow.workflow.graph.stages.node_costs import NAME as COSTS
 from ortflow.workflow.graph.types import SEED, VALID, GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 def build_graphs(
-    spec: RunSpec,
+    spec: TrainerRunSpec,
     out: Path,
     length: int = 0,
     lengths: Mapping[str, int] | None = None,
@@ -153,7 +153,7 @@ def _untrained(source: Source, trained: Collection[str]) -> list[str]:
 
 
 def _in_order(
-    spec: RunSpec, source: Source, inputs: Sequence[str], models: Sequence[onnx.ModelProto]
+    spec: TrainerRunSpec, source: Source, inputs: Sequence[str], models: Sequence[onnx.ModelProto]
 ) -> list[onnx.ValueInfoProto]:
     """The inputs of every graph, in order: the batch's, what the trainer adds, the model's tensors."""
     known = {value.name: value for model in models for value in model.graph.input}
@@ -161,7 +161,7 @@ def _in_order(
     return [known[name] for name in (*inputs, *added, *source.tensors)]
 
 
-def _index(spec: RunSpec, source: Source, trained: Collection[str]) -> FlatIndex:
+def _index(spec: TrainerRunSpec, source: Source, trained: Collection[str]) -> FlatIndex:
     """Where each tensor lies in the flat buffers, by its group."""
     patterns = spec.train.optimizer.no_decay
     named: set[str] = set()

@@ -27,7 +27,7 @@ from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, Holding,
 from ortflow.workflow.parallel.grid import Grid
 from ortflow.workflow.parallel.region import WHOLE, Region
 from ortflow.workflow.parallel.ties import ties
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 TrainGraph = Callable[[onnx.ModelProto], dict[str, onnx.ModelProto]]
 """Makes the forms of the training graph, by the names of their files, from a forward graph with its loss."""
@@ -54,7 +54,7 @@ class Divided:
 
 
 def divide(
-    spec: RunSpec,
+    spec: TrainerRunSpec,
     root: Path,
     whole: FlatIndex,
     prepared: onnx.ModelProto,
@@ -144,7 +144,7 @@ def divide(
 
 
 def _part_of(
-    spec: RunSpec,
+    spec: TrainerRunSpec,
     whole: FlatIndex,
     prepared: onnx.ModelProto,
     evaluate: onnx.ModelProto,
@@ -168,7 +168,7 @@ def _part_of(
 
 
 def _staged(
-    spec: RunSpec,
+    spec: TrainerRunSpec,
     whole: FlatIndex,
     forward: onnx.ModelProto,
     evaluated: onnx.ModelProto,

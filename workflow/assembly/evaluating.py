@@ -12,7 +12,7 @@ from ortflow.workflow.graph.ir.edit import used
 from ortflow.workflow.graph.objective import evaluation
 from ortflow.workflow.graph.types import SEED
 from ortflow.workflow.spec.model import CrossEntropy
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 def batch_input(graph: onnx.GraphProto, source: Source) -> str:
@@ -24,7 +24,7 @@ def batch_input(graph: onnx.GraphProto, source: Source) -> str:
     return min(names, key=lambda name: name in source.labels)
 
 
-def eval_graph(output: str, spec: RunSpec, source: Source, batch: str) -> tuple[onnx.ModelProto, dict[str, int]]:
+def eval_graph(output: str, spec: TrainerRunSpec, source: Source, batch: str) -> tuple[onnx.ModelProto, dict[str, int]]:
     """The evaluation graph of an output, and the number of classes if labels are classes and it is known."""
     section = spec.onnx_model
     model = source.evaluated(output)
@@ -39,7 +39,7 @@ def eval_graph(output: str, spec: RunSpec, source: Source, batch: str) -> tuple[
     return model, bounds
 
 
-def inference_graph(spec: RunSpec, source: Source) -> onnx.ModelProto | None:
+def inference_graph(spec: TrainerRunSpec, source: Source) -> onnx.ModelProto | None:
     """The inference graph; None if the model does not permit one and none is requested."""
     try:
         return infer_graph(source.inference, source.labels)

@@ -13,7 +13,7 @@ from ortflow.workflow.graph.memory.forms import forms_of
 from ortflow.workflow.graph.memory.plan import peak_of
 from ortflow.workflow.graph.memory.plan import sizes_of as bytes_of
 from ortflow.workflow.graph.stages.costs import costs_for
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -105,6 +105,6 @@ def operations(model: onnx.ModelProto, batch: Shapes) -> int:
     return sum(costs.operations(node) for node in model.graph.node)
 
 
-def without_recomputation(spec: RunSpec) -> RunSpec:
+def without_recomputation(spec: TrainerRunSpec) -> TrainerRunSpec:
     """The run with all values kept."""
     return spec.model_copy(update={"model": spec.onnx_model.model_copy(update={"recompute": []})})

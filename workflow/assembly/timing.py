@@ -23,7 +23,7 @@ from ortflow.workflow.graph.stages.costs import costs_for
 from ortflow.workflow.graph.stages.node_costs import NAME, NodeCosts, key_of, result_of
 from ortflow.workflow.graph.types import VALID
 from ortflow.workflow.rundir import write_atomically
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -38,7 +38,7 @@ class Timing:
     """Cores of a rank."""
 
 
-def wants_costs(spec: RunSpec) -> bool:
+def wants_costs(spec: TrainerRunSpec) -> bool:
     """Whether a run cuts its model by measured costs: on CPUs, without named cuts."""
     return spec.parallel.pipeline > 1 and spec.parallel.cuts is None and not spec.on_gpus
 
@@ -47,7 +47,7 @@ def costs_of(
     prepared: onnx.ModelProto,
     weights: Mapping[str, npt.NDArray[np.generic]],
     inputs: Sequence[BatchInput],
-    spec: RunSpec,
+    spec: TrainerRunSpec,
     length: int,
     folder: Path,
     child: Child | None,

@@ -41,7 +41,7 @@ from ortflow.workflow.graph.types import (
 )
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.parallel.division import STATISTICS
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 TRAIN = Path("train.onnx")
 
@@ -80,7 +80,7 @@ class Training:
         return files
 
 
-def training_of(forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str, length: int) -> Training:
+def training_of(forward: onnx.ModelProto, spec: TrainerRunSpec, source: Source, batch: str, length: int) -> Training:
     """The training graph that the run file names, or the gradient of the forward graph.
 
     `length` is the samples' if the model's second axis is dynamic and it is known. Raises UserError.
@@ -97,7 +97,7 @@ def training_of(forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: 
 
 
 def with_loss(
-    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str, replicas: Replicas | None = None
+    forward: onnx.ModelProto, spec: TrainerRunSpec, source: Source, batch: str, replicas: Replicas | None = None
 ) -> tuple[onnx.ModelProto, list[str]]:
     """The forward graph in training mode, its outputs the loss and the new states, and log lines.
 
@@ -121,7 +121,7 @@ def with_loss(
 
 
 def gradient_graphs(
-    prepared: onnx.ModelProto, spec: RunSpec, source: Source, length: int
+    prepared: onnx.ModelProto, spec: TrainerRunSpec, source: Source, length: int
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto | None, list[str], list[str]]:
     """The training graph, its variants with ortflow's operators for CPUs and, if wanted, GPUs, the parameters with
     gradients, and log lines.
@@ -146,7 +146,7 @@ def gradient_graphs(
 
 
 def training_forms(
-    forward: onnx.ModelProto, spec: RunSpec, source: Source, length: int, trained: Sequence[str]
+    forward: onnx.ModelProto, spec: TrainerRunSpec, source: Source, length: int, trained: Sequence[str]
 ) -> dict[str, onnx.ModelProto]:
     """The forms of the training graph of a part of the model, by the names of their files."""
     from ortflow.workflow.assembly.stage_forms import fused
@@ -163,7 +163,7 @@ def training_forms(
 
 def synced_files(
     forward: onnx.ModelProto,
-    spec: RunSpec,
+    spec: TrainerRunSpec,
     source: Source,
     batch: str,
     length: int,
@@ -192,7 +192,7 @@ def synced_files(
 
 
 def _in_half(
-    prepared: onnx.ModelProto, spec: RunSpec, trained: Sequence[str]
+    prepared: onnx.ModelProto, spec: TrainerRunSpec, trained: Sequence[str]
 ) -> tuple[onnx.ModelProto | None, list[str]]:
     """The training graph in the requested half precision, and log lines; None if none is requested."""
     if spec.train.precision not in HALF_PRECISIONS:

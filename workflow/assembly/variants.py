@@ -21,7 +21,7 @@ from ortflow.workflow.graph.types import LOSS_SUM, GraphSet
 from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.rundir import write_atomically
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 class Variants:
@@ -44,7 +44,7 @@ class Variants:
 
     def __init__(
         self,
-        spec: RunSpec,
+        spec: TrainerRunSpec,
         graphs: GraphSet,
         length: int,
         lengths: Mapping[str, int],
@@ -63,7 +63,7 @@ class Variants:
         """Of the nodes, by which stages were balanced; none are known where operations were counted. None if no run on
         CPUs without named cuts was divided."""
 
-    def write(self, spec: RunSpec, root: Path) -> Division:
+    def write(self, spec: TrainerRunSpec, root: Path) -> Division:
         """Divide the model as a run file wants, and write the graphs of part 0 into a folder.
 
         Raises
@@ -96,7 +96,7 @@ class Variants:
             write_atomically(path, content)
         return divided.division
 
-    def _costs(self, spec: RunSpec) -> NodeCosts:
+    def _costs(self, spec: TrainerRunSpec) -> NodeCosts:
         """The costs that a run would record, measured once."""
         if self.costs is None:
             with Child() if self._timing is not None else nullcontext() as child:

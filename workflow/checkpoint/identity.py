@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from ortflow.workflow.checkpoint.manifest import Manifest
+from ortflow.workflow.checkpoint.program import ProgramManifest
 
 _PERMANENT = ("seed", "model", "data")
 """Fields that no run may change while it continues."""
@@ -43,7 +44,7 @@ class Identity:
         return cls(**{name: record[name] for name in names}) if all(name in record for name in names) else None
 
 
-def difference(manifest: Manifest, run: Identity) -> str | None:
+def difference(manifest: Manifest | ProgramManifest, run: Identity) -> str | None:
     """Why a checkpoint is not one of this run; None if it is.
 
     A checkpoint of an earlier version has no identity. It is another run's if it is older than this run.

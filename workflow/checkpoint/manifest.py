@@ -76,24 +76,44 @@ class Manifest:
             **({"run": dict(self.run)} if self.run else {}),
             "index": self.index.to_json(),
         }
-        text = _dump(body)
-        return f'{text[:-1]},"hash":"{digest(text.encode())}"}}'.encode()
+        return seal(body)
 
 
-def decode(data: bytes) -> Manifest:
-    """The manifest in `data`; ValueError with the reason if it is not exactly what `encode` wrote."""
+def seal(body: dict[str, Any]) -> bytes:
+    """A manifest's JSON, with a hash of itself (the text without that field) at its end."""
+    text = _dump(body)
+    return f'{text[:-1]},"hash":"{digest(text.encode())}"}}'.encode()
+
+
+def format_of(data: bytes) -> str | None:
+    """The format that a manifest names; None if it is none."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return str(body.get("format")) if isinstance(body, dict) else None
+
+
+def unseal(data: bytes, name: str, version: int) -> dict[str, Any]:
+    """The content of a manifest of a format; ValueError with the reason if it is not exactly what `seal` wrote."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):
         raise ValueError("is not JSON") from None
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
+    if not isinstance(body, dict) or body.get("format") != name:
         raise ValueError("is not a checkpoint's manifest")
     stated = body.pop("hash", None)
     text = _dump(body)
     if data != f'{text[:-1]},"hash":"{stated}"}}'.encode() or stated != digest(text.encode()):
         raise ValueError("does not match its hash")
-    if body.get("version") != VERSION:
-        raise ValueError(f"has format version {body.get('version')}, this ortflow reads {VERSION}")
+    if body.get("version") != version:
+        raise ValueError(f"has format version {body.get('version')}, this ortflow reads {version}")
+    return body
+
+
+def decode(data: bytes) -> Manifest:
+    """The manifest in `data`; ValueError with the reason if it is not exactly what `encode` wrote."""
+    body = unseal(data, FORMAT, VERSION)
     _check_types(body)
     return Manifest(
         step=body["step"],
@@ -115,14 +135,19 @@ def _check_types(body: dict[str, Any]) -> None:
     """
     for key, fits in _BODY.items():
         _check(key, body, fits)
-    for key in ("environment", "run"):
-        if key in body:
-            _check(key, body, _is_record)
+    check_record(body)
     for name, spec in body["buffers"].items():
         _check_fields(f"buffers.{name}", spec, _BUFFER)
     for key, shape in (("files", _FILE), ("index", _ENTRY)):
         for place, row in enumerate(body[key]):
             _check_fields(f"{key}.{place}", row, shape)
+
+
+def check_record(body: dict[str, Any]) -> None:
+    """The environment and the run of a manifest are texts. Raises ValueError with the key."""
+    for key in ("environment", "run"):
+        if key in body:
+            _check(key, body, _is_record)
 
 
 def _check_fields(where: str, record: object, shape: Mapping[str, _Fits]) -> None:
@@ -144,7 +169,8 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether a value is a number of bytes or items."""
     return type(value) is int and value >= 0
 
 
@@ -157,25 +183,25 @@ def _is_record(value: object) -> bool:
 
 
 def _is_shape(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_count, value))
+    return isinstance(value, list) and all(map(is_count, value))
 
 
 _BODY: Mapping[str, _Fits] = {
-    "step": _is_count,
-    "world_size": _is_count,
+    "step": is_count,
+    "world_size": is_count,
     "time": lambda value: type(value) in (int, float),
     "buffers": lambda value: isinstance(value, dict),
     "files": lambda value: isinstance(value, list),
     "index": lambda value: isinstance(value, list),
     "progress": lambda value: isinstance(value, dict),
 }
-_BUFFER: Mapping[str, _Fits] = {"dtype": lambda value: _is_text(value) and value in ITEM_SIZES, "count": _is_count}
-_FILE: Mapping[str, _Fits] = {"name": _is_text, "size": _is_count, "hash": _is_text}
+_BUFFER: Mapping[str, _Fits] = {"dtype": lambda value: _is_text(value) and value in ITEM_SIZES, "count": is_count}
+_FILE: Mapping[str, _Fits] = {"name": _is_text, "size": is_count, "hash": _is_text}
 _ENTRY: Mapping[str, _Fits] = {
     "name": _is_text,
     "shape": _is_shape,
     "group": lambda value: value in GROUPS,
-    "offset": _is_count,
+    "offset": is_count,
 }
 
 

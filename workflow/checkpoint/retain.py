@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import CheckpointStore
-from ortflow.workflow.checkpoint.verify import check_sizes, read_manifest
+from ortflow.workflow.checkpoint.verify import check_sizes, read_any
 
 
 def expired(steps: Sequence[int], newest: int, every: int | None = None) -> list[int]:
@@ -34,6 +34,6 @@ def prune(store: CheckpointStore, newest: int, every: int | None = None, distrus
 
 def _sound(store: CheckpointStore, step: int) -> bool:
     try:
-        return not check_sizes(store, read_manifest(store, step))
+        return not check_sizes(store, read_any(store, step))
     except Damaged:
         return False

@@ -8,6 +8,7 @@ checkpoint's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ortflow.workflow import own_files
+from ortflow.workflow.checkpoint.manifest import format_of
+from ortflow.workflow.checkpoint.program import FORMAT, decode_program
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import read_whole
 from ortflow.workflow.location import Location
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
@@ -30,6 +34,8 @@ _UNMARKED = ".unmarked"
 _FILES = re.compile(
     rf"{MARKER}|{re.escape(MANIFEST)}|{re.escape(_UNMARKED)}|rank-\d{{4,}}\.safetensors|{own_files.TEMPORARY}"
 )
+_PROGRAM = ".program"
+"""In the temporary folder of a program's save: all that is in it is the save's. Removed before the commit."""
 _LEFT = re.compile(r"\.tmp-step-\d{8,}-\d{2,}|\.trash-step-\d{8,}(\.\d+)?")
 LOCK = ".run.lock"
 """Name of the lock of a folder outside its run directory, see `folder_lock`."""
@@ -114,6 +120,35 @@ class DirectoryStore:
         folder = self._temporary(step, attempt)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def begin_program(self, step: int, attempt: int) -> Path:
+        """Empty temporary folder of a program's save: the program writes what it likes there."""
+        self.abandon(step, attempt)
+        folder = self.begin(step, attempt)
+        (folder / _PROGRAM).touch()
+        return folder
+
+    def written(self, step: int, attempt: int) -> list[str]:
+        """The files that a program has written, as paths in the folder. Raises OSError for anything but a file."""
+        folder = self._temporary(step, attempt)
+        found = []
+        for root, folders, files in os.walk(folder):
+            for name in sorted((*folders, *files)):
+                path = Path(root, name)
+                if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                    raise OSError(errno.EINVAL, "is not a file, and cannot be saved", str(path))
+            found += [Path(root, name).relative_to(folder).as_posix() for name in files]
+        reserved = [name for name in found if _FILES.fullmatch(name) and not name.startswith("rank-")]
+        if reserved:
+            raise OSError(errno.EEXIST, "has a name that checkpoints use themselves", str(folder / reserved[0]))
+        return sorted(name for name in found if name != _PROGRAM)
+
+    def seal_program(self, step: int, attempt: int) -> None:
+        """Before the commit of a program's save: its folders are durable, and its mark is removed."""
+        folder = self._temporary(step, attempt)
+        (folder / _PROGRAM).unlink()
+        for root, _, _ in os.walk(folder, topdown=False):
+            sync_directory(Path(root))
 
     def commit(self, step: int, attempt: int, mark: bytes) -> Path:
         """Rename the folder, then add the marker: a folder without a marker is not a checkpoint.
@@ -220,7 +255,19 @@ def step_name(step: int) -> str:
 
 
 def _is_own(path: Path) -> bool:
-    return own_files.is_folder(path) and not any(own_files.foreign_files(path, _FILES))
+    return own_files.is_folder(path) and not any(own_files.foreign_files(path, _names_in(path)))
+
+
+def _names_in(path: Path) -> re.Pattern[str]:
+    """The names of a checkpoint's files: of a program's, those that its manifest has."""
+    try:
+        data = read_whole(path / MANIFEST, 256 << 20)
+        if format_of(data) != FORMAT:
+            return _FILES
+        names = [re.escape(file.name) for file in decode_program(data).files]
+    except (OSError, ValueError):
+        return _FILES
+    return re.compile("|".join((_FILES.pattern, *names)))
 
 
 def _not_own(path: Path) -> UserError:
@@ -234,5 +281,12 @@ def _not_own(path: Path) -> UserError:
 def _delete(path: Path) -> bool:
     """Delete a checkpoint's files and its folder; returns whether the folder was deleted."""
     with contextlib.suppress(OSError):
-        return own_files.remove(path, _FILES)
+        if own_files.is_folder(path) and (path / _PROGRAM).is_file():
+            shutil.rmtree(path)
+            return True
+        names = _names_in(path)
+        if names is not _FILES:
+            # The manifest, which names the others, is the last.
+            own_files.clear(path, re.compile(f"(?!{re.escape(MANIFEST)}$)(?:{names.pattern})"))
+        return own_files.remove(path, names)
     return False

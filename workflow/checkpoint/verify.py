@@ -13,9 +13,12 @@ from pathlib import Path
 
 import xxhash
 
-from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, finished, mark
+from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, finished, format_of, mark
+from ortflow.workflow.checkpoint.program import FORMAT as PROGRAM
+from ortflow.workflow.checkpoint.program import ProgramManifest, decode_program
 from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
 from ortflow.workflow.checkpoint.tensors import file_layout, file_name
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular, read_whole
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.threads import map_in_threads
@@ -36,14 +39,34 @@ Views = Callable[[int, FileRecord], Iterable[memoryview]]
 """Memory for a rank's file, filled piece by piece."""
 
 
+AnyManifest = Manifest | ProgramManifest
+
+
 def read_manifest(store: CheckpointStore, step: int) -> Manifest:
-    """The manifest of a committed checkpoint. Raises Damaged. Does not check the rank files."""
+    """The manifest of a committed checkpoint. Raises Damaged, and UserError for one of a program.
+
+    Does not check the rank files.
+    """
+    manifest = read_any(store, step)
+    if isinstance(manifest, ProgramManifest):
+        raise UserError("is of a training program, which alone can read it", where=str(store.place(step)))
+    return manifest
+
+
+def read_any(store: CheckpointStore, step: int) -> AnyManifest:
+    """The manifest of a committed checkpoint, of a program too. Raises Damaged. Does not check the files."""
     folder = store.place(step)
     marker = _contents(folder / MARKER, missing="is missing: the save was never finished")
     data = _contents(folder / MANIFEST)
     try:
-        manifest = decode(data)
-        _check_sense(manifest, step)
+        manifest: AnyManifest
+        if format_of(data) == PROGRAM:
+            manifest = decode_program(data)
+            if manifest.step != step:
+                raise ValueError(f"is that of step {manifest.step}")
+        else:
+            manifest = decode(data)
+            _check_sense(manifest, step)
     except ValueError as error:
         raise Damaged(folder / MANIFEST, str(error)) from None
     if marker != mark(data):
@@ -51,7 +74,7 @@ def read_manifest(store: CheckpointStore, step: int) -> Manifest:
     return manifest
 
 
-def check_sizes(store: CheckpointStore, manifest: Manifest) -> list[Damaged]:
+def check_sizes(store: CheckpointStore, manifest: AnyManifest) -> list[Damaged]:
     """Rank files that are missing or have a wrong size, determined without reading them."""
     faults = []
     for record in manifest.files:
@@ -87,10 +110,45 @@ def check_contents(store: CheckpointStore, manifest: Manifest, views: Views) -> 
 def verify(store: CheckpointStore, step: int) -> list[Damaged]:
     """Check everything about a checkpoint, and read all of it; returns the errors by file name."""
     try:
-        manifest = read_manifest(store, step)
+        manifest = read_any(store, step)
     except Damaged as fault:
         return [fault]
+    if isinstance(manifest, ProgramManifest):
+        return check_program(store, manifest)
     return check_contents(store, manifest, discarded)
+
+
+def check_program(store: CheckpointStore, manifest: ProgramManifest) -> list[Damaged]:
+    """Read every file of a program's checkpoint once, and compare size and hash; returns the errors by file."""
+
+    def check(record: FileRecord) -> list[Damaged]:
+        path = store.place(manifest.step) / record.name
+        try:
+            size, found = hash_file(path)
+            _check_size(path, size, record)
+        except Damaged as fault:
+            return [fault]
+        except OSError as error:
+            return [_unreadable(path, error)]
+        return [] if found == record.hash else [Damaged(path, "is corrupt: its hash differs from the manifest's")]
+
+    found = map_in_threads(check, manifest.files, FILES_AT_ONCE)
+    return [fault for faults in found for fault in faults]
+
+
+def hash_file(path: Path, *, sync: bool = False) -> tuple[int, str]:
+    """Size and hash of a file; `sync` also makes it durable. Raises OSError."""
+    hashing, size = xxhash.xxh3_128(), 0
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+        if sys.platform == "linux":
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        scratch = memoryview(bytearray(CHUNK))
+        while count := file.readinto(scratch):
+            hashing.update(scratch[:count])
+            size += count
+        if sync:
+            os.fsync(file.fileno())
+    return size, finished(hashing)
 
 
 def _check_sense(manifest: Manifest, step: int) -> None:

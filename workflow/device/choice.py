@@ -15,7 +15,7 @@ from ortflow.workflow.device.libraries import major, preload
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.runtimes import installed_runtime
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 INSTALL = "pip install 'ortflow[cuda]'"
 WHERE = "resources.gpus_per_rank"
@@ -24,7 +24,7 @@ TOO_OLD, BUSY, NONE = 35, 46, 100
 """cudaErrorInsufficientDriver, cudaErrorDevicesUnavailable, cudaErrorNoDevice."""
 
 
-def open_device(spec: RunSpec, place: Place) -> Device:
+def open_device(spec: TrainerRunSpec, place: Place) -> Device:
     """The device of this rank. Raises UserError or OrtflowError if it has none."""
     if not spec.resources.gpus_per_rank:
         return CpuDevice()

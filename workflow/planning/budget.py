@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.planning.rates import Rates
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.units import parse_memory
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Budget:
     """The option, key or machine that it is from."""
 
 
-def budget_of(spec: RunSpec, option: str | None) -> Budget:
+def budget_of(spec: TrainerRunSpec, option: str | None) -> Budget:
     """The memory of a rank of a run.
 
     Parameters
@@ -83,7 +83,7 @@ def too_small(found: Survey, budget: Budget) -> UserError:
     )
 
 
-def may_measure(wanted: bool | None, spec: RunSpec, rates: Rates, operations: int, memory: int) -> bool:
+def may_measure(wanted: bool | None, spec: TrainerRunSpec, rates: Rates, operations: int, memory: int) -> bool:
     """Whether to run the undivided model here.
 
     Parameters

@@ -10,7 +10,7 @@ from pathlib import Path
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.rundir import RunDir, scratch_folder
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, TrainerBuilder
 
 
@@ -41,7 +41,7 @@ class Built:
 
 
 @contextmanager
-def built(spec: RunSpec) -> Iterator[Built]:
+def built(spec: TrainerRunSpec) -> Iterator[Built]:
     """Build the graphs of a run with absolute paths, and remove them afterwards.
 
     If the run has started, its record of the nodes' costs is in the folder of the graphs.

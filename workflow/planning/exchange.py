@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Exchange:
         return f"gradients of other GPUs{rows}, if copies between them are fast; else NCCL sums"
 
 
-def exchange_of(spec: RunSpec, form: Path | None, index: FlatIndex, elements: Mapping[str, int]) -> Exchange:
+def exchange_of(spec: TrainerRunSpec, form: Path | None, index: FlatIndex, elements: Mapping[str, int]) -> Exchange:
     """The buffers of a rank.
 
     Parameters

@@ -8,7 +8,7 @@ from ortflow.workflow.memory import ITEM, OFFLOADED
 from ortflow.workflow.planning.exchange import Exchange
 from ortflow.workflow.planning.holdings import staging_elements
 from ortflow.workflow.spec.optimizers import moments
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 BUS = (25, 50)
 """GB/s between a GPU and pinned memory over PCIe 4 and 5: estimates, beside which the log has a measured time."""
@@ -17,7 +17,7 @@ ON_THE_HOST = "the host's memory, which `in all` leaves out"
 
 
 def formulas(
-    index: FlatIndex, spec: RunSpec, messages: tuple[int, int] | None = None, exchange: Exchange = NOTHING
+    index: FlatIndex, spec: TrainerRunSpec, messages: tuple[int, int] | None = None, exchange: Exchange = NOTHING
 ) -> dict[str, str]:
     """Formulas by part.
 
@@ -43,7 +43,7 @@ def formulas(
     return found
 
 
-def _formulas(index: FlatIndex, spec: RunSpec, messages: tuple[int, int] | None) -> dict[str, str]:
+def _formulas(index: FlatIndex, spec: TrainerRunSpec, messages: tuple[int, int] | None) -> dict[str, str]:
     """Of the parts that all devices have. Elements include padding; a share is rounded up to a multiple of
     `layout.ALIGNMENT`.
     """

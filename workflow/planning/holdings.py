@@ -10,11 +10,11 @@ from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.memory import ITEM, KEPT, buffers
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, moments
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 def state_of(
-    spec: RunSpec, whole: FlatIndex, division: Division | None = None, rank: int = 0, messages: int = 0
+    spec: TrainerRunSpec, whole: FlatIndex, division: Division | None = None, rank: int = 0, messages: int = 0
 ) -> dict[str, int]:
     """Parameters, gradients, moments and the checkpoint's copies of a rank.
 
@@ -50,7 +50,7 @@ def state_of(
     return parts
 
 
-def batches_of(spec: RunSpec, size: int) -> int:
+def batches_of(spec: TrainerRunSpec, size: int) -> int:
     """Bytes in which a rank holds micro-batches of `size` bytes: on GPUs also those that are on their way."""
     if not spec.on_gpus or spec.parallel.pipeline > 1 or size < WORTHWHILE:
         return size
@@ -59,7 +59,7 @@ def batches_of(spec: RunSpec, size: int) -> int:
     return graphs * (1 + SLOTS) * size
 
 
-def staging_elements(index: FlatIndex, spec: RunSpec) -> int | None:
+def staging_elements(index: FlatIndex, spec: TrainerRunSpec) -> int | None:
     """Elements of the GPU through which off-loaded moments pass; None if they are not off-loaded."""
     if spec.train.offload == "none":
         return None

@@ -10,7 +10,7 @@ from ortflow.workflow.parallel.grid import Grid
 from ortflow.workflow.parallel.schedule import Kind
 from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.spec.problem import dotted
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 CHUNKS = (2, 4)
 """Stages of a rank to consider under the schedule interleaved."""
@@ -74,7 +74,7 @@ def divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
 
 
-def section(layout: Layout, spec: RunSpec) -> dict[str, Any]:
+def section(layout: Layout, spec: TrainerRunSpec) -> dict[str, Any]:
     """The section `parallel` of a run file, without keys that have their default.
 
     Keys that a layout does not set, such as the names of weights that stay whole, stay as the run file has them.
@@ -92,7 +92,9 @@ def section(layout: Layout, spec: RunSpec) -> dict[str, Any]:
     return {**found, **{name: value for name, value in others.items() if name not in left}}
 
 
-def keys_of(written: RunSpec, spec: RunSpec, layout: Layout, recompute: str | None = None) -> dict[str, Any]:
+def keys_of(
+    written: TrainerRunSpec, spec: TrainerRunSpec, layout: Layout, recompute: str | None = None
+) -> dict[str, Any]:
     """What to change in a run file, so that it trains under a layout with the same samples in a step.
 
     Parameters
@@ -118,14 +120,14 @@ def keys_of(written: RunSpec, spec: RunSpec, layout: Layout, recompute: str | No
     return found
 
 
-def under(spec: RunSpec, layout: Layout) -> RunSpec:
+def under(spec: TrainerRunSpec, layout: Layout) -> TrainerRunSpec:
     """The run under a layout, with the same samples in a step."""
     parallel = type(spec.parallel).model_validate(section(layout, spec))
     train = spec.train.model_copy(update={"global_batch": spec.global_batch})
     return spec.model_copy(update={"parallel": parallel, "train": train})
 
 
-def on_ranks(spec: RunSpec, ranks: int) -> RunSpec:
+def on_ranks(spec: TrainerRunSpec, ranks: int) -> TrainerRunSpec:
     """The run on another number of ranks: as many nodes if these divide it, else one; `spec` itself if it has so many.
 
     The samples of a step stay those of `spec`.
@@ -138,7 +140,7 @@ def on_ranks(spec: RunSpec, ranks: int) -> RunSpec:
     return spec.model_copy(update={"resources": resources, "train": train})
 
 
-def refusal(spec: RunSpec) -> str | None:
+def refusal(spec: TrainerRunSpec) -> str | None:
     """Why `ortflow validate` refuses a run; None if its keys are valid."""
     problems = check(spec)
     return f"{dotted(problems[0].path)} {problems[0].what}" if problems else None

@@ -10,7 +10,7 @@ from ortflow.workflow.cores import cores_per_rank
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.planning.built import Built
 from ortflow.workflow.planning.rates import Link, Rates
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainers import builder_of
 
@@ -18,12 +18,12 @@ REPEATS = 3
 """Steps of each kind that are timed, after one that is not; the fastest counts."""
 
 
-def threads_of(spec: RunSpec) -> int:
+def threads_of(spec: TrainerRunSpec) -> int:
     """Cores of a rank: those of the run file, or an equal share of this machine's."""
     return cores_per_rank(spec.resources.cpus_per_rank, spec.resources.ranks_per_node)
 
 
-def micro_batch_seconds(found: Built, spec: RunSpec, threads: int) -> tuple[float, float]:
+def micro_batch_seconds(found: Built, spec: TrainerRunSpec, threads: int) -> tuple[float, float]:
     """Seconds of the two passes of a micro-batch, and of an update of all parameters.
 
     Steps of one and of two micro-batches are timed. They differ by the passes of one, and by adding its gradients.

@@ -17,7 +17,7 @@ from ortflow.workflow.parallel.schedule import schedule
 from ortflow.workflow.planning.holdings import batches_of, state_of
 from ortflow.workflow.planning.passes import StagePasses
 from ortflow.workflow.planning.replay import Replayed, replay
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 PROCESS = 220_000_000
 """Further bytes of rank 0 on the CPU, measured: interpreter, libraries, and memory left from building the graphs."""
@@ -44,7 +44,7 @@ class RankMemory:
 
 
 def memory_of(
-    spec: RunSpec,
+    spec: TrainerRunSpec,
     whole: FlatIndex,
     peak: Peak,
     batch: int,
@@ -85,7 +85,7 @@ def memory_of(
 
 
 def pipeline_memory(
-    spec: RunSpec, whole: FlatIndex, division: Division, replays: Sequence[Replayed], batch: int
+    spec: TrainerRunSpec, whole: FlatIndex, division: Division, replays: Sequence[Replayed], batch: int
 ) -> list[RankMemory]:
     """The memory of the ranks of one replica of a pipeline; `replays` are those of the stages' ranks, in order."""
     grid = division.grid
@@ -99,7 +99,7 @@ def pipeline_memory(
     ]  # fmt: skip
 
 
-def part_memory(spec: RunSpec, whole: FlatIndex, division: Division, peak: Peak, batch: int) -> list[RankMemory]:
+def part_memory(spec: TrainerRunSpec, whole: FlatIndex, division: Division, peak: Peak, batch: int) -> list[RankMemory]:
     """The memory of the ranks of one replica, which share all layers."""
     grid = division.grid
     ranks = [grid.rank(Place(0, 0, part)) for part in range(grid.horizontal)]
@@ -111,7 +111,7 @@ def most(found: Sequence[RankMemory]) -> RankMemory:
     return max(found, key=lambda each: each.total)
 
 
-def replays_of(spec: RunSpec, stages: Sequence[StagePasses]) -> list[Replayed]:
+def replays_of(spec: TrainerRunSpec, stages: Sequence[StagePasses]) -> list[Replayed]:
     """The schedule of each rank of a pipeline, followed through its memory."""
     parallel, ranks = spec.parallel, spec.parallel.pipeline
     count = spec.accumulation

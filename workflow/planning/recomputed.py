@@ -7,7 +7,7 @@ from dataclasses import replace
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.planning.preference import ordered
 from ortflow.workflow.planning.survey import Survey, survey
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 LAYERS = "layers"
 """Value of `model.recompute`."""
@@ -41,7 +41,7 @@ def with_recomputation(found: Survey, memory: float) -> Survey:
     return replace(found, found=ordered([*found.found, *more]))
 
 
-def recomputing(spec: RunSpec) -> RunSpec:
+def recomputing(spec: TrainerRunSpec) -> TrainerRunSpec:
     """The run with its layers recomputed."""
     model = spec.onnx_model.model_copy(update={"recompute": LAYERS})
     return spec.model_copy(update={"model": model})

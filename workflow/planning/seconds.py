@@ -21,7 +21,7 @@ from ortflow.workflow.parallel.ties import ties
 from ortflow.workflow.parallel.timeline import bubble_by_formula, timeline
 from ortflow.workflow.planning.passes import StagePasses, Work
 from ortflow.workflow.planning.rates import Link, Rates
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 CONTROL = 4
 """Small sums over all ranks in a step: loss and control values, norm, statistics."""
@@ -50,7 +50,7 @@ class StepTime:
 class Clock:
     """Seconds of the parts of a step."""
 
-    def __init__(self, spec: RunSpec, rates: Rates) -> None:
+    def __init__(self, spec: TrainerRunSpec, rates: Rates) -> None:
         self._spec, self._rates, self._grid = spec, rates, spec.grid
 
     def link(self, ranks: Sequence[int]) -> Link:
@@ -117,7 +117,7 @@ class Clock:
 
 
 def step_time(
-    spec: RunSpec,
+    spec: TrainerRunSpec,
     rates: Rates,
     whole: FlatIndex,
     work: Work | Sequence[StagePasses],

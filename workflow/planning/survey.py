@@ -28,7 +28,7 @@ from ortflow.workflow.planning.ranks import RankMemory, memory_of, most, part_me
 from ortflow.workflow.planning.rates import Rates
 from ortflow.workflow.planning.replay import Replayed
 from ortflow.workflow.planning.seconds import StepTime, step_time
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Candidate:
 class Survey:
     """All layouts."""
 
-    spec: RunSpec
+    spec: TrainerRunSpec
     """The run, on the wanted number of ranks."""
     found: tuple[Candidate, ...]
     """In the order of `preference`."""
@@ -84,13 +84,13 @@ class Survey:
         return min(self.found, key=lambda each: each.memory.total, default=None)
 
 
-Measure = Callable[[Built, RunSpec, int, int], Rates]
+Measure = Callable[[Built, TrainerRunSpec, int, int], Rates]
 """Finds the rates, from the built model, the run on one rank with two micro-batches a step, the operations of one, and
 the bytes that such a rank needs.
 """
 
 
-def survey(spec: RunSpec, measure: Measure) -> Survey:
+def survey(spec: TrainerRunSpec, measure: Measure) -> Survey:
     """Look at every layout of a run with absolute paths.
 
     Raises
@@ -127,7 +127,7 @@ def survey(spec: RunSpec, measure: Measure) -> Survey:
     return Survey(spec, ordered(made), tuple(refused), rates)
 
 
-def one_rank(spec: RunSpec, micro_batches: int = 1) -> RunSpec:
+def one_rank(spec: TrainerRunSpec, micro_batches: int = 1) -> TrainerRunSpec:
     """The run on one rank, with so many micro-batches a step and without an export."""
     resources = spec.resources.model_copy(update={"nodes": 1, "ranks_per_node": 1})
     alone = under(spec.model_copy(update={"resources": resources}), Layout(1))
@@ -136,7 +136,7 @@ def one_rank(spec: RunSpec, micro_batches: int = 1) -> RunSpec:
     return alone.model_copy(update={"train": train, "export": export})
 
 
-def chunks_of(spec: RunSpec) -> tuple[int, ...]:
+def chunks_of(spec: TrainerRunSpec) -> tuple[int, ...]:
     """Numbers of stages of a rank to look at: also the run file's own."""
     return tuple(sorted({*CHUNKS, *([spec.parallel.chunks] if spec.parallel.chunks > 1 else ())}))
 
@@ -158,7 +158,7 @@ class Shape:
 class _DividedModels:
     """What was found of the model, divided in one way after the other."""
 
-    spec: RunSpec
+    spec: TrainerRunSpec
     found: Built
     timed: bool = False
     """Whether the nodes may be timed here."""
@@ -169,7 +169,7 @@ class _DividedModels:
     _replayed: dict[object, list[Replayed]] = field(default_factory=dict)
     _variants: Variants | None = None
 
-    def missing(self, spec: RunSpec) -> str | None:
+    def missing(self, spec: TrainerRunSpec) -> str | None:
         """What this machine lacks for a layout."""
         parallel = spec.parallel
         if spec.on_gpus or has_kernels(spec) or (parallel.horizontal == 1 and parallel.zero < 3):
@@ -187,12 +187,12 @@ class _DividedModels:
             "cut the model elsewhere; parallel.cuts fixes the cuts."
         ]
 
-    def check_samples(self, spec: RunSpec) -> None:
+    def check_samples(self, spec: TrainerRunSpec) -> None:
         """Raise UserError if the training set has too few samples for a step."""
         samples = Plan.load(self.found.run_dir.plan).samples
         resolve(spec, samples=samples, data="", parameters=0, fingerprint="", graphs={})
 
-    def at(self, spec: RunSpec, layout: Layout) -> Shape:
+    def at(self, spec: TrainerRunSpec, layout: Layout) -> Shape:
         """The graphs of a layout. Raises UserError if the model cannot be divided so."""
         if not spec.divides:
             return self.whole(sharded=spec.parallel.zero == 3)
@@ -223,7 +223,7 @@ class _DividedModels:
             self._undivided[sharded] = Shape(work, peak, fetched=sum(messages_of(shards, graphs.index, spec)))
         return self._undivided[sharded]
 
-    def memory(self, spec: RunSpec, shape: Shape) -> RankMemory:
+    def memory(self, spec: TrainerRunSpec, shape: Shape) -> RankMemory:
         """The memory of the rank that needs most."""
         index, batch = self.found.graphs.index, self.found.bytes
         if shape.division is not None and shape.stages:
@@ -234,10 +234,10 @@ class _DividedModels:
         exchange = exchange_in(self.found.graphs, spec)
         return memory_of(spec, index, shape.peak, batch, fetched=shape.fetched, messages=exchange.size)
 
-    def _passes(self, graphs: GraphSet, spec: RunSpec, shards: Sharded | None = None) -> tuple[Peak, Work]:
+    def _passes(self, graphs: GraphSet, spec: TrainerRunSpec, shards: Sharded | None = None) -> tuple[Peak, Work]:
         return activations(graphs, spec, self.found.shapes, shards), training_work(graphs, spec, self.found.shapes)
 
-    def _division(self, spec: RunSpec, layout: Layout) -> tuple[Division, Path]:
+    def _division(self, spec: TrainerRunSpec, layout: Layout) -> tuple[Division, Path]:
         if layout.cut not in self._divided:
             if self._variants is None:
                 timing = Timing(lambda _: self.found.batch.arrays, threads_of(self.spec)) if self.timed else None

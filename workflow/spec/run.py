@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.grid import Grid
 from ortflow.workflow.spec.backends import Backends
 from ortflow.workflow.spec.base import (
@@ -20,6 +21,7 @@ from ortflow.workflow.spec.base import (
 )
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.model import ModelSection
+from ortflow.workflow.spec.program import ProgramSection
 from ortflow.workflow.spec.train import TrainSection
 
 
@@ -117,6 +119,13 @@ class ExportSection(Section):
     """Export after the last step."""
 
 
+class HandedOver(ExportSection):
+    """What a program hands over at its end; ortflow records it and does not make it."""
+
+    path: Text = "export"
+    """File or folder, relative to the run directory."""
+
+
 class Resources(Section):
     """The resources of a run."""
 
@@ -173,7 +182,7 @@ class Restart(Section):
 
 
 class RunSpec(Section):
-    """One run file."""
+    """One run file: of a training program (`ProgramRunSpec`), or of a trainer in ortflow (`TrainerRunSpec`)."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")
     """The run's name: lower-case letters, digits and hyphens, at most 52, a letter or digit first and last."""
@@ -183,14 +192,16 @@ class RunSpec(Section):
     """Seed of the order of the samples and of dropout."""
     prepare: list[Text] = Field(default_factory=no_items)
     """Command that `ortflow run` runs once in the run file's folder if the model or the data does not exist."""
+    program: ProgramSection | None = None
+    """A training program, in place of `model`, `data` and `train`; docs/programs.md describes it."""
     trainer: TrainerSection = TrainerSection.model_construct()
     """The trainer."""
     model: ModelSection | None = None
     """The model and its loss; required for the trainer `graph`, and allowed only for it."""
-    data: DataSection
-    """The samples."""
-    train: TrainSection
-    """The optimisation."""
+    data: DataSection | None = None
+    """The samples; required without `program`."""
+    train: TrainSection | None = None
+    """The optimisation; required without `program`."""
     parallel: Parallel = Parallel.model_construct()
     """Degrees of parallelism."""
     checkpoint: CheckpointSection = CheckpointSection.model_construct()
@@ -207,12 +218,6 @@ class RunSpec(Section):
     """Options of single backends."""
 
     @property
-    def onnx_model(self) -> ModelSection:
-        """`model`, for the trainer `graph`: `check` refuses a run of it that has none."""
-        assert self.model is not None
-        return self.model
-
-    @property
     def on_gpus(self) -> bool:
         """Whether ranks train on GPUs."""
         return self.resources.gpus_per_rank > 0
@@ -223,11 +228,6 @@ class RunSpec(Section):
         return "onnxruntime" if self.on_gpus else self.resources.kernels
 
     @property
-    def synced_ranks(self) -> int:
-        """Ranks over which the statistics of BatchNormalization run; 0 if each rank has its own."""
-        return self.world_size if self.train.sync_batch_norm and self.world_size > 1 else 0
-
-    @property
     def world_size(self) -> int:
         """Ranks in all."""
         return self.resources.nodes * self.resources.ranks_per_node
@@ -236,6 +236,24 @@ class RunSpec(Section):
     def elastic(self) -> bool:
         """Whether the number of nodes may change from attempt to attempt."""
         return self.resources.min_nodes is not None and self.resources.min_nodes < self.resources.nodes
+
+
+class TrainerRunSpec(RunSpec):
+    """A run that a trainer in ortflow's own processes trains: `graph` for ONNX models, or one from a package."""
+
+    data: DataSection
+    train: TrainSection
+
+    @property
+    def onnx_model(self) -> ModelSection:
+        """`model`, for the trainer `graph`: `check` refuses a run of it that has none."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def synced_ranks(self) -> int:
+        """Ranks over which the statistics of BatchNormalization run; 0 if each rank has its own."""
+        return self.world_size if self.train.sync_batch_norm and self.world_size > 1 else 0
 
     @property
     def grid(self) -> Grid:
@@ -267,3 +285,24 @@ class RunSpec(Section):
     def accumulation(self) -> int:
         """Micro-batches a replica adds up before an optimizer step."""
         return self.global_batch // (self.data.micro_batch * self.replicas)
+
+
+class ProgramRunSpec(RunSpec):
+    """A run of a training program, which ortflow starts as a process of its own."""
+
+    program: ProgramSection
+    export: HandedOver = HandedOver.model_construct()
+
+
+OF_TRAINERS = ("trainer", "model", "data", "train", "parallel")
+"""Sections that a run of a program does not have."""
+
+
+def trainer_run(spec: RunSpec, does: str = "this") -> TrainerRunSpec:
+    """The run of a trainer. Raises UserError if the run is of a program; `does` is what is for models only."""
+    if isinstance(spec, TrainerRunSpec):
+        return spec
+    raise UserError(
+        f"{does} is for runs that ortflow trains itself, and {spec.name} is the run of a program",
+        fix="docs/programs.md lists what works for programs",
+    )

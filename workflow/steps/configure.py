@@ -14,7 +14,7 @@ from ortflow.workflow.events import warn
 from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.checks.check import RESERVED
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import identity_of
 from ortflow.workflow.trainer import Prepared, Report
@@ -40,7 +40,7 @@ def configure(context: Context) -> None:
         context.trouble = error
 
 
-def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: RunSpec, report: Report) -> None:
+def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: TrainerRunSpec, report: Report) -> None:
     """Write the plan, and the trainer's files for all ranks. Raises OrtflowError."""
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.data.digest import digest_of
@@ -89,7 +89,7 @@ def plan_before(run_dir: RunDir, report: Report) -> Plan | None:
         return None
 
 
-def check_output(run_dir: RunDir, spec: RunSpec) -> None:
+def check_output(run_dir: RunDir, spec: TrainerRunSpec) -> None:
     """Raise UserError if the export would overwrite a path that the run directory uses."""
     path = run_dir.root / spec.export.path
     inside = path.relative_to(run_dir.root).parts if path.is_relative_to(run_dir.root) else ()
@@ -97,7 +97,7 @@ def check_output(run_dir: RunDir, spec: RunSpec) -> None:
         raise UserError(f"{path} is a path that the run directory uses", where="export.path", fix="choose another path")
 
 
-def saved(run_dir: RunDir, spec: RunSpec) -> bool:
+def saved(run_dir: RunDir, spec: TrainerRunSpec) -> bool:
     """Whether the run continues from a checkpoint."""
     from ortflow.workflow.checkpoint.store import DirectoryStore
 

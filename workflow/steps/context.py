@@ -17,7 +17,7 @@ from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Trainer, TrainerBuilder
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Context:
     """One rank's run."""
 
     run_dir: RunDir
-    spec: RunSpec
+    spec: TrainerRunSpec
     place: Place
     attempt: int
     stop: StopFlag

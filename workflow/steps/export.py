@@ -30,7 +30,7 @@ from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec, trainer_run
 from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
@@ -156,7 +156,7 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
 
     Raises UserError if the run has no such checkpoint, or if the difference exceeds the run file's tolerance.
     """
-    spec = moved(load_run_file(run_dir.run_file, others=False), run_dir.root)
+    spec = trainer_run(moved(load_run_file(run_dir.run_file, others=False), run_dir.root), "ortflow export")
     with whole(run_dir, spec) as (builder, plan):
         trainer = builder.open(SoloCommunicator(), CpuDevice(), os.cpu_count() or 1, (), training=False)
         targets = {name: window_for(buffer) for name, buffer in trainer.state().items()}
@@ -176,7 +176,7 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
 
 
 @contextmanager
-def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan]]:
+def whole(run_dir: RunDir, spec: TrainerRunSpec) -> Iterator[tuple[TrainerBuilder, Plan]]:
     """The prepared trainer and the plan of the run, as a context. Files that have changed since are rebuilt beside
     them.
 

@@ -15,7 +15,7 @@ from ortflow.workflow.checkpoint import folder_lock
 from ortflow.workflow.checkpoint.identity import Identity, difference
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.checkpoint.verify import read_manifest
+from ortflow.workflow.checkpoint.verify import read_any
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import lines_of
 from ortflow.workflow.graph_hashes import hash_of
@@ -77,7 +77,7 @@ def refuse_other_runs(store: DirectoryStore, run: Identity, fix: str) -> None:
     """Raise UserError if a readable checkpoint of the folder is another run's."""
     for step in reversed(store.steps()):
         try:
-            reason = difference(read_manifest(store, step), run)
+            reason = difference(read_any(store, step), run)
         except Damaged:
             continue
         if reason is not None:

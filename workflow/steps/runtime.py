@@ -17,7 +17,7 @@ from ortflow.workflow.device.choice import open_device
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
 
 
@@ -54,7 +54,7 @@ def runtime(context: Context) -> None:
     context.leave_if_asked()
 
 
-def connect(place: Place, spec: RunSpec) -> Communicator:
+def connect(place: Place, spec: TrainerRunSpec) -> Communicator:
     """Connect the ranks of this run.
 
     Raises UserError if their number differs from the run file's. With a process manager that the MPI library does not
@@ -121,7 +121,7 @@ def device_of(context: Context, comm: Communicator) -> Device:
     return device
 
 
-def threads_of(comm: Communicator, place: Place, spec: RunSpec) -> int:
+def threads_of(comm: Communicator, place: Place, spec: TrainerRunSpec) -> int:
     """Threads per rank: the run file's cores, or an equal share of the available ones."""
     if spec.resources.cpus_per_rank is not None:
         return spec.resources.cpus_per_rank

@@ -19,7 +19,7 @@ from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.spec.data import DataSection, DataSet
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.tokens import count_tokens, token_labels
 from ortflow.workflow.trainer import MicroBatch
@@ -38,7 +38,7 @@ class Stream:
 
     def __init__(
         self,
-        spec: RunSpec,
+        spec: TrainerRunSpec,
         plan: Plan,
         inputs: Sequence[BatchInput],
         limits: Limits,

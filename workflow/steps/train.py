@@ -19,6 +19,7 @@ from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
 from ortflow.workflow.steps.not_finite import cause_in_evaluation, in_micro_batches, is_finite
 from ortflow.workflow.steps.usable import check_usable
+from ortflow.workflow.strike import strike_of
 from ortflow.workflow.trainer import EvaluationOutcome
 
 
@@ -32,6 +33,7 @@ def train(context: Context) -> None:
     progress.stopped_early = still_stopped(rule, progress, watched(rule, context.spec.data) if rule else "")
     total = total_of(context)
     ahead = Ahead(context, lambda step: step >= total or evaluation_due(context, step))
+    strike = strike_of(context.place.rank, context.attempt)
     asked = evaluation_pending(context, total) and not evaluate(context)
     while not asked and not finished(context, total):
         asked = one_step(context, ahead, total)
@@ -40,6 +42,8 @@ def train(context: Context) -> None:
         if context.saver.due and not asked:
             with context.engine.within("checkpoint"):
                 context.saver.save()
+        if strike is not None:
+            strike.after(progress.step, saved=context.saver.saves > 0)
     if asked:
         with context.engine.within("checkpoint"):
             saved = context.saver.save_and_wait()

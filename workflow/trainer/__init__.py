@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.data.inputs import BatchInput, Limits
     from ortflow.workflow.spec.base import Section
-    from ortflow.workflow.spec.run import RunSpec
+    from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Report:
 class TrainerContext:
     """Arguments of a builder, on every rank."""
 
-    spec: RunSpec
+    spec: TrainerRunSpec
     """The run file, with absolute paths."""
     options: Any
     """`trainer.options`, an instance of the builder's `Options`."""

@@ -22,7 +22,7 @@ from ortflow.workflow.optim.segments import Segment, segments
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.optimizers import moments
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, Trainer
 
 SILENT = Report()
@@ -36,7 +36,7 @@ class BoundGraphs(Trainer):
     def __init__(
         self,
         graphs: GraphSet,
-        spec: RunSpec,
+        spec: TrainerRunSpec,
         sessions: Sessions,
         communicator: Communicator,
         report: Report = SILENT,

@@ -28,7 +28,7 @@ from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
 from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Prepared, Trainer, TrainerBuilder, TrainerContext
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class GraphBuilder(TrainerBuilder):
         return trainer
 
 
-def timing_of(spec: RunSpec, dataset: Dataset) -> Timing:
+def timing_of(spec: TrainerRunSpec, dataset: Dataset) -> Timing:
     """How to time the nodes of the model: on the first samples of the training set."""
     import numpy as np
 
@@ -224,7 +224,7 @@ def _connect(sessions: Sessions, communicator: Communicator) -> None:
     connect(sessions.library, {STATISTICS: communicator})
 
 
-def trainer_class(device: Device, spec: RunSpec, *, training: bool = True) -> type[GraphTrainer]:
+def trainer_class(device: Device, spec: TrainerRunSpec, *, training: bool = True) -> type[GraphTrainer]:
     """The trainer for a device and a layout. One that only exports has all parameters."""
     from ortflow.workflow.trainer.graph import GraphTrainer
 
@@ -290,7 +290,7 @@ def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:
         write_atomically(fused_of(graphs.gradient), scaling[0].SerializeToString())
 
 
-def about_model(error: UserError, spec: RunSpec) -> UserError:
+def about_model(error: UserError, spec: TrainerRunSpec) -> UserError:
     """Add to an error about the model both the key of the run file and the file. Pure."""
     if isinstance(error, Faults):
         return Faults([about_model(fault, spec) for fault in error.faults])
@@ -321,7 +321,7 @@ def lengths_of(dataset: Dataset, columns: Mapping[str, str]) -> dict[str, int]:
     return found
 
 
-def _check_export(path: Path, spec: RunSpec) -> None:
+def _check_export(path: Path, spec: TrainerRunSpec) -> None:
     """Raise UserError if the export would replace the model to train, or a file that ortflow has not written."""
     model = Path(spec.onnx_model.path)
     if path.exists() and model.exists() and path.samefile(model):
@@ -329,7 +329,7 @@ def _check_export(path: Path, spec: RunSpec) -> None:
     check_export(path)
 
 
-def fingerprint_of(spec: RunSpec, lengths: Mapping[str, int] | None = None) -> str:
+def fingerprint_of(spec: TrainerRunSpec, lengths: Mapping[str, int] | None = None) -> str:
     """A hash of everything the graphs are made from: model file, its section, optimizer, precision, ortflow's version.
 
     The learning rate is an input of the optimizer's graph. `lengths` are those that the graphs depend on.

@@ -20,7 +20,7 @@ from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.memory import ITEM, KEPT
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
 from ortflow.workflow.trainer.canonical import PARAMETERS, CanonicalState
 from ortflow.workflow.trainer.divided_check import DividedCheck, key_of
@@ -54,7 +54,7 @@ class DividedTrainer(Trainer):
     def __init__(
         self,
         graphs: GraphSet,
-        spec: RunSpec,
+        spec: TrainerRunSpec,
         sessions: Sessions,
         ranks: GridRanks,
         division: Division,

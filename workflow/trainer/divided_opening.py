@@ -20,7 +20,7 @@ from ortflow.workflow.kernels.library import remedy
 from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, folder_of
 from ortflow.workflow.sessions.collectives import connect
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.divided import DividedTrainer
 from ortflow.workflow.trainer.part import PartTrainer
@@ -29,7 +29,7 @@ from ortflow.workflow.trainer.tensors import FileTensors
 
 
 def open_divided(
-    graphs: GraphSet, spec: RunSpec, sessions: Sessions, communicator: Communicator, report: Report
+    graphs: GraphSet, spec: TrainerRunSpec, sessions: Sessions, communicator: Communicator, report: Report
 ) -> DividedTrainer:
     """The trainer of this rank, with the parameters of the model file; collective over the communicator."""
     ranks = GridRanks.connect(communicator, spec.grid)
@@ -67,7 +67,7 @@ def _connect(sessions: Sessions, channels: Mapping[int, Communicator]) -> None:
         )
 
 
-def part_class(spec: RunSpec, device: Device) -> type[PartTrainer]:
+def part_class(spec: TrainerRunSpec, device: Device) -> type[PartTrainer]:
     """The trainer of what a rank holds."""
     stages = spec.parallel.pipeline > 1
     if device.kind == "cpu":
@@ -78,7 +78,7 @@ def part_class(spec: RunSpec, device: Device) -> type[PartTrainer]:
     return QueuedStageTrainer if stages else QueuedPartTrainer
 
 
-def division_of(graphs: GraphSet, spec: RunSpec) -> Division:
+def division_of(graphs: GraphSet, spec: TrainerRunSpec) -> Division:
     """The division of the graphs, on the grid of this attempt, whose replicas may be more or fewer than before."""
     data = json.loads((graphs.root / NAME).read_text(encoding="utf-8"))
     return Division.from_json(graphs.index, data, spec.grid)

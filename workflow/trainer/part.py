@@ -24,7 +24,7 @@ from ortflow.workflow.parallel.region import Region
 from ortflow.workflow.parallel.ties import common, ties
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
 from ortflow.workflow.trainer.bound_graphs import SILENT
 from ortflow.workflow.trainer.graph import CONTROL_VALUES
@@ -52,7 +52,7 @@ class PartTrainer(ZeroTrainer):
     def __init__(
         self,
         graphs: GraphSet,
-        spec: RunSpec,
+        spec: TrainerRunSpec,
         sessions: Sessions,
         ranks: GridRanks,
         division: Division,

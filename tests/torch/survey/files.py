@@ -35,7 +35,7 @@ import yaml
 from onnx import numpy_helper, shape_inference, version_converter
 
 from ortflow.workflow.assembly.build import build_graphs
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 SECONDS = 900
 STEPS = 3
@@ -143,7 +143,7 @@ def column(name: str) -> str:
     return name.replace(":", "_")
 
 
-def gradients(spec: RunSpec, batch: Arrays, folder: Path) -> Arrays:
+def gradients(spec: TrainerRunSpec, batch: Arrays, folder: Path) -> Arrays:
     """Sum of the losses, and the gradient of each trained tensor, by ortflow's graph."""
     from safetensors.numpy import load_file
 
@@ -264,7 +264,7 @@ def row_of(name: str, folder: Path) -> dict[str, Any]:
     convert = [sys.executable, "-m", "ortflow", "data", "convert", str(folder / "samples.npz"), "-o", str(data)]
     subprocess.run(convert, check=True, stdout=subprocess.DEVNULL)
     run = run_file(file, model, data, folder)
-    ours = gradients(RunSpec.model_validate(run), batch, folder)
+    ours = gradients(TrainerRunSpec.model_validate(run), batch, folder)
     by, apart, where = "PyTorch", 0.0, ""
     try:
         apart, where = distance(file, model, batch, ours)

@@ -16,13 +16,14 @@ from ortflow.workflow.spec.checks.elastic import check_elastic
 from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.checks.parallel import check_parallel
+from ortflow.workflow.spec.checks.program import check_program
 from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import Sgd
-from ortflow.workflow.spec.problem import Problem
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.problem import KeyPath, Problem
+from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
 GRAPH = "graph"
@@ -31,10 +32,11 @@ GRAPH = "graph"
 
 def check(spec: RunSpec) -> list[Problem]:
     """Report every contradiction within a run file."""
-    return [problem for find in CHECKS for problem in find(spec)]
+    problems = [problem for find in OF_TRAINERS for problem in find(spec)] if isinstance(spec, TrainerRunSpec) else []
+    return problems + [problem for find in CHECKS for problem in find(spec)]
 
 
-def _trainer(spec: RunSpec) -> Iterator[Problem]:
+def _trainer(spec: TrainerRunSpec) -> Iterator[Problem]:
     model, name = ("model",), ("trainer", "name")
     if spec.trainer.name != GRAPH and spec.model is not None:
         what = f"is for the trainer {GRAPH}, and trainer.name is {spec.trainer.name}"
@@ -46,7 +48,7 @@ def _trainer(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(("trainer", "options"), what, "remove them", others=(name,))
 
 
-def _length(spec: RunSpec) -> Iterator[Problem]:
+def _length(spec: TrainerRunSpec) -> Iterator[Problem]:
     steps, epochs = ("train", "steps"), ("train", "epochs")
     if spec.train.steps is None and spec.train.epochs is None:
         yield Problem(steps, "is missing, like train.epochs", "use one of them", others=(epochs,))
@@ -55,7 +57,7 @@ def _length(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(steps, "cannot be combined with train.epochs", fix, others=(epochs,))
 
 
-def _global_batch(spec: RunSpec) -> Iterator[Problem]:
+def _global_batch(spec: TrainerRunSpec) -> Iterator[Problem]:
     trouble = undivided(spec.global_batch, spec.data.micro_batch, spec.grid)
     if trouble is not None:
         ranks = ("resources", "nodes"), ("resources", "ranks_per_node")
@@ -63,7 +65,7 @@ def _global_batch(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(("train", "global_batch"), trouble.what, trouble.fix, others=others)
 
 
-def _schedule(spec: RunSpec) -> Iterator[Problem]:
+def _schedule(spec: TrainerRunSpec) -> Iterator[Problem]:
     warmup, steps = spec.train.schedule.warmup_steps, spec.train.steps
     if steps is not None and warmup > steps:
         what = f"is {warmup}, longer than the run of {steps} steps"
@@ -71,14 +73,14 @@ def _schedule(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(path, what, f"give at most {steps}", others=(("train", "steps"), ("train", "epochs")))
 
 
-def _optimizer(spec: RunSpec) -> Iterator[Problem]:
+def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
     optimizer = spec.train.optimizer
     if isinstance(optimizer, Sgd) and optimizer.nesterov and optimizer.momentum == 0:
         path, momentum = ("train", "optimizer", "nesterov"), ("train", "optimizer", "momentum")
         yield Problem(path, "needs momentum", "give train.optimizer.momentum, such as 0.9", others=(momentum,))
 
 
-def _evaluation(spec: RunSpec) -> Iterator[Problem]:
+def _evaluation(spec: TrainerRunSpec) -> Iterator[Problem]:
     data_eval, period = ("data", "eval"), ("train", "evaluation", "every_steps")
     if spec.data.eval is None:
         if spec.train.evaluation.every_steps is not None:
@@ -90,7 +92,7 @@ def _evaluation(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(("train", "early_stop"), "needs periodic evaluation", fix, others=(period,))
 
 
-def _metrics(spec: RunSpec) -> Iterator[Problem]:
+def _metrics(spec: TrainerRunSpec) -> Iterator[Problem]:
     metrics: Sequence[Metric] = ()
     path = ("model", "metrics")
     if spec.model is not None:
@@ -108,19 +110,19 @@ def _metrics(spec: RunSpec) -> Iterator[Problem]:
             yield Problem(("train", "early_stop", "metric"), what, fix, others=(path,))
 
 
-def _recompute(spec: RunSpec) -> Iterator[Problem]:
+def _recompute(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.recompute and spec.model.graphs.train:
         what = "applies to the training graph that ortflow builds, and model.graphs.train replaces it"
         yield Problem(("model", "recompute"), what, "remove one of them", others=(("model", "graphs", "train"),))
 
 
-def _padding(spec: RunSpec) -> Iterator[Problem]:
+def _padding(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
         what = "cannot be pad if the loss is an output of the graph: the padding samples would count"
         yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
 
 
-def _columns(spec: RunSpec) -> Iterator[Problem]:
+def _columns(spec: TrainerRunSpec) -> Iterator[Problem]:
     for key, data_set in (("train", spec.data.train), ("eval", spec.data.eval)):
         for name, text in (data_set.columns if data_set is not None else {}).items():
             try:
@@ -129,7 +131,7 @@ def _columns(spec: RunSpec) -> Iterator[Problem]:
                 yield Problem(("data", key, "columns", name), error.what, error.fix)
 
 
-def _resources(spec: RunSpec) -> Iterator[Problem]:
+def _device(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.train.precision != "fp32" and not spec.on_gpus:
         what = f"is {spec.train.precision}, which needs a GPU, and resources.gpus_per_rank is 0"
         yield Problem(("train", "precision"), what, "set it to fp32", others=(("resources", "gpus_per_rank"),))
@@ -147,6 +149,9 @@ def _resources(spec: RunSpec) -> Iterator[Problem]:
     if spec.resources.gpus_per_rank > 1:
         what = f"is {spec.resources.gpus_per_rank}, and a rank uses at most one GPU"
         yield Problem(("resources", "gpus_per_rank"), what, "set it to 1, and raise resources.ranks_per_node")
+
+
+def _resources(spec: RunSpec) -> Iterator[Problem]:
     for key, text, parse in (
         ("memory", spec.resources.memory, parse_memory),
         ("time_limit", spec.resources.time_limit, parse_time),
@@ -167,13 +172,21 @@ def _backoff(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
+def _inputs(spec: RunSpec) -> Iterator[tuple[KeyPath, str | None]]:
+    yield ("model", "path"), spec.model.path if spec.model is not None else None
+    if spec.data is not None:
+        yield ("data", "train", "path"), spec.data.train.path
+        yield ("data", "eval", "path"), spec.data.eval.path if spec.data.eval is not None else None
+    if spec.program is not None:
+        yield ("program", "script"), spec.program.script
+        yield ("program", "cwd"), spec.program.cwd
+
+
 def _names(spec: RunSpec) -> Iterator[Problem]:
     """Check that no component of a path is longer than file systems allow."""
-    paths = [
+    paths: list[tuple[KeyPath, str | None]] = [
         (("run_dir",), spec.run_dir),
-        (("model", "path"), spec.model.path if spec.model is not None else None),
-        (("data", "train", "path"), spec.data.train.path),
-        (("data", "eval", "path"), spec.data.eval.path if spec.data.eval is not None else None),
+        *_inputs(spec),
         (("checkpoint", "directory"), spec.checkpoint.directory),
         (("monitor", "tensorboard_directory"), spec.monitor.tensorboard_directory),
         (("export", "path"), spec.export.path),
@@ -220,6 +233,7 @@ def _launchers(spec: RunSpec) -> Iterator[Problem]:
 RESERVED = frozenset(
     {
         *("run.yaml", "plan.json", "attempts.jsonl", "events", "logs", "graphs", ".launcher", ".lost_nodes"),
+        "program",
         *(".launcher.lock", ".ranks.lock", ".log_replicator.lock", ".stop", ".owner", ".run_supervisor", ".heartbeat"),
         *(name for options in BUILT_IN.values() for name in options.FORMS.reserved),
     }
@@ -231,7 +245,7 @@ DAMAGED = ".damaged"
 LONGEST_NAME = 255
 """Longest file name in bytes, on all common file systems."""
 
-CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
+OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     _trainer,
     _length,
     _global_batch,
@@ -242,9 +256,14 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _padding,
     _columns,
     check_parallel,
-    check_elastic,
     check_sync,
     _recompute,
+    _device,
+)
+
+CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
+    check_program,
+    check_elastic,
     _resources,
     check_gpus,
     _backoff,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ortflow.workflow.spec.optimizers import moments
 from ortflow.workflow.spec.problem import KeyPath, Problem, shown
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
 
 GPUS: KeyPath = ("resources", "gpus_per_rank")
 TYPE: KeyPath = ("resources", "gpu_type")
@@ -19,7 +19,7 @@ _SLICE = re.compile(r"(?:^|[/_-])\d+g\.\d+gb(?:$|[.+_-])")
 
 def check_gpus(spec: RunSpec) -> Iterator[Problem]:
     """Report every contradiction about GPUs within `resources` and `train`; launchers check their own keys."""
-    if spec.train.offload != "none":
+    if isinstance(spec, TrainerRunSpec) and spec.train.offload != "none":
         yield from _offload(spec)
     kind = spec.resources.gpu_type
     if kind is None:
@@ -32,7 +32,7 @@ def check_gpus(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(TYPE, what, "set resources.gpus_per_rank to 1, or remove it", others=(GPUS,))
 
 
-def _offload(spec: RunSpec) -> Iterator[Problem]:
+def _offload(spec: TrainerRunSpec) -> Iterator[Problem]:
     """What excludes state on the host."""
 
     def problem(what: str, *others: KeyPath, fix: str = "set it to none") -> Problem:

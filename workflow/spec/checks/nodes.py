@@ -7,12 +7,12 @@ A step takes the same samples on any number of nodes: fewer replicas accumulate 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
 from ortflow.workflow.spec.checks.batch import replicas, undivided
+from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
 
-if TYPE_CHECKING:
-    from ortflow.workflow.spec.run import RunSpec
+Spec = TypeVar("Spec", bound=RunSpec)
 
 VARIABLE = "ORTFLOW_NODES"
 """Number of nodes of an attempt, set by the launcher of an elastic run."""
@@ -20,11 +20,12 @@ REASON = "ORTFLOW_NODES_REASON"
 """That number in words, and why it is not larger; for the events."""
 
 
-def on_nodes(spec: RunSpec, nodes: int) -> RunSpec:
-    """The run on so many nodes, with the samples per step that it has on all of them."""
-    train = spec.train.model_copy(update={"global_batch": spec.global_batch})
-    resources = spec.resources.model_copy(update={"nodes": nodes})
-    return spec.model_copy(update={"train": train, "resources": resources})
+def on_nodes(spec: Spec, nodes: int) -> Spec:
+    """The run on so many nodes; a trainer's with the samples per step that it has on all of them."""
+    update: dict[str, Any] = {"resources": spec.resources.model_copy(update={"nodes": nodes})}
+    if isinstance(spec, TrainerRunSpec):
+        update["train"] = spec.train.model_copy(update={"global_batch": spec.global_batch})
+    return spec.model_copy(update=update)
 
 
 def variables(spec: RunSpec, words: str) -> dict[str, str]:
@@ -32,7 +33,7 @@ def variables(spec: RunSpec, words: str) -> dict[str, str]:
     return {VARIABLE: str(spec.resources.nodes), REASON: words}
 
 
-def of_this_attempt(spec: RunSpec, environment: Mapping[str, str]) -> RunSpec:
+def of_this_attempt(spec: Spec, environment: Mapping[str, str]) -> Spec:
     """The run as the ranks of an attempt train it; unchanged if its number of nodes is fixed."""
     return on_nodes(spec, int(environment[VARIABLE])) if spec.elastic and VARIABLE in environment else spec
 
@@ -59,6 +60,8 @@ def _range(spec: RunSpec) -> range:
 
 
 def _trouble(spec: RunSpec, nodes: int) -> str | None:
+    if not isinstance(spec, TrainerRunSpec):
+        return None
     small, each = on_nodes(spec, nodes), spec.parallel.pipeline * spec.parallel.horizontal
     if small.world_size % each:
         return f"{each} ranks of a replica do not divide {small.world_size} ranks"

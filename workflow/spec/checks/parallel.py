@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ortflow.workflow.spec.problem import KeyPath, Problem
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 ZERO: KeyPath = ("parallel", "zero")
 
 
-def check_parallel(spec: RunSpec) -> Iterator[Problem]:
+def check_parallel(spec: TrainerRunSpec) -> Iterator[Problem]:
     """Every contradiction about the section `parallel`."""
     parallel, world = spec.parallel, spec.world_size
     degrees = {"data": parallel.data, "pipeline": parallel.pipeline, "horizontal": parallel.horizontal}
@@ -44,7 +44,7 @@ def check_parallel(spec: RunSpec) -> Iterator[Problem]:
         yield from _zero(spec)
 
 
-def _divided(spec: RunSpec) -> Iterator[Problem]:
+def _divided(spec: TrainerRunSpec) -> Iterator[Problem]:
     """What a model that the ranks divide excludes."""
     parallel = spec.parallel
     name, degree = ("pipeline", parallel.pipeline) if parallel.pipeline > 1 else ("horizontal", parallel.horizontal)
@@ -64,7 +64,7 @@ def _divided(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(ZERO, f"{what}{parallel.pipeline}", "set it to 1", others=(("parallel", "pipeline"),))
 
 
-def _chunks(spec: RunSpec) -> Iterator[Problem]:
+def _chunks(spec: TrainerRunSpec) -> Iterator[Problem]:
     parallel, stages = spec.parallel, spec.parallel.pipeline * spec.parallel.chunks
     if (parallel.chunks > 1) != (parallel.schedule == "interleaved"):
         what = f"is {parallel.chunks}, and parallel.schedule is {parallel.schedule}"
@@ -79,7 +79,7 @@ def _chunks(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
-def _zero(spec: RunSpec) -> Iterator[Problem]:
+def _zero(spec: TrainerRunSpec) -> Iterator[Problem]:
     stage = spec.parallel.zero
     if stage == 3 and spec.resources.kernels == "onnxruntime":
         what = "is 3, and parameters are fetched by ortflow's kernels: resources.kernels is onnxruntime"
@@ -99,7 +99,7 @@ def _zero(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(ZERO, what, "set it to 2, or remove the graph", others=(("model", "graphs", "train"),))
 
 
-def _other_trainer(spec: RunSpec, path: KeyPath, value: int, off: int, by: str) -> Iterator[Problem]:
+def _other_trainer(spec: TrainerRunSpec, path: KeyPath, value: int, off: int, by: str) -> Iterator[Problem]:
     """Refuse a key that only the trainer `graph` implements: its value, the one that turns it off, what others do."""
     if spec.trainer.name != "graph":
         what = f"is {value}, and {by} the trainer {spec.trainer.name}"

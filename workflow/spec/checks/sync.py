@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ortflow.workflow.spec.problem import KeyPath, Problem
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 _WHERE: KeyPath = ("train", "sync_batch_norm")
 
 
-def check_sync(spec: RunSpec) -> Iterator[Problem]:
+def check_sync(spec: TrainerRunSpec) -> Iterator[Problem]:
     """Every contradiction about statistics over all ranks."""
     if not spec.train.sync_batch_norm:
         return

@@ -8,12 +8,13 @@ from typing import Any
 import yaml
 
 from ortflow.workflow.spec.file.scalars import scalar
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import OF_TRAINERS, ProgramRunSpec, RunSpec
 
 
 def dump_run_file(spec: RunSpec) -> str:
     """YAML with every key, in the order of the model, without aliases."""
-    return dump_values(spec.model_dump())
+    left_out = {*OF_TRAINERS} if isinstance(spec, ProgramRunSpec) else None
+    return dump_values(spec.model_dump(exclude=left_out))
 
 
 def dump_values(values: Mapping[str, Any]) -> str:

@@ -54,13 +54,13 @@ def find_options(name: str) -> type[LauncherOptions] | None:
     return kind
 
 
-def spec_type(names: Iterable[str]) -> type[RunSpec]:
-    """RunSpec with the sections of these launchers that are installed. Raises UserError.
+def spec_type(names: Iterable[str], base: type[RunSpec] = RunSpec) -> type[RunSpec]:
+    """`base` with the sections of these launchers that are installed. Raises UserError.
 
     Returns the same class for the same sections, because runs of different classes are never equal.
     """
     found = tuple((name, kind) for name in sorted(names) if name not in BUILT_IN and (kind := find_options(name)))
-    return _with_sections(found) if found else RunSpec
+    return _with_sections(base, found) if found else base
 
 
 def forms(names: Iterable[str]) -> Forms:
@@ -90,7 +90,7 @@ def options_of(spec: RunSpec, name: str, kind: type[Options]) -> Options:
 
 
 @cache
-def _with_sections(sections: tuple[tuple[str, type[LauncherOptions]], ...]) -> type[RunSpec]:
+def _with_sections(base: type[RunSpec], sections: tuple[tuple[str, type[LauncherOptions]], ...]) -> type[RunSpec]:
     fields: dict[str, Any] = {
         # None if a file omits it: a section with required keys has no default.
         name: (kind | None, Field(None, description=_first_line(kind)))
@@ -98,7 +98,7 @@ def _with_sections(sections: tuple[tuple[str, type[LauncherOptions]], ...]) -> t
     }
     backends = create_model("Backends", __base__=Backends, __doc__=Backends.__doc__, **fields)
     there: Any = (backends, backends.model_construct())
-    return create_model("RunSpec", __base__=RunSpec, __doc__=RunSpec.__doc__, backends=there)
+    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, backends=there)
 
 
 def _first_line(kind: type[LauncherOptions]) -> str:

@@ -18,13 +18,14 @@ from pydantic import ValidationError
 
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.spec.checks.check import check
+from ortflow.workflow.spec.checks.program import refused_section
 from ortflow.workflow.spec.file import installed, wording
 from ortflow.workflow.spec.file.document import Document, parse_document, read_document
 from ortflow.workflow.spec.file.overrides import override
 from ortflow.workflow.spec.file.paths import check_files, make_outputs_relative, resolve_paths
 from ortflow.workflow.spec.file.shorthand import expand
 from ortflow.workflow.spec.problem import Fault, KeyPath, Problem, parse_dotted
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import OF_TRAINERS, ProgramRunSpec, RunSpec, TrainerRunSpec
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,16 @@ def read_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = Tr
     return _checked(read_document(path), path, overrides, files=files)
 
 
+def read_values(values: dict[str, Any], file: Path, overrides: Sequence[str] = (), *, files: bool = True) -> Reading:
+    """As `read_run_file`, of values that were made from the command line for `file`."""
+    return _checked(Document(str(file), deepcopy(values)), file, overrides, files=files)
+
+
 def _checked(document: Document, path: Path, overrides: Sequence[str], *, files: bool, others: bool = True) -> Reading:
     if not document.problems and document.values is None:
-        document.problems.append(Problem((), "is empty", "write at least name, model, data and train"))
+        document.problems.append(
+            Problem((), "is empty", "write at least name, model, data and train, or name and program")
+        )
     elif not document.problems and not isinstance(document.values, dict):
         document.problems.append(Problem((), "has no keys", "write sections such as `train:`"))
     if not isinstance(document.values, dict):
@@ -108,10 +116,13 @@ def _checked(document: Document, path: Path, overrides: Sequence[str], *, files:
 def _typed(document: Document) -> tuple[RunSpec | None, list[Problem]]:
     """The spec and the errors; if there are errors, a spec with placeholders, so that the rest can be checked."""
     problems = list(document.problems)
-    values = document.values
-    kind, stand_ins = RunSpec, STAND_INS
+    values, base = document.values, spec_class(document.values)
+    if base is ProgramRunSpec:
+        problems += [refused_section(key) for key in OF_TRAINERS if values.get(key) is not None]
+        values = {key: value for key, value in values.items() if key not in OF_TRAINERS}
+    kind, stand_ins = base, STAND_INS
     try:
-        kind = installed.spec_type(installed.names_in(values))
+        kind = installed.spec_type(installed.names_in(values), base)
         stand_ins = {**STAND_INS, **installed.forms(installed.names_in(values)).stand_ins}
     except UserError as error:
         path = parse_dotted(error.where or "")
@@ -130,6 +141,11 @@ def _typed(document: Document) -> tuple[RunSpec | None, list[Problem]]:
         return None, problems
 
 
+def spec_class(values: Mapping[str, Any]) -> type[RunSpec]:
+    """The kind of run that a file's values describe: of a program if they have that key."""
+    return TrainerRunSpec if values.get("program") is None else ProgramRunSpec
+
+
 def _follows(problem: Problem, known: Sequence[Problem]) -> bool:
     """Whether a problem may be caused by a known one."""
     return any(problem.hangs_on(path) for cause in known for path in (cause.path, *cause.others) if path)
@@ -140,6 +156,7 @@ _OPTIMIZER = {"name": "adamw", "lr": 1.0}
 _SET = {"path": "-"}
 STAND_INS: dict[KeyPath, Any] = {
     ("name",): "stand-in",
+    ("program",): {"command": ["-"]},
     ("model",): {"path": "-", "loss": _LOSS},
     ("model", "path"): "-",
     ("model", "loss"): _LOSS,

@@ -19,6 +19,7 @@ from ortflow.workflow.spec.problem import Problem, printable
 from ortflow.workflow.spec.run import RunSpec
 
 INPUTS: tuple[tuple[str, ...], ...] = (
+    ("program", "script"),
     ("model", "path"),
     ("model", "graphs", "train"),
     ("model", "graphs", "eval"),
@@ -34,6 +35,10 @@ OUTPUTS: tuple[tuple[str, ...], ...] = (
     ("export", "path"),
 )
 """Files that a run writes: relative to the run directory."""
+
+
+_FILES = {"model": "ONNX file", "program": "Python file"}
+"""Section -> what its path must be, and not a folder."""
 
 
 def run_directory(spec: RunSpec, cwd: Path) -> Path:
@@ -54,6 +59,8 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
         holder = _holder(values, keys)
         if holder is not None and holder[keys[-1]] is not None:
             holder[keys[-1]] = _absolute(holder[keys[-1]], base)
+    if values["program"] is not None:
+        values["program"]["cwd"] = _absolute(values["program"]["cwd"] or ".", home)
     return type(spec).model_validate(values)
 
 
@@ -105,10 +112,13 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
             if not spec.prepare:
                 fix = "correct the path, or set a `prepare` command that creates it"
                 yield Problem(keys, f"there is no file {shown}", fix)
-        elif keys[0] == "model" and os.path.isdir(path):
-            yield Problem(keys, f"{shown} is a folder", "give the path of the ONNX file")
+        elif keys[0] in _FILES and os.path.isdir(path):
+            yield Problem(keys, f"{shown} is a folder", f"give the path of the {_FILES[keys[0]]}")
         elif not os.access(path, os.R_OK):
             yield Problem(keys, f"{shown} is not readable", "change its permissions")
+    if spec.program is not None and spec.program.cwd is not None and not os.path.isdir(spec.program.cwd):
+        what = f"there is no folder {printable(spec.program.cwd)}"
+        yield Problem(("program", "cwd"), what, "correct the path", others=(("program", "script"),))
 
 
 def input_keys(spec: RunSpec) -> list[Keys]:

@@ -13,6 +13,7 @@ from ortflow.workflow.spec.file import installed
 from ortflow.workflow.spec.file.help import describe
 from ortflow.workflow.spec.file.shorthand import OWN
 from ortflow.workflow.spec.problem import KeyPath
+from ortflow.workflow.spec.run import OF_TRAINERS
 
 
 def run_file_schema(
@@ -40,7 +41,17 @@ def run_file_schema(
         _also(schema, path, {"type": "string"})
     for path in forms.minutes:
         _also(schema, path, {"type": "integer", "exclusiveMinimum": 0})
+    schema |= {
+        "if": _given("program"),
+        "then": {"not": {"anyOf": [_given(key) for key in OF_TRAINERS]}},
+        "else": {"allOf": [_given(key) for key in ("data", "train")]},
+    }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ortflow run file"}
+
+
+def _given(key: str) -> dict[str, Any]:
+    """The key is there, with a value."""
+    return {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
 
 
 def _options(schema: dict[str, Any], name: str, options: type[Section]) -> None:
@@ -64,8 +75,7 @@ def _short_form(schema: dict[str, Any], described: dict[str, Any], key: str) -> 
     """The schema of a bare text in place of a section: that of the section's `key`."""
     if "discriminator" in described:
         return {"type": "string", "enum": [*described["discriminator"]["mapping"]]}
-    references = [arm["$ref"] for arm in (described, *described.get("anyOf", ())) if "$ref" in arm]
-    short: dict[str, Any] = _section(schema, references[0])["properties"][key]
+    short: dict[str, Any] = _section(schema, _references(described)[0])["properties"][key]
     return short
 
 
@@ -73,10 +83,17 @@ def _property(schema: dict[str, Any], path: KeyPath) -> dict[str, Any]:
     section = schema
     for name in path[:-1]:
         described = section["properties"][name]
-        (reference,) = [arm["$ref"] for arm in (described, *described.get("anyOf", ())) if "$ref" in arm]
+        (reference,) = _references(described)
         section = _section(schema, reference)
     found: dict[str, Any] = section["properties"][path[-1]]
     return found
+
+
+def _references(described: dict[str, Any]) -> list[str]:
+    """The sections that a property may be; a short form is an arm around those of an optional section."""
+    if "$ref" in described:
+        return [described["$ref"]]
+    return [reference for arm in described.get("anyOf", ()) for reference in _references(arm)]
 
 
 def _section(schema: dict[str, Any], reference: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ortflow.workflow.spec.problem import KeyPath, Problem
 
 OWN = Forms(
     sections={
+        ("program",): "script",
         ("trainer",): "name",
         ("model", "loss"): "kind",
         ("data", "train"): "path",
@@ -23,7 +24,7 @@ OWN = Forms(
         ("train", "optimizer"): "name",
         ("train", "schedule"): "name",
     },
-    commands=(("prepare",),),
+    commands=(("prepare",), ("program", "command"), ("program", "args")),
     minutes=(("resources", "time_limit"),),
     numbers=(("resources", "memory"),),
 )

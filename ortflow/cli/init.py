@@ -1,0 +1,112 @@
+"""`ortflow init`: writes the commented run file of a training program."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ortflow.cli.program import (
+    GpusOption,
+    NameOption,
+    NodesOption,
+    RanksOption,
+    StartOption,
+    Typed,
+    is_program,
+    is_python,
+)
+from ortflow.workflow.errors import UserError
+
+ProgramArgument = Annotated[
+    Path, typer.Argument(metavar="PROGRAM", help="A Python file or an executable; its arguments behind `--`.")
+]
+
+
+def init(
+    program: ProgramArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Run file to write; by default PROGRAM with the end .yaml.")
+    ] = None,
+    ranks: RanksOption = None,
+    nodes: NodesOption = None,
+    gpus: GpusOption = None,
+    name: NameOption = None,
+    start_by: StartOption = None,
+) -> None:
+    """Write the run file of a training program, with comments.
+
+    It says what `ortflow run PROGRAM` does, to be changed. An existing file is not overwritten.
+    """
+    if not program.is_file() or not is_program(program):
+        what = "is not a Python file or an executable" if program.exists() else "does not exist"
+        raise UserError(f"{program} {what}", fix="give the path of a training program")
+    file = output or program.with_suffix(".yaml")
+    text = run_file_of(program, file, Typed.here(ranks, nodes, gpus, name, start_by))
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UserError(f"{file} exists", fix="remove it, or name another file with --output") from None
+    typer.echo(f"{file}: change it, then `ortflow run {file}`")
+
+
+def run_file_of(program: Path, file: Path, typed: Typed) -> str:
+    """The text of the run file, which is valid as it is."""
+    values = typed.values(program)
+    path = os.path.relpath(program, file.absolute().parent)
+    section: dict[str, Any] = values["program"]
+    resources = values["resources"]
+    what = f"script: {_text(path)}" if is_python(program) else f"command: {_text([f'./{path}'])}"
+    start = typed.start or "direct"
+    return f"""\
+# The run of {program.name}: `ortflow run {file.name}` here, `ortflow submit -b slurm {file.name}` on a cluster.
+# docs/programs.md describes what a program may do; docs/run-file.md lists every key.
+name: {values["name"]}
+
+program:
+  {what}
+  args: {_text(section["args"])}
+  # Values for {{NAME}} in args, for sweeps: `--set program.parameters.lr=1e-3,1e-4`.
+  # parameters: {{lr: 1e-3}}
+  # env: {{TOKENIZERS_PARALLELISM: "false"}}
+  # cwd: .                     # the folder that the program starts in
+  start: {start}               # or torchrun, deepspeed, accelerate, horovod
+  stop_seconds: 120            # between the request to stop and SIGKILL
+
+resources:
+  nodes: {resources["nodes"]}
+  ranks_per_node: {resources["ranks_per_node"]}
+  gpus_per_rank: {resources["gpus_per_rank"]}
+  # memory: 16G                # of a node
+  # time_limit: 2:00:00
+
+# Checkpoints that the program commits with ortflow.program.
+checkpoint:
+  # every_seconds: 300         # for programs that use ortflow.program.start
+  keep: {{newest: 2}}
+
+restart:
+  failures: 3                  # the run is restarted after so many failures
+  hung_seconds: 1800           # without output or a reported step, an attempt counts as hung; null: never
+
+# backends:
+#   slurm: {{partition: gpu}}
+#   kubernetes: {{image: registry.example/train:1, volume: {{claim: data}}, files: [{_text(path)}]}}
+"""
+
+
+def _text(value: Any) -> str:
+    """A value on one line of YAML."""
+    import yaml
+
+    from ortflow.workflow.spec.file.scalars import scalar
+
+    if isinstance(value, list):
+        return f"[{', '.join(_text(one) for one in value)}]"
+    if not isinstance(scalar(value), str):
+        return json.dumps(value)  # 1e-3 is text here
+    return yaml.safe_dump(value, width=10**6).removesuffix("\n").removesuffix("\n...")

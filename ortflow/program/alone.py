@@ -1,0 +1,96 @@
+"""Checkpoints of a program that runs without ortflow: folders below ./checkpoints, complete or not there.
+
+Several ranks need torch.distributed here: without it nothing tells a rank when the others have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ortflow.program.errors import CommitFailed, ProgramError
+from ortflow.program.world import World
+
+FOLDER = "checkpoints"
+COMMITTED = "COMMITTED"
+PREFIX = "step-"
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint of the folder."""
+    complete = [marker.parent for marker in folder.glob(f"{PREFIX}*/{COMMITTED}")]
+    return max(complete, key=step_of, default=None)
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint's folder."""
+    return int(path.name.removeprefix(PREFIX))
+
+
+@contextlib.contextmanager
+def commit(folder: Path, step: int, world: World) -> Iterator[Path]:
+    """Yield a temporary folder, which becomes the checkpoint when every rank has left the block without an error.
+
+    Raises CommitFailed on every rank if one failed.
+    """
+    gather = _gather(world)
+    temporary, final = folder / f".{PREFIX}{step:08d}", folder / f"{PREFIX}{step:08d}"
+    if world.rank == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    gather("")
+    error = ""
+    try:
+        yield temporary
+    except BaseException as raised:
+        error = f"rank {world.rank}: {type(raised).__name__}: {raised}"
+        raise
+    finally:
+        errors = [text for text in gather(error) if text]
+        if errors and world.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+    if errors:
+        raise CommitFailed(f"the checkpoint of step {step} was not made: {errors[0]}")
+    if world.rank == 0:
+        _publish(temporary, final)
+    gather("")
+
+
+def _publish(temporary: Path, final: Path) -> None:
+    for path in sorted(temporary.rglob("*"), reverse=True):
+        _sync(path)
+    (temporary / COMMITTED).touch()
+    _sync(temporary)
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
+    _sync(final.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _gather(world: World) -> Callable[[str], list[str]]:
+    """Return a function that waits for all ranks and returns the text of each."""
+    if world.size == 1:
+        return lambda text: [text]
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        raise ProgramError(
+            f"without ortflow, a commit of {world.size} ranks needs torch.distributed: call init_process_group first"
+        )
+
+    def gather(text: str) -> list[str]:
+        texts: list[str] = [""] * world.size
+        distributed.all_gather_object(texts, text)
+        return texts
+
+    return gather

@@ -1,0 +1,32 @@
+"""This process's place among the ranks, from the variables that ortflow, torchrun and others set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ortflow.program.errors import ProgramError
+
+
+class World(NamedTuple):
+    """Numbers of this rank."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+
+def world(environment: Mapping[str, str] = os.environ) -> World:
+    """Return the place; rank 0 of 1 without the variables. Raises ProgramError if they contradict each other."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    texts = [environment.get(name) or default for name, default in zip(names, World(), strict=True)]
+    try:
+        place = World(*map(int, texts))
+    except ValueError:
+        raise ProgramError(
+            "the variables of this rank are not numbers: " + ", ".join(map("{}={!r}".format, names, texts))
+        ) from None
+    if not 0 <= place.rank < place.size:
+        raise ProgramError(f"RANK={place.rank} and WORLD_SIZE={place.size} do not fit together: set both, or neither")
+    return place

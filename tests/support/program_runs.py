@@ -1,0 +1,65 @@
+"""Runs of small training programs through the command line, and what is left of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from project import ORTFLOW, environment
+
+
+@dataclass(frozen=True)
+class Programs:
+    """A folder with programs and their runs."""
+
+    folder: Path
+
+    def write(self, text: str, name: str = "train.py") -> Path:
+        """A program of this text."""
+        path = self.folder / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def start(self, *arguments: str, **changes: str) -> subprocess.Popen[str]:
+        """Start `ortflow ARGUMENTS`."""
+        return subprocess.Popen(
+            [*ORTFLOW, *arguments], cwd=self.folder, env=environment(**changes), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def run(self, *arguments: str, seconds: float = 90, **changes: str) -> tuple[int, str]:
+        """Run `ortflow run ARGUMENTS`; returns the exit code and all that it printed."""
+        process = self.start("run", *arguments, **changes)
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            output, _ = process.communicate(timeout=30)
+            raise AssertionError(f"still running after {seconds} s:\n{output}") from None
+        return process.returncode, output
+
+    def log(self, rank: int = 0, name: str = "train", attempt: int = 0) -> str:
+        """A rank's log."""
+        return (self.folder / "runs" / name / "logs" / f"attempt-{attempt:02d}" / f"rank-{rank:04d}.log").read_text()
+
+    def events(self, kind: str, rank: int = 0, name: str = "train") -> list[dict[str, Any]]:
+        """A rank's events of a kind."""
+        file = self.folder / "runs" / name / "events" / f"rank-{rank:04d}.jsonl"
+        return [record for line in file.read_text().splitlines() if (record := json.loads(line))["event"] == kind]
+
+    def left(self, name: str = "train") -> list[str]:
+        """Processes of a run that still live."""
+        root, found = str(self.folder / "runs" / name), []
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get("ORTFLOW_RUN_DIR") == root
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(process.cmdline()))
+            except (psutil.Error, OSError):
+                continue
+        return found

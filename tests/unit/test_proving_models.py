@@ -1,0 +1,81 @@
+"""The moments of a proof, and the comparison of two ONNX runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ortflow.launchers.proving.checkpoints import differences, differing_tensors
+from ortflow.launchers.proving.prove import SIGNALS, schedule
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("steps", [6, 7, 12, 100])
+def test_a_run_is_struck_after_its_first_checkpoint_and_before_its_last_steps(steps: int, seed: int) -> None:
+    moments = schedule(steps, seed, 3)
+    assert moments == schedule(steps, seed, 3)
+    for name in SIGNALS:
+        plan = moments.plan(name)
+        assert plan.signal == SIGNALS[name]
+        assert 2 <= plan.step <= steps - 2
+        assert 0 <= plan.rank < 3
+    assert moments.strikes["killed"][0] > moments.period
+    assert moments.plan("calm").signal is None
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(UserError, match=r"5 steps are too few.*--steps"):
+        schedule(5, 0, 1)
+
+
+def run_with(root: Path, losses: list[float], weights: list[float], step: int = 4) -> RunDir:
+    """A run directory with a curve and a checkpoint."""
+    run = RunDir(root)
+    run.events(0).parent.mkdir(parents=True)
+    records = [
+        {
+            "event": "step",
+            "time": 1.0,
+            "attempt": 0,
+            "rank": 0,
+            "step": number + 1,
+            "loss": loss,
+            "seconds": np.random.rand(),
+        }
+        for number, loss in enumerate(losses)
+    ]
+    run.events(0).write_text("".join(json.dumps(record) + "\n" for record in records))
+    folder = root / "checkpoints" / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    save_file({"parameters": np.array(weights), "moments": np.zeros(3)}, folder / "rank-0000.safetensors")
+    return run
+
+
+def test_curves_and_tensors_are_compared_bit_by_bit(tmp_path: Path) -> None:
+    calm = run_with(tmp_path / "calm", [0.5, 0.25], [1.0, 2.0])
+    assert differences(calm, run_with(tmp_path / "equal", [0.5, 0.25], [1.0, 2.0])) == []
+    (line,) = differences(calm, run_with(tmp_path / "curve", [0.5, np.nextafter(0.25, 1).item()], [1.0, 2.0]))
+    assert line.startswith("loss of step 2 is 0.25000000000000006, and 0.25")
+    (line,) = differences(calm, run_with(tmp_path / "bit", [0.5, 0.25], [1.0, np.nextafter(2.0, 3).item()]))
+    assert line == "parameters in rank-0000.safetensors differs"
+    (line,) = differences(calm, run_with(tmp_path / "short", [0.5, 0.25], [1.0, 2.0], step=3))
+    assert "last checkpoint is that of step 3, and 4" in line
+
+
+def test_a_missing_step_is_a_difference(tmp_path: Path) -> None:
+    calm = run_with(tmp_path / "calm", [0.5, 0.25], [1.0])
+    (line,) = differences(calm, run_with(tmp_path / "other", [0.5], [1.0]))
+    assert "step 2 is None" in line
+
+
+def test_tensors_of_another_shape_or_file_differ(tmp_path: Path) -> None:
+    save_file({"a": np.zeros(2), "b": np.ones(2)}, tmp_path / "one")
+    save_file({"a": np.zeros(3), "b": np.ones(2)}, tmp_path / "two")
+    assert differing_tensors(tmp_path / "one", tmp_path / "two") == ["a"]
+    assert differing_tensors(tmp_path / "one", tmp_path / "none") == ["the file"]

@@ -1,0 +1,179 @@
+"""The program as a child of the rank's process: started, asked to stop, killed with all that it has started.
+
+The rank's process adopts orphans below it (PR_SET_CHILD_SUBREAPER), so that processes which the program leaves behind
+are found, also if they have left its process group. Linux; elsewhere only the process group is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from ortflow.workflow.errors import UserError
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+HELPERS = 0.5
+"""Seconds that helpers of a program, such as the trackers of `multiprocessing`, have to end after it."""
+
+
+def adopt_orphans() -> None:
+    """Let the kernel give this process the orphans below it (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Child:
+    """A started program.
+
+    Parameters
+    ----------
+    command
+        Executable and arguments.
+    cwd
+        The folder that it starts in.
+    environment
+        Its complete environment.
+
+    Raises
+    ------
+    UserError
+        If it cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
+        adopt_orphans()
+        passed = [int(environment["PMI_FD"])] if environment.get("PMI_FD", "").isdigit() else []
+        try:
+            self._process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                preexec_fn=_before_exec(),
+                # The program's children are in its session, and so are apart from the ranks'.
+                start_new_session=True,
+            )
+        except OSError as error:
+            what = f"{command[0]} cannot be started: {error.strerror}"
+            raise UserError(what, where="program", fix="correct the path, or make the file executable") from error
+        except ValueError as error:
+            raise UserError(f"{command[0]} cannot be started: {error}", where="program") from error
+        self.pid = self._process.pid
+        self._guard = _guard(self.pid)
+
+    def poll(self) -> int | None:
+        """Its exit code, minus the signal if one ended it; None while it runs."""
+        if self._process.returncode is None:
+            self._reap_orphans()
+        return self._process.poll()
+
+    def _reap_orphans(self) -> None:
+        """Collect ended processes that were adopted; never the program itself, whose status is `poll`'s."""
+        if not hasattr(os, "waitid"):
+            return
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in (0, self.pid):
+                return
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(ended.si_pid, os.WNOHANG)
+
+    def ask(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal to the program itself, not to its children."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it and everything that it has started."""
+        self._kill_all()
+        self._guard.kill()
+        self._guard.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+
+    def end_leftovers(self) -> int:
+        """After its end: kill what it has left behind; returns the number of such processes."""
+        end = time.monotonic() + HELPERS
+        while (left := self._left()) and time.monotonic() < end:
+            time.sleep(0.02)
+        self._kill_all()
+        return len(left)
+
+    def _left(self) -> list[psutil.Process]:
+        """Living processes that the program has started, if it has ended."""
+        found = []
+        for process in _descendants():
+            if process.pid == self._guard.pid:
+                continue
+            with contextlib.suppress(psutil.Error):
+                if process.pid != self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+                elif process.pid != self.pid:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(process.pid, os.WNOHANG)
+        return found
+
+    def _kill_all(self) -> None:
+        # A process may start another while the others are killed.
+        for _ in range(100):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            left = self._left()
+            running = self._process.poll() is None
+            if not left and not running:
+                return
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.01)
+
+
+def _descendants() -> list[psutil.Process]:
+    """All processes below this one."""
+    try:
+        return psutil.Process().children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _guard(group: int) -> subprocess.Popen[bytes]:
+    """A shell that kills the program's process group when this process is gone, whatever ended it.
+
+    The kernel kills only the program itself then, not its children. The shell waits for the end of its input, which
+    this process holds open, in a session of its own: a process manager kills the rank's with it.
+    """
+    script = f"trap '' TERM INT HUP QUIT USR1 USR2; read _; kill -9 -- -{group} 2>/dev/null"
+    return subprocess.Popen(
+        ["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={}, cwd="/", start_new_session=True,
+    )  # fmt: skip
+
+
+def _before_exec() -> Callable[[], None]:
+    """Between fork and exec: the kernel kills the program when the rank's process dies, and signals have their default
+    handlers.
+    """
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+    def before_exec() -> None:
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return before_exec

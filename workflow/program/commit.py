@@ -1,0 +1,173 @@
+"""The files of a program's checkpoint: the temporary folder, hashes by all rank processes, and the commit by rank 0.
+
+Nothing here blocks the loop: files are read and made durable in a thread. Until the commit, the newest checkpoint is
+the previous one; a failure at any point leaves it so.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortflow.workflow.checkpoint.manifest import FileRecord, mark
+from ortflow.workflow.checkpoint.program import ProgramManifest
+from ortflow.workflow.checkpoint.retain import prune
+from ortflow.workflow.checkpoint.store import MANIFEST, MARKER
+from ortflow.workflow.checkpoint.verify import hash_file, verify
+from ortflow.workflow.disk_space import Notice, is_full, out_of_disk
+from ortflow.workflow.program.channel import Message
+from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.threads import start_or_call
+
+if TYPE_CHECKING:
+    from ortflow.workflow.program.context import ProgramContext
+
+
+class Hashing:
+    """Hashes a rank's share of a checkpoint's files in the background, and makes them durable."""
+
+    def __init__(self) -> None:
+        self._results: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._closed = False
+
+    def start(self, message: Message) -> None:
+        """Begin with the files of a `hash` message."""
+        start_or_call("hash", lambda: self._results.put(self._hashed(message)))
+
+    def _hashed(self, message: Message) -> Message:
+        done: Message = {"kind": "hashed", "step": message["step"], "error": None, "records": []}
+        for name in message["files"]:
+            if self._closed:
+                break
+            try:
+                size, found = hash_file(Path(message["path"]) / name, sync=True)
+            except OSError as error:
+                return {**done, "error": f"{error.filename or name}: {error.strerror}"}
+            done["records"].append({"name": name, "size": size, "hash": found})
+        return done
+
+    def results(self) -> list[Message]:
+        """What is done since the last call."""
+        return drained(self._results)
+
+    def close(self) -> None:
+        """End the work in progress after the present file."""
+        self._closed = True
+
+
+class Commits:
+    """Rank 0's part in checkpoints."""
+
+    def __init__(self, context: ProgramContext) -> None:
+        self._context = context
+        self._results: queue.SimpleQueue[tuple[Message, str | None, str | None]] = queue.SimpleQueue()
+        self._begun = 0.0
+        self._notice = Notice(context.run_dir.heartbeat)
+
+    def make(self, step: int) -> tuple[str | None, str | None]:
+        """The temporary folder of a save: its path, or why there is none."""
+        context = self._context
+        self._begun = context.clock.monotonic()
+        try:
+            context.fence.hold()
+            folder = context.store.begin_program(step, context.attempt)
+        except OSError as error:
+            return None, self._reason(error)
+        context.events.write("checkpoint_start", step=step)
+        return str(folder), None
+
+    def shares(self, step: int, ranks: Sequence[int]) -> tuple[dict[int, list[str]], str, str | None]:
+        """The files of a save, divided by size among the ranks' processes; its folder; why that fails."""
+        context = self._context
+        folder = context.store.begin(step, context.attempt)
+        try:
+            names = context.store.written(step, context.attempt)
+            sizes = {name: (folder / name).stat().st_size for name in names}
+        except OSError as error:
+            return {}, str(folder), self._reason(error)
+        if not names:
+            return {}, str(folder), "the program wrote no file into it"
+        return divide(sizes, ranks), str(folder), None
+
+    def finish(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Commit in the background; `results` has the outcome."""
+        start_or_call("commit", lambda: self._results.put(self._finish(step, records)))
+
+    def _finish(self, step: int, records: Sequence[Mapping[str, Any]]) -> tuple[Message, str | None, str | None]:
+        context = self._context
+        store, attempt, keep = context.store, context.attempt, context.spec.checkpoint.keep
+        files = tuple(sorted((FileRecord(**record) for record in records), key=lambda record: record.name))
+        manifest = ProgramManifest(
+            step, context.world.size, files, time.time(), context.record.environment, context.run
+        )  # fmt: skip
+        try:
+            context.fence.hold()
+            folder = store.begin(step, attempt)
+            store.seal_program(step, attempt)
+            data = manifest.encode()
+            write_atomically(folder / MANIFEST, data)
+            if (store.place(step) / MARKER).exists() and verify(store, step):
+                store.set_aside(step, attempt)
+            path = store.commit(step, attempt, mark(data))
+        except OSError as error:
+            return {"step": step}, None, self._reason(error)
+        try:
+            prune(store, keep.newest, keep.every, context.distrusted)
+        except OSError as error:
+            return {"step": step, "bytes": manifest.size, "warning": self._reason(error)}, str(path), None
+        return {"step": step, "bytes": manifest.size}, str(path), None
+
+    def results(self) -> list[tuple[str | None, str | None]]:
+        """(path, error) of each save that has ended since the last call; it is recorded here."""
+        found = []
+        for about, path, error in drained(self._results):
+            step = int(about["step"])
+            if error is not None:
+                self.abandon(step, error)
+            else:
+                seconds = round(self._context.clock.monotonic() - self._begun, 6)
+                self._context.events.write(
+                    "checkpoint", step=step, seconds=seconds, stall_seconds=seconds, bytes=about["bytes"]
+                )
+                self._notice.clear()
+                self._context.newest = step
+            found.append((path, error))
+        return found
+
+    def abandon(self, step: int, reason: str) -> None:
+        """Remove a failed save; the previous checkpoint is kept."""
+        context = self._context
+        context.store.abandon(step, context.attempt)
+        context.events.write("checkpoint_failed", step=step, reason=reason)
+        print(f"warning: no checkpoint of step {step}: {reason}; the previous one is kept", flush=True)
+
+    def _reason(self, error: OSError) -> str:
+        if is_full(error):
+            lack = out_of_disk(error, default=self._context.store.path)
+            self._notice.report(lack)
+            return str(lack)
+        return f"{error.filename or self._context.store.path}: {error.strerror}"
+
+
+def divide(sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[int, list[str]]:
+    """Give files to ranks so that each has about the same number of bytes; ranks without a file are left out. Pure."""
+    load = dict.fromkeys(ranks, 0)
+    found: dict[int, list[str]] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        rank = min(load, key=lambda rank: (load[rank], rank))
+        load[rank] += sizes[name] + 1
+        found.setdefault(rank, []).append(name)
+    return found
+
+
+def drained(results: queue.SimpleQueue[Any]) -> list[Any]:
+    """Everything in a queue."""
+    found = []
+    while True:
+        try:
+            found.append(results.get_nowait())
+        except queue.Empty:
+            return found

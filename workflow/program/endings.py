@@ -1,0 +1,148 @@
+"""How a program has ended: exit code and one sentence for people. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
+
+TAIL = 8192
+"""Bytes of the end of the log in which the program's last error is searched."""
+_ERROR = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Stop\w*)): ?(.*)$")
+_BARE = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt))$")
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
+_ARGPARSE = re.compile(r"^\S+: error: (.+)$")
+_IMPORTS = ("ModuleNotFoundError", "ImportError", "SyntaxError", "IndentationError", "TabError")
+_OTHERS = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused|aborted)|socket (?:closed|timeout)|closed by peer|broken pipe|"
+    r"NCCL|gloo|DistBackendError|DistNetworkError|TCPStore|process group|barrier|timed out|UNAVAILABLE|heartbeat",
+    re.IGNORECASE,
+)
+"""Words of errors that a program has because another rank has ended."""
+LONGEST = 300
+BEGINNING = 60.0
+"""Seconds in which wrong arguments and missing modules are found; later, something else has failed."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of one rank's program."""
+
+    code: int
+    """ortflow's exit code."""
+    sentence: str = ""
+    """Why; empty if it is done."""
+    communication: bool = False
+    """Probably caused by the end of another rank."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known about a program when its process has ended."""
+
+    status: int
+    """Exit code; minus the signal if one ended it."""
+    asked: str | None = None
+    """Why it was asked to stop."""
+    killed: str | None = None
+    """Why ortflow killed it."""
+    stepped: bool = False
+    """Whether it reported a step in this attempt."""
+    finished: bool = False
+    """It said that it has done all it should."""
+    step: int | None = None
+    """Its newest step."""
+    total: int | None = None
+    """The number of steps that it declared."""
+    out_of_memory: bool = False
+    """The kernel killed a process for lack of memory meanwhile."""
+    tail: str = ""
+    """The end of its log."""
+    seconds: float = 0.0
+    """How long it ran."""
+    rejected: str | None = None
+    """Why it could not load its checkpoint."""
+
+
+def ending_of(known: Known, who: str) -> Ending:
+    """Return how the program of `who` (`rank 1`) has ended."""
+    program = f"the program of {who}"
+    if known.killed is not None:
+        code = EXIT_PREEMPTED if known.asked else EXIT_FAILURE
+        return Ending(code, f"{program} {known.killed}")
+    if known.status == 0:
+        return _exited(known, program)
+    if known.status < 0:
+        return _killed(known, program, -known.status)
+    # A shell reports 128 + N for its child.
+    number = known.status - 128
+    if known.asked and number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+        return Ending(EXIT_PREEMPTED, f"{program} was ended by {signal_name(number)} after the request to stop")
+    if number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
+        return _killed(known, program, number)
+    if known.rejected is not None:
+        return Ending(EXIT_USER, f"{program} {known.rejected}")
+    said = last_error(known.tail)
+    # torchrun raises SignalException when it has passed the signal on.
+    if known.asked and (said is None or said.startswith("KeyboardInterrupt") or "SignalException" in said):
+        return Ending(EXIT_PREEMPTED, f"{program} ended with exit code {known.status} after the request to stop")
+    wrong = (
+        not known.stepped
+        and known.seconds < BEGINNING
+        and (known.status == EXIT_USER or (said or "").startswith(_IMPORTS))
+    )
+    sentence = f"{program} ended with exit code {known.status}" + (f": {said}" if said else "")
+    communication = said is not None and _OTHERS.search(said) is not None
+    if known.asked and communication:
+        # All programs are ending, and one of them was faster.
+        return Ending(EXIT_PREEMPTED, f"{sentence}, after the request to stop")
+    return Ending(EXIT_USER if wrong else EXIT_FAILURE, sentence, communication)
+
+
+def _exited(known: Known, program: str) -> Ending:
+    """Exit code 0: done, stopped as asked, or too early."""
+    complete = known.total is None or (known.step or 0) >= known.total
+    if known.finished or (complete and not known.asked):
+        return Ending(EXIT_DONE)
+    if known.asked:
+        if complete and known.total is not None:
+            return Ending(EXIT_DONE)
+        return Ending(EXIT_PREEMPTED, f"{program} stopped as asked ({known.asked})")
+    what = f"{program} ended with exit code 0 at step {known.step or 0} of {known.total}, and nothing asked it to stop"
+    return Ending(EXIT_FAILURE, f"{what}; call finished() if it may end early")
+
+
+def _killed(known: Known, program: str, number: int) -> Ending:
+    name = signal_name(number)
+    if known.asked and number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        return Ending(EXIT_PREEMPTED, f"{program} was ended by {name} after the request to stop")
+    memory = " (out of memory)" if known.out_of_memory and number == signal.SIGKILL else ""
+    said = last_error(known.tail)
+    native = number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+    because = f": {said}" if said is not None and native else ""
+    communication = because != "" and _OTHERS.search(because) is not None
+    return Ending(EXIT_FAILURE, f"{program} was killed by {name}{memory}{because}", communication)
+
+
+def last_error(tail: str) -> str | None:
+    """The last `SomethingError: message` of a log, with the place of its traceback; argparse's message; or None."""
+    lines = tail.splitlines()
+    for place in range(len(lines) - 1, -1, -1):
+        line = lines[place]
+        if match := _ARGPARSE.match(line):
+            return match[1][:LONGEST]
+        if match := _ERROR.match(line) or _BARE.match(line):
+            said = line.strip()[:LONGEST]
+            frame = next((found for back in reversed(lines[:place]) if (found := _FRAME.match(back))), None)
+            return f"{said} ({frame[1]}:{frame[2]})" if frame is not None else said
+    return None
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; `signal 64` if it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,219 @@
+"""How the rank processes of an attempt find each other: rank 0 writes its address into the run directory.
+
+It is the only thing that needs the shared folder. Ranks then connect to rank 0, and all get the same description of the
+world: machines, addresses, ports. The file has a token, so that nobody else who reaches the port is taken for a rank.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ortflow.workflow.cores import Grant, cores_of, grant_of_this_process
+from ortflow.workflow.errors import CommunicationError, OrtflowError
+from ortflow.workflow.files import read_whole
+from ortflow.workflow.program.channel import Lost, Message, Peer
+from ortflow.workflow.program.variables import World
+from ortflow.workflow.ranks import Place
+from ortflow.workflow.rundir import RunDir
+
+SECONDS = 600.0
+"""Seconds in which all ranks must have found each other: nodes may start at different times."""
+ANSWER = 20.0
+POLL = 0.02
+_OLD = re.compile(r"\.rendezvous-\d+")
+
+
+def rendezvous_file(run_dir: RunDir, attempt: int) -> Path:
+    """Where rank 0's address is in an attempt."""
+    return run_dir.root / f".rendezvous-{attempt}"
+
+
+def alone(place: Place, wanted: int | None) -> World:
+    """The world of a single rank."""
+    ports = free_ports(3)
+    cores = wanted or cores_of(mine := grant_of_this_process(place.host), [mine])
+    return World((place.host,), ("127.0.0.1",), (ports[0],), ports[1], ports[2], (cores,))
+
+
+def gather(
+    run_dir: RunDir, place: Place, attempt: int, wanted: int | None, leave: Callable[[], None]
+) -> tuple[World, dict[int, Peer]]:
+    """Rank 0: wait for all others. Returns the world, and the connection to each.
+
+    `wanted` is the run file's number of cores of a rank. `leave` is called again and again, and raises to end the wait.
+    Raises OrtflowError if a rank does not come.
+    """
+    for path in run_dir.root.iterdir():
+        if _OLD.fullmatch(path.name):
+            with suppress(OSError):
+                path.unlink()
+    token, size = secrets.token_hex(16), place.world_size
+    one_machine = place.local_size == size
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        # Ranks of one machine need no other address, and nothing listens on a network then.
+        listener.bind(("127.0.0.1" if one_machine else "", 0))
+        listener.listen(size)
+        port = listener.getsockname()[1]
+        addresses = ["127.0.0.1"] if one_machine else own_addresses()
+        file = rendezvous_file(run_dir, attempt)
+        _publish(file, {"addresses": addresses, "port": port, "token": token, "host": place.host})
+        peers, joined = _accept_all(listener, size, token, leave)
+    with suppress(OSError):
+        file.unlink()
+    world = _world(place, wanted, peers, joined, one_machine=one_machine)
+    for peer in peers.values():
+        peer.send({"world": vars(world)})
+    return world, peers
+
+
+def join(
+    run_dir: RunDir, place: Place, attempt: int, wanted: int | None, leave: Callable[[], None]
+) -> tuple[World, Peer]:
+    """Another rank: find rank 0. Returns the world and the connection to rank 0. Parameters as `gather`."""
+    file, end, reason = rendezvous_file(run_dir, attempt), time.monotonic() + SECONDS, "it has not written its address"
+    while time.monotonic() < end:
+        leave()
+        try:
+            found = json.loads(read_whole(file))
+        except (OSError, ValueError):
+            time.sleep(POLL)
+            continue
+        peer = _connect(found)
+        if peer is None:
+            reason = f"none of its addresses answers: {', '.join(found['addresses'])}, port {found['port']}"
+            time.sleep(10 * POLL)
+            continue
+        grant = grant_of_this_process(place.host)
+        peer.send(
+            {
+                "token": found["token"], "rank": place.rank, "host": place.host, "port": free_ports(1)[0],
+                "reached": peer.stream.getpeername()[0],
+                "grant": [sorted(grant.cores), grant.quota, grant.cgroup], "wanted": wanted,
+            }
+        )  # fmt: skip
+        while True:
+            leave()
+            try:
+                message = peer.receive(0.5)
+            except Lost as error:
+                if time.monotonic() < end and isinstance(error.__cause__, TimeoutError):
+                    continue
+                reason = str(error)
+                break
+            return _decoded(message), peer
+        peer.close()
+        time.sleep(10 * POLL)
+    raise CommunicationError(f"rank {place.rank} does not find rank 0 within {SECONDS:g} s: {reason}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nothing listens on."""
+    sockets = []
+    try:
+        for _ in range(count):
+            one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            sockets.append(one)
+            one.bind(("", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def own_addresses() -> list[str]:
+    """IPv4 addresses of this machine, that of its name first, without the loopback unless there is no other."""
+    import psutil
+
+    found: list[str] = []
+    with suppress(OSError):
+        found.append(socket.gethostbyname(socket.gethostname()))
+    for entries in psutil.net_if_addrs().values():
+        found += [entry.address for entry in entries if entry.family == socket.AF_INET]
+    others = [address for address in dict.fromkeys(found) if not address.startswith("127.")]
+    return [*others, "127.0.0.1"]
+
+
+def _publish(file: Path, content: Message) -> None:
+    """Write the file at once, for this user only."""
+    temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        json.dump(content, opened)
+    os.replace(temporary, file)
+
+
+def _accept_all(
+    listener: socket.socket, size: int, token: str, leave: Callable[[], None]
+) -> tuple[dict[int, Peer], dict[int, Message]]:
+    end = time.monotonic() + SECONDS
+    peers: dict[int, Peer] = {}
+    joined: dict[int, Message] = {}
+    listener.settimeout(POLL * 5)
+    while len(peers) < size - 1:
+        leave()
+        if time.monotonic() > end:
+            missing = sorted({*range(1, size)} - {*peers})
+            names = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+            raise OrtflowError(f"ranks {names} have not connected to rank 0 within {SECONDS:g} s")
+        try:
+            stream, _ = listener.accept()
+        except TimeoutError:
+            continue
+        peer = Peer(stream)
+        try:
+            message = peer.receive(ANSWER)
+        except Lost:
+            peer.close()
+            continue
+        rank = message.get("rank")
+        if not hmac.compare_digest(str(message.get("token")), token) or type(rank) is not int or not 0 < rank < size:
+            peer.close()
+            continue
+        peers[rank], joined[rank] = peer, message
+    return peers, joined
+
+
+def _world(
+    place: Place, wanted: int | None, peers: dict[int, Peer], joined: dict[int, Message], *, one_machine: bool
+) -> World:
+    ranks = range(place.world_size)
+    remote = [joined[rank]["reached"] for rank in ranks[1:] if joined[rank]["host"] != place.host]
+    mine = "127.0.0.1" if one_machine or not remote else str(remote[0])
+    hosts, addresses, ports = [place.host], [mine], free_ports(1)
+    grants = [grant_of_this_process(place.host)]
+    for rank in ranks[1:]:
+        message = joined[rank]
+        cores, quota, cgroup = message["grant"]
+        hosts.append(str(message["host"]))
+        grants.append(Grant(hosts[-1], frozenset(cores), quota, cgroup))
+        addresses.append(mine if hosts[-1] == place.host else peers[rank].stream.getpeername()[0])
+        ports.append(int(message["port"]))
+    main, jax = free_ports(2)
+    cores_each = tuple(wanted or cores_of(grant, grants) for grant in grants)
+    return World(tuple(hosts), tuple(addresses), tuple(ports), main, jax, cores_each)
+
+
+def _connect(found: Message) -> Peer | None:
+    for address in found["addresses"]:
+        try:
+            return Peer(socket.create_connection((address, found["port"]), timeout=3.0))
+        except OSError:
+            continue
+    return None
+
+
+def _decoded(message: Message) -> World:
+    if not isinstance(message.get("world"), dict):
+        raise CommunicationError("rank 0 sent no description of the ranks")
+    values = message["world"]
+    lists = {key: tuple(values[key]) for key in ("hosts", "addresses", "ports", "cores")}
+    return World(**lists, main_port=int(values["main_port"]), jax_port=int(values["jax_port"]))
