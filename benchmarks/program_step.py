@@ -2,15 +2,16 @@
 
     python benchmarks/program_step.py              # prints the ratio; under 1.01 is promised
 
-Both loops run in this process and alternate in blocks, so that a change of the machine's speed meets both. A step
-computes until 5 ms of this thread's processor time have passed: a machine with other work does not lengthen it. The run
-is served by a rank process's server over a real socket, in a process of its own.
+Both loops run in this process and take turns, step by step, so that a change of the machine's speed meets both. Times
+are processor times, so that other work on the machine does not count: of the main thread, whose median step is
+compared, and of the connection's thread. That one wakes by the clock, and steps take longer on a busy machine. So its
+two parts are measured alone: a wake, and sending what undisturbed steps report between two wakes. The run is served
+over a real socket by a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import os
 import statistics
@@ -22,8 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-BLOCK = 50
-"""Steps of one loop before the other's turn."""
+
+IDLE_SECONDS = 4.0
 
 
 def serve(pipe: Any, folder: str) -> None:
@@ -39,7 +40,7 @@ def main() -> None:
     """Measure, and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--milliseconds", type=float, default=5.0)
-    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=1000)
     arguments = parser.parse_args()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     with tempfile.TemporaryDirectory() as folder:
@@ -47,6 +48,7 @@ def main() -> None:
         server.start()
         os.environ.update(ours.recv())
         import ortflow.program
+        from ortflow.program.link import PERIOD
 
         class Counter:
             """Registered state."""
@@ -62,20 +64,44 @@ def main() -> None:
         loader = range(10**9)
         bare, steps = iter(loader), iter(run.steps(loader, total=10**9))
         times: dict[str, list[float]] = {"bare": [], "run": []}
-        for block in range(2 * arguments.blocks):
-            name = "run" if block % 4 in (1, 2) else "bare"
-            started = time.process_time()
-            if name == "bare":
-                for _ in itertools.islice(bare, BLOCK):
-                    compute(iterations)
-            else:
-                for batch in itertools.islice(steps, BLOCK):
-                    run.log(loss=compute(iterations), tokens=batch)
-            times[name].append((time.process_time() - started) / BLOCK)
-        ratio = statistics.median(times["run"]) / statistics.median(times["bare"])
-        print(f"bare {statistics.median(times['bare']) * 1000:.3f} ms, with run.steps and run.log {ratio:.4f} of it")
+        before = other_threads()
+        time.sleep(IDLE_SECONDS)
+        wake = (other_threads() - before) / (IDLE_SECONDS / PERIOD)
+        for _ in range(arguments.steps):
+            started = time.thread_time()
+            next(bare)
+            compute(iterations)
+            middle = time.thread_time()
+            batch = next(steps)
+            run.log(loss=compute(iterations), tokens=batch)
+            times["bare"].append(middle - started)
+            times["run"].append(time.thread_time() - middle)
+        between = max(1, round(PERIOD / (arguments.milliseconds / 1000)))
+        thread = (wake + sending(run, between)) / between
+        bare_step, step = statistics.median(times["bare"]), statistics.median(times["run"])
+        print(
+            f"bare {bare_step * 1000:.3f} ms, with run.steps and run.log {step * 1000:.3f} ms "
+            f"and {thread * 1e6:.0f} us in the thread: {(step + thread) / bare_step:.4f} of it"
+        )
         ours.send(None)
         server.join()
+
+
+def other_threads() -> float:
+    """Processor time of this process's other threads, in seconds."""
+    return time.process_time() - time.thread_time()
+
+
+def sending(run: Any, logs: int) -> float:
+    """Processor time for sending so many steps' figures in one piece, in seconds."""
+    times = []
+    for _ in range(50):
+        for number in range(logs):
+            run.log(loss=0.5 * number, tokens=number)
+        started = time.thread_time()
+        run._link.flush()
+        times.append(time.thread_time() - started)
+    return statistics.median(times)
 
 
 def compute(iterations: int) -> float:
@@ -94,9 +120,9 @@ def calibrate(seconds: float) -> int:
 
 
 def _timed(iterations: int) -> float:
-    started = time.process_time()
+    started = time.thread_time()
     compute(iterations)
-    return time.process_time() - started
+    return time.thread_time() - started
 
 
 if __name__ == "__main__":

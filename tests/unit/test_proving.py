@@ -134,10 +134,11 @@ def resumed_all(calm: Steps) -> Steps:
 
 
 def test_old_gradients_are_the_cause_only_while_they_are_accumulated() -> None:
-    calm = steps(parameter__model="{step}", gradient__grad="{step}")
-    assert not parting_of(calm).accumulating
-    still = {step: keep(line) for step, line in calm.items()}
-    found = parting_of(still)
+    calm = steps(parameter__model="{step}", gradient__grad="{step}", list__memory="{step}")
+    found = parting_of(calm)
+    assert not found.accumulating
+    assert causes(found)[0].name == "a variable that the loop changes"
+    found = parting_of({step: keep(line) for step, line in calm.items()})
     assert found.accumulating
     assert causes(found)[0].name == "gradients that are accumulated over several steps"
 
@@ -154,7 +155,8 @@ def keep(line: Line) -> Line:
 
 
 def parting_of(calm: Steps) -> Parting:
-    found = parting(calm, resumed(calm, "gradient", loss=FIRST + 2))
+    """Of a run with other gradients and another list after the resume."""
+    found = parting(calm, resumed(resumed(calm, "list"), "gradient", loss=FIRST + 2))
     assert found is not None
     return found
 

@@ -30,7 +30,7 @@ def test_a_run_is_struck_after_its_first_checkpoint_and_before_its_last_steps(st
 
 
 def test_too_few_steps_are_refused() -> None:
-    with pytest.raises(UserError, match="5 steps are too few.*--steps"):
+    with pytest.raises(UserError, match=r"5 steps are too few.*--steps"):
         schedule(5, 0, 1)
 
 
