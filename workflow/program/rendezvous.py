@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import random
 import re
 import secrets
 import socket
@@ -29,6 +30,7 @@ SECONDS = 600.0
 """Seconds in which all ranks must have found each other: nodes may start at different times."""
 ANSWER = 20.0
 POLL = 0.02
+PORTS = range(20000, 32768)
 _OLD = re.compile(r"\.rendezvous-\d+")
 
 
@@ -116,13 +118,20 @@ def join(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nothing listens on."""
+    """Ports of this machine that nothing listens on.
+
+    Below those that Linux gives to outgoing connections (32768 to 60999): the program binds a port seconds later, and
+    meanwhile any process of the machine may get one of those.
+    """
     sockets = []
     try:
         for _ in range(count):
             one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             sockets.append(one)
-            one.bind(("", 0))
+            for port in [*random.SystemRandom().sample(PORTS, 100), 0]:
+                with suppress(OSError):
+                    one.bind(("", port))
+                    break
         return [one.getsockname()[1] for one in sockets]
     finally:
         for one in sockets:
