@@ -35,7 +35,7 @@ def finite_values() -> Iterator[None]:
         return marked(result) if not args and not kwargs and hasattr(tensor, _MARK) else result
 
     def is_true(tensor: Any) -> bool:
-        return (hasattr(tensor, _MARK) and tensor.ndim == 0) or truth(tensor)
+        return (hasattr(tensor, _MARK) and tensor.ndim == 0) or bool(truth(tensor))
 
     with (
         replaced(torch, "isfinite", is_finite),

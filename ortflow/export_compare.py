@@ -285,7 +285,7 @@ class ExportedFile:
     @property
     def _is_doubled(self) -> bool:
         """Whether the module also runs in double precision, as far as it can."""
-        return sum(p.numel() for p in self.module.parameters()) <= _DOUBLE_ELEMENTS
+        return bool(sum(p.numel() for p in self.module.parameters()) <= _DOUBLE_ELEMENTS)
 
     def _without_padding(self, name: str, gradient: np.ndarray) -> np.ndarray:
         row = self.padding.get(id(self.parameters[name]))
