@@ -21,6 +21,7 @@ _HYDRA_CODES = re.compile(r"Exit codes: \[[^\]]*\] ([-\d,]+)")
 _HYDRA_FIRST = re.compile(r"PID (\d+) RUNNING AT")
 _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited on\s+signal (\d+)")
 _OPENMPI_CODE = re.compile(r"Process name: \[\S+?,(\d+)\]\s+Exit code:\s+(\d+)")
+SAVED = "saved and stopped"
 _LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM)
 """Signals that ask a rank to stop, or with which it leaves an MPI that blocks."""
 
@@ -107,11 +108,11 @@ def cause(
         status, rank = min((status, rank) for rank, status in ended.items())
         if status < 0:
             return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"rank {rank} was ended by {signal_name(-status)}", rank)
-        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and stopped")
+        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, SAVED)
     if returncode < 0:
         return Cause(Outcome.FAILURE, returncode, f"mpirun was killed by {signal_name(-returncode)}")
     if returncode == EXIT_PREEMPTED:
-        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and stopped")
+        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, SAVED)
     if returncode == EXIT_USER:
         return Cause(Outcome.USER_ERROR, EXIT_USER, f"the ranks ended with exit code {EXIT_USER}")
     return Cause(Outcome.FAILURE, returncode, f"the ranks ended with exit code {returncode}")
@@ -127,7 +128,7 @@ def agreed(ends: Mapping[int, str], world_size: int) -> Cause | None:
         return None
     if "finished" in ends.values():
         return Cause(Outcome.FINISHED, EXIT_DONE, "finished")
-    return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and stopped")
+    return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, SAVED)
 
 
 def _from_wait_status(status: int) -> int:

@@ -143,6 +143,13 @@ def _export(record: Mapping[str, Any]) -> str:
     return f"exported {record.get('path')}, {off}"
 
 
+def _preempted(record: Mapping[str, Any]) -> str:
+    step = record.get("step")
+    if record.get("saved", True):
+        return f"saved at step {step}"
+    return f"stopped at step {step}, which could not be saved" if step else "stopped; ortflow has saved nothing"
+
+
 _LINES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "phase_end": _phase_end,
     "evaluation": _evaluation,
@@ -154,7 +161,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "checkpoint_rejected": lambda r: f"warning: checkpoint {r.get('path')} is skipped: {r.get('reason')}",
     "skipped_step": lambda r: f"warning: step {r.get('step')} was skipped: {r.get('reason')}",
     "early_stop": _early_stop,
-    "preempted": lambda r: f"saved at step {r.get('step')}",
-    "finished": lambda r: f"finished at step {r.get('step')}",
+    "preempted": _preempted,
+    # A program that reports no steps has none.
+    "finished": lambda r: f"finished at step {r['step']}" if r.get("step") else "finished",
     "warning": lambda r: f"warning: {r.get('message')}",
 }

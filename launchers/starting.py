@@ -66,7 +66,8 @@ def run_here(request: LocalRequest, watch: Callable[[Opened], AbstractContextMan
             return Ending(EXIT_DONE, finished=True)
         begin(request, ours)
         with watch(ours) as view:
-            for note in (*ours.notes, save_message(ours.spec.checkpoint)):
+            saves = save_message(ours.spec.checkpoint, by_program=ours.spec.program is not None)
+            for note in (*ours.notes, saves):
                 view.message(note)
             code = supervise(request, view)
         end = last_end(ours.run.read_attempts()) or {}

@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from ortflow.launchers.budget import Decision, decide
-from ortflow.launchers.cause import Cause, agreed, cause
+from ortflow.launchers.cause import SAVED, Cause, agreed, cause
 from ortflow.launchers.disk_wait import DiskWait
 from ortflow.launchers.moved_directory import between_attempts, location_of, recorded_end
 from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, attempts_without_step, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop
 from ortflow.launchers.supervised import AttemptNodes, Job, View
-from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records
+from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records, newest
 from ortflow.launchers.watch import ASKED, TICK, Watch, failures
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.disk_space import RECORDS, OutOfDisk, has_room
@@ -200,6 +200,8 @@ class Supervisor:
             found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to stop before all ranks had started")
         if found.outcome is Outcome.FAILURE:
             found = agreed(ends_of(run, number, range(job.world_size)), job.world_size) or found
+        if found.sentence == SAVED and not self._saved(number):
+            found = replace(found, sentence="stopped")
         lack = self._lack(found) if found.outcome is Outcome.FAILURE else None
         if lack is not None:
             found = replace(found, sentence=str(lack))
@@ -229,6 +231,10 @@ class Supervisor:
     def _begun(self, number: int) -> bool:
         """Whether every rank has written an event in an attempt: before that there is nothing to save."""
         return all(last_records(self._run.events(rank), attempt=number) for rank in range(self._job.world_size))
+
+    def _saved(self, number: int) -> bool:
+        """Whether rank 0 says that a checkpoint has what was done: a program that saves by itself has none."""
+        return all(record.get("saved", True) for record in newest(self._run, number, [0], "preempted").values())
 
     def _judge(self, number: int, found: Cause, *, counts: bool, growing: str | None = None) -> Decision:
         """Decide what follows, record it and show it.

@@ -130,7 +130,7 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
     follower = Follower(run, launcher, PlainView(run, submission.spec.monitor.every_steps))
     typer.echo(launcher.submit(request))
     print_changes(run)
-    typer.echo(save_message(submission.spec.checkpoint))
+    typer.echo(save_message(submission.spec.checkpoint, by_program=submission.spec.program is not None))
     try:
         end = follower.follow()
     except KeyboardInterrupt:

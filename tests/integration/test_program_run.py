@@ -100,6 +100,24 @@ def test_a_stop_is_agreed_and_the_run_resumes(programs: Programs) -> None:
     assert programs.left() == []
 
 
+def test_a_program_that_saves_nothing_through_ortflow_is_not_called_saved(programs: Programs) -> None:
+    programs.write("""
+        import time
+        print("begins", flush=True)
+        time.sleep(60)
+    """)
+    process = programs.start("run", "train.py")
+    assert process.stdout is not None
+    opening = "".join(iter(process.stdout.readline, "begins\n"))
+    assert mentions(opening, "if the program uses ortflow.program.start, a checkpoint is saved")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    assert mentions(output, "stopped; ortflow has saved nothing")
+    attempts = (programs.folder / "runs/train/attempts.jsonl").read_text().splitlines()
+    assert json.loads(attempts[-1])["cause"].startswith("stopped")
+
+
 def test_a_damaged_checkpoint_is_passed_over(programs: Programs) -> None:
     programs.write(COUNTING)
     code, output = programs.run("train.py")

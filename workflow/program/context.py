@@ -86,5 +86,5 @@ class ProgramContext:
     def leave(self, reason: str, sentence: str = "") -> None:
         """Report that the run is preempted; raises Preempted."""
         self.events.write("stop_requested", reason=reason)
-        self.events.write("preempted", step=self.newest or 0, saved=True)
+        self.events.write("preempted", step=self.newest or 0, saved=self.newest is not None)
         raise Preempted(sentence or f"stopped by {reason} before the program had started")

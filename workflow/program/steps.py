@@ -235,7 +235,7 @@ def conclude(context: ProgramContext) -> None:
     if ending.code == EXIT_DONE:
         return
     if ending.code == EXIT_PREEMPTED:
-        context.events.write("preempted", step=context.newest or 0, saved=True)
+        context.events.write("preempted", step=context.newest or 0, saved=context.newest is not None)
         saved = f"; saved at step {context.newest}" if context.newest is not None else ""
         raise Preempted(f"{ending.sentence}{saved}")
     if ending.code == EXIT_USER:

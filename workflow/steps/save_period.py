@@ -22,11 +22,12 @@ def save_period(section: CheckpointSection, save_seconds: float) -> float | None
     return max(DEFAULT_SECONDS, save_seconds / LARGEST_SHARE)
 
 
-def save_message(section: CheckpointSection) -> str:
-    """When a run saves, for the first lines of its log."""
+def save_message(section: CheckpointSection, *, by_program: bool = False) -> str:
+    """When a run saves, for the first lines of its log. A program does so only through `ortflow.program.start`."""
     periods = [] if section.every_steps is None else [f"every {section.every_steps} steps"]
     if (seconds := save_period(section, 0.0)) is not None:
         periods.append(f"every {seconds:g} s")
     default = section.every_steps is None and section.every_seconds is None
     slower = f" (the default; less often if that took more than {LARGEST_SHARE:.0%} of the time)" if default else ""
-    return f"a checkpoint is saved {' and '.join(periods)}{slower}, on a request to stop and at the end"
+    condition = "if the program uses ortflow.program.start, " if by_program else ""
+    return f"{condition}a checkpoint is saved {' and '.join(periods)}{slower}, on a request to stop and at the end"
