@@ -30,14 +30,17 @@ def loader_worker(worker: int = 0) -> None:
     starts inherit the mask: end them by SIGKILL.
     """
     for number in STOP_SIGNALS:
-        signal.signal(number, ignore)
+        if sys.platform != "darwin" or number != signal.SIGTERM:  # sigwaitinfo is missing there
+            signal.signal(number, ignore)
+    if sys.platform == "darwin":
+        return
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=_take_signals, name="ortflow signals", daemon=True).start()
 
 
 def _take_signals() -> None:
     parent = multiprocessing.parent_process()
-    while True:
+    while sys.platform != "darwin":
         signals = signal.sigwaitinfo(STOP_SIGNALS)
         if signals.si_signo == signal.SIGTERM and parent is not None and signals.si_pid == parent.pid:
             os._exit(0)  # as torch's own handler in workers does
