@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ortflow.program.stop_signals import STOP_SIGNALS, ignore
@@ -29,19 +29,20 @@ def loader_worker(worker: int = 0) -> None:
     thread learns who has sent a signal, so the signals are blocked and such a thread takes them. Programs that a worker
     starts inherit the mask: end them by SIGKILL.
     """
+    # macOS has no sigwaitinfo, and no scheduler: there SIGTERM stays the main process's.
+    wait_for_signal = getattr(signal, "sigwaitinfo", None)
     for number in STOP_SIGNALS:
-        if sys.platform != "darwin" or number != signal.SIGTERM:  # sigwaitinfo is missing there
+        if wait_for_signal is not None or number != signal.SIGTERM:
             signal.signal(number, ignore)
-    if sys.platform == "darwin":
-        return
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    threading.Thread(target=_take_signals, name="ortflow signals", daemon=True).start()
+    if wait_for_signal is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        threading.Thread(target=_take_signals, args=(wait_for_signal,), name="ortflow signals", daemon=True).start()
 
 
-def _take_signals() -> None:
+def _take_signals(wait_for_signal: Callable[[Iterable[int]], Any]) -> None:
     parent = multiprocessing.parent_process()
-    while sys.platform != "darwin":
-        signals = signal.sigwaitinfo(STOP_SIGNALS)
+    while True:
+        signals = wait_for_signal(STOP_SIGNALS)
         if signals.si_signo == signal.SIGTERM and parent is not None and signals.si_pid == parent.pid:
             os._exit(0)  # as torch's own handler in workers does
 
