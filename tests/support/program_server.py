@@ -154,6 +154,8 @@ class ProgramServer:
             if message["token"] != TOKEN:
                 connection.send({**reply, "error": "the token is not this run's"})
                 return
+            if not self.ranks:
+                self._greeted.clear()  # another start of the program
             self.ranks[rank] = connection
             self._greeted.add(rank)
             newest = self.newest()
