@@ -62,7 +62,6 @@ def test_text_stays_text(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "way"),
     [
-        ("train.py", "a Python program", "export_for_training"),
         ("model.onnx", "a model", "model: {path"),
         ("weights.pt", "PyTorch", "export_for_training"),
     ],
