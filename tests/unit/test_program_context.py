@@ -285,19 +285,12 @@ def test_values_are_numbers_and_text() -> None:
             plain("loss", wrong)
 
 
-def test_the_import_is_fast_and_brings_no_other_package() -> None:
-    """Milliseconds of processor time above a bare interpreter; the best of several."""
+def test_the_import_brings_no_other_package() -> None:
+    """benchmarks/program_step.py measures its time."""
     code = (
-        "import time; started = time.process_time(); import ortflow.program; run = time.process_time() - started\n"
-        "import sys; print(run * 1000); print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+        "import sys; before = set(sys.modules); import ortflow.program; new = set(sys.modules) - before\n"
+        "print(*sorted({name.partition('.')[0] for name in new}))"
     )
-    best, packages = 1e9, set()
-    for _ in range(10):
-        text = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True).stdout
-        best = min(best, float(text.splitlines()[0]))
-        packages = set(text.splitlines()[1].split())
-    assert best < 20
-    assert not packages & {"numpy", "torch", "pydantic", "yaml", "xxhash", "psutil", "rich"}
-    assert packages <= set(sys.stdlib_module_names) | {"ortflow", "__main__", "sitecustomize"} | {
-        name for name in packages if "editable" in name or name.startswith("zz_")
-    }
+    text = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True).stdout
+    assert set(text.split()) <= set(sys.stdlib_module_names) | {"ortflow"}
+    assert "ortflow" in text
