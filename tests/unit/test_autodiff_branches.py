@@ -228,11 +228,13 @@ def test_a_branch_may_give_a_captured_value() -> None:
 
 
 def test_a_branch_without_gradient_names_its_node() -> None:
-    det = Branch([node("Det m -> t")], ["t"])
-    model = model_of([choice("c", det, Branch([node("ReduceSum m -> e", keepdims=0)], ["e"]), "y")],
+    unique = Branch([node("Unique m -> t")], ["t"])
+    model = model_of([choice("c", unique, Branch([node("ReduceSum m -> e", keepdims=0)], ["e"]), "y")],
                      {"c": np.array(True), "m": np.eye(2)})  # fmt: skip
-    assert undifferentiable(model, ["m"], ["loss"]) == ["node 'Det.t' (Det)"]
-    with pytest.raises(UserError, match=r"node 'Det\.t' \(Det\) has no gradient here: Det cannot be differentiated"):
+    assert undifferentiable(model, ["m"], ["loss"]) == ["node 'Unique.t' (Unique)"]
+    with pytest.raises(
+        UserError, match=r"node 'Unique\.t' \(Unique\) has no gradient here: Unique cannot be differentiated"
+    ):
         make_differentiable(model, ["m"], "loss")
 
 

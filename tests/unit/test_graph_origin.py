@@ -59,8 +59,8 @@ def test_place_of_a_node_without_a_name() -> None:
 
 
 def test_operator_that_cannot_be_differentiated() -> None:
-    with pytest.raises(UserError, match=rf"node 'n' \(Det; {PLACE}\) has no gradient here"):
-        make_differentiable(model_of(node("Det", "a")), ["a"], "loss")
+    with pytest.raises(UserError, match=rf"node 'n' \(Unique; {PLACE}\) has no gradient here"):
+        make_differentiable(model_of(node("Unique", "a")), ["a"], "loss")
 
 
 def test_nodes_that_stand_in_for_another_have_its_place() -> None:

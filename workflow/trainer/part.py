@@ -130,7 +130,7 @@ class PartTrainer(ZeroTrainer):
         offsets = {entry.offset: entry.name for entry in self.index if entry.tensor.count}
         # The norm of a tensor that every part holds whole is complete; of a divided one, each part has one term.
         mine = np.array([self.predicts(offsets[cut.start]) for cut in cuts])
-        sum_over(sums, np.tile(mine, sums.count // len(mine)), self._sharers, self._ranks.parts)
+        sum_over(sums, np.tile(mine, sums.count // max(1, len(mine))), self._sharers, self._ranks.parts)
         take_over_first(sums, self._comm, self._ranks.parts)
 
     def _reduce_gradients(self) -> None:
