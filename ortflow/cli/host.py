@@ -137,7 +137,15 @@ def run_file_of(ctx: typer.Context) -> tuple[Path | None, list[str]]:
 
     if BOTH in ctx.params:
         return split(ctx.params[BOTH] or ())
-    return ctx.params.get(FILE), list(ctx.params.get(OVERRIDES) or ())
+    return ctx.params.get(FILE), overrides_of(ctx)
+
+
+def overrides_of(ctx: typer.Context) -> list[str]:
+    """The overrides on the command line, those behind `--` too, where a program would have its arguments."""
+    from ortflow.cli.program import words_behind
+
+    behind = words_behind() if ctx.command.name in TAKE_PROGRAMS else ()
+    return [*(ctx.params.get(OVERRIDES) or ()), *behind]
 
 
 def choose(before: Used, python: str | None, folder: str | None) -> Used:
@@ -179,7 +187,7 @@ def retyped(ctx: typer.Context, run_file: str | None = None, overrides: Sequence
         if name == FILE and run_file is not None:
             arguments.append(run_file)
         elif name == OVERRIDES:
-            arguments += [*(value or ()), *(overrides if FILE in ctx.params else ())]
+            arguments += [*overrides_of(ctx), *(overrides if FILE in ctx.params else ())]
         elif name == BOTH and run_file is not None:
             arguments += [run_file, *run_file_of(ctx)[1], *overrides]
         elif name == BACKEND and not typed:
@@ -190,7 +198,9 @@ def retyped(ctx: typer.Context, run_file: str | None = None, overrides: Sequence
             arguments += map(str, value if isinstance(value, (list, tuple)) else [value])
         else:
             options += _option(param, value)
-    return [str(ctx.command.name), *options, *(["--", *arguments] if arguments else [])]
+    # What is behind `--` would be a program's arguments there.
+    apart = ["--"] if arguments and ctx.command.name not in TAKE_PROGRAMS else []
+    return [str(ctx.command.name), *options, *apart, *arguments]
 
 
 def _option(param: Any, value: Any) -> list[str]:

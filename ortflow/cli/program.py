@@ -52,6 +52,11 @@ def split_arguments(args: list[str]) -> list[str]:
     return args[:place]
 
 
+def words_behind() -> tuple[str, ...]:
+    """The words behind `--` of the present command."""
+    return _BEHIND.get()
+
+
 @dataclass(frozen=True)
 class Typed:
     """What the command line says of a program."""
@@ -67,7 +72,7 @@ class Typed:
     @classmethod
     def here(cls, ranks: int | None, nodes: int | None, gpus: int | None, name: str | None, start: str | None) -> Typed:
         """With the present command's words behind `--`."""
-        return cls(ranks, nodes, gpus, name, start, _BEHIND.get())
+        return cls(ranks, nodes, gpus, name, start, words_behind())
 
     def reading(self, file: Path, overrides: Sequence[str], *, files: bool = True, elsewhere: bool = False) -> Reading:
         """The run of a run file or a program, or all errors. Raises UserError for options that do not fit.

@@ -34,10 +34,10 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("line", "there"),
     [
-        ("submit --host u@l run.yaml a.b=c", "u@l None None submit --backend=slurm -- inputs/x/run.yaml a.b=c"),
+        ("submit --host u@l run.yaml a.b=c", "u@l None None submit --backend=slurm inputs/x/run.yaml a.b=c"),
         ("submit run.yaml --host l -b local --fresh --after a --after b,c --retry 5",
-         "l None None submit --backend=local --fresh --after=a --after=b,c --retry=5.0 -- inputs/x/run.yaml"),
-        ("render --host l --host-dir d --host-python p run.yaml", "l d p render --backend=slurm -- inputs/x/run.yaml"),
+         "l None None submit --backend=local --fresh --after=a --after=b,c --retry=5.0 inputs/x/run.yaml"),
+        ("render --host l --host-dir d --host-python p run.yaml", "l d p render --backend=slurm inputs/x/run.yaml"),
         ("status --host l --json", "l None None status --json"),
         ("status --host l -- -odd", "l None None status -- -odd"),
         ("list --host l --runs-dir elsewhere", "l None None list --runs-dir=elsewhere"),
