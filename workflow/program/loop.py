@@ -255,8 +255,6 @@ class Loop:
             self._tell({**message, "kind": kind.partition("_")[0], "member": member})
         elif kind == "rejected":
             self._rejected = f"cannot load the checkpoint of step {message['step']}: {message['reason']}"
-        elif kind == "suspects":
-            context.report.suspects(message)
 
     def _welcome(self, hello: Message) -> Message:
         context = self._context

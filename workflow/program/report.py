@@ -69,11 +69,6 @@ class Report:
         if plan.get("total_steps") != steps:
             write_plan(self._run_dir, {**plan, "total_steps": steps})
 
-    def suspects(self, message: Mapping[str, Any]) -> None:
-        """What the trace of `ortflow prove` has found."""
-        found = {key: value for key, value in message.items() if key != "kind"}
-        self._events.write("suspects", found=json.dumps(found))
-
     def close(self) -> None:
         """Close the scalars' file."""
         if self._scalars is not None:

@@ -18,7 +18,6 @@ From the program to the rank process:
 | `begin_commit` | id, step | path of the temporary folder, when every rank has asked for the same step |
 | `end_commit` | id, step, error (text or null) | path of the checkpoint, when it is complete |
 | `rejected` | step, reason: the program cannot load this checkpoint and ends | |
-| `suspects` | anything; read by `ortflow prove` | |
 | `finished` | : the program has done all it should | |
 
 From the rank process to the program:
@@ -72,7 +71,6 @@ FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "begin_commit": {"id": (int,), "step": (int,)},
     "end_commit": {"id": (int,), "step": (int,), "error": _OPTIONAL_TEXT},
     "rejected": {"step": (int,), "reason": (str,)},
-    "suspects": {},
     "finished": {},
     "reply": {"id": (int,)},
     "prepare": {"round": (int,), "purpose": (str,), "reason": (str,), "seconds_left": (*_NUMBER, type(None))},
