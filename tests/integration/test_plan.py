@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def test_the_listed_layouts_are_valid_and_inspect_predicts_the_same(small: Proje
     assert {"data": 1, "pipeline": 4, "schedule": "gpipe"} in sections
     assert {"data": 2, "horizontal": 2, "zero": 2} in sections
     seconds = [each["seconds"] for each in listed["layouts"]]
-    assert seconds == sorted(seconds)
+    assert all(first < 1.16 * later for first, later in combinations(seconds, 2))
     for each in listed["layouts"]:
         keys = [f"parallel.{key}={json.dumps(value)}" for key, value in each["parallel"].items()]
         assert examine(file, [*keys, "resources.ranks_per_node=4"], None).faults == [], each["parallel"]
@@ -198,7 +199,7 @@ def test_layouts_that_fit_only_with_recomputation_are_listed_with_it(large: Proj
     budget = sorted(each["memory"] for each in plain["layouts"])[3]
     listed = found(large, file, "--no-measure", "--memory", f"{budget // 1000 + 1}k")
     seconds = [each["seconds"] for each in listed["layouts"]]
-    assert seconds == sorted(seconds)
+    assert all(first < 1.16 * later for first, later in combinations(seconds, 2)), "the simplest within 15% is first"
     more = [each for each in listed["layouts"] if each["recompute"] == "layers"]
     assert more
     for each in listed["layouts"]:
