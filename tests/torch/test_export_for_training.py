@@ -132,20 +132,22 @@ def test_nothing_of_this_machine_in_the_file(exported: Exported) -> None:
 
 
 def test_a_refused_node_is_named_by_the_users_module_and_line(tmp_path: Path) -> None:
-    class Determinant(nn.Module):
+    class Spectrum(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = nn.Linear(3, 3)
+            self.linear = nn.Linear(8, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.det(self.linear(x))
+            spectrum = torch.stft(self.linear(x), 4, 2, window=window, center=False, return_complex=True)
+            return torch.view_as_real(spectrum)
 
-    module = nn.Sequential(nn.Linear(3, 3), Determinant())
+    window = torch.ones(4)
+    module = nn.Sequential(nn.Linear(8, 8), Spectrum())
     with pytest.warns(UserWarning, match=r"not compared with PyTorch.*module '1'.* no gradient"):
-        model = export(module, torch.randn(2, 3, 3), tmp_path / "net.onnx")
-    (node,) = (node for node in model.graph.node if node.op_type == "Det")
-    line = Determinant.forward.__code__.co_firstlineno + 1
-    assert walk.called(node) == f"node {node.name!r} (Det; module '1', {Path(__file__).name} line {line})"
+        model = export(module, torch.randn(2, 8), tmp_path / "net.onnx")
+    (node,) = (node for node in model.graph.node if node.op_type == "STFT")
+    line = Spectrum.forward.__code__.co_firstlineno + 1
+    assert walk.called(node) == f"node {node.name!r} (STFT; module '1', {Path(__file__).name} line {line})"
 
 
 def test_fixed_and_named_axes(tmp_path: Path) -> None:
