@@ -26,6 +26,8 @@ from ortflow.workflow.strike import FOLDER_VARIABLE, Plan, waiting
 
 MARKER = ".prove"
 """A file by which the folder of the runs is known."""
+TRACE = "trace"
+"""In the folder of each run, beside its run directory."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,10 @@ def folder_of_runs(run: RunDir) -> Iterator[Path]:
     except HeldError as error:
         raise UserError(f"{folder} is in use by process {error.holder.get('pid', '?')}", fix="wait for it") from error
     try:
+        _remove_runs(folder)
         for path in folder.iterdir():
             if path != marker:
-                shutil.rmtree(path)
+                raise UserError(f"{path} is not of `ortflow prove`", fix="move it to another folder")
         try:
             yield folder
         except (UserError, Preempted):
@@ -68,10 +71,19 @@ def folder_of_runs(run: RunDir) -> Iterator[Path]:
         os.close(lock)
 
 
+def _remove_runs(folder: Path) -> None:
+    """Delete what `make_run` has made."""
+    for path in folder.iterdir():
+        if not path.is_symlink() and (path / TRACE).is_dir():
+            shutil.rmtree(path)
+
+
 def _remove(folder: Path, *, with_parent: bool) -> None:
-    shutil.rmtree(folder)
-    if with_parent:
-        with suppress(OSError):  # not empty any more
+    _remove_runs(folder)
+    (folder / MARKER).unlink()
+    with suppress(OSError):  # somebody has put a file there
+        folder.rmdir()
+        if with_parent:
             folder.parent.rmdir()
 
 
@@ -81,7 +93,7 @@ def make_run(submission: Submission, folder: Path, name: str, plan: Plan, enviro
     Returns when its ranks have done the plan's last step, or the run has ended. Raises UserError, OrtflowError or
     Preempted if it ends in another way.
     """
-    run, trace = RunDir(folder / name / "run"), folder / name / "trace"
+    run, trace = RunDir(folder / name / "run"), folder / name / TRACE
     trace.mkdir(parents=True)
     plan.write(trace)
     spec = submission.spec.model_copy(update={"run_dir": str(run.root)})

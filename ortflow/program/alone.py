@@ -22,7 +22,8 @@ PREFIX = "step-"
 
 def newest(folder: Path) -> Path | None:
     """Return the newest complete checkpoint of the folder."""
-    complete = [marker.parent for marker in folder.glob(f"{PREFIX}*/{COMMITTED}")]
+    markers = folder.glob(f"{PREFIX}*/{COMMITTED}")
+    complete = [marker.parent for marker in markers if marker.parent.name.removeprefix(PREFIX).isdecimal()]
     return max(complete, key=step_of, default=None)
 
 
@@ -39,10 +40,8 @@ def commit(folder: Path, step: int, world: World) -> Iterator[Path]:
     """
     gather = _gather(world)
     temporary, final = folder / f".{PREFIX}{step:08d}", folder / f"{PREFIX}{step:08d}"
-    if world.rank == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    gather("")
+    if trouble := next(filter(None, gather(_begin(temporary, final) if world.rank == 0 else "")), ""):
+        raise CommitFailed(f"the checkpoint of step {step} was not made: {trouble}")
     error = ""
     try:
         yield temporary
@@ -60,14 +59,30 @@ def commit(folder: Path, step: int, world: World) -> Iterator[Path]:
     gather("")
 
 
+def _begin(temporary: Path, final: Path) -> str:
+    """Make the temporary folder empty; returns why that fails, or why the checkpoint could not take its name."""
+    if os.path.lexists(final) and not (final / COMMITTED).is_file():
+        return f"{final} is not a checkpoint: rename it"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return ""
+
+
 def _publish(temporary: Path, final: Path) -> None:
     for path in sorted(temporary.rglob("*"), reverse=True):
         _sync(path)
     (temporary / COMMITTED).touch()
     _sync(temporary)
-    shutil.rmtree(final, ignore_errors=True)
+    replaced = temporary.with_name(f"{temporary.name}.old")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
+        final.rename(replaced)
     temporary.rename(final)
     _sync(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

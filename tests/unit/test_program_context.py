@@ -285,6 +285,27 @@ def test_values_are_numbers_and_text() -> None:
             plain("loss", wrong)
 
 
+def test_without_ortflow_a_strangers_folder_stays(tmp_path: Path) -> None:
+    from ortflow.program.alone import commit, newest
+    from ortflow.program.errors import CommitFailed
+    from ortflow.program.world import world
+
+    mine = tmp_path / "step-00000004"
+    mine.mkdir()
+    (mine / "results.csv").write_text("1")
+    (tmp_path / "step-last").mkdir()
+    (tmp_path / "step-last" / "COMMITTED").touch()
+    with pytest.raises(CommitFailed, match="is not a checkpoint"), commit(tmp_path, 4, world({})):
+        raise AssertionError("the block of a commit that cannot be")
+    assert (mine / "results.csv").read_text() == "1"
+    for text in ("first", "second"):
+        with commit(tmp_path, 5, world({})) as folder:
+            (folder / "state").write_text(text)
+    assert newest(tmp_path) == tmp_path / "step-00000005"
+    assert (tmp_path / "step-00000005" / "state").read_text() == "second"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005", "step-last"]
+
+
 def test_the_import_brings_no_other_package() -> None:
     """benchmarks/program_step.py measures its time."""
     code = (

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from ortflow.launchers.proving.checkpoints import differences, differing_tensors
 from ortflow.launchers.proving.prove import SIGNALS, schedule
+from ortflow.launchers.proving.runs import MARKER, folder_of_runs
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
 
@@ -32,6 +33,22 @@ def test_a_run_is_struck_after_its_first_checkpoint_and_before_its_last_steps(st
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(UserError, match=r"5 steps are too few.*--steps"):
         schedule(5, 0, 1)
+
+
+def test_the_folder_of_a_proof_loses_only_its_runs(tmp_path: Path) -> None:
+    run, folder = RunDir(tmp_path / "runs" / "a"), tmp_path / "runs" / "a.prove"
+    with folder_of_runs(run) as made:
+        assert made == folder
+        (folder / "calm" / "trace").mkdir(parents=True)
+    assert not (tmp_path / "runs").exists()
+    with folder_of_runs(run):
+        (folder / "calm" / "trace").mkdir(parents=True)
+        (folder / "notes.txt").write_text("mine")
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / MARKER).touch()
+    with pytest.raises(UserError, match=r"notes\.txt is not of"), folder_of_runs(run):
+        raise AssertionError("a folder with other files")
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 def run_with(root: Path, losses: list[float], weights: list[float], step: int = 4) -> RunDir:
