@@ -15,7 +15,7 @@ from typing import Any
 
 from ortflow.launchers.records import Outcome
 from ortflow.manifests.local import MpiKind
-from ortflow.workflow.errors import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER
+from ortflow.workflow.errors import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER, signal_name
 
 _HYDRA_CODES = re.compile(r"Exit codes: \[[^\]]*\] ([-\d,]+)")
 _HYDRA_FIRST = re.compile(r"PID (\d+) RUNNING AT")
@@ -135,11 +135,3 @@ def _from_wait_status(status: int) -> int:
     """Like os.waitstatus_to_exitcode, for the statuses with which a process can end."""
     number = status & 0x7F
     return -number if number else (status >> 8) & 0xFF
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9; `signal 64` if it has no name. Pure."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -69,6 +69,14 @@ def check_signal(returncode: int, what: str) -> None:
     raise EndedBySignal(f"{what} was ended by {signal.Signals(number).name}{memory}")
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; `signal 64` if it has no name. Pure."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 _BY_SHELLS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
 _OUTSIDE = (
     *_BY_SHELLS, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE,

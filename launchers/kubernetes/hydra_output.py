@@ -10,10 +10,10 @@ import re
 import signal
 from collections.abc import Mapping
 
-from ortflow.launchers.cause import Cause, signal_name
+from ortflow.launchers.cause import Cause
 from ortflow.launchers.kubernetes.hosts import short
 from ortflow.launchers.records import Outcome
-from ortflow.workflow.errors import EXIT_PREEMPTED
+from ortflow.workflow.errors import EXIT_PREEMPTED, signal_name
 
 _FIRST = re.compile(r"PID (\d+) RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)")
 _SIGNALS = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ortflow.launchers.cause import signal_name
 from ortflow.launchers.records import last_end, open_attempt
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.tail import last_lines
+from ortflow.workflow.errors import signal_name
 from ortflow.workflow.rundir import RunDir
 
 NEVER_BEGAN = 53

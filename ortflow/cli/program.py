@@ -125,7 +125,7 @@ def is_python(file: Path) -> bool:
 
 
 def is_program(file: Path) -> bool:
-    """Whether a file on the command line is a program: a Python file, or an executable that is no run file."""
+    """Whether a file on the command line is a program: a Python file, or an executable other than a run file."""
     if is_python(file):
         return True
     return file.suffix.lower() not in _RUN_FILES and file.is_file() and os.access(file, os.X_OK)

@@ -18,7 +18,7 @@ _WRAPPING = (enumerate, zip, map, filter, itertools.chain, itertools.islice, ite
 
 
 def state(value: Any) -> list[tuple[str, Any]] | None:
-    """The parts of an iterator's state, each with a suffix for its name; None if the value is no iterator.
+    """The parts of an iterator's state, each with a suffix for its name; None for other values.
 
     Parts that are not numbers or text are objects that it draws from.
     """

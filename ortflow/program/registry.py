@@ -32,7 +32,7 @@ def _checked(name: str, value: Any) -> Any:
         return Generator(value)
     if not callable(getattr(value, "state_dict", None)) or not callable(getattr(value, "load_state_dict", None)):
         raise ProgramError(
-            f"start({name}=…): {type(value).__name__} has no state_dict and load_state_dict, and is no random generator"
+            f"start({name}=…): {type(value).__name__} has no state_dict and load_state_dict, and is not a generator"
         )
     return value
 

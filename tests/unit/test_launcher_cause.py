@@ -11,8 +11,9 @@ import pytest
 from messages import mentions
 
 from ortflow.launchers.attempt import Attempt
-from ortflow.launchers.cause import agreed, cause, signal_name, statuses
+from ortflow.launchers.cause import agreed, cause, statuses
 from ortflow.launchers.records import Outcome
+from ortflow.workflow.errors import signal_name
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.rundir import RunDir
 

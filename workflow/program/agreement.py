@@ -105,6 +105,6 @@ class Agreement:
                 return [Prepare(self._number, purpose, reason)]
         return []
 
-    def joined(self, member: int, members: Collection[int]) -> list[Prepare | Verdict]:
+    def joined(self, members: Collection[int]) -> list[Prepare | Verdict]:
         """A program connects: it takes part in a stop that was asked for before any had connected."""
         return self._next(members)

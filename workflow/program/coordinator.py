@@ -87,7 +87,7 @@ class Coordinator:
             self.members[message["member"]] = rank
             self._seen.add(message["member"])
             self._size = max(self._ranks, int(message["size"]))
-            return self._told(self.agreement.joined(message["member"], self.members))
+            return self._told(self.agreement.joined(self.members))
         if kind == "left":
             return self._left(message["member"], now)
         if kind == "asked":

@@ -6,7 +6,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, signal_name
 
 TAIL = 8192
 """Bytes of the end of the log in which the program's last error is searched."""
@@ -138,11 +138,3 @@ def last_error(tail: str) -> str | None:
             frame = next((found for back in reversed(lines[:place]) if (found := _FRAME.match(back))), None)
             return f"{said} ({frame[1]}:{frame[2]})" if frame is not None else said
     return None
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9; `signal 64` if it has no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

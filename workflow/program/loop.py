@@ -24,6 +24,7 @@ from ortflow.workflow.program.coordinator import Coordinator
 from ortflow.workflow.program.endings import TAIL, Ending, Known, ending_of
 from ortflow.workflow.program.serve import Client, Server
 from ortflow.workflow.spec.run import ProgramRunSpec
+from ortflow.workflow.steps.save_period import save_period
 
 TICK = 0.03
 """Longest wait between two looks at the program and the flag of requests, in seconds."""
@@ -264,7 +265,7 @@ class Loop:
             "kind": "reply", "id": hello["id"], "run": context.spec.name, "attempt": context.attempt,
             "checkpoints": str(context.store.path), "newest": context.newest,
             "newest_path": None if path is None else str(path), "seconds_left": self._seconds_left(),
-            "stop": self._asked, "period": period(section.every_steps, section.every_seconds),
+            "stop": self._asked, "period": {"steps": section.every_steps, "seconds": save_period(section, 0.0)},
             "prove": os.environ.get("ORTFLOW_PROVE"), "seed": context.spec.seed,
         }  # fmt: skip
 
@@ -387,10 +388,3 @@ def stop_limit(spec: ProgramRunSpec, launcher: str) -> float:
     if launcher != "kubernetes":
         return spec.program.stop_seconds
     return min(spec.program.stop_seconds, PODS_SHARE * spec.backends.kubernetes.grace_seconds)
-
-
-def period(steps: int | None, seconds: float | None) -> Message:
-    """When the library saves by itself."""
-    if steps is None and seconds is None:
-        seconds = 300.0
-    return {"steps": steps, "seconds": seconds}

@@ -28,6 +28,8 @@ def save_message(section: CheckpointSection, *, by_program: bool = False) -> str
     if (seconds := save_period(section, 0.0)) is not None:
         periods.append(f"every {seconds:g} s")
     default = section.every_steps is None and section.every_seconds is None
-    slower = f" (the default; less often if that took more than {LARGEST_SHARE:.0%} of the time)" if default else ""
+    # A program's library saves at the period itself.
+    share = "" if by_program else f"; less often if that took more than {LARGEST_SHARE:.0%} of the time"
+    slower = f" (the default{share})" if default else ""
     condition = "if the program uses ortflow.program.start, " if by_program else ""
     return f"{condition}a checkpoint is saved {' and '.join(periods)}{slower}, on a request to stop and at the end"
