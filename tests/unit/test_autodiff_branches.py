@@ -336,3 +336,22 @@ def test_a_parameter_whose_gradient_is_that_of_an_output(condition: bool) -> Non
         return [choice("condition", then, other, "chosen", real), node("Add chosen v -> y")]
 
     check(build, {"condition": np.array(condition), "x": X, "w": W, "v": V}, ["w", "v"], unknown=[False])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_mode_of_a_dropout_in_a_branch_is_read_from_its_own_constant(training: bool, place: int) -> None:
+    def build(real: int) -> list[onnx.NodeProto]:
+        mode = node("Constant -> mode", value=numpy_helper.from_array(np.array(training)))
+        other_constant = numpy_helper.from_array(np.array(not training))
+        constants = [mode]
+        constants.insert(place, node("Constant -> unread", value=other_constant))
+        then = Branch([*constants, node("Dropout x ratio mode -> d"), node("Sin d -> t")], ["t"])
+        return [choice("c", then, Branch([node("Neg x -> e")], ["e"]), "y", real)]
+
+    inputs, constants = {"c": np.array(True), "x": X}, {"ratio": np.array(0.5)}
+    if not training:
+        check(build, inputs, ["x"], constants)
+        return
+    with pytest.raises(UserError, match=r"'Dropout\.d' \(Dropout\) in one of its branches would draw other random"):
+        differentiate(model_of(build(TensorProto.FLOAT), inputs, constants), ["x"], "loss")

@@ -15,11 +15,11 @@ from ortflow.workflow.graph.ir import shapes
 
 
 def model_of(lines: str, inputs: Mapping[str, Sequence[int | str]], constants: Mapping[str, Any] | None = None) -> Any:
-    """`result = Operator a b; …` of floating inputs and integer constants."""
+    """`result = Operator a b; …` of floating inputs and integer constants; `-` is an omitted input."""
     nodes = []
     for line in lines.split(";"):
         made, operator, *read = line.replace("=", " ").split()
-        nodes.append(helper.make_node(operator, read, [made], made))
+        nodes.append(helper.make_node(operator, ["" if name == "-" else name for name in read], [made], made))
     graph = helper.make_graph(
         nodes,
         "sizes",
@@ -72,6 +72,29 @@ def test_the_first_rows_of_a_table() -> None:
     assert found(lines, given, one=1, zero=[0]) == ["time", 4]
     # One row may be broadcast to any number.
     assert found(lines, {**given, "table": (1, 4)}, one=1, zero=[0]) != ["time", 4]
+
+
+TIME = "s = Shape x; l = Gather s one; e = Unsqueeze l zero; "
+"""The size `time` of x, as a vector."""
+
+
+@pytest.mark.parametrize(
+    ("slices", "table", "expected"),
+    [
+        ("Slice table zero e one_", (4, 9), [4, "time"]),
+        ("Slice table zero e last", (4, 9), [4, "time"]),
+        ("Slice table zero e", (9, 4), ["time", 4]),
+        ("Slice table zero e - one_", (9, 4), ["time", 4]),
+        ("Slice table zero e zero one_", (9, 4), ["time", 4]),
+        ("Slice table zero e one_ two", (4, 9), [4, None]),
+        ("Slice table one_ e zero", (9, 4), [None, 4]),
+    ],
+)
+def test_the_axes_and_steps_of_a_slice(slices: str, table: Sequence[int], expected: list[int | str | None]) -> None:
+    given = {"x": ("batch", "time"), "table": table}
+    result = found(f"{TIME}y = {slices}", given, one=1, zero=[0], one_=[1], last=[-1], two=[2])
+    assert result is not None
+    assert [size if size in ("time", 4, 9) else None for size in result] == expected
 
 
 def test_a_count_of_places() -> None:

@@ -71,7 +71,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "workflow/data/scan.py": _unit("data_check"),
         "workflow/data/schema.py": _unit("data_set", "data_check"),
         "workflow/data/source_formats.py": _unit("source_formats", "data_convert"),
-        "workflow/data/text.py": _unit("tokens", "data_convert"),
+        "workflow/data/text.py": _unit("data_text", "data_convert"),
         "workflow/data/write.py": _unit("data_set", "data_digest", "data_convert"),
     },
     "workflow/optim": {

@@ -67,7 +67,7 @@ FAULTS = (
     ),
     _fault("workflow/spec/file/paths.py", "elif not os.access(path, os.R_OK)", "elif False", "spec_paths"),
     # The run directory and checkpoints.
-    _fault("workflow/fence.py", "return self._owner() not in (None, self.token)", "return False", "fence"),
+    _fault("workflow/fence.py", "return self._location is None or self._location.intact()", "return False", "fence"),
     _fault("workflow/disk_space.py", "shutil.disk_usage(folder).free < needed", "False", "disk_space"),
     _fault(
         "workflow/plan.py", 'body.pop("hash", _hash(body)) != _hash(body)', 'body.pop("hash", "") == 1', "plan_file"
@@ -83,7 +83,7 @@ FAULTS = (
         "checkpoint_round_trip",
     ),
     _fault("workflow/checkpoint/reshape.py", "(first - span.start) * size", "first * size", "checkpoint_reshape"),
-    _fault("workflow/checkpoint/manifest.py", 'body.get("version") != VERSION', "False", "checkpoint_damage"),
+    _fault("workflow/checkpoint/manifest.py", 'body.get("version") != version', "False", "checkpoint_damage"),
     # Data.
     _fault("workflow/data/order.py", "_key(self._seed, epoch, 1)", "_key(self._seed, 0, 1)", "data_order"),
     _fault("workflow/data/batches.py", "return indices, last - first", "return indices, len(indices)", "data_batches"),
@@ -95,8 +95,8 @@ FAULTS = (
     ),
     _fault(
         "workflow/graph/objective/loss.py",
-        'loss = edit("Mul", difference, difference) if square else edit("Abs", difference)',
-        'loss = edit("Mul", difference, difference)',
+        'loss = edit("Abs", edit("Sub", name, label))',
+        'loss = edit("Sub", name, label)',
         "loss_graph",
         "graph_build_loss",
     ),

@@ -97,8 +97,8 @@ def lines(files: Sequence[Path]) -> Iterator[bytes]:
     """Every line with its newline, which is added to the last line of a file if necessary; empty lines are omitted."""
     for path in files:
         with _opened(path) as file:
-            while line := file.readline(LONGEST_LINE):
-                if len(line) == LONGEST_LINE:
+            while line := file.readline(LONGEST_LINE + 1):
+                if len(line) > LONGEST_LINE:
                     raise UserError(f"has a line of more than {LONGEST_LINE >> 20} MiB", where=str(path))
                 text = line.rstrip(b"\r\n")
                 if text:
