@@ -268,3 +268,15 @@ def test_ragged_slices_keep_their_own_range(tmp_path: Path) -> None:
 )
 def test_only_a_recorded_range_shows_that_all_is_finite(least: float | None, most: float | None, finite: bool) -> None:
     assert Column(np.dtype(np.float32), (), minimum=least, maximum=most).is_finite == finite
+
+
+def test_whether_every_column_has_a_recorded_range(tmp_path: Path) -> None:
+    numbers, batch = np.arange(3.0), pa.record_batch({"x": pa.array([1.5, 2.5])})
+    assert write_batches(tmp_path / "own.arrow", {"x": numbers, "y": numbers}).has_ranges
+    assert not Dataset.open(write_arrow(tmp_path / "foreign.arrow", batch)).has_ranges
+
+
+def test_a_sample_may_be_empty(tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"tokens": ragged([[], [1, 2], []])})
+    assert dataset.lengths("tokens").tolist() == [0, 2, 0]
+    assert [sample.tolist() for sample in dataset.read_ragged("tokens", np.arange(3))] == [[], [1, 2], []]

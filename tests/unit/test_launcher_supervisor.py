@@ -21,13 +21,14 @@ from ortflow.launchers.budget import MOST_WITHOUT_STEP
 from ortflow.launchers.cause import Cause
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.stop import GROWTH, Stop, read_request, write_request
-from ortflow.launchers.supervised import GRACE, AttemptNodes, Job
+from ortflow.launchers.supervised import AttemptNodes, Job, grace_of
 from ortflow.launchers.supervisor import Supervisor, _grew
 from ortflow.launchers.watch import PATIENCE, PATIENCE_REPORTED, TICK
 from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
 from ortflow.workflow.rundir import RunDir, append_json_line
-from ortflow.workflow.spec.run import Backoff, Restart
+from ortflow.workflow.spec.program import ProgramSection
+from ortflow.workflow.spec.run import Backoff, CheckpointSection, ProgramRunSpec, Restart, RunSpec
 
 PERIODS = 2 * TICK
 """Seconds by which a supervisor that looks every TICK may be late."""
@@ -162,8 +163,22 @@ def test_ranks_that_do_not_leave_in_their_grace_are_killed(tmp_path: Path) -> No
     (attempt,) = bench.started
     assert attempt.asked_at is not None
     assert attempt.killed_at is not None
-    assert attempt.killed_at - attempt.asked_at == pytest.approx(GRACE, abs=PERIODS)
-    assert f"did not leave within {GRACE:g} s" in bench.ends()[0]["cause"]
+    assert attempt.killed_at - attempt.asked_at == pytest.approx(30.0, abs=PERIODS)
+    assert "did not leave within 30 s" in bench.ends()[0]["cause"]
+
+
+@pytest.mark.parametrize(("own", "seconds"), [(1.0, 30.0), (19.0, 30.0), (21.0, 31.0), (60.0, 70.0)])
+def test_a_program_has_its_own_time_to_stop_and_its_rank_ten_seconds_more(own: float, seconds: float) -> None:
+    program = ProgramRunSpec(name="run", program=ProgramSection(script="train.py", stop_seconds=own))
+    assert grace_of(program) == seconds
+    assert grace_of(program, 65.0) == max(65.0, seconds)
+    assert grace_of(RunSpec.model_construct(program=None), 65.0) == 65.0
+
+
+def test_a_start_waits_for_space_as_long_as_a_save(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RUNS_ON)
+    job = Job(bench.run, 2, bench.restart, bench.start, lambda: None)
+    assert job.room_seconds == CheckpointSection().wait_for_room
 
 
 def test_cancel_now_does_not_wait_for_the_grace(tmp_path: Path) -> None:

@@ -33,10 +33,9 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "workflow/checkpoint/writer.py": _unit("checkpoint_writer", "checkpoint_commit"),
         "workflow/checkpoint/image.py": _unit("checkpoint_commit", "checkpoint_writer"),
         "workflow/checkpoint/reshape.py": _unit("checkpoint_reshape"),
-        "workflow/checkpoint/identity.py": (
-            *_unit("checkpoint_reshape"),
-            "tests/integration/test_checkpoint_identity.py",
-        ),
+        "workflow/checkpoint/identity.py": _unit("run_identity", "checkpoint_reshape"),
+        "workflow/checkpoint/folder_lock.py": _unit("checkpoint_folder_lock"),
+        "workflow/checkpoint/program.py": _unit("checkpoint_of_a_program"),
     },
     "workflow/spec/checks": {
         f"workflow/spec/checks/{name}.py": _unit("spec_check", *more)
@@ -68,7 +67,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "workflow/data/dataset.py": _unit("data_set", "data_check"),
         "workflow/data/inputs.py": _unit("data_check", "tokens"),
         "workflow/data/feed.py": _unit("data_feed", "data_check"),
-        "workflow/data/scan.py": _unit("data_check"),
+        "workflow/data/scan.py": _unit("data_scan", "data_check"),
         "workflow/data/schema.py": _unit("data_set", "data_check"),
         "workflow/data/source_formats.py": _unit("source_formats", "data_convert"),
         "workflow/data/text.py": _unit("data_text", "data_convert"),
