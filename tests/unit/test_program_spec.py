@@ -69,14 +69,58 @@ def test_short_forms() -> None:
         ("program: a.py\nparallel: {zero: 1}", ["parallel: is for models … remove it"]),
         ("program: a.py\nexport: {tolerance: 0.1}", ["export.tolerance: is for models … remove it"]),
         ("program: a.py\nresources: {kernels: onnxruntime}", ["resources.kernels: is for models … remove it"]),
-        ("program: {scrpt: a.py}", ["program: names no program …", "program.scrpt: unknown key; did you mean script?"]),
+        ("program: a.py\ncheckpoint: {asynchronous: false}", ["checkpoint.asynchronous: is for models … remove it"]),
+        ("program: a.py\ncheckpoint: {exact: false}", ["checkpoint.exact: is for models … remove it"]),
+        ("program: a.py\nmonitor: {runtime_log: info}", ["monitor.runtime_log: is for models … remove it"]),
+        ("program: a.py\nresources: {cuda_graph: false}", ["resources.cuda_graph: is for models … remove it"]),
+        (
+            "program: {script: a.py, module: b, function: 'c:d', command: [e]}",
+            [
+                f"program.{key}: cannot be combined with program.script … use one"
+                for key in ("module", "function", "command")
+            ],
+        ),
+        ("program: {function: 'a.b'}", ["program.function: is 'a.b' … pkg.mod:main"]),
+        ("program: {function: 'a:1'}", ["program.function: is 'a:1' … pkg.mod:main"]),
+        ("program: {module: .a}", ["program.module: is '.a' … pkg.mod"]),
+        ("program: {script: a.py, env: {'A=B': c}}", ["program.env.A=B: is not the name of an environment variable …"]),
+        ("program: {command: [a, '{n}']}", ["program.command[1]: … parameter n … program.parameters.n"]),
+        (
+            "program: {function: 'a:b', start: accelerate}",
+            ["program.start: is accelerate … scripts and modules … script"],
+        ),
+        (
+            "program: {script: a.py, start: accelerate}\nresources: {ranks_per_node: 2}",
+            ["program.start: is accelerate … GPUs only … torchrun"],
+        ),
+        (
+            "program: {script: a.py, start: horovod}\nresources: {nodes: 2}",
+            ["program.start: is horovod … other nodes by ssh … direct"],
+        ),
+        ("program: {scrpt: a.py}", ["program.scrpt: unknown key; did you mean script?"]),
+        ("program: {args: [a], cwd: b}", ["program: names no program …"]),
     ],
 )
 def test_what_is_refused(text: str, reported: list[str], tmp_path: Path) -> None:
-    found = faults(tmp_path, f"name: a\n{text}\n")
-    assert len(found) <= len(reported)
-    assert all(any(alike([fault.partition(" ")[2]], [one]) for one in reported) for fault in found), found
-    assert found
+    found = [fault.partition(" ")[2] for fault in faults(tmp_path, f"name: a\n{text}\n")]
+    assert len(found) == len(reported), found
+    assert all(any(alike([fault], [one]) for fault in found) for one in reported), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "program: {script: a.py, start: accelerate}",
+        "program: {script: a.py, start: accelerate}\nresources: {ranks_per_node: 2, gpus_per_rank: 1}",
+        "program: {script: a.py, start: horovod}\nresources: {ranks_per_node: 2}",
+        "program: {module: a.b_1, start: torchrun, env: {A: b}}",
+        "program: {function: 'a.b:c_1.d', args: ['{n', '{}']}",
+        "program: {command: [a, '{n}'], parameters: {n: 1}}",
+        "program: a.py\nexport: {path: there}\ncheckpoint: {every_steps: 3}",
+    ],
+)
+def test_what_is_accepted(text: str, tmp_path: Path) -> None:
+    assert faults(tmp_path, f"name: a\n{text}\n") == []
 
 
 def test_an_override_of_a_trainer_is_refused(tmp_path: Path) -> None:
