@@ -256,10 +256,10 @@ def test_the_padding_of_probabilities_is_one(tmp_path: Path) -> None:
 
 
 def test_labels_of_classes(tmp_path: Path) -> None:
-    dataset = write_batches(tmp_path / "set.arrow", {"y": np.array([0, 2, 7, -3, -100])})
+    dataset = write_batches(tmp_path / "set.arrow", {"y": np.array([0, 2, 3, -3, -100])})
     label = data("y", (None,), role="label")
     reported = faults(dataset, [label], bounds={"y": 3}, classes=["y"], ignore_index=-100)[0]
-    assert mentions(reported, "sample 2 … 'y' holds 7", "3 classes, 0 to 2", "-100")
+    assert mentions(reported, "sample 2 … 'y' holds 3", "3 classes, 0 to 2", "-100")
     assert "vocabulary" not in reported
     unknown_number = faults(dataset, [label], classes=["y"], ignore_index=-100)[0]
     assert mentions(unknown_number, "sample 3 … 'y' holds -3", "from 0 on")
@@ -269,7 +269,7 @@ def test_labels_of_classes(tmp_path: Path) -> None:
 def test_a_token_beyond_the_vocabulary(known: bool, tmp_path: Path) -> None:
     """With or without ranges in the file, the first sample that has one is named."""
     values = np.full((9000, 4), 7)
-    values[8500, 3], values[8600, 0] = 300, -2
+    values[8500, 3], values[8600, 0] = 256, -2
     if known:
         dataset = write_batches(tmp_path / "set.arrow", {"tokens": values[:100]}, {"tokens": values[100:]})
     else:
@@ -284,12 +284,12 @@ def test_a_token_beyond_the_vocabulary(known: bool, tmp_path: Path) -> None:
         inputs = [data(name, (None, None), role="label" if name == "labels" else "data")]
         return faults(dataset, inputs, {name: source}, {name: bound}, **options)
 
-    assert mentions(reported("ids", "tokens", 256)[0], "sample 8500", "'tokens' holds 300", "0 to 255")
+    assert mentions(reported("ids", "tokens", 256)[0], "sample 8500", "'tokens' holds 256", "0 to 255")
     assert mentions(reported("ids", "tokens[:3]", 256)[0], "sample 8600 … column 'tokens' … -2")
-    assert mentions(reported("labels", "tokens", 301, ignore_index=-100)[0], "sample 8600 … column 'tokens' … -2")
+    assert mentions(reported("labels", "tokens", 257, ignore_index=-100)[0], "sample 8600 … column 'tokens' … -2")
     assert check(dataset, [data("ids", (None, 2))], {"ids": "tokens[1:3]"}, {"ids": 256})
     labels = [data("labels", (None, 4), role="label")]
-    assert check(dataset, labels, {"labels": "tokens"}, {"labels": 301}, ignore_index=-2)
+    assert check(dataset, labels, {"labels": "tokens"}, {"labels": 257}, ignore_index=-2)
 
 
 def test_a_token_beyond_the_vocabulary_in_variable_samples(tmp_path: Path) -> None:

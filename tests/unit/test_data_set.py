@@ -211,7 +211,8 @@ def test_nan_is_reported_but_not_a_fault(tmp_path: Path) -> None:
         ({"x": np.array(["a"])}, "array 'x' holds <U1"),
         ({"x": np.array([1j])}, "complex"),
         ({"x": np.array(5)}, "array 'x' holds one number"),
-        ({"x": np.ones((3, 0))}, "samples of shape"),
+        ({"x": np.ones((3, 0))}, r"array 'x' holds samples of shape \[0\]"),
+        ({"x": np.ones((3, 2, 0))}, r"samples of shape \[2, 0\]"),
     ],
 )
 def test_invalid_columns_are_not_written(columns: Any, reported: str, tmp_path: Path) -> None:
