@@ -42,6 +42,7 @@ def graph(*nodes: onnx.NodeProto, outputs: tuple[str, ...] = ("loss",)) -> onnx.
 
 def path(model: onnx.ModelProto) -> tuple[set[str], Path]:
     found = gradient_path(model.graph, shapes.value_types(model), ["w"], ["loss"])
+    assert found.nodes <= {*range(len(model.graph.node))}
     return {model.graph.node[place].name for place in found.nodes}, found
 
 
@@ -118,3 +119,42 @@ def test_a_loop_on_the_path_is_named() -> None:
     )
     with pytest.raises(UserError, match=r"node 'h' \(Loop\).*cannot be differentiated"):
         make_differentiable(model, ["w"], "loss")
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "carry"),
+    [
+        ("BatchNormalization", 5, {0, 1, 2}),
+        ("Clip", 3, {0}),
+        ("Dropout", 2, {0}),
+        ("EyeLike", 1, set()),
+        ("OneHot", 3, set()),
+        ("Pad", 3, {0}),
+        ("Range", 3, set()),
+        ("Resize", 4, {0}),
+        ("SoftmaxCrossEntropyLoss", 3, {0}),
+        ("Where", 3, {1, 2}),
+        ("Conv", 3, {0, 1, 2}),
+    ],
+)
+def test_which_inputs_of_an_operator_carry_a_gradient(op: str, inputs: int, carry: set[int]) -> None:
+    """Each input is the only parameter in turn. Integers and truths have no gradient, whatever their place."""
+    others = {("Pad", 1): TensorProto.INT64, ("Resize", 3): TensorProto.INT64, ("Where", 0): TensorProto.BOOL,
+              ("SoftmaxCrossEntropyLoss", 1): TensorProto.INT64}  # fmt: skip
+    names = [f"input{place}" for place in range(inputs)]
+    types = {
+        name: helper.make_tensor_type_proto(others.get((op, place), TensorProto.FLOAT), [4])
+        for place, name in enumerate([*names, "y"])
+    }
+    made = helper.make_graph([node(op, *names, output="y")], "test", [], [])
+    found = [gradient_path(made, types, [name], ["y"]) for name in names]
+    assert {place for place, each in enumerate(found) if each.nodes} == carry
+    assert all(each.nodes <= {0} for each in found)
+    assert [each.reached for each in found] == [
+        frozenset([name]) if place in carry else frozenset() for place, name in enumerate(names)
+    ]
+
+
+def test_a_value_without_a_known_type_may_carry_a_gradient() -> None:
+    made = helper.make_graph([node("Relu", "a", output="b"), node("Neg", "b", output="y")], "test", [], [])
+    assert gradient_path(made, {}, ["a"], ["y"]).nodes == {0, 1}
