@@ -149,8 +149,8 @@ def test_dividing_several_texts_keeps_files_whole(tmp_path: Path) -> None:
     run("convert", source, "--text", "--length", 10, "--eval-fraction", 0.3, "-o", tmp_path / "set")
     train, held_out = (set(fixed(tmp_path / "set" / f"{part}.arrow", "tokens").flat) for part in ("train", "eval"))
     assert not train & held_out
-    assert len(held_out) == 6
-    assert held_out != set(range(6)), "the first files by name are not a fair sample"
+    # Not the first files by name, and the same in every version: a set that is converted again is divided as before.
+    assert held_out == {2, 5, 8, 13, 16, 19}
     assert len(train | held_out) == 20
 
 

@@ -234,9 +234,15 @@ def test_slices_of_lists_keep_their_own_range() -> None:
     lists = pa.FixedSizeListArray.from_arrays(numbers, 3)
     column = column_of(pa.field("x", lists.type))
     np.testing.assert_array_equal(view(lists.slice(2, 4), "x", column), np.arange(6, 18).reshape(4, 3))
-    missing = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2))
-    with pytest.raises(UnusableError, match="missing"):
-        view(missing, "x", column_of(pa.field("x", missing.type)))
+    pairs = pa.list_(pa.int32(), 2)
+    behind = [pa.array([1, 2, 3, 4], pa.int32()), pa.array([1, 2, None, None], pa.int32())]
+    for missing in (
+        pa.array([[1, 2], None, [3, 4]], pairs),
+        pa.Array.from_buffers(pairs, 2, [pa.py_buffer(b"\1")], children=behind[:1]),
+        pa.Array.from_buffers(pairs, 2, [None], children=behind[1:]),
+    ):
+        with pytest.raises(UnusableError, match="missing"):
+            view(missing, "x", column_of(pa.field("x", missing.type)))
 
 
 def test_a_rank_does_not_pay_for_unused_functions(tmp_path: Path) -> None:
