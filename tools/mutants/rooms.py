@@ -76,17 +76,17 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "workflow/optim": {
         "workflow/optim/schedule.py": _unit("optim_schedule"),
-        "workflow/optim/sgd.py": _unit("optim_graph", "optimizers"),
+        "workflow/optim/sgd.py": _unit("optim_graph"),
         "workflow/optim/adam.py": _unit("optim_graph", "optimizers"),
         "workflow/optim/lamb.py": _unit("optim_graph", "optimizers"),
         "workflow/optim/lamb_shares.py": _unit("zero", "queued_zero"),
         "workflow/optim/gradient.py": _unit("optim_gradient_queued", "optim_gradient"),
-        "workflow/optim/guard.py": _unit("optim_graph", "trainer_skipped_steps"),
+        "workflow/optim/guard.py": _unit("optim_guard"),
         "workflow/optim/segments.py": _unit("optim_segments"),
         "workflow/optim/after_step.py": _unit("queued_ahead", "loss_scale"),
         "workflow/optim/whole_tensors.py": _unit("optim_whole_tensors"),
-        "workflow/optim/builder.py": _unit("optim_graph", "optimizers"),
-        "workflow/optim/graph.py": _unit("optim_graph", "optimizers"),
+        "workflow/optim/builder.py": _unit("optim_graph"),
+        "workflow/optim/graph.py": _unit("optim_graph"),
     },
     "workflow/graph/autodiff": {
         f"workflow/graph/autodiff/{name}.py": _unit(*tests)
