@@ -31,7 +31,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "workflow/checkpoint/store.py": _unit("checkpoint_store", "checkpoint_commit", "checkpoint_retain"),
         "workflow/checkpoint/tensors.py": _unit("checkpoint_tensors", "checkpoint_commit"),
         "workflow/checkpoint/writer.py": _unit("checkpoint_writer", "checkpoint_commit"),
-        "workflow/checkpoint/image.py": _unit("checkpoint_commit", "checkpoint_writer"),
+        "workflow/checkpoint/image.py": _unit("checkpoint_image"),
         "workflow/checkpoint/reshape.py": _unit("checkpoint_reshape"),
         "workflow/checkpoint/identity.py": _unit("run_identity", "checkpoint_reshape"),
         "workflow/checkpoint/folder_lock.py": _unit("checkpoint_folder_lock"),
@@ -45,16 +45,18 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             ("elastic", "elastic"),
             ("gpus", "spec_gpus"),
             ("nodes", "elastic"),
-            ("program", "program_spec"),
             ("parallel", "replicas"),
             ("sync",),
             ("slurm", "spec_slurm", "manifest_slurm"),
             ("slurm_flags", "spec_slurm"),
             ("slurm_syntax", "spec_slurm"),
             ("kubernetes", "kubernetes_spec", "kubernetes_validate"),
-            ("kubernetes_native", "kubernetes_spec", "kubernetes_validate"),
             ("kubernetes_syntax", "kubernetes_spec", "kubernetes_validate"),
         )
+    }
+    | {
+        "workflow/spec/checks/kubernetes_native.py": _unit("kubernetes_native"),
+        "workflow/spec/checks/program.py": _unit("program_spec"),
     },
     "workflow/data": {
         "workflow/data/order.py": _unit("data_order", "data_batches"),
