@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes_runs import EVERYTHING, contents_of, one, rendered, run_file, spec_of_file
+from kubernetes_runs import EVERYTHING, contents_of, one, pod_of, rendered, run_file, spec_of_file
 from kubernetes_wrong import OURS, SERVERS, Wrong
 from messages import alike, mentions
 from run_files import SMALL, reported, spec_of
@@ -131,7 +131,12 @@ def test_amounts_may_be_numbers_and_keys_without_a_value_are_absent() -> None:
         "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": 1000}}],
     }
     patch = {"spec": {"mpiReplicaSpecs": {"Worker": {"template": {"spec": pod}}}}}
-    rendered(run_file({"overlay": [{"kind": "MPIJob", "patch": patch}]}))
+    job = one(rendered(run_file({"overlay": [{"kind": "MPIJob", "patch": patch}]})), "MPIJob")
+    made = pod_of(job, "Worker")
+    (worker,) = (each for each in made["containers"] if each["name"] == "worker")
+    assert worker["resources"]["limits"] == {"cpu": 2, "memory": "1Gi"}
+    assert worker.get("lifecycle") is None
+    assert {"name": "scratch", "emptyDir": {"sizeLimit": 1000}} in made["volumes"]
 
 
 @pytest.mark.parametrize("key", ["Launcher", "Worker"])

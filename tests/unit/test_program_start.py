@@ -128,7 +128,13 @@ def test_what_is_a_program(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [("train.py", "train"), ("Train GPT_2.py", "train-gpt-2"), ("__.py", "program"), (f"{'a' * 60}.py", "a" * 52)],
+    [
+        ("train.py", "train"),
+        ("Train GPT_2.py", "train-gpt-2"),
+        ("__.py", "program"),
+        (f"{'a' * 60}.py", "a" * 52),
+        (f"{'a' * 51}_bc.py", "a" * 51),
+    ],
 )
 def test_the_name_of_a_run(file: str, name: str) -> None:
     assert name_of(Path(file)) == name
