@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gradients import check, gradients_of, model_of
+from onnx import TensorProto, helper
 from onnx.reference.op_run import OpRun
+
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.onnx_runtime import onnxruntime
 
 RANDOM = np.random.default_rng(2)
 VALUES = RANDOM.normal(size=(3, 4)) * 3
@@ -108,3 +112,33 @@ def test_gelu_with_a_bias(kind: type[OpRun], parameters: list[str]) -> None:
     x = "a" if "a" in parameters else "xa"
     inputs = {x: VALUES, "bias": RANDOM.normal(size=4)}
     check(kind.__name__, inputs, parameters, domain="com.microsoft", new_ops=[kind])
+
+
+@pytest.mark.parametrize(
+    ("operator", "given", "slope"),
+    [
+        (
+            "GeluGrad",
+            lambda x: x,
+            lambda x: (1 + ERF(x / math.sqrt(2))) / 2 + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi),
+        ),
+        ("FastGeluGrad", lambda x: x, lambda x: (fast_gelu(x + 1e-6) - fast_gelu(x - 1e-6)) / 2e-6),
+        ("SigmoidGrad", lambda x: 1 / (1 + np.exp(-x)), lambda x: np.exp(-x) / (1 + np.exp(-x)) ** 2),
+    ],
+)
+def test_gradient_operators_are_composed_of_standard_ones(operator: str, given: Any, slope: Any) -> None:
+    """SigmoidGrad takes the sigmoid; `optimize.gelu` writes it."""
+    x, outer = np.linspace(-4, 4, 33), np.linspace(1, 2, 33)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [33]) for name in ("dy", "v", "dx")]
+    made = helper.make_node(operator, ["dy", "v"], ["dx"], "node", domain="com.microsoft")
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([made], "case", values[:2], values[2:])
+    model = compose(helper.make_model(graph, ir_version=10, opset_imports=opsets))
+    assert not any(node.domain for node in model.graph.node)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(["dx"], {"dy": outer.astype(np.float32), "v": given(x).astype(np.float32)})
+    np.testing.assert_allclose(found, outer * slope(x), rtol=1e-5, atol=1e-6)
+
+
+def fast_gelu(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
