@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from gradients import check, model_of
+from onnx import TensorProto, helper
 from onnx.reference.op_run import OpRun
 
+from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.onnx_runtime import onnxruntime
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(2, 3, 4))
@@ -92,3 +95,39 @@ def test_cross_entropy_whose_log_probabilities_are_used() -> None:
     inputs = {"a": RANDOM.normal(size=(5, 3)), "xlabels": RANDOM.integers(0, 3, 5)}
     check("SoftmaxCrossEntropyLoss", inputs, ["a"], outputs=2, uses=(0, 1))
     check("SoftmaxCrossEntropyLoss", inputs, ["a"], outputs=2, uses=(1,))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known rank", "unknown rank"])
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("outputs", [("dx", "", ""), ("", "ds", ""), ("", "", "db"), ("dx", "ds", "db")], ids=" ".join)
+def test_any_outputs_of_the_gradient_in_standard_operators(outputs: tuple[str, ...], axis: int, known: bool) -> None:
+    shape = [2, 3, 4]
+    random = np.random.default_rng(7)
+    x, dy, scale = (random.standard_normal(size) for size in (shape, shape, shape[axis:]))
+    axes = tuple(range(axis, 0))
+    mean = x.mean(axes, keepdims=True)
+    inverse = 1 / np.sqrt(((x - mean) ** 2).mean(axes, keepdims=True) + 1e-5)
+    normal, scaled = (x - mean) * inverse, dy * scale
+    along = (scaled * normal).mean(axes, keepdims=True)
+    rows = tuple(range(3 + axis))
+    expected = {
+        "dx": (scaled - scaled.mean(axes, keepdims=True) - normal * along) * inverse,
+        "ds": (dy * normal).sum(rows),
+        "db": dy.sum(rows),
+    }
+    given = {"dy": dy, "x": x, "scale": scale, "mean": mean, "inverse": inverse}
+    node = helper.make_node("LayerNormalizationGrad", [*given], outputs, "node", domain="com.microsoft", axis=axis)
+    described = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape if known or name == "scale" else None)
+        for name, array in given.items()
+    ]
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs if name]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    model = compose(
+        helper.make_model(helper.make_graph([node], "case", described, made), ir_version=10, opset_imports=opsets)
+    )
+    assert not any(each.domain for each in model.graph.node)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = session.run(None, {name: array.astype(np.float32) for name, array in given.items()})
+    for name, found in zip(filter(None, outputs), results, strict=True):
+        np.testing.assert_allclose(found, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)

@@ -80,6 +80,7 @@ def test_each_volume_has_a_name_of_its_own() -> None:
         ({"env": [{"name": "A", "$patch": "remove"}]}, "env.0.$patch", ("delete or replace", "'remove'")),
         ({"env": [{"name": "A", "valueFrom": {"$x": 1}}]}, "env.0.valueFrom.$x", ("not a directive",)),
         ({"ports": [{"containerPort": 1, "port": 2}]}, "ports.0", ("no containerPort or port",)),
+        ({"env": [{"$patch": "replace"}, {"value": "1"}]}, "env.1", ("no name",)),
         ({"ports": [{"protocol": "TCP"}]}, "ports.0", ("no containerPort or port",)),
     ],
 )
