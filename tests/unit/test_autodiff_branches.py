@@ -345,8 +345,9 @@ def test_the_mode_of_a_dropout_in_a_branch_is_read_from_its_own_constant(trainin
         mode = node("Constant -> mode", value=numpy_helper.from_array(np.array(training)))
         other_constant = numpy_helper.from_array(np.array(not training))
         constants = [mode]
-        constants.insert(place, node("Constant -> unread", value=other_constant))
-        then = Branch([*constants, node("Dropout x ratio mode -> d"), node("Sin d -> t")], ["t"])
+        constants.insert(place, node("Constant -> other", value=other_constant))
+        nodes = [node("Dropout x ratio mode -> d"), node("Sin d -> s"), node("Where other s x -> t")]
+        then = Branch([*constants, *nodes], ["t"])
         return [choice("c", then, Branch([node("Neg x -> e")], ["e"]), "y", real)]
 
     inputs, constants = {"c": np.array(True), "x": X}, {"ratio": np.array(0.5)}

@@ -87,7 +87,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "workflow/optim/segments.py": _unit("optim_segments"),
         "workflow/optim/after_step.py": _unit("queued_ahead", "loss_scale"),
         "workflow/optim/whole_tensors.py": _unit("optim_whole_tensors"),
-        "workflow/optim/builder.py": _unit("optim_graph"),
+        "workflow/optim/builder.py": _unit("optim_builder", "optim_graph"),
         "workflow/optim/graph.py": _unit("optim_graph"),
     },
     "workflow/graph/autodiff": {

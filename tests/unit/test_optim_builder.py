@@ -1,0 +1,46 @@
+"""Versions of the optimizers' graphs: what ONNX Runtime 1.19.2, the oldest supported release, can load."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from ortflow.workflow.optim.builder import ROW, Builder
+
+
+@pytest.mark.parametrize(
+    ("kernels", "domains", "own"), [(False, (), []), (True, (), ["ortflow"]), (True, ("a.b",), ["a.b", "ortflow"])]
+)
+def test_versions_and_domains(kernels: bool, domains: tuple[str, ...], own: list[str]) -> None:
+    model = Builder("name", kernels=kernels, domains=domains).model()
+    assert (model.ir_version, model.graph.name, model.producer_name) == (8, "name", "ortflow")
+    found = [(each.domain, each.version) for each in model.opset_import]
+    assert found == [("", 18), ("com.microsoft", 1), *((domain, 1) for domain in own)]
+
+
+def test_a_sum_of_squares_remembers_its_vector() -> None:
+    build = Builder("name")
+    values = build.input("values", 2 * ROW)
+    total = build.square_sum(values, "total")
+    assert (total, build.square_sums) == ("total", {"total": "values"})
+    build.output(build.root(total), 1)
+    onnx.checker.check_model(build.model(), full_check=True)
+    rows = onnx.numpy_helper.to_array(build.graph.initializer[0])
+    assert np.array_equal(rows, [-1, 64])
+
+
+def test_an_operator_of_ours_is_of_the_first_domain() -> None:
+    build = Builder("name", kernels=True, domains=["a.b"])
+    name = build.own("Operator", build.input("values", 64), TensorProto.DOUBLE)
+    assert [(node.op_type, node.domain, list(node.output)) for node in build.graph.node] == [
+        ("Operator", "a.b", [name])
+    ]
+    (described,) = build.graph.value_info
+    kind = described.type.tensor_type
+    assert (described.name, kind.elem_type, [dim.dim_value for dim in kind.shape.dim]) == (
+        name,
+        TensorProto.DOUBLE,
+        [1],
+    )
