@@ -72,3 +72,10 @@ def test_elsewhere_the_faster_product_stays(steps: tuple[str, ...]) -> None:
     assert "v0" not in steep_values(model.graph, tensors)
     made, _ = differentiate(model, ["p"], "loss")
     assert "Where" not in {node.op_type for node in made.graph.node}
+
+
+def test_operators_of_other_domains_are_passed_over() -> None:
+    """They are steep nowhere, and a root before them is."""
+    model = model_of("Relu", "Sqrt", "Log", "Neg")
+    model.graph.node[2].domain = "com.microsoft"
+    assert steep_values(model.graph, {}) == {"v0"}
