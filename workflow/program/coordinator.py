@@ -199,10 +199,9 @@ class Coordinator:
         commit.ended[member] = error
         if {*commit.ended} != commit.asked:
             return []
-        failed = {rank: error for rank, error in sorted(commit.ended.items()) if error is not None}
-        if failed:
-            rank, error = next(iter(failed.items()))
-            return self._no_commit(f"rank {rank}: {error}")
+        for _, failure in sorted(commit.ended.items()):
+            if failure is not None:
+                return self._no_commit(failure)
         commit.closing = True
         return [(0, {"kind": "list", "step": step})]
 

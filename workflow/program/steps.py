@@ -18,6 +18,7 @@ from ortflow.workflow.checkpoint.identity import Identity
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.verify import verify
+from ortflow.workflow.disk_space import RECORDS, OutOfDisk, has_room
 from ortflow.workflow.engine import Step
 from ortflow.workflow.errors import (
     EXIT_DONE,
@@ -32,6 +33,7 @@ from ortflow.workflow.program.channel import Lost
 from ortflow.workflow.program.child import Child
 from ortflow.workflow.program.command import PACKAGES, command_of, node_command
 from ortflow.workflow.program.context import ProgramContext
+from ortflow.workflow.program.endings import may_lack_disk
 from ortflow.workflow.program.loop import Loop
 from ortflow.workflow.program.record import save_packages, save_record, take_record
 from ortflow.workflow.program.rendezvous import SECONDS, alone, gather, join
@@ -240,6 +242,8 @@ def conclude(context: ProgramContext) -> None:
         raise Preempted(f"{ending.sentence}{saved}")
     if ending.code == EXIT_USER:
         raise UserError(ending.sentence)
+    if may_lack_disk(ending) and not has_room(context.run_dir.root, RECORDS):
+        raise OutOfDisk(context.run_dir.root, RECORDS)
     raise (OthersEnded if ending.communication else OrtflowError)(ending.sentence)
 
 
