@@ -114,19 +114,25 @@ def test_a_program_knows_the_grace_of_a_preemption(programs: Cluster) -> None:
     run = Run(programs, "deadline")
     wait_until(lambda: "job ends" in first_log(run), 120, run.transcript)
     ends, left = map(int, re.findall(r"job ends (\d+) (\d+)", first_log(run))[0])
-    assert abs(ends - int(programs.testbed.reported("squeue", "-h", "-o", "%e", "-j", run.job))) <= 5
+    shown = programs.testbed.reported("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-o", "%e", "-j", run.job)
+    assert abs(ends - int(shown)) <= 5
     assert 1700 < left < 1800
     programs.testbed.preempt(run.job, seconds=1)
     wait_until(lambda: "left SIG" in first_log(run), 60, run.transcript)
     seconds = float(re.findall(r"left SIG\w+ ([\d.]+)", first_log(run))[0])
     kill = int(re.findall(r"KillWait\s*=\s*(\d+)", programs.testbed.reported("scontrol", "show", "config"))[0])
-    assert 30 + kill - 3 < seconds <= 30 + kill, f"grace 30 s and KillWait {kill} s"
-    assert programs.ortflow("cancel", "deadline", timeout=120).returncode == 0
+    assert 30 + kill - 3 < seconds <= 31 + kill, f"grace 30 s and KillWait {kill} s"
+    programs.testbed.grace(0)
+    wait_until(lambda: "job ends" in first_log(run, 1), 120, run.transcript)
+    programs.testbed.reported("scancel", run.job)
+    wait_until(lambda: "left SIG" in first_log(run, 1), 60, run.transcript)
+    seconds = float(re.findall(r"left SIG\w+ ([\d.]+)", first_log(run, 1))[0])
+    assert kill - 3 < seconds <= kill, "no grace"
 
 
-def first_log(run: Run) -> str:
+def first_log(run: Run, attempt: int = 0) -> str:
     try:
-        return log(run, 0)
+        return log(run, 0, attempt)
     except FileNotFoundError:
         return ""
 
@@ -200,7 +206,7 @@ def test_status_logs_list_cancel_and_resume(programs: Cluster) -> None:
 
 ELASTIC = """
 restart: {failures: 0, preemptions: 0, grow_seconds: 2.0, backoff: {first: 0.0, limit: 0.0}}
-resources: {nodes: 3, min_nodes: 2, ranks_per_node: 1}
+resources: {nodes: 4, min_nodes: 3, ranks_per_node: 1}
 name: elastic
 program: elastic.py
 """
@@ -216,14 +222,14 @@ def test_a_program_goes_on_with_fewer_nodes(programs: Cluster) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     run = Run(programs, "elastic")
     run.until_step(25)
-    lost = programs.testbed.hosts(run.job)[2]
+    lost = programs.testbed.hosts(run.job)[3]
     programs.testbed.node("off", lost)
     run.until_attempt(1, 30)
-    assert run.records("start")[1]["world_size"] == 2
-    first = re.findall(r"2 ranks; begins after (\d+)", log(run, 0, attempt=1))
+    assert run.records("start")[1]["world_size"] == 3
+    first = re.findall(r"3 ranks; begins after (\d+)", log(run, 0, attempt=1))
     assert int(first[0]) >= 20
     programs.testbed.node("start", lost)
     wait_until(lambda: len(run.records("start")) > 2, ENDS, run.transcript)
     run.finish()
-    assert [start["world_size"] for start in run.records("start")] == [3, 2, 3], run.transcript()
+    assert [start["world_size"] for start in run.records("start")][:3] == [4, 3, 4], run.transcript()
     assert run.status()["failures"] == 0

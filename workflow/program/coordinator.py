@@ -16,6 +16,7 @@ Every rank process sends it messages, rank 0's own too; each call returns the me
 
 | to a rank | fields |
 |---|---|
+| `stop` | reason; `lead` adds the seconds until the scheduler kills the job, or None |
 | `prepare`, `verdict` | round, purpose, reason or check |
 | `begun`, `committed` | step, path or error |
 | `hash` | step, path, files |

@@ -1,17 +1,23 @@
-"""How long a program has to stop: until ortflow, the scheduler or the kubelet kills it. Pure."""
+"""How long a program has to stop: until ortflow, the scheduler or the kubelet kills it. Pure, except `ask_slurm`."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from ortflow.workflow.spec.run import ProgramRunSpec
 
-KILL_SECONDS = "ORTFLOW_KILL_SECONDS"
-"""Seconds between Slurm's SIGTERM and its SIGKILL: GraceTime of the partition and KillWait; the launcher sets it."""
-EARLY = 60.0
-"""Slurm checks time limits once a minute: the signal ahead of the limit comes up to this many seconds earlier."""
+END, KILL_WAIT = "SLURM_JOB_END_TIME", "ORTFLOW_KILL_WAIT"
+"""Variables of a rank under Slurm: the end of the job, in seconds since the epoch; seconds from SIGTERM to SIGKILL."""
 PODS_SHARE = 0.75
 """Share of the pods' grace that a program has to stop."""
+PATIENCE = 1.0
+"""Seconds that the answer about the job may take: the ranks wait for it."""
 
 
 def stop_limit(spec: ProgramRunSpec, launcher: str) -> float:
@@ -21,29 +27,45 @@ def stop_limit(spec: ProgramRunSpec, launcher: str) -> float:
     return min(spec.program.stop_seconds, PODS_SHARE * spec.backends.kubernetes.grace_seconds)
 
 
-def slurm_seconds(
-    environment: Mapping[str, str], lead: float, reason: str | None, now: float, asked_at: float
-) -> float | None:
-    """Seconds until Slurm kills the job, as far as it is known.
+def job_end(environment: Mapping[str, str], now: float) -> float | None:
+    """Seconds to the job's end, as it was when the attempt began; None if it is unknown."""
+    end = environment.get(END, "")
+    return int(end) - now if end.isdigit() else None
+
+
+def after_signal(reason: str, shown: str, environment: Mapping[str, str], now: float) -> float | None:
+    """Seconds until Slurm kills a job that has just got a signal; None if that is unknown.
 
     Parameters
     ----------
-    environment
-        Slurm's variables of the rank, and `KILL_SECONDS`.
-    lead
-        Seconds ahead of the time limit at which Slurm was asked to send a signal.
     reason
-        Why the run stops: the name of a signal, or a text; None before it was asked to.
-    now, asked_at
-        By the clock of the machine, in seconds since the epoch.
+        The signal's name.
+    shown
+        `scontrol show job --oneliner`, with times in seconds since the epoch; empty if there was no answer.
     """
-    end = environment.get("SLURM_JOB_END_TIME", "")
-    left = int(end) - now if end.isdigit() else None
-    if reason is None or not reason.startswith("SIG") or not environment.get("SLURM_JOB_ID"):
-        return left
-    ahead_of_limit = left is not None and left + (now - asked_at) <= lead + EARLY
-    kill = environment.get(KILL_SECONDS, "")
-    if ahead_of_limit or not kill:
-        return left
-    # A preemption or scancel: the time limit does not matter any more.
-    return float(kill) - (now - asked_at)
+    fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", shown))
+    kill_wait = environment.get(KILL_WAIT, "")
+    kill = float(kill_wait) if kill_wait else None
+    running, end = fields.get("JobState") == "RUNNING", fields.get("EndTime", "")
+    if running and end.isdigit():
+        # EndTime is moved to the end of a preemption's grace, after which the job has KillWait.
+        preempted = fields.get("PreemptTime", "None").isdigit()
+        return int(end) - now + ((kill or 0.0) if preempted else 0.0)
+    # Cancelled, or queued again: no grace. Without an answer, the signal ahead of the limit is the user's.
+    return kill if reason == "SIGTERM" or shown else job_end(environment, now)
+
+
+def ask_slurm(reason: str, environment: Mapping[str, str] = os.environ) -> float | None:
+    """Seconds until Slurm kills this rank's job after a signal; None where it is unknown. Waits at most PATIENCE."""
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job or not reason.startswith("SIG"):
+        return None
+    shown = ""
+    with suppress(OSError, subprocess.SubprocessError):
+        shown = subprocess.run(
+            ["scontrol", "show", "job", "--oneliner", job], env={**environment, "SLURM_TIME_FORMAT": "%s"},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=True,
+            # Slurm sends SIGTERM twice, to every process of the step.
+            preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+        ).stdout  # fmt: skip
+    return after_signal(reason, shown, environment, time.time())

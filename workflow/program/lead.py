@@ -8,6 +8,7 @@ from ortflow.workflow.program.channel import Message
 from ortflow.workflow.program.commit import Commits
 from ortflow.workflow.program.context import ProgramContext
 from ortflow.workflow.program.coordinator import Coordinator, Out
+from ortflow.workflow.program.deadline import ask_slurm
 
 
 class Lead:
@@ -20,7 +21,12 @@ class Lead:
 
     def receive(self, rank: int, message: Message) -> list[Out]:
         """A message of a rank."""
-        return self._coordinator.receive(rank, message, self._clock.monotonic())
+        found = self._coordinator.receive(rank, message, self._clock.monotonic())
+        if any(out["kind"] == "stop" for _, out in found):
+            # One rank asks, for all.
+            seconds = ask_slurm(str(message["reason"]))
+            found = [(to, {**out, "seconds": seconds} if out["kind"] == "stop" else out) for to, out in found]
+        return found
 
     def lost(self, rank: int) -> list[Out]:
         """The process of a rank is gone."""

@@ -20,7 +20,7 @@ from ortflow.workflow.program.child import Child
 from ortflow.workflow.program.commit import Hashing
 from ortflow.workflow.program.context import ProgramContext
 from ortflow.workflow.program.coordinator import Out
-from ortflow.workflow.program.deadline import slurm_seconds, stop_limit
+from ortflow.workflow.program.deadline import job_end, stop_limit
 from ortflow.workflow.program.endings import Ending, Known, ending_of
 from ortflow.workflow.program.lead import Lead
 from ortflow.workflow.program.library import Library
@@ -55,6 +55,8 @@ class Loop:
         self._asked: str | None = None
         self._sent_ask = False
         self._asked_at = 0.0
+        self._killed_in: float | None = None
+        """Seconds from the request to the scheduler's kill, if they are known."""
         self._killed: str | None = None
         self._failed: Message | None = None
         """Another rank's failure, because of which this one ends."""
@@ -163,7 +165,7 @@ class Loop:
         """A decision for this rank."""
         kind = message["kind"]
         if kind == "stop":
-            self._stop(str(message["reason"]))
+            self._stop(str(message["reason"]), message["seconds"])
         elif kind in ("prepare", "verdict"):
             self._library.send(message)
         elif kind == "begun":
@@ -193,11 +195,12 @@ class Loop:
             self._sent_ask = True
             self._tell({"kind": "asked", "reason": reason})
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, seconds: float | None) -> None:
         """All ranks stop: a program without a library gets a signal, the others agree on a step."""
         if self._asked is not None:
             return
         self._asked, self._asked_at = reason, self._clock.monotonic()
+        self._killed_in = seconds
         self._context.events.write("stop_requested", reason=reason)
         if not self._library.connected and self._child is not None:
             self._child.ask(signal.SIGTERM)
@@ -218,13 +221,12 @@ class Loop:
 
     def _seconds_left(self) -> float | None:
         """Seconds until the program is killed, if that is known."""
-        since, now = self._clock.monotonic() - self._asked_at, time.time()
-        lead = self._context.spec.backends.slurm.signal_seconds
-        by_slurm = slurm_seconds(os.environ, lead, self._asked, now, now - since)
-        found = [] if by_slurm is None else [by_slurm]
+        found = [job_end(os.environ, time.time())]
         if self._asked is not None:
-            found.append(self._limit - since)
-        return round(max(0.0, min(found)), 3) if found else None
+            since = self._clock.monotonic() - self._asked_at
+            found = [self._limit - since, found[0] if self._killed_in is None else self._killed_in - since]
+        known = [seconds for seconds in found if seconds is not None]
+        return round(max(0.0, min(known)), 3) if known else None
 
     # The end
 

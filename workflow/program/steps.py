@@ -203,14 +203,7 @@ def train(context: ProgramContext) -> None:
             os.environ, context.world.cores[place.rank], variables, own, spec.program.env
         )  # fmt: skip
         cwd = Path(spec.program.cwd or context.run_dir.root)
-        command: list[str] | None = command_of(spec.program, sys.executable)
-        if spec.program.start != "direct":
-            first = place.local_rank == 0
-            command = (
-                node_command(spec.program, sys.executable, place, context.world, on_gpus=spec.on_gpus)
-                if first
-                else None
-            )
+        command = _command(context)
         child = None if command is None else Child(command, cwd, environment)
         if context.leads:
             start_or_call("packages", lambda: _save_packages(context))
@@ -223,6 +216,16 @@ def train(context: ProgramContext) -> None:
         for peer in context.peers.values():
             peer.close()
     conclude(context)
+
+
+def _command(context: ProgramContext) -> list[str] | None:
+    """What this rank starts; None if the launcher that the node's first rank starts begins its program too."""
+    program, place = context.spec.program, context.place
+    if program.start == "direct":
+        return command_of(program, sys.executable)
+    if place.local_rank != 0:
+        return None
+    return node_command(program, sys.executable, place, context.world, on_gpus=context.spec.on_gpus)
 
 
 def _save_packages(context: ProgramContext) -> None:
