@@ -198,12 +198,12 @@ def strike(
         while launcher.poll() is None and not saving(checkpoints):
             time.sleep(0.001)
         time.sleep(chance.uniform(0.0, 0.04))
-    elif chance.random() < 0.7:  # not the launcher again and again, which is alone at first
-        while launcher.poll() is None and kind not in kinds_of(psutil.Process(launcher.pid)):
-            time.sleep(0.02)
-        time.sleep(chance.uniform(0.0, 0.5))
     with suppress(psutil.Error):
         root = psutil.Process(launcher.pid)
+        if not in_commit and chance.random() < 0.7:  # not the launcher again and again, which is alone at first
+            while launcher.poll() is None and kind not in kinds_of(root):
+                time.sleep(0.02)
+            time.sleep(chance.uniform(0.0, 0.5))
         family = kinds_of(root)
         everyone.update(process for processes in family.values() for process in processes)
         chosen = kind if kind in family else chance.choice(sorted(family))
