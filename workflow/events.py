@@ -65,7 +65,8 @@ class EventLog:
             finally:
                 self._file.reopen()
         if found.newest is not None:
-            self.write("rewind", from_step=max(found.newest, step + 1), to_step=step, seconds=found.seconds)
+            more = {"to_save": True} if to_save else {}
+            self.write("rewind", from_step=max(found.newest, step + 1), to_step=step, seconds=found.seconds, **more)
         if message := damage_message(self.path, found.damaged, aside=True):
             warn(self, message)
 
