@@ -64,8 +64,8 @@ def _checkpoints(calm: RunDir, other: RunDir) -> Iterator[str]:
         yield f"the checkpoint of step {newest[0]} has other tensors or ranks"
         return
     for rank in range(before.world_size):
-        files = [store.place(newest[0]) / file_name(rank) for store in stores]
-        for name in differing_tensors(*files, file_layout(before.buffers, rank, before.world_size).spans):
+        one, two = (store.place(newest[0]) / file_name(rank) for store in stores)
+        for name in differing_tensors(one, two, file_layout(before.buffers, rank, before.world_size).spans):
             yield f"{name} in {file_name(rank)} differs"
 
 
