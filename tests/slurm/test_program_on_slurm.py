@@ -184,13 +184,14 @@ def swept(programs: Cluster) -> list[dict[str, Any]]:
 
 
 def test_status_logs_list_cancel_and_resume(programs: Cluster) -> None:
-    write(programs, "verbs.py", COUNTING)
+    # Long enough for all of it on a busy machine.
+    write(programs, "verbs.py", COUNTING.replace("400", "2000").replace("401", "2001"))
     done = programs.ortflow("submit", "-b", "slurm", "verbs.py", "--ranks", "2", "checkpoint.keep.newest=2")
     assert done.returncode == 0, done.stderr
     run = Run(programs, "verbs")
     run.until_step(3)
     status = run.status()
-    assert (status["state"], status["job"], status["total_steps"]) == ("running", run.job, 400)
+    assert (status["state"], status["job"], status["total_steps"]) == ("running", run.job, 2000)
     assert "begins after 0" in programs.ortflow("logs", "verbs", "--rank", "1").stdout
     (row,) = [line for line in programs.ortflow("list").stdout.splitlines() if line.startswith("verbs ")]
     assert "running" in row
