@@ -232,5 +232,6 @@ def test_a_program_goes_on_with_fewer_nodes(programs: Cluster) -> None:
     programs.testbed.node("start", lost)
     wait_until(lambda: len(run.records("start")) > 2, ENDS, run.transcript)
     run.finish()
+    # Seconds later the ranks on 22.05 get a SIGTERM that Slurm does not log; they save, and go on.
     assert [start["world_size"] for start in run.records("start")][:3] == [4, 3, 4], run.transcript()
     assert run.status()["failures"] == 0

@@ -60,6 +60,7 @@ class ProgramServer:
     def start(self, script: Path, *arguments: str, **more: str) -> list[subprocess.Popen[str]]:
         """Start the program on every rank, when the server has seen the end of those before."""
         self.wait(lambda server: not server.ranks)
+        self._greeted.clear()
         port = str(free_port())
         return [
             subprocess.Popen(
@@ -156,8 +157,6 @@ class ProgramServer:
             if message["token"] != TOKEN:
                 connection.send({**reply, "error": "the token is not this run's"})
                 return
-            if not self.ranks:
-                self._greeted.clear()  # another start of the program
             self.ranks[rank] = connection
             self._greeted.add(rank)
             newest = self.newest()
