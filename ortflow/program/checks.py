@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-STOP, SAVE = "stop", "save"
+from ortflow.workflow.program.wire import SAVE, STOP
 
 
 class Checks:

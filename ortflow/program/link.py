@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ortflow.program.checks import STOP, Checks
+from ortflow.program.checks import Checks
 from ortflow.program.errors import ProgramError, RunLost
 from ortflow.program.stop_signals import StopSignals
 from ortflow.program.world import World
-from ortflow.workflow.program.wire import VERSION, Connection, Message, WireError, parse_address
+from ortflow.workflow.program.wire import STOP, VERSION, Connection, Message, WireError, parse_address
 
 PERIOD = 0.2
 """Seconds between two reports of the rank's position."""

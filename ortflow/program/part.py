@@ -43,6 +43,8 @@ class Context:
         self.rank, self.world_size, self.local_rank = place
         self._place = place
         self.position = 0
+        self._in_step = 0
+        """1 while `steps` has a step in progress: the position is that of the steps done."""
         self._total: int | None = None
         self._deadline: float | None = None
         hello = self._link.hello if self._link is not None else {}
@@ -147,7 +149,7 @@ class Context:
         if self._tracer is not None:
             self._tracer.log(numbers)
         if self._link is not None and not self._forked:
-            self._link.log(self.position if step is None else step, numbers)
+            self._link.log(self.position + self._in_step if step is None else step, numbers)
 
     def step(self, step: int | None = None) -> None:
         """Report that a step is done, for speed and hang detection; `step` is the number of steps done so far."""

@@ -119,7 +119,11 @@ class Run(Context):
                 continue
             if self._tracer is not None:
                 self._tracer.before(self.position, batch, self._objects)
-            yield batch
+            self._in_step = 1
+            try:
+                yield batch
+            finally:
+                self._in_step = 0
             self.position += 1
             self._drawn += 1
         self._between()

@@ -199,6 +199,43 @@ def test_it_changes_its_folder_and_writes_into_the_run_directory(programs: Progr
     assert "finished" in output
 
 
+def test_files_of_its_own_among_those_of_the_run(programs: Programs) -> None:
+    """Its folders beside checkpoints, and damage to what ortflow records: nothing of either is lost."""
+    programs.write(
+        """
+        import os, pathlib
+        import ortflow.program
+
+        run = ortflow.program.context()
+        root = pathlib.Path(os.environ["ORTFLOW_RUN_DIR"])
+        run.total = 2
+        first = 0 if run.latest() is None else int((run.latest() / "state").read_text())
+        print("begins after", first, flush=True)
+        for step in range(first + 1, 3):
+            run.step(step)
+            with run.commit(step) as folder:
+                (folder / "state").write_text(str(step))
+            if step == 1:
+                (root / "checkpoints/step-00000099").mkdir()
+                (root / "checkpoints/step-00000099/own.pt").write_text("own")
+                (root / "checkpoints/best.pt").write_text("own")
+                (root / "plan.json").write_text("{")
+                with open(root / "events/rank-0000.jsonl", "a") as file:
+                    file.write("not an event\\n")
+                os._exit(3)
+        """
+    )
+    code, output = programs.run("train.py", "restart.failures=1", "restart.backoff.first=0.0")
+    assert code == 0, output
+    assert "begins after 1" in programs.log(attempt=1)
+    checkpoints = programs.folder / "runs/train/checkpoints"
+    assert (checkpoints / "best.pt").read_text() == "own"
+    assert [path.read_text() for path in checkpoints.glob("*/own.pt")] == ["own"]
+    shown = programs.start("status", "train")
+    output, _ = shown.communicate(timeout=60)
+    assert (shown.returncode, "finished" in output, "Traceback" in output) == (0, True, False), output
+
+
 def lives(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -92,6 +92,7 @@ def test_a_stop_takes_one_step_and_the_run_continues_exactly(tmp_path_factory: p
     code, output = calm.run("train.py", "--ranks", "2", "program.args=['8','0.0']")
     assert code == 0, output
     assert finals(programs, 1) == finals(calm, 0)
+    assert [record["step"] for record in programs.events("step")] == [*range(1, 9)]
     assert programs.left() == []
 
 

@@ -46,3 +46,41 @@ def test_a_program_prints_its_world(cluster: Cluster) -> None:
     assert worlds[0]["MASTER_ADDR"] != "127.0.0.1"
     folder = run.run_dir / "checkpoints/step-00000001"
     assert {path.name for path in folder.glob("rank-*.txt")} == {f"rank-{rank}.txt" for rank in range(4)}
+
+
+WAITS = """
+    import time
+    import ortflow.program
+
+    run = ortflow.program.context()
+    for step in range(10_000):
+        time.sleep(0.1)
+        run.step(step + 1)
+        run.log(step=step + 1, loss=1.0)
+        if run.should_stop:
+            print("left", run.seconds_left, flush=True)
+            with run.commit(step + 1) as folder:
+                (folder / "state").write_text(str(step))
+            break
+"""
+
+
+def test_a_program_knows_the_grace_of_its_pod(cluster: Cluster) -> None:
+    (cluster.folder / "waits.py").write_text(textwrap.dedent(WAITS))
+    settings = [
+        "image=localhost/ortflow:testbed", f"namespace={cluster.space.name}", "volume.mount=/ortflow",
+        "volume.claim=data", "grace_seconds=40",
+    ]  # fmt: skip
+    done = cluster.ortflow(
+        "submit", "-b", "kubernetes", "waits.py", *(f"backends.kubernetes.{setting}" for setting in settings),
+        "resources.cpus_per_rank=1", "resources.memory=1Gi",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Run(cluster, "waits")
+    run.until_step(3)
+    done = cluster.ortflow("cancel", "waits", timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = (run.run_dir / "logs/attempt-00/rank-0000.log").read_text()
+    left = float(next(line for line in log.splitlines() if line.startswith("left")).split()[1])
+    assert 0.75 * 40 - 3 < left <= 0.75 * 40
+    assert list((run.run_dir / "checkpoints").glob("step-*/COMMITTED"))

@@ -58,7 +58,9 @@ class ProgramServer:
         return {**os.environ, **own, **{name: str(number) for name, number in names.items()}}
 
     def start(self, script: Path, *arguments: str, **more: str) -> list[subprocess.Popen[str]]:
-        """Start the program on every rank."""
+        """Start the program on every rank, when the server has seen the end of those before."""
+        self.wait(lambda server: not server.ranks)
+        self._greeted.clear()
         port = str(free_port())
         return [
             subprocess.Popen(
@@ -140,7 +142,8 @@ class ProgramServer:
         except OSError:
             pass
         with self.changed:
-            self.ranks.pop(rank, None)
+            if self.ranks.get(rank) is connection:
+                del self.ranks[rank]
             for key in list(self._commits):
                 self._settle(key, f"rank {rank} has ended")
             self._streams.remove(stream)
@@ -154,8 +157,6 @@ class ProgramServer:
             if message["token"] != TOKEN:
                 connection.send({**reply, "error": "the token is not this run's"})
                 return
-            if not self.ranks:
-                self._greeted.clear()  # another start of the program
             self.ranks[rank] = connection
             self._greeted.add(rank)
             newest = self.newest()

@@ -112,7 +112,7 @@ def test_an_error_of_one_rank_abandons_the_checkpoint() -> None:
     one = connected(1)
     one.receive(0, {"kind": "begin", "member": 0, "step": 5}, 0.0)
     one.made(5, "/tmp/x", None)
-    found = one.receive(0, {"kind": "end", "member": 0, "step": 5, "error": "no paper"}, 0.0)
+    found = one.receive(0, {"kind": "end", "member": 0, "step": 5, "error": "rank 0: no paper"}, 0.0)
     assert kinds(found)[0] == (0, "abandon")
     assert found[-1][1]["error"] == "rank 0: no paper"
 

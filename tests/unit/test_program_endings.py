@@ -66,12 +66,14 @@ def test_an_ending(known: dict[str, Any], code: int, says: str) -> None:
         ("RuntimeError: [1] Connection closed by peer [127.0.0.1]:4321", True),
         ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1", True),
         ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+        ("ortflow.program.errors.CommitFailed: the checkpoint of step 3 was not made: rank 0: OSError: x", True),
         ("ValueError: shapes differ", False),
         ("torch.OutOfMemoryError: CUDA out of memory", False),
     ],
 )
 def test_errors_that_another_rank_has_caused(line: str, second_hand: bool) -> None:
-    assert ending_of(Known(1, tail=line), "rank 1").communication == second_hand
+    tail = TRACEBACK.replace("ValueError: no such thing", line)
+    assert ending_of(Known(1, tail=tail), "rank 1").communication == second_hand
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,9 @@ def test_errors_that_another_rank_has_caused(line: str, second_hand: bool) -> No
         ("torch.cuda.OutOfMemoryError: CUDA", "torch.cuda.OutOfMemoryError: CUDA"),
         ("KeyboardInterrupt\n", "KeyboardInterrupt"),
         (TRACEBACK, "ValueError: no such thing (/home/me/model.py:7)"),
+        (TRACEBACK.replace("ValueError", "my.Trouble"), "my.Trouble: no such thing (/home/me/model.py:7)"),
+        (TRACEBACK.replace("ValueError: no such thing", "_queue.Empty"), "_queue.Empty (/home/me/model.py:7)"),
+        ("step\nmy.Trouble: none\n  indented\nplain: text\n", None),
     ],
 )
 def test_the_last_error_of_a_log(tail: str, found: str | None) -> None:

@@ -16,7 +16,7 @@ from ortflow.manifests.slurm.directives import directives, gpus_per_task
 from ortflow.manifests.slurm.placement import Placement
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.program.command import command_of, node_command
-from ortflow.workflow.program.loop import stop_limit
+from ortflow.workflow.program.deadline import stop_limit
 from ortflow.workflow.program.report import fields_of
 from ortflow.workflow.program.source import check_source
 from ortflow.workflow.program.steps import check_start

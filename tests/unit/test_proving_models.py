@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from checkpoints import save
 
-from ortflow.launchers.proving.checkpoints import differences, differing_tensors
+from ortflow.launchers.proving.checkpoints import differences
 from ortflow.launchers.proving.prove import SIGNALS, schedule
 from ortflow.launchers.proving.runs import MARKER, folder_of_runs
+from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.rundir import RunDir
 
 
@@ -68,9 +71,9 @@ def run_with(root: Path, losses: list[float], weights: list[float], step: int = 
         for number, loss in enumerate(losses)
     ]
     run.events(0).write_text("".join(json.dumps(record) + "\n" for record in records))
-    folder = root / "checkpoints" / f"step-{step:08d}"
-    folder.mkdir(parents=True)
-    save_file({"parameters": np.array(weights), "moments": np.zeros(3)}, folder / "rank-0000.safetensors")
+    index = FlatIndex.place([Tensor("weight", (len(weights),), "decay")])
+    buffers = {"parameters": HostBuffer(np.array(weights)), "moments": HostBuffer(np.zeros(3))}
+    save(DirectoryStore(root / "checkpoints"), step, buffers, index=index)
     return run
 
 
@@ -91,8 +94,13 @@ def test_a_missing_step_is_a_difference(tmp_path: Path) -> None:
     assert "step 2 is None" in line
 
 
-def test_tensors_of_another_shape_or_file_differ(tmp_path: Path) -> None:
-    save_file({"a": np.zeros(2), "b": np.ones(2)}, tmp_path / "one")
-    save_file({"a": np.zeros(3), "b": np.ones(2)}, tmp_path / "two")
-    assert differing_tensors(tmp_path / "one", tmp_path / "two") == ["a"]
-    assert differing_tensors(tmp_path / "one", tmp_path / "none") == ["the file"]
+def test_tensors_of_another_shape_or_a_missing_file_differ(tmp_path: Path) -> None:
+    calm = run_with(tmp_path / "calm", [0.5], [1.0, 2.0])
+    (line,) = differences(calm, run_with(tmp_path / "shape", [0.5], [1.0, 2.0, 3.0]))
+    assert "step 4 has other tensors or ranks" in line
+    less = run_with(tmp_path / "less", [0.5], [1.0, 2.0])
+    (less.root / "checkpoints/step-00000004/rank-0001.safetensors").unlink()
+    assert differences(calm, less) == ["the file in rank-0001.safetensors differs"]
+    (less.root / "checkpoints/step-00000004/COMMITTED").unlink()
+    (line,) = differences(calm, less)
+    assert "the last checkpoint cannot be compared" in line

@@ -282,7 +282,14 @@ def _delete(path: Path) -> bool:
     """Delete a checkpoint's files and its folder; returns whether the folder was deleted."""
     with contextlib.suppress(OSError):
         if own_files.is_folder(path) and (path / _PROGRAM).is_file():
-            shutil.rmtree(path)
+            # The mark, which allows it, is the last.
+            for entry in path.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name != _PROGRAM:
+                    entry.unlink()
+            (path / _PROGRAM).unlink()
+            path.rmdir()
             return True
         names = _names_in(path)
         if names is not _FILES:

@@ -101,7 +101,7 @@ class Child:
         """Kill it and everything that it has started."""
         self._kill_all()
         self._guard.kill()
-        self._guard.wait()
+        self._guard.communicate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
 

@@ -6,6 +6,7 @@ the previous one; a failure at any point leaves it so.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from ortflow.workflow.checkpoint.program import ProgramManifest
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import MANIFEST, MARKER
 from ortflow.workflow.checkpoint.verify import hash_file, verify
-from ortflow.workflow.disk_space import Notice, is_full, out_of_disk
+from ortflow.workflow.disk_space import RECORDS, Notice, OutOfDisk, has_room, is_full, out_of_disk
 from ortflow.workflow.program.channel import Message
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.threads import start_or_call
@@ -66,6 +67,8 @@ class Commits:
         self._results: queue.SimpleQueue[tuple[Message, str | None, str | None]] = queue.SimpleQueue()
         self._begun = 0.0
         self._notice = Notice(context.run_dir.heartbeat)
+        self._unsaved: str | None = None
+        """Why the newest save has failed, if the disk was full."""
 
     def make(self, step: int) -> tuple[str | None, str | None]:
         """The temporary folder of a save: its path, or why there is none."""
@@ -106,9 +109,10 @@ class Commits:
         try:
             context.fence.hold()
             folder = store.begin(step, attempt)
-            store.seal_program(step, attempt)
             data = manifest.encode()
+            # Before the mark is removed: one of the two always says that the files may be deleted.
             write_atomically(folder / MANIFEST, data)
+            store.seal_program(step, attempt)
             if (store.place(step) / MARKER).exists() and verify(store, step):
                 store.set_aside(step, attempt)
             path = store.commit(step, attempt, mark(data))
@@ -133,16 +137,34 @@ class Commits:
                     "checkpoint", step=step, seconds=seconds, stall_seconds=seconds, bytes=about["bytes"]
                 )
                 self._notice.clear()
-                self._context.newest = step
+                self._unsaved, self._context.newest = None, step
             found.append((path, error))
         return found
 
     def abandon(self, step: int, reason: str) -> None:
         """Remove a failed save; the previous checkpoint is kept."""
         context = self._context
+        with contextlib.suppress(OSError):
+            self._report_full_disk(step, reason)
         context.store.abandon(step, context.attempt)
         context.events.write("checkpoint_failed", step=step, reason=reason)
         print(f"warning: no checkpoint of step {step}: {reason}; the previous one is kept", flush=True)
+
+    def failed(self, sentence: str) -> None:
+        """The run has failed: a full disk is the cause only if the sentence has the error of the save."""
+        if self._unsaved is None or names_save(sentence, self._unsaved):
+            return
+        self._notice.clear()
+
+    def _report_full_disk(self, step: int, reason: str) -> None:
+        """While the files of a failed save are there: report the room that it lacked. Errors of programs vary."""
+        context = self._context
+        names = context.store.written(step, context.attempt)
+        folder = context.store.begin(step, context.attempt)
+        if not has_room(folder, RECORDS):
+            self._unsaved = reason
+            written = sum((folder / name).stat().st_size for name in names)
+            self._notice.report(OutOfDisk(context.store.path, written + RECORDS))
 
     def _reason(self, error: OSError) -> str:
         if is_full(error):
@@ -150,6 +172,11 @@ class Commits:
             self._notice.report(lack)
             return str(lack)
         return f"{error.filename or self._context.store.path}: {error.strerror}"
+
+
+def names_save(sentence: str, reason: str) -> bool:
+    """Whether the sentence of a failure is about a save that failed for a reason, `rank 0: OSError: …`. Pure."""
+    return "CommitFailed" in sentence or reason.partition(": ")[2][:200] in sentence
 
 
 def divide(sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[int, list[str]]:

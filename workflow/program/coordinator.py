@@ -16,6 +16,7 @@ Every rank process sends it messages, rank 0's own too; each call returns the me
 
 | to a rank | fields |
 |---|---|
+| `stop` | reason; `lead` adds the seconds until the scheduler kills the job, or None |
 | `prepare`, `verdict` | round, purpose, reason or check |
 | `begun`, `committed` | step, path or error |
 | `hash` | step, path, files |
@@ -199,10 +200,9 @@ class Coordinator:
         commit.ended[member] = error
         if {*commit.ended} != commit.asked:
             return []
-        failed = {rank: error for rank, error in sorted(commit.ended.items()) if error is not None}
-        if failed:
-            rank, error = next(iter(failed.items()))
-            return self._no_commit(f"rank {rank}: {error}")
+        for _, failure in sorted(commit.ended.items()):
+            if failure is not None:
+                return self._no_commit(failure)
         commit.closing = True
         return [(0, {"kind": "list", "step": step})]
 

@@ -12,12 +12,17 @@ TAIL = 8192
 """Bytes of the end of the log in which the program's last error is searched."""
 _ERROR = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Stop\w*)): ?(.*)$")
 _BARE = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt))$")
+_FULL = re.compile(r"No space left on device|Disk quota exceeded|exit code \d+$")
+"""A full disk, or an end without a word: nothing can be printed into a log on it."""
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
+"""An exception of any name, at the end of a traceback."""
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
 _ARGPARSE = re.compile(r"^\S+: error: (.+)$")
 _IMPORTS = ("ModuleNotFoundError", "ImportError", "SyntaxError", "IndentationError", "TabError")
 _OTHERS = re.compile(
-    r"connection (?:was )?(?:closed|reset|refused|aborted)|socket (?:closed|timeout)|closed by peer|broken pipe|"
-    r"NCCL|gloo|DistBackendError|DistNetworkError|TCPStore|process group|barrier|timed out|UNAVAILABLE|heartbeat",
+    r"\b(?:CommitFailed|RunLost)\b|connection (?:was )?(?:closed|reset|refused|aborted)|socket (?:closed|timeout)|"
+    r"closed by peer|broken pipe|NCCL|gloo|DistBackendError|DistNetworkError|TCPStore|process group|barrier|timed out|"
+    r"UNAVAILABLE|heartbeat",
     re.IGNORECASE,
 )
 """Words of errors that a program has because another rank has ended."""
@@ -126,6 +131,11 @@ def _killed(known: Known, program: str, number: int) -> Ending:
     return Ending(EXIT_FAILURE, f"{program} was killed by {name}{memory}{because}", communication)
 
 
+def may_lack_disk(ending: Ending) -> bool:
+    """Whether a full disk may have ended the program."""
+    return ending.code == EXIT_FAILURE and not ending.communication and _FULL.search(ending.sentence) is not None
+
+
 def last_error(tail: str) -> str | None:
     """The last `SomethingError: message` of a log, with the place of its traceback; argparse's message; or None."""
     lines = tail.splitlines()
@@ -133,8 +143,18 @@ def last_error(tail: str) -> str | None:
         line = lines[place]
         if match := _ARGPARSE.match(line):
             return match[1][:LONGEST]
-        if match := _ERROR.match(line) or _BARE.match(line):
+        if _ERROR.match(line) or _BARE.match(line) or (_RAISED.match(line) and _ends_traceback(lines[:place])):
             said = line.strip()[:LONGEST]
             frame = next((found for back in reversed(lines[:place]) if (found := _FRAME.match(back))), None)
             return f"{said} ({frame[1]}:{frame[2]})" if frame is not None else said
     return None
+
+
+def _ends_traceback(lines: list[str]) -> bool:
+    """Whether the last of these lines are frames of a traceback, with their source."""
+    for line in reversed(lines):
+        if not line.startswith("  "):
+            return False
+        if _FRAME.match(line):
+            return True
+    return False

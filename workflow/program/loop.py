@@ -1,7 +1,6 @@
 """The loop of a rank's process while its program runs: messages, requests to stop, the heartbeat, the end.
 
-One thread: nothing that takes long is done here, except in the background (`Background`). On rank 0 it also carries out
-what the coordinator decides.
+One thread: nothing that takes long is done here. `library` talks to the program, `lead` decides on rank 0.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from ortflow.workflow.events import warn
 from ortflow.workflow.oom import oom_kills
 from ortflow.workflow.program.channel import Lost, Message
 from ortflow.workflow.program.child import Child
-from ortflow.workflow.program.commit import Commits, Hashing
+from ortflow.workflow.program.commit import Hashing
 from ortflow.workflow.program.context import ProgramContext
-from ortflow.workflow.program.coordinator import Coordinator
-from ortflow.workflow.program.endings import TAIL, Ending, Known, ending_of
-from ortflow.workflow.program.serve import Client, Server
-from ortflow.workflow.spec.run import ProgramRunSpec
-from ortflow.workflow.steps.save_period import save_period
+from ortflow.workflow.program.coordinator import Out
+from ortflow.workflow.program.deadline import job_end, stop_limit
+from ortflow.workflow.program.endings import Ending, Known, ending_of
+from ortflow.workflow.program.lead import Lead
+from ortflow.workflow.program.library import Library
+from ortflow.workflow.program.output import Output
+from ortflow.workflow.program.serve import Server
 
 TICK = 0.03
 """Longest wait between two looks at the program and the flag of requests, in seconds."""
-PODS_SHARE = 0.75
-"""Share of the pods' grace that a program has to stop."""
 OTHERS = 10.0
 """Seconds that a rank waits for rank 0's word after its program has ended because all are to end."""
 
@@ -42,8 +41,8 @@ class Loop:
     ) -> None:
         self._context, self._selector, self._server, self._child = context, selector, server, child
         self._clock = context.clock
-        self._coordinator = Coordinator(context.place.world_size) if context.leads else None
-        self._commits = Commits(context) if context.leads else None
+        self._lead = Lead(context) if context.leads else None
+        self._library = Library(context, server, self._tell, self._ask, lambda: (self._asked, self._seconds_left()))
         self._hashing = Hashing()
         self._own: deque[Message] = deque()
         """Messages of this rank to the coordinator here."""
@@ -56,19 +55,17 @@ class Loop:
         self._asked: str | None = None
         self._sent_ask = False
         self._asked_at = 0.0
+        self._killed_in: float | None = None
+        """Seconds from the request to the scheduler's kill, if they are known."""
         self._killed: str | None = None
         self._failed: Message | None = None
         """Another rank's failure, because of which this one ends."""
         self._started_at, self._ended_at = self._clock.monotonic(), 0.0
         self._over = False
         self._ending: Ending | None = None
-        self._finished, self._stepped = False, False
-        self._total: int | None = None
-        self._rejected: str | None = None
         self._ooms = oom_kills()
-        self._log = context.run_dir.log(context.attempt, context.place.rank)
-        self._log_start = self._log_size()
-        self._beat_at, self._log_seen, self._moved = 0.0, self._log_start, True
+        self._output = Output(context.run_dir.log(context.attempt, context.place.rank))
+        self._beat_at = 0.0
 
     def run(self) -> Ending:
         """Wait for the end of all programs; returns how this one has ended."""
@@ -83,6 +80,8 @@ class Loop:
                 self._child.kill()
             self._hashing.close()
         assert self._ending is not None
+        if self._lead is not None and self._ending.code == EXIT_FAILURE:
+            self._lead.commits.failed(self._ending.sentence)
         return self._ending
 
     def _turn(self) -> None:
@@ -95,7 +94,7 @@ class Loop:
             if isinstance(rank, int) and rank in self._peers:
                 self._read_peer(rank)
         if len(ready) > sum(isinstance(each, int) for each in ready):
-            self._serve()
+            self._library.serve()
         self._server.flush()
         for message in self._hashing.results():
             self._tell(message)
@@ -104,8 +103,10 @@ class Loop:
             if status is not None:
                 self._end(status)
         self._stops()
-        if self._coordinator is not None:
-            self._lead()
+        if self._lead is not None:
+            while self._own:
+                self._send(self._lead.receive(0, self._own.popleft()))
+            self._send(self._lead.turn())
             self._beat()
 
     # Messages
@@ -121,8 +122,8 @@ class Loop:
             self._receive(rank, message)
 
     def _receive(self, rank: int, message: Message) -> None:
-        if self._coordinator is not None:
-            self._send(self._coordinator.receive(rank, message, self._clock.monotonic()))
+        if self._lead is not None:
+            self._send(self._lead.receive(rank, message))
         else:
             self._take(message)
 
@@ -132,15 +133,15 @@ class Loop:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(peer.stream)
         peer.close()
-        if self._coordinator is not None:
-            self._send(self._coordinator.lost(rank, self._clock.monotonic()))
+        if self._lead is not None:
+            self._send(self._lead.lost(rank))
         else:
             self._take({"kind": "failed", "rank": 0, "sentence": "the process of rank 0 has ended"})
             self._over = True
 
     def _tell(self, message: Message) -> None:
         """Send a message to the coordinator."""
-        if self._coordinator is not None:
+        if self._lead is not None:
             self._own.append(message)
         elif 0 in self._peers:
             try:
@@ -148,18 +149,7 @@ class Loop:
             except Lost:
                 self._lose(0)
 
-    def _lead(self) -> None:
-        """Rank 0: its own messages, results about files, and time."""
-        assert self._coordinator is not None
-        assert self._commits is not None
-        now = self._clock.monotonic()
-        while self._own:
-            self._send(self._coordinator.receive(0, self._own.popleft(), now))
-        self._send(self._coordinator.tick(now))
-        for closed in self._commits.results():
-            self._send(self._coordinator.closed(*closed))
-
-    def _send(self, messages: list[tuple[int | None, Message]]) -> None:
+    def _send(self, messages: list[Out]) -> None:
         """Rank 0: deliver what the coordinator has decided."""
         for target, message in messages:
             for rank, peer in [*self._peers.items()]:
@@ -173,18 +163,17 @@ class Loop:
 
     def _take(self, message: Message) -> None:
         """A decision for this rank."""
-        kind, step = message["kind"], message.get("step")
+        kind = message["kind"]
         if kind == "stop":
-            self._stop(str(message["reason"]))
+            self._stop(str(message["reason"]), message["seconds"])
         elif kind in ("prepare", "verdict"):
-            more = {"seconds_left": self._seconds_left()} if kind == "prepare" else {}
-            self._to_members({**message, **more})
+            self._library.send(message)
         elif kind == "begun":
-            self._answer("begin_commit", step, message)
+            self._library.answer("begin_commit", message)
         elif kind == "committed":
             if message["error"] is None:
-                self._context.newest, self._moved = step, True
-            self._answer("end_commit", step, message)
+                self._context.newest, self._library.moved = message["step"], True
+            self._library.answer("end_commit", message)
         elif kind == "hash":
             self._hashing.start(message)
         elif kind == "failed":
@@ -195,90 +184,8 @@ class Loop:
                 sentence = f"the program of rank {self._context.place.rank} stopped with the others"
                 self._ending = Ending(message["code"], sentence)
         else:
-            self._files(message)
-
-    def _files(self, message: Message) -> None:
-        """Rank 0: what the coordinator wants to be done with files."""
-        assert self._coordinator is not None
-        assert self._commits is not None
-        kind, step = message["kind"], message["step"]
-        if kind == "make":
-            self._send(self._coordinator.made(step, *self._commits.make(step)))
-        elif kind == "list":
-            shares, path, error = self._commits.shares(step, [0, *self._peers])
-            if error is not None:
-                self._commits.abandon(step, error)
-                self._send(self._coordinator.closed(None, error))
-            else:
-                self._send(self._coordinator.listed(shares, path))
-        elif kind == "finish":
-            self._commits.finish(step, message["records"])
-        elif kind == "abandon":
-            self._commits.abandon(step, message["reason"])
-
-    # The program's library
-
-    def _serve(self) -> None:
-        for client, message in self._server.receive():
-            assert client.rank is not None
-            if message is None:
-                self._tell({"kind": "left", "member": client.rank})
-            else:
-                self._hear(client, message)
-
-    def _hear(self, client: Client, message: Message) -> None:
-        """A message of the program's library."""
-        kind, context, member = message["kind"], self._context, client.rank
-        if kind == "hello":
-            client.send(self._welcome(message))
-            self._tell({"kind": "member", "member": member, "size": message["world_size"]})
-        elif kind == "step":
-            client.step, client.checks = message["step"], message["checks"]
-            self._stepped = self._moved = True
-            context.progress.step = max(context.progress.step, message["step"])
-        elif kind == "log" and member == 0:
-            self._stepped = self._moved = True
-            context.progress.step = max(context.progress.step, message["step"])
-            context.report.log(message["step"], message["values"], self._total)
-        elif kind == "total":
-            self._total = message["steps"]
-            if member == 0:
-                context.report.total(message["steps"])
-        elif kind == "finished":
-            self._finished = True
-        elif kind == "stop_requested":
-            self._ask(str(message["reason"]))
-        elif kind in ("save_requested", "bound"):
-            self._tell({**message, "member": member})
-        elif kind in ("begin_commit", "end_commit"):
-            client.waiting[kind, message["step"]] = message["id"]
-            self._moved = True
-            self._tell({**message, "kind": kind.partition("_")[0], "member": member})
-        elif kind == "rejected":
-            self._rejected = f"cannot load the checkpoint of step {message['step']}: {message['reason']}"
-
-    def _welcome(self, hello: Message) -> Message:
-        context = self._context
-        section = context.spec.checkpoint
-        path = context.newest_path
-        return {
-            "kind": "reply", "id": hello["id"], "run": context.spec.name, "attempt": context.attempt,
-            "checkpoints": str(context.store.path), "newest": context.newest,
-            "newest_path": None if path is None else str(path), "seconds_left": self._seconds_left(),
-            "stop": self._asked, "period": {"steps": section.every_steps, "seconds": save_period(section, 0.0)},
-            "prove": os.environ.get("ORTFLOW_PROVE"), "seed": context.spec.seed,
-        }  # fmt: skip
-
-    def _to_members(self, message: Message) -> None:
-        for client in self._server.members:
-            client.send(message)
-
-    def _answer(self, kind: str, step: int | None, message: Message) -> None:
-        for client in self._server.members:
-            number = client.waiting.pop((kind, int(step or 0)), None)
-            if number is not None:
-                error = {"error": message["error"]} if message["error"] is not None else {}
-                client.send({"kind": "reply", "id": number, "path": message["path"], **error})
+            assert self._lead is not None
+            self._send(self._lead.carry_out(message, [0, *self._peers]))
 
     # Requests to stop
 
@@ -288,13 +195,14 @@ class Loop:
             self._sent_ask = True
             self._tell({"kind": "asked", "reason": reason})
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, seconds: float | None) -> None:
         """All ranks stop: a program without a library gets a signal, the others agree on a step."""
         if self._asked is not None:
             return
         self._asked, self._asked_at = reason, self._clock.monotonic()
+        self._killed_in = seconds
         self._context.events.write("stop_requested", reason=reason)
-        if not self._server.members and self._child is not None:
+        if not self._library.connected and self._child is not None:
             self._child.ask(signal.SIGTERM)
 
     def _stops(self) -> None:
@@ -312,13 +220,13 @@ class Loop:
             self._over = True
 
     def _seconds_left(self) -> float | None:
-        """Seconds until SIGKILL, or until the end of the job, if it is known."""
-        found = []
+        """Seconds until the program is killed, if that is known."""
+        found = [job_end(os.environ, time.time())]
         if self._asked is not None:
-            found.append(self._limit - (self._clock.monotonic() - self._asked_at))
-        if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
-            found.append(int(end) - time.time())
-        return round(max(0.0, min(found)), 3) if found else None
+            since = self._clock.monotonic() - self._asked_at
+            found = [self._limit - since, found[0] if self._killed_in is None else self._killed_in - since]
+        known = [seconds for seconds in found if seconds is not None]
+        return round(max(0.0, min(known)), 3) if known else None
 
     # The end
 
@@ -334,16 +242,16 @@ class Loop:
 
     def _end(self, status: int) -> None:
         """The program has ended."""
-        self._serve()  # what it sent last
-        context = self._context
+        self._library.serve()  # what it sent last
+        context, library = self._context, self._library
         assert self._child is not None
         left = self._child.end_leftovers()
         if left:
             many = "process" if left == 1 else "processes"
             warn(context.events, f"the program of rank {context.place.rank} left {left} {many} behind: killed")
         known = Known(
-            status, self._asked, self._killed, stepped=self._stepped, finished=self._finished,
-            step=context.progress.step, total=self._total, tail=self._tail(), rejected=self._rejected,
+            status, self._asked, self._killed, stepped=library.stepped, finished=library.finished,
+            step=context.progress.step, total=library.total, tail=self._output.tail(), rejected=library.rejected,
             out_of_memory=(oom_kills() or 0) > (self._ooms or 0),
             seconds=self._clock.monotonic() - self._started_at,
         )  # fmt: skip
@@ -354,37 +262,13 @@ class Loop:
         self._ending, self._ended_at = ending, self._clock.monotonic()
         self._tell({"kind": "ended", **vars(ending)})
 
-    def _tail(self) -> str:
-        """The end of what the program has printed."""
-        try:
-            with self._log.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._log_start, size - TAIL))
-                return file.read(TAIL).decode(errors="replace")
-        except OSError:
-            return ""
-
-    def _log_size(self) -> int:
-        try:
-            return self._log.stat().st_size
-        except OSError:
-            return 0
-
     def _beat(self) -> None:
         """Rank 0: touch the heartbeat if the program has moved: its log has grown, or it has reported a step."""
         now = self._clock.monotonic()
         if now < self._beat_at:
             return
         self._beat_at = now + 1.0
-        size = self._log_size()
-        if self._moved or size != self._log_seen:
-            self._moved, self._log_seen = False, size
+        if self._output.grew() or self._library.moved:
+            self._library.moved = False
             with contextlib.suppress(OSError):
                 self._context.run_dir.heartbeat.touch()
-
-
-def stop_limit(spec: ProgramRunSpec, launcher: str) -> float:
-    """Seconds that a program has to stop; in pods less than their grace, in which the ranks must end too. Pure."""
-    if launcher != "kubernetes":
-        return spec.program.stop_seconds
-    return min(spec.program.stop_seconds, PODS_SHARE * spec.backends.kubernetes.grace_seconds)

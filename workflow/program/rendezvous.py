@@ -67,7 +67,7 @@ def gather(
         port = listener.getsockname()[1]
         addresses = ["127.0.0.1"] if one_machine else own_addresses()
         file = rendezvous_file(run_dir, attempt)
-        _publish(file, {"addresses": addresses, "port": port, "token": token, "host": place.host})
+        _publish(file, attempt, {"addresses": addresses, "port": port, "token": token, "host": place.host})
         peers, joined = _accept_all(listener, size, token, leave)
     with suppress(OSError):
         file.unlink()
@@ -151,13 +151,18 @@ def own_addresses() -> list[str]:
     return [*others, "127.0.0.1"]
 
 
-def _publish(file: Path, content: Message) -> None:
-    """Write the file at once, for this user only."""
-    temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        json.dump(content, opened)
-    os.replace(temporary, file)
+def _publish(file: Path, attempt: int, content: Message) -> None:
+    """Write the file at once, for this user only. Raises OSError that names it."""
+    temporary = file.with_name(f"{file.name}.a{attempt}-{secrets.token_hex(4)}")  # a name that launchers sweep
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as opened:
+            json.dump(content, opened)
+        os.replace(temporary, file)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 def _accept_all(

@@ -35,7 +35,7 @@ class Report:
 
     def begin(self, step: int) -> None:
         """Continue after `step`: records of later steps are removed, because they will be run again."""
-        self._events.rewind(step)
+        self._events.rewind(step, to_save=True)
         self._purge = step + 1
 
     def _open(self) -> None:

@@ -18,6 +18,7 @@ from ortflow.workflow.checkpoint.identity import Identity
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.verify import verify
+from ortflow.workflow.disk_space import RECORDS, OutOfDisk, has_room
 from ortflow.workflow.engine import Step
 from ortflow.workflow.errors import (
     EXIT_DONE,
@@ -32,6 +33,7 @@ from ortflow.workflow.program.channel import Lost
 from ortflow.workflow.program.child import Child
 from ortflow.workflow.program.command import PACKAGES, command_of, node_command
 from ortflow.workflow.program.context import ProgramContext
+from ortflow.workflow.program.endings import may_lack_disk
 from ortflow.workflow.program.loop import Loop
 from ortflow.workflow.program.record import save_packages, save_record, take_record
 from ortflow.workflow.program.rendezvous import SECONDS, alone, gather, join
@@ -201,14 +203,7 @@ def train(context: ProgramContext) -> None:
             os.environ, context.world.cores[place.rank], variables, own, spec.program.env
         )  # fmt: skip
         cwd = Path(spec.program.cwd or context.run_dir.root)
-        command: list[str] | None = command_of(spec.program, sys.executable)
-        if spec.program.start != "direct":
-            first = place.local_rank == 0
-            command = (
-                node_command(spec.program, sys.executable, place, context.world, on_gpus=spec.on_gpus)
-                if first
-                else None
-            )
+        command = _command(context)
         child = None if command is None else Child(command, cwd, environment)
         if context.leads:
             start_or_call("packages", lambda: _save_packages(context))
@@ -221,6 +216,16 @@ def train(context: ProgramContext) -> None:
         for peer in context.peers.values():
             peer.close()
     conclude(context)
+
+
+def _command(context: ProgramContext) -> list[str] | None:
+    """What this rank starts; None if the launcher that the node's first rank starts begins its program too."""
+    program, place = context.spec.program, context.place
+    if program.start == "direct":
+        return command_of(program, sys.executable)
+    if place.local_rank != 0:
+        return None
+    return node_command(program, sys.executable, place, context.world, on_gpus=context.spec.on_gpus)
 
 
 def _save_packages(context: ProgramContext) -> None:
@@ -240,6 +245,8 @@ def conclude(context: ProgramContext) -> None:
         raise Preempted(f"{ending.sentence}{saved}")
     if ending.code == EXIT_USER:
         raise UserError(ending.sentence)
+    if may_lack_disk(ending) and not has_room(context.run_dir.root, RECORDS):
+        raise OutOfDisk(context.run_dir.root, RECORDS)
     raise (OthersEnded if ending.communication else OrtflowError)(ending.sentence)
 
 
