@@ -5,9 +5,9 @@ whole_runs() {
   ORTFLOW_PART=$(part 7) judged integration -n 3 --dist loadfile tests/integration tests/gridengine
 }
 
-chaos() { # NAME…: lanes that go on beside it. It looks at all of its shared memory: no other MPI may have any of it
+chaos() { # it looks at all of its shared memory: no other MPI may have any of it
   local prefix=(.ci/own_memory)
-  .ci/own_memory true 2>/dev/null || { await "$@" && prefix=(); }
+  .ci/own_memory true 2>/dev/null || prefix=()
   say "kills, signals and damages by chance, a short round; part $(part 19) of the changes from each layout into each other"
   ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
 }
@@ -16,24 +16,28 @@ against_torch() { # one after the other: the clusters' tests have time limits
   renice -n 10 -p $BASHPID >/dev/null
   if [ "${ORTFLOW_SURVEY:-1}" != 0 ]; then
     say "models that nobody here wrote, against PyTorch: part $(part 59) (the whole: python tests/torch/survey)"
-    "$work/torch/bin/python" tests/torch/survey --part "$(part 59)"
+    attempt survey "$work/torch/bin/python" tests/torch/survey --part "$(part 59)"
     say "files that other projects ship: part $(part 7) (the whole: python tests/torch/survey/files.py)"
-    "$work/torch/bin/python" tests/torch/survey/files.py --part "$(part 7)"
+    attempt files "$work/torch/bin/python" tests/torch/survey/files.py --part "$(part 7)"
   fi
   if [ "${ORTFLOW_TORCH:-0}" = 1 ]; then
     say "against PyTorch: every architecture, both exporters"
-    "$work/torch/bin/pytest" -q tests/torch --ignore tests/torch/test_export_layouts.py
+    attempt torch-tests "$work/torch/bin/pytest" -q tests/torch --ignore tests/torch/test_export_layouts.py
   else
-    local first every
-    IFS=/ read -r first every <<<"$(part 23)"
-    say "against PyTorch: every architecture, both exporters: part $first/$every of the files (the whole: pytest tests/torch)"
-    find tests/torch -name 'test_*.py' ! -name test_export_layouts.py | sort | awk -v first="$first" -v every="$every" \
-      'NR % every == first' | xargs -r "$work/torch/bin/pytest" -q
+    say "against PyTorch: every architecture, both exporters: part $(part 23) of the files (the whole: pytest tests/torch)"
+    attempt torch-tests part_of_torch_tests
   fi
   say "ortflow prove: part $(part 7) of the programs that forget a state (the whole: pytest -m 'chaos or not chaos' tests/integration/test_prove.py)"
-  ORTFLOW_PART=$(part 7) "$work/torch/bin/pytest" -q tests/integration/test_prove.py -k forgotten_state
+  ORTFLOW_PART=$(part 7) attempt prove "$work/torch/bin/pytest" -q tests/integration/test_prove.py -k forgotten_state
   say "exports of transformers under layouts: part $(part 29) (the whole: pytest -m 'chaos or not chaos' tests/torch/test_export_layouts.py)"
-  ORTFLOW_PART=$(part 29) "$work/torch/bin/pytest" -v tests/torch/test_export_layouts.py
+  ORTFLOW_PART=$(part 29) attempt export-layouts "$work/torch/bin/pytest" -v tests/torch/test_export_layouts.py
+}
+
+part_of_torch_tests() {
+  local first every
+  IFS=/ read -r first every <<<"$(part 23)"
+  find tests/torch -name 'test_*.py' ! -name test_export_layouts.py | sort | awk -v first="$first" -v every="$every" \
+    'NR % every == first' | xargs -r "$work/torch/bin/pytest" -q
 }
 
 yield_cores() { # as FEW_CORES in tests/support/project.py
@@ -42,6 +46,17 @@ yield_cores() { # as FEW_CORES in tests/support/project.py
 
 from_the_wheel() {
   renice -n 10 -p $BASHPID >/dev/null
+  attempt wheel jobs_from_the_wheel
+  say "the command line alone"
+  attempt command-line command_line_alone
+}
+
+command_line_alone() {
+  mkdir -p "$work/plain-tests" && cd "$work/plain-tests"
+  "$work/plain/bin/pytest" -q -c /dev/null --rootdir "$root/tests/plain" "$root/tests/plain"
+}
+
+jobs_from_the_wheel() { # the second goes on with what the first leaves
   say "the main job from the wheel with $oldest_python"
   mkdir -p "$work/job" && cp -r examples "$work/job/" && rm -rf "$work/job/examples"/*/build
   (
@@ -74,9 +89,6 @@ from_the_wheel() {
     (cd "$work/job" && ortflow resume moved train.steps=30 checkpoint.exact=false)
     python "$root/.ci/check_curves.py" runs/whole "$work/job/runs/moved" 1e-5
   )
-
-  say "the command line alone"
-  (cd "$work/job" && "$work/plain/bin/pytest" -q -c /dev/null --rootdir "$root/tests/plain" "$root/tests/plain")
 }
 
 on_another_runtime() {
@@ -96,8 +108,8 @@ on_slurm() {
   say "Slurm: a real cluster on this machine (the rest: pytest -m chaos tests/slurm)"
   export ORTFLOW_SLURM=1
   tests/testbeds/slurm/packages openssh-server openssh-client # for the tests that come to the cluster from outside
-  judged slurm -n 2 --dist loadfile tests/slurm # each worker has a cluster of its own
-  ORTFLOW_CHAOS=1 judged slurm-schedules -s -m chaos tests/slurm/test_schedules.py # the first schedule of accidents
+  attempt slurm judged slurm -n 2 --dist loadfile tests/slurm # each worker has a cluster of its own
+  ORTFLOW_CHAOS=1 attempt slurm-schedules judged slurm-schedules -s -m chaos tests/slurm/test_schedules.py # the first schedule of accidents
 }
 
 on_kubernetes() {
@@ -108,6 +120,6 @@ on_kubernetes() {
   say "Kubernetes: a real cluster on this machine, built if need be (the rest: pytest -m chaos tests/kubernetes)"
   export ORTFLOW_KUBERNETES=1
   source "$(tests/testbeds/kubernetes/up)" # brings Helm, without which the chart's tests were skipped above
-  judged kubernetes tests/unit/test_kubernetes_chart.py tests/kubernetes
-  ORTFLOW_CHAOS=1 judged kubernetes-schedules -s -m chaos tests/kubernetes/test_kubernetes_schedules.py
+  attempt kubernetes judged kubernetes tests/unit/test_kubernetes_chart.py tests/kubernetes
+  ORTFLOW_CHAOS=1 attempt kubernetes-schedules judged kubernetes-schedules -s -m chaos tests/kubernetes/test_kubernetes_schedules.py
 }

@@ -207,7 +207,7 @@ def test_an_unlucky_test_passes_alone_and_is_named(lanes: Lanes, capsys: pytest.
 def test_a_test_that_fails_again_fails_the_run(lanes: Lanes, capsys: pytest.CaptureFixture[str]) -> None:
     assert lanes.script.may_wait(lanes.ended("slurm/test_failing.py::test_broken", "slurm/test_failing.py::test_setup"))
     assert lanes.run_again() == 1
-    assert "failed again alone" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("failed again alone") == 2, "both are named"
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,8 @@ def test_some_failures_count_at_once(lanes: Lanes, test: str, reason: str, capsy
     output = capsys.readouterr().out
     assert f"tests/{test}: {reason}" in output
     assert "slurm/test_failing.py::test_unlucky" not in output
+    assert lanes.run_again() == 0, "the lane has failed already: nothing of it is run again"
+    assert capsys.readouterr().out == ""
 
 
 def page_with(rows: int, test: str = "tests/unit/test_ci.py::test_a_file_is_a_module[x]") -> str:
@@ -322,6 +324,40 @@ def test_the_table_has_each_stage_of_each_lane(tmp_path: Path) -> None:
     _, spent, _, started, _ = lines[1].split()
     assert spent in {"0.0", "0.1"}
     assert int(started) >= int(lines[2].split()[3]) + int(lines[3].split()[3]) >= 5
+
+
+def run_lanes(work: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run shell text with the functions of .ci/run's lanes."""
+    text = f"set -euo pipefail; work={work}; source {CI}/lib/lanes.sh\n{script}"
+    return subprocess.run(["bash", "-c", text], check=False, capture_output=True, text=True)
+
+
+def test_lanes_go_on_beside_a_failure_and_all_failures_are_listed(tmp_path: Path) -> None:
+    """Each lane fails at its first failing command; what does not depend on it runs to its end."""
+    done = run_lanes(
+        tmp_path,
+        "two_parts() { attempt first part 3; attempt second part 0; }\n"
+        "part() { echo begun; (exit $1); echo unreached $1; }\n"
+        "long() { sleep 1; echo long has ended; }\n"
+        "beside wrong part 4; beside parts two_parts; beside long long; beside torch part 5\n"
+        "attempt here part 6\n"
+        "if await torch; then echo unreached 5; fi\n"
+        "await wrong parts long || echo one of them failed\n"
+        "echo the end\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "unreached 0" in done.stdout
+    assert not [number for number in (3, 4, 5, 6) if f"unreached {number}" in done.stdout]
+    assert "long has ended" in done.stdout
+    assert done.stdout.endswith("one of them failed\nthe end\n")
+    assert sorted((tmp_path / "failed").read_text().split()) == ["first", "here", "torch", "wrong"]
+
+
+def test_what_must_have_passed_ends_all(tmp_path: Path) -> None:
+    done = run_lanes(tmp_path, "beside packages false; await packages || exit 1; echo unreached\n")
+    assert done.returncode == 1
+    assert "FAILED: packages" in done.stdout
+    assert "unreached" not in done.stdout
 
 
 def test_the_table_counts_what_the_machine_did() -> None:
