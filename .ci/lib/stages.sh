@@ -96,6 +96,7 @@ on_another_runtime() {
   say "tests of what differs on onnxruntime without training, with $newest_python"
   environment newest-tests "$newest_python" packages "$wheel[train,mpich,digits,kernels]" pytest hypothesis
   "$work/newest-tests/bin/pip" install -q --no-compile --no-deps -e .
+  "$work/newest-tests/bin/python" .ci/bytecode.py bring "$cache/bytecode"
   PATH=$work/newest-tests/bin:$PATH "$work/newest-tests/bin/pytest" -q --hypothesis-profile=ci tests/unit/test_{autodiff_,kernels_,graph_build,optim}*.py \
     tests/integration/test_{any_runtime,environment,first_gradient}.py
 }

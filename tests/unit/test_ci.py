@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -389,6 +390,38 @@ def test_tests_are_counted_by_lane(tmp_path: Path) -> None:
         ["tests", "seconds", "lane"], ["1", "30", "slurm"], ["1", "3", "unit"], [],
         ["seconds", "the", "slowest", "tests"], ["30.0", "slurm::a"], ["3.0", "unit::a"],
     ]  # fmt: skip
+
+
+def test_compiled_modules_are_kept_by_content(tmp_path: Path) -> None:
+    """A clone elsewhere, with other times, is compiled with what another one has compiled; a changed file is not."""
+    bytecode, store = load("bytecode"), tmp_path / "store"
+    texts = {"test_a.py": "def test_a() -> None:\n    assert {1} == {1}\n", "b.py": "B = 1\n"}
+    for turn, name in enumerate(("first", "second")):
+        clone, prefix = tmp_path / name, tmp_path / f"{name}-pycache"
+        clone.mkdir()
+        git(clone, "init", "-q")
+        for number, (file, text) in enumerate(texts.items()):
+            (clone / file).write_text(text)
+            os.utime(clone / file, (1000 + number, 1000 + number + turn))
+        if name == "second":
+            (clone / "changed.py").write_text("C = 1\n")
+            assert bytecode.bring(clone, prefix, store) == 2
+        before = {path: path.stat().st_mtime_ns for path in prefix.rglob("*.pyc")}
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(prefix)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        done = subprocess.run(
+            [*PYTEST, "-c", "/dev/null", "--rootdir", str(clone), "test_a.py"],
+            cwd=clone, env=environment, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        subprocess.run([sys.executable, "-c", "import b"], cwd=clone, env=environment, check=True, capture_output=True)
+        if name == "first":
+            assert bytecode.keep(clone, prefix, store) == 2
+            (clone / "b.py").write_text("B = 22\n")
+            assert bytecode.keep(clone, prefix, store) == 0, "it was compiled from another content"
+        else:
+            assert len(before) == 2
+            assert before == {path: path.stat().st_mtime_ns for path in before}, "nothing is compiled again"
 
 
 def test_a_command_has_shared_memory_of_its_own(tmp_path: Path) -> None:
