@@ -9,7 +9,7 @@ chaos() { # it looks at all of its shared memory: no other MPI may have any of i
   local prefix=(.ci/own_memory)
   .ci/own_memory true 2>/dev/null || prefix=()
   say "kills, signals and damages by chance, a short round; part $(part 19) of the changes from each layout into each other"
-  ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
+  ORTFLOW_LAYOUT_CHANGES=${ORTFLOW_LAYOUT_CHANGES:-10} ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
 }
 
 against_torch() { # one after the other: the clusters' tests have time limits
@@ -28,7 +28,7 @@ against_torch() { # one after the other: the clusters' tests have time limits
     attempt torch-tests part_of_torch_tests
   fi
   say "ortflow prove: part $(part 7) of the programs that forget a state (the whole: pytest -m 'chaos or not chaos' tests/integration/test_prove.py)"
-  ORTFLOW_PART=$(part 7) attempt prove "$work/torch/bin/pytest" -q tests/integration/test_prove.py -k forgotten_state
+  ORTFLOW_PART=$(part 7) attempt prove "$work/torch/bin/pytest" -q tests/integration/test_prove.py -m 'torch and not chaos' # the others ran with the whole runs
   say "exports of transformers under layouts: part $(part 29) (the whole: pytest -m 'chaos or not chaos' tests/torch/test_export_layouts.py)"
   ORTFLOW_PART=$(part 29) attempt export-layouts "$work/torch/bin/pytest" -v tests/torch/test_export_layouts.py
 }
@@ -71,7 +71,7 @@ jobs_from_the_wheel() { # the second goes on with what the first leaves
     "$work/fresh/bin/ortflow" run examples/digits/run.yaml
     "$work/fresh/bin/python" "$root/.ci/check_run.py" runs/digits accuracy above 0.95
     # Half a run, for another ONNX Runtime to go on with.
-    "$work/fresh/bin/ortflow" run examples/gpt/run.yaml name=moved train.steps=15 train.schedule.name=constant train.schedule.warmup_steps=5
+    "$work/fresh/bin/ortflow" run examples/gpt/run.yaml name=moved train.steps=10 train.schedule.name=constant train.schedule.warmup_steps=5
   )
 
   say "the main job from the wheel on onnxruntime without training, with $newest_python"
@@ -80,13 +80,13 @@ jobs_from_the_wheel() { # the second goes on with what the first leaves
     cp -r "$root/examples" . && rm -rf examples/*/build
     yield_cores
     export PATH=$work/newest/bin:$PATH
-    ortflow run examples/digits/run.yaml
-    python "$root/.ci/check_run.py" runs/digits accuracy above 0.95
+    ortflow run examples/digits/run.yaml train.epochs=4 # the whole of it has run above
+    python "$root/.ci/check_run.py" runs/digits accuracy above 0.85
     # The kernels are those of the wheel: nothing is compiled.
     ORTFLOW_CACHE=$work/empty CC=nonesuch ortflow run "$work/job/examples/gpt/run.yaml" name=whole \
-      run_dir="$PWD/runs/whole" prepare=null train.steps=30 train.schedule.name=constant train.schedule.warmup_steps=5
+      run_dir="$PWD/runs/whole" prepare=null train.steps=20 train.schedule.name=constant train.schedule.warmup_steps=5
     grep -q "CPU kernels: ortflow's own" -r runs/whole/logs && [ -z "$(ls "$work"/empty/kernels 2>/dev/null)" ]
-    (cd "$work/job" && ortflow resume moved train.steps=30 checkpoint.exact=false)
+    (cd "$work/job" && ortflow resume moved train.steps=20 checkpoint.exact=false)
     python "$root/.ci/check_curves.py" runs/whole "$work/job/runs/moved" 1e-5
   )
 }

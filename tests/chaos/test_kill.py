@@ -31,19 +31,24 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(project: Project) -> Path:
-    return project.run("undisturbed", **SHAPE)
+def timed(project: Project) -> tuple[Path, float]:
+    """An undisturbed run, and how long it took from start to end."""
+    start = time.monotonic()
+    return project.run("undisturbed", **SHAPE), time.monotonic() - start
+
+
+@pytest.fixture(scope="module")
+def undisturbed(timed: tuple[Path, float]) -> Path:
+    return timed[0]
 
 
 SHAPE = {"train__steps": 120, "train__evaluation": {"every_steps": 15}, "checkpoint__every_steps": 4}
 
 
 @pytest.fixture(scope="module")
-def seconds(project: Project, undisturbed: Path) -> float:
-    """How long a run takes from start to end, so that moments spread over all of it."""
-    start = time.monotonic()
-    project.run("timed", **SHAPE)
-    return time.monotonic() - start
+def seconds(timed: tuple[Path, float]) -> float:
+    """How long a run takes, so that moments spread over all of it."""
+    return timed[1]
 
 
 def begin(project: Project, file: Path) -> subprocess.Popen[bytes]:

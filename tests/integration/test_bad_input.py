@@ -105,7 +105,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["merged.onnx", "is used in", "ortflow.export_for_training", "model.accept_inference_export: true"],
     ),
     "unknown optimizer": ({"train__optimizer": {"name": "adan", "lr": 0.1}}, ["train.optimizer.name", "adan"]),
-    "degrees that do not multiply": ({"parallel__data": 3}, ["parallel"]),
+    "degrees that do not multiply": ({"parallel__data": 3, "resources__ranks_per_node": 2}, ["parallel"]),
     "pipeline": (
         {"parallel__pipeline": 2, "parallel__zero": 2, "resources__ranks_per_node": 2},
         ["parallel.zero", "parallel.pipeline is 2"],
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"parallel__pipeline": 2, "parallel__cuts": [], "resources__ranks_per_node": 2},
         ["parallel.cuts", "needs 1"],
     ),
-    "too few samples": ({"data__micro_batch": 5000}, ["samples", "global batch"]),
+    "too few samples": ({"data__micro_batch": 5000, "resources__ranks_per_node": 2}, ["samples", "global batch"]),
 }
 
 
@@ -122,7 +122,8 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_one_sentence_exit_2_and_nothing_left_behind(project: Project, case: str) -> None:
     changes, expected = CASES[case]
     name = case.replace(" ", "-").lower()
-    file = project.write(name, **changes)
+    # More ranks say the same once more; those of degrees and stages are in the cases.
+    file = project.write(name, **{"resources__ranks_per_node": 1, **changes})
     done = command("run", file.name, folder=project.folder)
     output = done.stderr
     assert done.returncode == 2, done.stdout + output
