@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import filecmp
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import longest_first
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -28,6 +30,13 @@ def pytest_configure() -> None:
         raise pytest.UsageError(
             f"the tests in {ROOT} would run on ortflow in {place}: install this checkout with `pip install -e .`"
         )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # behind the choice of cases, which depends on their order
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """In .ci/run, begin with the longest files."""
+    yield
+    longest_first.order(items, longest_first.recorded_seconds())
 
 
 def _is_copy(package: Path) -> bool:

@@ -46,7 +46,8 @@ await() { # NAME…: until these have ended; fails if one of them has. Failures 
       if [ -e "$work/$name.status" ]; then
         ended[$name]=$(<"$work/$name.status")
       elif ! kill -0 "${lanes[$name]}" 2>/dev/null && [ ! -e "$work/$name.status" ]; then
-        ended[$name]=137 # killed. `wait -n` would say it, but knows nothing of a lane that ended before another was waited for
+        ended[$name]=137
+        echo 137 >"$work/$name.status" # killed. `wait -n` would say it, but knows nothing of a lane that ended before another was waited for
       else
         continue
       fi

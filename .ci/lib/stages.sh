@@ -2,7 +2,7 @@
 
 whole_runs() {
   say "whole runs: part $(part 7) of the layouts that do not always run"
-  ORTFLOW_PART=$(part 7) judged integration -n 3 --dist loadfile tests/integration tests/gridengine
+  ORTFLOW_PART=$(part 7) judged integration -n 3 --dist loadfile "${longest_first[@]}" tests/integration tests/gridengine
 }
 
 chaos() { # it looks at all of its shared memory: no other MPI may have any of it
@@ -12,14 +12,25 @@ chaos() { # it looks at all of its shared memory: no other MPI may have any of i
   ORTFLOW_LAYOUT_CHANGES=${ORTFLOW_LAYOUT_CHANGES:-10} ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
 }
 
-against_torch() { # one after the other: the clusters' tests have time limits
-  renice -n 10 -p $BASHPID >/dev/null
+torch_is_installed() { # waits for the lane that installs it
+  until [ -e "$work/torch.status" ]; do sleep 1; done
+  [ "$(<"$work/torch.status")" = 0 ]
+}
+
+models_against_torch() { # beside the clusters, whose tests have time limits: it takes what they leave
+  renice -n 15 -p $BASHPID >/dev/null
+  torch_is_installed || return 0 # that has been said
   if [ "${ORTFLOW_SURVEY:-1}" != 0 ]; then
     say "models that nobody here wrote, against PyTorch: part $(part 59) (the whole: python tests/torch/survey)"
     attempt survey "$work/torch/bin/python" tests/torch/survey --part "$(part 59)"
     say "files that other projects ship: part $(part 7) (the whole: python tests/torch/survey/files.py)"
     attempt files "$work/torch/bin/python" tests/torch/survey/files.py --part "$(part 7)"
   fi
+}
+
+exports_against_torch() {
+  renice -n 10 -p $BASHPID >/dev/null
+  torch_is_installed || return 0
   if [ "${ORTFLOW_TORCH:-0}" = 1 ]; then
     say "against PyTorch: every architecture, both exporters"
     attempt torch-tests "$work/torch/bin/pytest" -q tests/torch --ignore tests/torch/test_export_layouts.py
@@ -91,7 +102,7 @@ jobs_from_the_wheel() { # the second goes on with what the first leaves
   )
 }
 
-on_another_runtime() {
+another_runtime() {
   renice -n 10 -p $BASHPID >/dev/null
   say "tests of what differs on onnxruntime without training, with $newest_python"
   environment newest-tests "$newest_python" packages "$wheel[train,mpich,digits,kernels]" pytest hypothesis
@@ -109,7 +120,7 @@ on_slurm() {
   say "Slurm: a real cluster on this machine (the rest: pytest -m chaos tests/slurm)"
   export ORTFLOW_SLURM=1
   tests/testbeds/slurm/packages openssh-server openssh-client # for the tests that come to the cluster from outside
-  attempt slurm judged slurm -n 2 --dist loadfile tests/slurm # each worker has a cluster of its own
+  attempt slurm judged slurm -n 2 --dist loadfile "${longest_first[@]}" tests/slurm # each worker has a cluster of its own
   ORTFLOW_CHAOS=1 attempt slurm-schedules judged slurm-schedules -s -m chaos tests/slurm/test_schedules.py # the first schedule of accidents
 }
 

@@ -424,6 +424,42 @@ def test_compiled_modules_are_kept_by_content(tmp_path: Path) -> None:
             assert before == {path: path.stat().st_mtime_ns for path in before}, "nothing is compiled again"
 
 
+def test_the_longest_files_come_first(tmp_path: Path) -> None:
+    """Behind the choice of cases that rotate, which is the same with and without recorded durations."""
+    for name in ("a", "b", "c"):
+        (tmp_path / f"test_{name}.py").write_text("def test_1(): pass\ndef test_2(): pass\n")
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\nimport longest_first\n"
+        "@pytest.hookimpl(wrapper=True, tryfirst=True)\n"
+        "def pytest_collection_modifyitems(items):\n"
+        "    yield\n"
+        "    longest_first.order(items, longest_first.recorded_seconds())\n"
+        "class Choice:\n"
+        "    @pytest.hookimpl(trylast=True)\n"
+        "    def pytest_collection_modifyitems(self, items):\n"
+        "        items[:] = items[1:]\n"
+        "def pytest_configure(config): config.pluginmanager.register(Choice())\n"
+    )
+    (tmp_path / "durations.json").write_text(json.dumps({"test_a.py": 1.0, "test_c.py": 9.0}))
+
+    def listed(**changes: str) -> list[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support"), **changes}
+        command = [*PYTEST, "-c", "/dev/null", "--rootdir", str(tmp_path), "--collect-only", str(tmp_path)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+        return [line.removeprefix("test_") for line in done.stdout.splitlines() if "::" in line]
+
+    assert listed(ORTFLOW_DURATIONS="") == [
+        "a.py::test_2",
+        "b.py::test_1",
+        "b.py::test_2",
+        "c.py::test_1",
+        "c.py::test_2",
+    ]
+    assert listed(ORTFLOW_DURATIONS=str(tmp_path / "durations.json")) == [
+        "c.py::test_1", "c.py::test_2", "b.py::test_1", "b.py::test_2", "a.py::test_2",
+    ]  # fmt: skip
+
+
 def test_a_command_has_shared_memory_of_its_own(tmp_path: Path) -> None:
     own = [str(CI / "own_memory"), "sh", "-c", "ls /dev/shm; touch /dev/shm/$0; exit 3", tmp_path.name]
     if subprocess.run([CI / "own_memory", "true"], check=False, capture_output=True).returncode != 0:
