@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from in_process import command_here
 from onnx import TensorProto, helper, numpy_helper
 from project import Project, command, of_kind
 from small_network import save_model
@@ -32,7 +33,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 def convert(folder: Path, name: str, **arrays: np.ndarray) -> None:  # type: ignore[type-arg]
     np.savez(folder / f"{name}.npz", **arrays)
-    done = command("data", "convert", f"{name}.npz", "--output", f"{name}.arrow", folder=folder)
+    done = command_here("data", "convert", f"{name}.npz", "--output", f"{name}.arrow", folder=folder)
     assert done.returncode == 0, done.stderr
 
 
@@ -178,7 +179,8 @@ def test_labels_out_of_range_are_refused_before_the_first_step(tmp_path: Path, w
             "train": {"steps": 4, "optimizer": {"name": "sgd", "lr": 0.1}},
         }
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
-        done = command(command_name, "run.yaml", folder=tmp_path)
+        start = command if command_name == "run" else command_here
+        done = start(command_name, "run.yaml", folder=tmp_path)
         output = done.stdout + done.stderr
         assert done.returncode == 2, output
         assert f"sample 61 of column '{column}' holds {value}" in output
