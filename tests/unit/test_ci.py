@@ -460,6 +460,36 @@ def test_the_longest_files_come_first(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_processes_are_counted_by_unit_test_file(tmp_path: Path) -> None:
+    """With those of fixtures. Files that start none are counted."""
+    folder = tmp_path / "tests" / "unit"
+    folder.mkdir(parents=True)
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\nfrom started_processes import Counter\nPROCESSES = Counter()\n"
+        "@pytest.hookimpl(wrapper=True)\n"
+        "def pytest_runtest_makereport():\n"
+        "    report = yield\n"
+        "    PROCESSES.record(report)\n"
+        "    return report\n"
+    )
+    (folder / "test_alone.py").write_text("def test_1(): pass\n")
+    (folder / "test_starting.py").write_text(
+        "import os, subprocess, pytest\n"
+        "@pytest.fixture(scope='module')\n"
+        "def started(): subprocess.run(['true'], check=True)\n"
+        "def test_1(started): os.system('true')\n"
+        "def test_2(started): subprocess.run(['true'], check=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support")}
+    command = [*PYTEST, "-c", "/dev/null", "--rootdir", str(tmp_path), "--report-log=unit.jsonl", str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    reports = load("reports")
+    assert list(reports.starting(reports.processes_by_unit_file(tmp_path))) == [
+        "1 of 2 unit test files started 3 processes",
+        "       3  tests/unit/test_starting.py",
+    ]
+
+
 def test_a_command_has_shared_memory_of_its_own(tmp_path: Path) -> None:
     own = [str(CI / "own_memory"), "sh", "-c", "ls /dev/shm; touch /dev/shm/$0; exit 3", tmp_path.name]
     if subprocess.run([CI / "own_memory", "true"], check=False, capture_output=True).returncode != 0:
