@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import filecmp
 import sys
-from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import longest_first
 import pytest
-from started_processes import Counter
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -31,24 +28,6 @@ def pytest_configure() -> None:
         raise pytest.UsageError(
             f"the tests in {ROOT} would run on ortflow in {place}: install this checkout with `pip install -e .`"
         )
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # behind the choice of cases, which depends on their order
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """In .ci/run, begin with the longest files."""
-    yield
-    longest_first.order(items, longest_first.recorded_seconds())
-
-
-PROCESSES = Counter()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In reports, the processes that a test has started."""
-    report = yield
-    PROCESSES.record(report)
-    return report
 
 
 def _is_copy(package: Path) -> bool:

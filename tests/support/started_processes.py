@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
 
 import pytest
 
@@ -25,3 +26,14 @@ class Counter:
         if report.when == "teardown":
             report.user_properties.append((PROPERTY, self.number))
             self.number = 0
+
+
+PROCESSES = Counter()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """For a conftest: the reports of the tests in its folder have the processes that each has started."""
+    report = yield
+    PROCESSES.record(report)
+    return report

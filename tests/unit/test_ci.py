@@ -428,35 +428,27 @@ def test_the_longest_files_come_first(tmp_path: Path) -> None:
     """Behind the choice of cases that rotate, which is the same with and without recorded durations."""
     for name in ("a", "b", "c"):
         (tmp_path / f"test_{name}.py").write_text("def test_1(): pass\ndef test_2(): pass\n")
-    (tmp_path / "conftest.py").write_text(
-        "import pytest\nimport longest_first\n"
-        "@pytest.hookimpl(wrapper=True, tryfirst=True)\n"
-        "def pytest_collection_modifyitems(items):\n"
-        "    yield\n"
-        "    longest_first.order(items, longest_first.recorded_seconds())\n"
-        "class Choice:\n"
-        "    @pytest.hookimpl(trylast=True)\n"
-        "    def pytest_collection_modifyitems(self, items):\n"
-        "        items[:] = items[1:]\n"
-        "def pytest_configure(config): config.pluginmanager.register(Choice())\n"
+    (tmp_path / "conftest.py").write_text("from rotation import rotate\npytest_collection_modifyitems = rotate\n")
+    (tmp_path / "test_a.py").write_text(
+        "import pytest\n@pytest.mark.rotates\n@pytest.mark.parametrize('n', [1, 2])\ndef test(n): pass\n"
     )
     (tmp_path / "durations.json").write_text(json.dumps({"test_a.py": 1.0, "test_c.py": 9.0}))
 
     def listed(**changes: str) -> list[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support"), **changes}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support"), "ORTFLOW_CASES": "1/2", **changes}
         command = [*PYTEST, "-c", "/dev/null", "--rootdir", str(tmp_path), "--collect-only", str(tmp_path)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
         return [line.removeprefix("test_") for line in done.stdout.splitlines() if "::" in line]
 
     assert listed(ORTFLOW_DURATIONS="") == [
-        "a.py::test_2",
+        "a.py::test[2]",
         "b.py::test_1",
         "b.py::test_2",
         "c.py::test_1",
         "c.py::test_2",
     ]
     assert listed(ORTFLOW_DURATIONS=str(tmp_path / "durations.json")) == [
-        "c.py::test_1", "c.py::test_2", "b.py::test_1", "b.py::test_2", "a.py::test_2",
+        "c.py::test_1", "c.py::test_2", "b.py::test_1", "b.py::test_2", "a.py::test[2]",
     ]  # fmt: skip
 
 
@@ -464,14 +456,7 @@ def test_processes_are_counted_by_unit_test_file(tmp_path: Path) -> None:
     """With those of fixtures. Files that start none are counted."""
     folder = tmp_path / "tests" / "unit"
     folder.mkdir(parents=True)
-    (tmp_path / "conftest.py").write_text(
-        "import pytest\nfrom started_processes import Counter\nPROCESSES = Counter()\n"
-        "@pytest.hookimpl(wrapper=True)\n"
-        "def pytest_runtest_makereport():\n"
-        "    report = yield\n"
-        "    PROCESSES.record(report)\n"
-        "    return report\n"
-    )
+    (tmp_path / "conftest.py").write_text("from started_processes import pytest_runtest_makereport\n")
     (folder / "test_alone.py").write_text("def test_1(): pass\n")
     (folder / "test_starting.py").write_text(
         "import os, subprocess, pytest\n"
