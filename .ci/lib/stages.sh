@@ -132,6 +132,7 @@ on_kubernetes() {
   fi
   say "Kubernetes: a real cluster on this machine, built if need be (the rest: pytest -m chaos tests/kubernetes)"
   export ORTFLOW_KUBERNETES=1
+  unset ORTFLOW_DURATIONS # one worker: the files' own order
   source "$(tests/testbeds/kubernetes/up)" # brings Helm, without which the chart's tests were skipped above
   attempt kubernetes judged kubernetes tests/unit/test_kubernetes_chart.py tests/kubernetes
   ORTFLOW_CHAOS=1 attempt kubernetes-schedules judged kubernetes-schedules -s -m chaos tests/kubernetes/test_kubernetes_schedules.py
