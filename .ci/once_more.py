@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,15 +104,21 @@ def record(lane: Path, command: list[str]) -> None:
     lane.with_suffix(".json").write_text(json.dumps({"command": command, "environment": dict(os.environ)}))
 
 
+def reasons_not_to_repeat(failed: Sequence[Failure]) -> list[str]:
+    """Why failures of a lane count at once; none if all of them may be run again."""
+    reasons = [f"{failure.test}: {reason}" for failure in failed if (reason := failure.reason_not_to_repeat)]
+    if len(failed) > MOST:
+        reasons.append(f"{len(failed)} tests of {failed[0].lane} failed; more than {MOST} is no bad luck")
+    return reasons
+
+
 def may_wait(lane: Path) -> bool:
     """Whether every failure of a lane may be run again; prints those that may not, with the reason."""
     failed = failures(lane.with_suffix(".jsonl"))
-    final = {failure.test: reason for failure in failed if (reason := failure.reason_not_to_repeat)}
-    for test, reason in final.items():
-        print(f"not run again: {test}: {reason}")
-    if len(failed) > MOST:
-        print(f"not run again: {len(failed)} tests of {lane.name} failed; more than {MOST} is no bad luck")
-    return bool(failed) and not final and len(failed) <= MOST
+    reasons = reasons_not_to_repeat(failed)
+    for reason in reasons:
+        print(f"not run again: {reason}")
+    return bool(failed) and not reasons
 
 
 def passes_alone(failure: Failure, lane: Path, output: Path) -> bool:
@@ -129,25 +136,28 @@ def passes_alone(failure: Failure, lane: Path, output: Path) -> bool:
 
 
 def run_again(reports: Path, outputs: Path) -> int:
-    """Run all failed tests of all lanes again; the exit code."""
-    failed = [failure for report in sorted(reports.glob("*.jsonl")) for failure in failures(report)]
+    """Run the failed tests of all lanes whose failures may be run again; the exit code."""
+    lanes = [failures(report) for report in sorted(reports.glob("*.jsonl"))]
+    waiting = [failure for failed in lanes if not reasons_not_to_repeat(failed) for failure in failed]
     unstable: list[str] = []
-    for failure in failed:
+    broken = False
+    for failure in waiting:
         outputs.mkdir(parents=True, exist_ok=True)
         output = outputs / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', failure.test)}.log"
         output.write_text(f"=== {failure.lane}: {failure.test}\n{failure.text}\n")
         if not passes_alone(failure, reports / failure.lane, output):
             print(f"{output.read_text()}\nfailed again alone: {failure.test}")
-            return 1
-        unstable.append(failure.test)
+            broken = True
+        else:
+            unstable.append(failure.test)
     listed = listed_tests(PAGE.read_text())
     for test in unstable:
         note = "listed in tests/unstable.md" if test in listed else "add it to tests/unstable.md and look for its cause"
         print(f"unstable: {test} failed once and passed {TURNS} times alone; {note}")
     if len({*unstable, *listed}) > MOST:
         print(f"more than {MOST} unstable tests: repair one before anything new")
-        return 1
-    return 0
+        broken = True
+    return int(broken)
 
 
 def main() -> int:

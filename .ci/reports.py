@@ -1,7 +1,7 @@
 """What pytest-reportlog wrote of each lane.
 
-.ci/reports.py FOLDER FILE.json      # print the tests of each lane and the slowest of all; add the seconds of each
-                                     # test file to FILE.json, for .ci/reach.py
+.ci/reports.py FOLDER FILE.json      # print the tests of each lane, the slowest of all, and the unit test files that
+                                     # start processes; add the seconds of each test file to FILE.json, for .ci/reach.py
 """
 
 from __future__ import annotations
@@ -62,6 +62,25 @@ def tests_by_lane(folder: Path) -> dict[str, dict[str, float]]:
     return lanes
 
 
+def processes_by_unit_file(folder: Path) -> dict[str, int]:
+    """Processes that each file of tests/unit started, by tests/support/started_processes.py; 0 where none."""
+    started: Counter[str] = Counter()
+    for report in folder.glob("*.jsonl"):
+        for record in records(report):
+            if record["nodeid"].startswith("tests/unit/"):
+                properties = dict(record.get("user_properties", ()))
+                started[record["nodeid"].partition("::")[0]] += properties.get("processes", 0)
+    return dict(started)
+
+
+def starting(processes: Mapping[str, int]) -> Iterator[str]:
+    """A line for each file that started processes, those with the most first."""
+    most = sorted(((number, file) for file, number in processes.items() if number), reverse=True)
+    yield f"{len(most)} of {len(processes)} unit test files started {sum(processes.values())} processes"
+    for number, file in most:
+        yield f"{number:8}  {file}"
+
+
 def figures(lanes: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     """A line for each lane, and one for each of the slowest tests."""
     yield f"{'tests':>6} {'seconds':>8}  lane"
@@ -77,5 +96,6 @@ def figures(lanes: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
 if __name__ == "__main__":
     reports, durations = Path(sys.argv[1]), Path(sys.argv[2])
     print("\n".join(figures(tests_by_lane(reports))))
+    print("", *starting(processes_by_unit_file(reports)), sep="\n")
     earlier = json.loads(durations.read_text()) if durations.exists() else {}
     durations.write_text(json.dumps(earlier | seconds_by_file(reports)))

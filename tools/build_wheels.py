@@ -3,6 +3,7 @@
     pip install wheel ziglang
     python tools/build_wheels.py --out dist                  # all of them, in a minute
     python tools/build_wheels.py --out dist --here           # this machine's and the one for any
+    python tools/build_wheels.py --out dist --compiled FOLDER    # with kernels that FOLDER has from the same sources
 
 zig compiles for every platform on any of them. The Linux libraries need glibc 2.17, that of manylinux_2_17, and no
 other library; pip takes the wheel for any machine where none of the others fits.
@@ -11,6 +12,7 @@ other library; pip takes the wheel for any machine where none of the others fits
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 import re
@@ -23,6 +25,7 @@ import tempfile
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,6 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the wheels (default: dist)")
     parser.add_argument("--here", action="store_true", help="of the platforms, this machine's alone")
+    parser.add_argument("--compiled", type=Path, help="folder that keeps compiled kernels, by their sources' content")
     asked = parser.parse_args()
     here = (platform.system(), platform.machine())
     targets = [target for target in TARGETS if not asked.here or (target.system, target.machine) == here]
@@ -61,7 +65,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         plain = build_plain(work)
-        made = [build_for(target, plain, work / target.tag) for target in targets]
+        made = [build_for(target, plain, work / target.tag, asked.compiled) for target in targets]
         for wheel in (*made, plain):
             print(shutil.copy(wheel, asked.out))
     return 0
@@ -79,17 +83,21 @@ def build_plain(work: Path) -> Path:
     return next((work / "plain").glob("*.whl"))
 
 
-def build_for(target: Target, plain: Path, work: Path) -> Path:
+def build_for(target: Target, plain: Path, work: Path, compiled: Path | None = None) -> Path:
     """The same with the libraries of a platform beside the kernels' sources."""
     _run("wheel", "unpack", "--dest", str(work / "unpacked"), str(plain))
     content = next((work / "unpacked").iterdir())
-    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", target.zig, "-g0", "-s"]
-    # The program that is in the wheel, so that what it looks for later has the name that it gives now.
-    subprocess.run(
-        [sys.executable, str(content / KERNELS / "library.py"), str(content / KERNELS), "--machine", target.machine],
-        env={**os.environ, "CC": shlex.join(compiler)},
-        check=True,
-    )
+    compiler = ["-m", "ziglang", "cc", "-target", target.zig, "-g0", "-s"]
+    kept = None if compiled is None else compiled / _key(content / KERNELS, compiler)
+    if kept is not None and kept.is_dir():
+        shutil.copytree(kept, content / KERNELS, dirs_exist_ok=True)
+    else:
+        # The program that is in the wheel, so that what it looks for later has the name that it gives now.
+        program = [str(content / KERNELS / "library.py"), str(content / KERNELS), "--machine", target.machine]
+        environment = {**os.environ, "CC": shlex.join([sys.executable, *compiler])}
+        subprocess.run([sys.executable, *program], env=environment, check=True)
+        if kept is not None:
+            _keep(content / KERNELS, kept)
     for library in (content / KERNELS).glob("*.so"):
         fault = fault_of(library.read_bytes(), target)
         if fault is not None:
@@ -116,6 +124,27 @@ def fault_of(library: bytes, target: Target) -> str | None:
     if max(versions, default=GLIBC) > GLIBC:
         return f"needs glibc {'.'.join(map(str, max(versions)))}"
     return None
+
+
+def _key(kernels: Path, compiler: list[str]) -> str:
+    """A name for what a compiler makes of a folder of kernels and the program that compiles them."""
+    key = hashlib.sha256(repr((compiler, version("ziglang"))).encode())
+    for source in sorted(kernels.iterdir()):
+        if source.suffix in {".c", ".h", ".py"}:
+            key.update(source.name.encode() + source.read_bytes())
+    return key.hexdigest()[:32]
+
+
+def _keep(kernels: Path, kept: Path) -> None:
+    """Copy the libraries to a new folder, which another process never sees in part."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        part = Path(folder, kept.name)
+        part.mkdir()
+        for library in kernels.glob("*.so"):
+            shutil.copy(library, part)
+        if not kept.exists():
+            part.rename(kept)
 
 
 def _tagged(about: Message, tag: str) -> Message:

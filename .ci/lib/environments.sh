@@ -22,9 +22,15 @@ environment() { # NAME PYTHON COMMAND…: a venv in $work/NAME, filled by COMMAN
     sed -n '/^\[project\]/,/^\[tool\.setuptools\]/p' pyproject.toml
   } | sha256sum | cut -c1-16)
   cached=$environments/$key
+  echo "$key $folder" >>"$work/environments"
   if [ -e "$cached/folder" ]; then
     touch "$cached"
     copy_linked "$cached" "$folder"
+    if [ -d "$cached.bytecode" ]; then
+      touch "$cached.bytecode"
+      mkdir -p "$PYTHONPYCACHEPREFIX$folder"
+      copy_linked "$cached.bytecode" "$PYTHONPYCACHEPREFIX$folder/lib"
+    fi
     # Scripts name the folder of their venv.
     grep -rlIZ --exclude-dir=lib "$(cat "$cached/folder")" "$folder" | xargs -0r sed -i "s#$(cat "$cached/folder")#$folder#g"
     return
@@ -36,6 +42,15 @@ environment() { # NAME PYTHON COMMAND…: a venv in $work/NAME, filled by COMMAN
   mkdir -p "$environments"
   find "$environments" -mindepth 1 -maxdepth 1 -mtime +40 -exec rm -rf {} +
   copy_linked "$folder" "$cached.$$" && { mv -T "$cached.$$" "$cached" 2>/dev/null || rm -rf "$cached.$$"; }
+}
+
+keep_bytecode() { # what was imported from each environment, compiled. Of a changed source Python takes none of it
+  local key folder kept
+  while read -r key folder; do
+    kept=$environments/$key.bytecode
+    [ -d "$environments/$key" ] && [ -d "$PYTHONPYCACHEPREFIX$folder/lib" ] || continue
+    copy_linked "$PYTHONPYCACHEPREFIX$folder/lib" "$kept.$$" && rm -rf "$kept" && { mv -T "$kept.$$" "$kept" 2>/dev/null || rm -rf "$kept.$$"; }
+  done <"$work/environments"
 }
 
 copy_linked() { # FROM TO: with hard links where both are on one file system. pip replaces files and changes none

@@ -4,12 +4,32 @@ say() { # STAGE
   note "$1"
 }
 note() { # STAGE: for .ci/minutes.py
-  [ ! -r /proc/stat ] || printf '%s\t%s\t%s%s\n' $BASHPID "$SECONDS" "$(grep -E '^(cpu |processes)' /proc/stat | tr '\n' '\t')" "$1" >>"$work/stages"
+  [ ! -r /proc/stat ] || printf '%s\t%s\t%s%s\n' "$lane" "$SECONDS" "$(grep -E '^(cpu |processes)' /proc/stat | tr '\n' '\t')" "$1" >>"$work/stages"
 }
-declare -A lanes=() # name -> process group
-beside() {          # NAME COMMAND…: its output goes to $work/NAME.log, and is printed when it ends
-  set -m            # a process group of its own, so that it can be ended with all that it has started
-  { set +m; note "lane $1"; "${@:2}"; note end; } </dev/null >"$work/$1.log" 2>&1 &
+lane=main
+failed() { # NAME: what is listed at the end
+  printf '\n=== FAILED: %s (%s s)\n' "$1" "$SECONDS"
+  echo "$1" >>"$work/failed"
+}
+attempt() { # NAME COMMAND…: in a subshell, where its first failure ends it. A failure is listed, and the rest goes on
+  local status
+  set +e
+  ( set -e; "${@:2}" )
+  status=$?
+  set -e
+  [ $status = 0 ] || failed "$1"
+}
+declare -A lanes=() ended=() # name -> process group; name -> exit status
+beside() {                   # NAME COMMAND…: its output goes to $work/NAME.log, and is printed when it ends
+  set -m                     # a process group of its own, so that it can be ended with all that it has started
+  {
+    set +m
+    lane=$1
+    trap 'echo $? >"$work/$lane.ending" && mv "$work/$lane.ending" "$work/$lane.status"' EXIT
+    note "lane $lane"
+    "${@:2}"
+    note end
+  } </dev/null >"$work/$1.log" 2>&1 &
   set +m
   lanes[$1]=$!
 }
@@ -19,16 +39,25 @@ running() { # NAME…: whether any of them does
   return 1
 }
 quiet_lanes="packages kubernetes-build fresh torch" # their logs are printed only if they fail
-await() { # NAME…: until these have passed; the first failure of any lane ends all
-  local name ended status
+await() { # NAME…: until these have ended; fails if one of them has. Failures of all lanes that end meanwhile are listed
+  local name
   while running "$@"; do
-    status=0
-    wait -n -p ended "${lanes[@]}" || status=$?
-    for name in "${!lanes[@]}"; do [ "${lanes[$name]}" != "$ended" ] || break; done
-    unset "lanes[$name]"
-    if [ $status != 0 ] || [[ " $quiet_lanes " != *" $name "* ]]; then cat "$work/$name.log"; fi
-    [ $status = 0 ] || { say "FAILED: $name"; exit 1; }
+    for name in "${!lanes[@]}"; do
+      if [ -e "$work/$name.status" ]; then
+        ended[$name]=$(<"$work/$name.status")
+      elif ! kill -0 "${lanes[$name]}" 2>/dev/null && [ ! -e "$work/$name.status" ]; then
+        ended[$name]=137
+        echo 137 >"$work/$name.status" # killed. `wait -n` would say it, but knows nothing of a lane that ended before another was waited for
+      else
+        continue
+      fi
+      unset "lanes[$name]"
+      if [ "${ended[$name]}" != 0 ] || [[ " $quiet_lanes " != *" $name "* ]]; then cat "$work/$name.log"; fi
+      [ "${ended[$name]}" = 0 ] || failed "$name"
+    done
+    ! running "$@" || sleep 1
   done
+  for name; do [ "${ended[$name]:-0}" = 0 ] || return 1; done
 }
 
 end_lanes() {

@@ -2,6 +2,8 @@
 reports=$work/reports
 prefix=() # a command that runs pytest
 
+longest_first=(--no-loadscope-reorder) # with ORTFLOW_DURATIONS, see tests/support/longest_first.py
+
 judged() { # LANE PYTEST-ARGUMENTS…: passes if all tests pass, or all that fail may be run again (.ci/once_more.py)
   local lane=$1 status=0
   shift

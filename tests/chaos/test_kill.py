@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import ORTFLOW, Project, curve, environment, evaluations, leftovers, logs, of_kind
+from project import FEW_CORES, ORTFLOW, Project, curve, environment, evaluations, leftovers, logs, of_kind
 
 pytestmark = pytest.mark.chaos
 MOMENTS = int(os.environ.get("ORTFLOW_CHAOS", "30"))
@@ -31,25 +31,40 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(project: Project) -> Path:
-    return project.run("undisturbed", **SHAPE)
+def timed(project: Project) -> tuple[Path, float]:
+    """An undisturbed run, and how long it took from start to end."""
+    start = time.monotonic()
+    launcher = begin(project, project.write("undisturbed", **SHAPE), **FEW_CORES)
+    assert launcher.wait(timeout=120) == 0, logs(project.run_dir("undisturbed"))
+    return project.run_dir("undisturbed"), time.monotonic() - start
+
+
+@pytest.fixture(scope="module")
+def undisturbed(timed: tuple[Path, float]) -> Path:
+    return timed[0]
 
 
 SHAPE = {"train__steps": 120, "train__evaluation": {"every_steps": 15}, "checkpoint__every_steps": 4}
 
 
 @pytest.fixture(scope="module")
-def seconds(project: Project, undisturbed: Path) -> float:
-    """How long a run takes from start to end, so that moments spread over all of it."""
-    start = time.monotonic()
-    project.run("timed", **SHAPE)
-    return time.monotonic() - start
+def seconds(timed: tuple[Path, float]) -> float:
+    """How long a run takes, so that moments spread over all of it."""
+    return timed[1]
 
 
-def begin(project: Project, file: Path) -> subprocess.Popen[bytes]:
+def settings_of(number: int) -> dict[str, str]:
+    """Every fourth trial has MPICH's own, as users' runs. The others take a third of their processor time.
+
+    The sum of two ranks is the same in any order, so that all have the same bits.
+    """
+    return {} if number % 4 == 0 else FEW_CORES
+
+
+def begin(project: Project, file: Path, **settings: str) -> subprocess.Popen[bytes]:
     with (project.folder / "launcher.out").open("ab") as out:
         return subprocess.Popen(
-            [*ORTFLOW, "run", file.name], cwd=project.folder, env=environment(), stdin=subprocess.DEVNULL,
+            [*ORTFLOW, "run", file.name], cwd=project.folder, env=environment(**settings), stdin=subprocess.DEVNULL,
             stdout=out, stderr=out, start_new_session=True,
         )  # fmt: skip
 
@@ -115,7 +130,7 @@ def test_kill_9_at_random_moments(project: Project, undisturbed: Path, seconds: 
     name = f"killed-{number}"
     file = project.write(name, **SHAPE)
     history = []
-    launcher = begin(project, file)
+    launcher = begin(project, file, **settings_of(number))
     for _ in range(KILLS_A_RUN):
         wait, victim = chance.uniform(0.0, seconds), chance.choice(list(VICTIMS))
         time.sleep(wait)
@@ -123,7 +138,7 @@ def test_kill_9_at_random_moments(project: Project, undisturbed: Path, seconds: 
         VICTIMS[victim](launcher)
         if victim == "the launcher" or launcher.poll() is not None:
             launcher.wait()
-            launcher = begin(project, file)
+            launcher = begin(project, file, **settings_of(number))
     assert launcher.wait(timeout=120) == 0, f"{history}\n{logs(project.run_dir(name))}"
     same_end(project.run_dir(name), undisturbed)
 
@@ -133,7 +148,7 @@ def test_sigterm_at_random_moments(project: Project, undisturbed: Path, seconds:
     chance = random.Random(1000 + number)
     name = f"asked-{number}"
     file = project.write(name, **SHAPE)
-    launcher = begin(project, file)
+    launcher = begin(project, file, **settings_of(number))
     time.sleep(chance.uniform(0.0, seconds))
     to_ranks = chance.random() < 0.5
     asked = time.monotonic()
@@ -149,7 +164,7 @@ def test_sigterm_at_random_moments(project: Project, undisturbed: Path, seconds:
     assert code == (0 if done else 75) or not run_dir.exists(), logs(run_dir)
     assert took < LEAVES_WITHIN, f"left after {took:.1f} s\n{logs(run_dir)}"
     before = [step for step, *_ in curve(run_dir)] if (run_dir / "events").exists() else []
-    final = begin(project, file)
+    final = begin(project, file, **settings_of(number))
     assert final.wait(timeout=120) == 0, logs(run_dir)
     same_end(run_dir, undisturbed)
     assert not of_kind(run_dir, "rewind"), f"work was lost: {before[-1:]}"

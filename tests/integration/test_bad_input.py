@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from in_process import command_here
 from onnx import TensorProto, helper, numpy_helper
 from project import Project, command, of_kind
 from small_network import save_model
@@ -32,7 +33,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 def convert(folder: Path, name: str, **arrays: np.ndarray) -> None:  # type: ignore[type-arg]
     np.savez(folder / f"{name}.npz", **arrays)
-    done = command("data", "convert", f"{name}.npz", "--output", f"{name}.arrow", folder=folder)
+    done = command_here("data", "convert", f"{name}.npz", "--output", f"{name}.arrow", folder=folder)
     assert done.returncode == 0, done.stderr
 
 
@@ -105,7 +106,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["merged.onnx", "is used in", "ortflow.export_for_training", "model.accept_inference_export: true"],
     ),
     "unknown optimizer": ({"train__optimizer": {"name": "adan", "lr": 0.1}}, ["train.optimizer.name", "adan"]),
-    "degrees that do not multiply": ({"parallel__data": 3}, ["parallel"]),
+    "degrees that do not multiply": ({"parallel__data": 3, "resources__ranks_per_node": 2}, ["parallel"]),
     "pipeline": (
         {"parallel__pipeline": 2, "parallel__zero": 2, "resources__ranks_per_node": 2},
         ["parallel.zero", "parallel.pipeline is 2"],
@@ -114,7 +115,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"parallel__pipeline": 2, "parallel__cuts": [], "resources__ranks_per_node": 2},
         ["parallel.cuts", "needs 1"],
     ),
-    "too few samples": ({"data__micro_batch": 5000}, ["samples", "global batch"]),
+    "too few samples": ({"data__micro_batch": 5000, "resources__ranks_per_node": 2}, ["samples", "global batch"]),
 }
 
 
@@ -122,7 +123,8 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_one_sentence_exit_2_and_nothing_left_behind(project: Project, case: str) -> None:
     changes, expected = CASES[case]
     name = case.replace(" ", "-").lower()
-    file = project.write(name, **changes)
+    # More ranks say the same once more; those of degrees and stages are in the cases.
+    file = project.write(name, **{"resources__ranks_per_node": 1, **changes})
     done = command("run", file.name, folder=project.folder)
     output = done.stderr
     assert done.returncode == 2, done.stdout + output
@@ -177,7 +179,8 @@ def test_labels_out_of_range_are_refused_before_the_first_step(tmp_path: Path, w
             "train": {"steps": 4, "optimizer": {"name": "sgd", "lr": 0.1}},
         }
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
-        done = command(command_name, "run.yaml", folder=tmp_path)
+        start = command if command_name == "run" else command_here
+        done = start(command_name, "run.yaml", folder=tmp_path)
         output = done.stdout + done.stderr
         assert done.returncode == 2, output
         assert f"sample 61 of column '{column}' holds {value}" in output

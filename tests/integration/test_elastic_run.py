@@ -93,7 +93,7 @@ def test_a_node_is_lost_and_comes_back(
     micro = 3 if replica == 2 else 2
     file = project.write(name, **{**SHAPE, **ELASTIC, **changes, "data__micro_batch": micro})
     sizes = [(count, 12 // (micro * count // replica)) for count in ranks]
-    slow = environment(SLOW="0.2 2", PYTHONPATH=str(FAULTS), **(FEW_CORES if replica == 2 else MPICH_SUMS))
+    slow = environment(SLOW="0.2 2", PYTHONPATH=str(FAULTS), **(MPICH_SUMS if name == "data" else FEW_CORES))
     run_dir = project.run_dir(name)
     lost = RunDir(run_dir).lost_nodes
     with subprocess.Popen(

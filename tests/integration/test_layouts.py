@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
+from in_process import command_here
 from onnx import numpy_helper
 from project import FEW_CORES, MPICH_SUMS, Project, command, curve, evaluations, logs, of_kind
 
@@ -141,7 +142,7 @@ def test_a_run_continues_under_another_layout(project: Project, one_rank: Path) 
     here, there = exported(found), exported(one_rank)
     for name, tensor in there.items():
         np.testing.assert_allclose(here[name], tensor, rtol=1e-5, atol=1e-5, err_msg=name)
-    again = command("export", str(found), "--output", "again.onnx", folder=project.folder)
+    again = command_here("export", str(found), "--output", "again.onnx", folder=project.folder)
     assert again.returncode == 0, again.stderr
     assert (project.folder / "again.onnx").read_bytes() == (found / "export" / "model.onnx").read_bytes()
 
@@ -154,6 +155,6 @@ def test_what_cannot_be_divided_is_refused_before_the_run(project: Project) -> N
         ({"horizontal": 2, "rows": ["h.0.mlp.c_fc.weight"]}, 2, "parallel.rows[0]"),
     ):  # fmt: skip
         file = project.write("refused", **SHAPE, resources__ranks_per_node=ranks, parallel=parallel)
-        done = command("validate", file.name, folder=project.folder)
+        done = command_here("validate", file.name, folder=project.folder)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
         assert reported in done.stdout + done.stderr

@@ -9,8 +9,10 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from messages import mentions
@@ -21,6 +23,7 @@ from tiny_runs import Tiny
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py"))
 ALWAYS = ("correct_plain", "random_python", "generator_python")
+OF_TORCH = {name for name in NAMES if "import torch" in (PROGRAMS / f"{name}.py").read_text()}
 FORGETS = re.compile(r'"""Forgets: (.+?)\.[ "]')
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks run on Linux")
@@ -33,9 +36,17 @@ def forgotten(name: str) -> str:
     return match[1]
 
 
-@pytest.mark.parametrize("name", rotating(NAMES, ALWAYS))
+def programs() -> Iterator[Any]:
+    """The names of the programs, rotating; those that import PyTorch have its mark."""
+    for param in rotating(NAMES, ALWAYS):
+        (name,) = param.values
+        marks = (*param.marks, pytest.mark.torch) if name in OF_TORCH else param.marks
+        yield pytest.param(name, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("name", list(programs()))
 def test_the_forgotten_state_of_a_program_is_named(name: str, tmp_path: Path) -> None:
-    if "import torch" in (PROGRAMS / f"{name}.py").read_text() and find_spec("torch") is None:
+    if name in OF_TORCH and find_spec("torch") is None:
         pytest.skip("needs PyTorch")
     shutil.copy(PROGRAMS / f"{name}.py", tmp_path / "train.py")
     done = command("prove", "train.py", folder=tmp_path)

@@ -169,7 +169,7 @@ def test_no_rank_and_no_verb_imports_torch(project: Project, tmp_path: Path) -> 
     note = tmp_path / "imports"
     spy = f"import traceback\nwith open({str(note)!r}, 'a') as note: traceback.print_stack(file=note)\n"
     (package / "__init__.py").write_text(spy + "raise ImportError('a spy')\n")
-    file = project.write("without-torch", train__steps=6)
+    file = project.write("without-torch", train__steps=6, resources__ranks_per_node=1)
     for arguments in (
         ("inspect", "model.onnx"),
         ("validate", file.name),
@@ -226,7 +226,7 @@ def test_a_run_does_not_continue_with_other_samples(project: Project) -> None:
 
 
 def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(project: Project) -> None:
-    file = project.write("no-export", export__tolerance=0.0)
+    file = project.write("no-export", export__tolerance=0.0, resources__ranks_per_node=1)
     done = command("run", file.name, folder=project.folder)
     assert done.returncode == 2
     assert "error: export.tolerance: " in done.stdout + done.stderr
@@ -235,8 +235,9 @@ def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(project
 
 
 def test_a_failed_export_names_the_checkpoint(project: Project) -> None:
-    run_dir = project.run("late-export", train__steps=6, export__enabled=False)
-    file = project.write("late-export", train__steps=6, export__tolerance=0.0, restart__failures=0)
+    alone = {"resources__ranks_per_node": 1, "train__steps": 6}
+    run_dir = project.run("late-export", **alone, export__enabled=False)
+    file = project.write("late-export", **alone, export__tolerance=0.0, restart__failures=0)
     done = command("run", file.name, folder=project.folder)
     assert done.returncode == 2
     output = done.stdout + done.stderr

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
+import longest_first
 import pytest
 
 T = TypeVar("T")
@@ -93,13 +94,17 @@ def parsed(part: str, variable: str = "ORTFLOW_PART") -> tuple[int, int]:
 
 @pytest.hookimpl(trylast=True)  # of what -m and -k have left
 def rotate(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the cases of tests marked `rotates` that another part has. Several conftest files may call it."""
+    """Deselect the cases of tests marked `rotates` that another part has. Several conftest files may call it.
+
+    Where durations are recorded, the longest files then come first.
+    """
     if config.stash.get(ROTATED, False):
         return
     config.stash[ROTATED] = True
     skipped = left_out([_group_of(item) for item in items])
     config.hook.pytest_deselected(items=[items[place] for place in skipped])
     items[:] = [item for place, item in enumerate(items) if place not in skipped]
+    longest_first.order(items, longest_first.recorded_seconds())
 
 
 def _group_of(item: pytest.Item) -> str | None:

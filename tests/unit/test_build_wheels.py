@@ -49,6 +49,26 @@ def test_a_library_that_older_machines_cannot_load_is_found(tool: ModuleType) ->
     assert tool.fault_of(content[:64] + bytes(64), target) == "has no entry for ONNX Runtime"
 
 
+def test_compiled_kernels_are_kept_by_their_sources(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "version", lambda _: "0.13")
+    kernels, kept = tmp_path / "kernels", tmp_path / "store" / "kept"
+    kernels.mkdir()
+    for name in ("gelu.c", "library.py", "x86_64-avx2.so"):
+        (kernels / name).write_text(name)
+    key = tool._key(kernels, ["-target", "linux"])
+    (kernels / "x86_64-avx2.so").write_text("compiled again")
+    assert tool._key(kernels, ["-target", "linux"]) == key
+    assert tool._key(kernels, ["-target", "macos"]) != key, "another compiler or target"
+    tool._keep(kernels, kept)
+    tool._keep(kernels, kept)
+    assert [path.name for path in kept.iterdir()] == ["x86_64-avx2.so"]
+    assert list(kept.parent.iterdir()) == [kept], "nothing else is left"
+    (kernels / "gelu.c").write_text("changed")
+    assert tool._key(kernels, ["-target", "linux"]) != key
+
+
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All wheels: those in $ORTFLOW_WHEELS, or built."""

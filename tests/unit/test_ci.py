@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -207,7 +208,7 @@ def test_an_unlucky_test_passes_alone_and_is_named(lanes: Lanes, capsys: pytest.
 def test_a_test_that_fails_again_fails_the_run(lanes: Lanes, capsys: pytest.CaptureFixture[str]) -> None:
     assert lanes.script.may_wait(lanes.ended("slurm/test_failing.py::test_broken", "slurm/test_failing.py::test_setup"))
     assert lanes.run_again() == 1
-    assert "failed again alone" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("failed again alone") == 2, "both are named"
 
 
 @pytest.mark.parametrize(
@@ -224,6 +225,8 @@ def test_some_failures_count_at_once(lanes: Lanes, test: str, reason: str, capsy
     output = capsys.readouterr().out
     assert f"tests/{test}: {reason}" in output
     assert "slurm/test_failing.py::test_unlucky" not in output
+    assert lanes.run_again() == 0, "the lane has failed already: nothing of it is run again"
+    assert capsys.readouterr().out == ""
 
 
 def page_with(rows: int, test: str = "tests/unit/test_ci.py::test_a_file_is_a_module[x]") -> str:
@@ -324,6 +327,40 @@ def test_the_table_has_each_stage_of_each_lane(tmp_path: Path) -> None:
     assert int(started) >= int(lines[2].split()[3]) + int(lines[3].split()[3]) >= 5
 
 
+def run_lanes(work: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run shell text with the functions of .ci/run's lanes."""
+    text = f"set -euo pipefail; work={work}; source {CI}/lib/lanes.sh\n{script}"
+    return subprocess.run(["bash", "-c", text], check=False, capture_output=True, text=True)
+
+
+def test_lanes_go_on_beside_a_failure_and_all_failures_are_listed(tmp_path: Path) -> None:
+    """Each lane fails at its first failing command; what does not depend on it runs to its end."""
+    done = run_lanes(
+        tmp_path,
+        "two_parts() { attempt first part 3; attempt second part 0; }\n"
+        "part() { echo begun; (exit $1); echo unreached $1; }\n"
+        "long() { sleep 1; echo long has ended; }\n"
+        "beside wrong part 4; beside parts two_parts; beside long long; beside torch part 5\n"
+        "attempt here part 6\n"
+        "if await torch; then echo unreached 5; fi\n"
+        "await wrong parts long || echo one of them failed\n"
+        "echo the end\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "unreached 0" in done.stdout
+    assert not [number for number in (3, 4, 5, 6) if f"unreached {number}" in done.stdout]
+    assert "long has ended" in done.stdout
+    assert done.stdout.endswith("one of them failed\nthe end\n")
+    assert sorted((tmp_path / "failed").read_text().split()) == ["first", "here", "torch", "wrong"]
+
+
+def test_what_must_have_passed_ends_all(tmp_path: Path) -> None:
+    done = run_lanes(tmp_path, "beside packages false; await packages || exit 1; echo unreached\n")
+    assert done.returncode == 1
+    assert "FAILED: packages" in done.stdout
+    assert "unreached" not in done.stdout
+
+
 def test_the_table_counts_what_the_machine_did() -> None:
     minutes = load("minutes")
     text = (
@@ -353,6 +390,89 @@ def test_tests_are_counted_by_lane(tmp_path: Path) -> None:
         ["tests", "seconds", "lane"], ["1", "30", "slurm"], ["1", "3", "unit"], [],
         ["seconds", "the", "slowest", "tests"], ["30.0", "slurm::a"], ["3.0", "unit::a"],
     ]  # fmt: skip
+
+
+def test_compiled_modules_are_kept_by_content(tmp_path: Path) -> None:
+    """A clone elsewhere, with other times, is compiled with what another one has compiled; a changed file is not."""
+    bytecode, store = load("bytecode"), tmp_path / "store"
+    texts = {"test_a.py": "def test_a() -> None:\n    assert {1} == {1}\n", "b.py": "B = 1\n"}
+    for turn, name in enumerate(("first", "second")):
+        clone, prefix = tmp_path / name, tmp_path / f"{name}-pycache"
+        clone.mkdir()
+        git(clone, "init", "-q")
+        for number, (file, text) in enumerate(texts.items()):
+            (clone / file).write_text(text)
+            os.utime(clone / file, (1000 + number, 1000 + number + turn))
+        if name == "second":
+            (clone / "changed.py").write_text("C = 1\n")
+            assert bytecode.bring(clone, prefix, store) == 2
+        before = {path: path.stat().st_mtime_ns for path in prefix.rglob("*.pyc")}
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(prefix)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        done = subprocess.run(
+            [*PYTEST, "-c", "/dev/null", "--rootdir", str(clone), "test_a.py"],
+            cwd=clone, env=environment, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        subprocess.run([sys.executable, "-c", "import b"], cwd=clone, env=environment, check=True, capture_output=True)
+        if name == "first":
+            assert bytecode.keep(clone, prefix, store) == 2
+            (clone / "b.py").write_text("B = 22\n")
+            assert bytecode.keep(clone, prefix, store) == 0, "it was compiled from another content"
+        else:
+            assert len(before) == 2
+            assert before == {path: path.stat().st_mtime_ns for path in before}, "nothing is compiled again"
+
+
+def test_the_longest_files_come_first(tmp_path: Path) -> None:
+    """Behind the choice of cases that rotate, which is the same with and without recorded durations."""
+    for name in ("a", "b", "c"):
+        (tmp_path / f"test_{name}.py").write_text("def test_1(): pass\ndef test_2(): pass\n")
+    (tmp_path / "conftest.py").write_text("from rotation import rotate\npytest_collection_modifyitems = rotate\n")
+    (tmp_path / "test_a.py").write_text(
+        "import pytest\n@pytest.mark.rotates\n@pytest.mark.parametrize('n', [1, 2])\ndef test(n): pass\n"
+    )
+    (tmp_path / "durations.json").write_text(json.dumps({"test_a.py": 1.0, "test_c.py": 9.0}))
+
+    def listed(**changes: str) -> list[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support"), "ORTFLOW_CASES": "1/2", **changes}
+        command = [*PYTEST, "-c", "/dev/null", "--rootdir", str(tmp_path), "--collect-only", str(tmp_path)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+        return [line.removeprefix("test_") for line in done.stdout.splitlines() if "::" in line]
+
+    assert listed(ORTFLOW_DURATIONS="") == [
+        "a.py::test[2]",
+        "b.py::test_1",
+        "b.py::test_2",
+        "c.py::test_1",
+        "c.py::test_2",
+    ]
+    assert listed(ORTFLOW_DURATIONS=str(tmp_path / "durations.json")) == [
+        "c.py::test_1", "c.py::test_2", "b.py::test_1", "b.py::test_2", "a.py::test[2]",
+    ]  # fmt: skip
+
+
+def test_processes_are_counted_by_unit_test_file(tmp_path: Path) -> None:
+    """With those of fixtures. Files that start none are counted."""
+    folder = tmp_path / "tests" / "unit"
+    folder.mkdir(parents=True)
+    (tmp_path / "conftest.py").write_text("from started_processes import pytest_runtest_makereport\n")
+    (folder / "test_alone.py").write_text("def test_1(): pass\n")
+    (folder / "test_starting.py").write_text(
+        "import os, subprocess, pytest\n"
+        "@pytest.fixture(scope='module')\n"
+        "def started(): subprocess.run(['true'], check=True)\n"
+        "def test_1(started): os.system('true')\n"
+        "def test_2(started): subprocess.run(['true'], check=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support")}
+    command = [*PYTEST, "-c", "/dev/null", "--rootdir", str(tmp_path), "--report-log=unit.jsonl", str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    reports = load("reports")
+    assert list(reports.starting(reports.processes_by_unit_file(tmp_path))) == [
+        "1 of 2 unit test files started 3 processes",
+        "       3  tests/unit/test_starting.py",
+    ]
 
 
 def test_a_command_has_shared_memory_of_its_own(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from kernels import LIBRARY, needs_kernels
 from onnx import TensorProto, helper
 from parts import Parts
+from project import MPICH_SUMS
 from real_ranks import on_ranks
 
 from ortflow.workflow.assembly.child import Child
@@ -328,4 +329,4 @@ def test_real_ranks_reduce_on_mpis_thread(tmp_path: Path) -> None:
     finish(model)
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    on_ranks(2, "-c", RANKS, str(path))
+    on_ranks(2, "-c", RANKS, str(path), **MPICH_SUMS)

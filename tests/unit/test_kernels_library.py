@@ -22,6 +22,8 @@ from ortflow.workflow.kernels.library import Library
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FLAGS = library.FLAGS
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")
+COMPILED = library.find_library().path
+needs_library = pytest.mark.skipif(COMPILED is None, reason="no compiled kernels on this machine")
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +51,12 @@ def compiler(folder: Path, body: str) -> Path:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
+
+
+@pytest.fixture
+def copying(tmp_path: Path) -> str:
+    """A compiler that takes no second: it gives what a real one has made of the same sources."""
+    return str(compiler(tmp_path, f'while [ "$1" != -o ]; do shift; done; exec cp {COMPILED} "$2"'))
 
 
 @needs_compiler
@@ -80,15 +88,15 @@ def test_what_an_image_brings_needs_no_compiler(tmp_path: Path, monkeypatch: pyt
     assert found.path.parent == brought
 
 
-@needs_compiler
+@needs_library
 def test_what_a_wheel_brings_is_used_as_long_as_its_sources_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copying: str
 ) -> None:
     package = shutil.copytree(Path(library.__file__).parent, tmp_path / "package")
     monkeypatch.setattr(library, "SOURCES", package)
     monkeypatch.setattr(library, "BROUGHT", (package,))
     level = library.levels()[0]
-    assert library.compile_kernels([COMPILER or ""], platform.machine(), level, package) is None
+    assert library.compile_kernels([copying], platform.machine(), level, package) is None
     found = find()
     assert found.path is not None, found.note
     assert found == Library(found.path, f"ortflow's own, for {level}")
@@ -96,7 +104,7 @@ def test_what_a_wheel_brings_is_used_as_long_as_its_sources_are_the_same(
     with (package / "sums.c").open("a") as source:
         source.write("/* changed */\n")
     assert find().path is None
-    monkeypatch.setenv("CC", COMPILER or "")
+    monkeypatch.setenv("CC", copying)
     newer = find().path
     assert newer is not None
     assert newer.parent == tmp_path / "cache" / "kernels"
@@ -142,9 +150,9 @@ def test_a_library_without_the_kernels_is_not_used(tmp_path: Path, monkeypatch: 
     assert list((tmp_path / "cache" / "kernels").iterdir()) == []
 
 
-@needs_compiler
-def test_a_truncated_library_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", COMPILER or "")
+@needs_library
+def test_a_truncated_library_is_compiled_again(monkeypatch: pytest.MonkeyPatch, copying: str) -> None:
+    monkeypatch.setenv("CC", copying)
     path = find().path
     assert path is not None
     whole = path.stat().st_size
@@ -154,19 +162,20 @@ def test_a_truncated_library_is_compiled_again(monkeypatch: pytest.MonkeyPatch) 
     assert path.stat().st_size == whole
 
 
-@needs_compiler
+@needs_library
 def test_a_fault_of_one_compiler_does_not_keep_from_trying_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copying: str
 ) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "nonesuch"))
-    monkeypatch.setattr(library.shutil, "which", lambda name: COMPILER if name == "cc" else None)
+    monkeypatch.setattr(library.shutil, "which", lambda name: copying if name == "cc" else None)
     assert find().path is not None
 
 
-@needs_compiler
-def test_a_folder_that_others_may_write_to_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert COMPILER is not None
-    monkeypatch.setenv("CC", COMPILER)
+@needs_library
+def test_a_folder_that_others_may_write_to_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copying: str
+) -> None:
+    monkeypatch.setenv("CC", copying)
     shared = tmp_path / "cache" / "kernels"
     shared.mkdir()
     shared.chmod(0o777)
@@ -176,10 +185,11 @@ def test_a_folder_that_others_may_write_to_is_passed_over(tmp_path: Path, monkey
     assert found.path.parent.stat().st_mode & 0o777 == 0o700
 
 
-@needs_compiler
-def test_a_cache_that_cannot_be_made_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert COMPILER is not None
-    monkeypatch.setenv("CC", COMPILER)
+@needs_library
+def test_a_cache_that_cannot_be_made_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copying: str
+) -> None:
+    monkeypatch.setenv("CC", copying)
     (tmp_path / "file").touch()
     monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "file"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -188,10 +198,11 @@ def test_a_cache_that_cannot_be_made_is_passed_over(tmp_path: Path, monkeypatch:
     assert found.path.is_relative_to(tmp_path / "temporary" / f"ortflow-{os.getuid()}")
 
 
-@needs_compiler
-def test_what_a_killed_compilation_left_is_taken_away_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert COMPILER is not None
-    monkeypatch.setenv("CC", COMPILER)
+@needs_library
+def test_what_a_killed_compilation_left_is_taken_away_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copying: str
+) -> None:
+    monkeypatch.setenv("CC", copying)
     place = tmp_path / "cache" / "kernels"
     for name, age in (("making-old", 7200), ("making-now", 0)):
         (place / name).mkdir(parents=True)

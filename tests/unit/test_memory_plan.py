@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_build_models import run_file
+from in_process import command_here
 from kernels import needs_kernels
 from messages import says
 from onnx import TensorProto, helper
@@ -331,16 +332,20 @@ def test_nothing_is_predicted_of_samples_that_vary() -> None:
 def test_the_command(tmp_path: Path) -> None:
     save_model(tmp_path / "unused.onnx")
     tiny = Tiny.make(tmp_path)
-    done = tiny.command("inspect", "--plan", "run.yaml")
-    assert done.code == 0, done.said
-    assert "memory of a rank on the CPU, predicted" in done.out
-    assert "the largest part: " in done.out
-    reported = json.loads(tiny.command("inspect", "--json", "--plan", "run.yaml", "data.micro_batch=2").out)
+
+    def inspected(*words: str) -> subprocess.CompletedProcess[str]:
+        return command_here("inspect", *words, folder=tmp_path)
+
+    done = inspected("--plan", "run.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "memory of a rank on the CPU, predicted" in done.stdout
+    assert "the largest part: " in done.stdout
+    reported = json.loads(inspected("--json", "--plan", "run.yaml", "data.micro_batch=2").stdout)
     assert (reported["device"], reported["micro_batch"], reported["unknown"]) == ("cpu", 2, [])
     assert reported["total"] == sum(reported["parts"].values())
     ranks = ("resources.ranks_per_node=2", "train.gradient_accumulation=2")
     plain, first, second, third = (
-        json.loads(tiny.command("inspect", "--json", "--plan", "run.yaml", f"parallel.zero={stage}", *ranks).out)
+        json.loads(inspected("--json", "--plan", "run.yaml", f"parallel.zero={stage}", *ranks).stdout)
         for stage in range(4)
     )
     assert first["formulas"]["moments"] == "2 x 4 B x 320 / 2 rank(s)"
@@ -355,9 +360,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert third["parts"]["messages"] == 4 * (77 + 77)
     assert says(third["formulas"]["messages"], "4 B x (77 … + 77 …")
     assert third["parts"]["activations"] >= plain["parts"]["activations"] + 4 * 77, "the layers are values of the graph"
-    assert f"  = {plain['formulas']['moments']}" in tiny.command("inspect", "--plan", "run.yaml", *ranks).out
+    assert f"  = {plain['formulas']['moments']}" in inspected("--plan", "run.yaml", *ranks).stdout
     on_gpu = ("resources.gpus_per_rank=1", "train.offload=optimizer", "parallel.zero=1", *ranks)
-    host = json.loads(tiny.command("inspect", "--json", "--plan", "run.yaml", *on_gpu).out)
+    host = json.loads(inspected("--json", "--plan", "run.yaml", *on_gpu).stdout)
     assert host["parts"]["offloaded"] == first["parts"]["moments"]
     # Two pieces of the first rank's 192 elements, with and without weight decay, each with its slot.
     assert host["parts"]["moments"] <= 3 * 2 * 4 * 192
@@ -366,10 +371,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert "the host's memory, which `in all` leaves out" in host["formulas"]["checkpoint"]
     assert "checkpoint" not in first["formulas"], "on CPUs it is a part like the others"
     assert says(host["formulas"]["offloaded"], "2 x 4 B x 320 / 2 rank(s) … host's memory")
-    wrong = tiny.command("inspect")
-    assert (wrong.code, "one model file is needed" in wrong.said) == (2, True)
-    broken = tiny.command("inspect", "--plan", "run.yaml", "train.steps=no")
-    assert broken.code == 2
+    wrong = inspected()
+    assert (wrong.returncode, "one model file is needed" in wrong.stderr) == (2, True)
+    broken = inspected("--plan", "run.yaml", "train.steps=no")
+    assert broken.returncode == 2
     assert not tiny.run_dir.exists()
 
 

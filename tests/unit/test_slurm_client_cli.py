@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from project import ORTFLOW, command, environment
+from in_process import command_here
+from project import ORTFLOW, environment
 
 from ortflow.workflow.rundir import RunDir
 
@@ -69,7 +70,7 @@ def leave(place: Path, state: str = "COMPLETED") -> None:
 
 
 def tell(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return command(*arguments, folder=folder)
+    return command_here(*arguments, folder=folder)
 
 
 def test_a_run_from_submit_to_resume(place: Path) -> None:

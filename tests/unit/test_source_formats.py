@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from project import command
+from in_process import command_here
 
 from ortflow.workflow.data.source_formats import way_to_a_set, way_to_lines
 
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refused(folder: Path, *words: str) -> str:
-    done = command(*words, folder=folder)
+    done = command_here(*words, folder=folder)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -56,7 +56,7 @@ def test_tables_are_not_lines(folder: Path, name: str, options: tuple[str, ...],
 
 
 def test_text_stays_text(folder: Path) -> None:
-    assert command("data", "convert", "words.txt", "--lines", "-o", "words.arrow", folder=folder).returncode == 0
+    assert command_here("data", "convert", "words.txt", "--lines", "-o", "words.arrow", folder=folder).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from messages import mentions
-from project import FEW_CORES
+from project import FEW_CORES, MPICH_SUMS
 from queued import network
 from sharing_ranks import SAMPLES, Array, Job, Outcome, graphs_of, perceptron, run_ranks, tower, train
 
@@ -95,7 +95,7 @@ def found(
     request: pytest.FixtureRequest, bench: Bench, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Outcome]]:
     """Results of each rank of a world for each job and stage; a reduce-scatter is done in several pieces."""
-    settings = FEW_CORES if request.param > 2 else {}
+    settings = FEW_CORES if request.param > 2 else MPICH_SUMS
     folder = tmp_path_factory.mktemp("world")
     return run_ranks(request.param, folder, bench.under_all_stages(), PIECE="100", SMALL=SMALL, **settings)
 
