@@ -6,10 +6,12 @@ Each case is two runs: a calm one, started by the framework's own launcher where
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from documentation import example
 from program_runs import Programs
 
 pytest.importorskip("torch")
@@ -43,6 +45,8 @@ def check(
     """
     programs = Programs(folder)
     programs.write((PROGRAMS / program).read_text())
+    heading = {"deepspeed": "DeepSpeed", "horovod": "Horovod", "jax": "JAX"}[program.partition("_")[0]]
+    programs.write(example(heading).replace("% 100", "% 3"), "recipe.py")
     code, output = programs.run("train.py", *RANKS, "--name", "calm", "--start", start, "--", *arguments, seconds=280)
     assert code == 0, output
     calm = [programs.log(rank, "calm") for rank in logged(start)]
@@ -110,3 +114,56 @@ def test_horovod_is_killed_and_resumes(tmp_path: Path, level: int) -> None:
     check(tmp_path, "horovod_ranks.py", f"level-{level}", start="horovod", with_accidents="horovod")
     world = lines(Programs(tmp_path).log(0, "calm"), "world")
     assert sorted(world) == [["0", "2", "0", "0", "1"], ["1", "2", "1", "0", "1"]]
+
+
+REFUSED = """
+import os, tempfile
+os.environ.update(DS_ACCELERATOR="cpu", LOCAL_RANK="0", RANK="0", WORLD_SIZE="1")
+import deepspeed, torch
+from deepspeed.pipe import PipelineModule
+from torch import distributed, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+import ortflow.program
+deepspeed.ops.__compatible_ops__ = {}
+distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=1)
+deepspeed.init_distributed("gloo", verbose=False)
+
+def engine(model, stage):
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage},
+              "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+def refused(**objects):
+    try:
+        ortflow.program.start(**objects)
+        print("taken:", list(objects), flush=True)
+    except ortflow.program.ProgramError as error:
+        print(error, flush=True)
+
+layer = nn.Linear(2, 2)
+first, third = engine(nn.Linear(2, 2), 1), engine(layer, 3)
+refused(model=nn.Sequential(FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))))
+refused(model=layer)
+refused(optimizer=third.optimizer)
+refused(engine=first, optimizer=first.basic_optimizer)
+refused(pipe=engine(PipelineModule([nn.Linear(2, 2)], num_stages=1, loss_fn=nn.MSELoss()), 0))
+"""
+
+
+def test_what_level_2_cannot_save_is_refused(tmp_path: Path) -> None:
+    needs("deepspeed")
+    done = subprocess.run([sys.executable, "-c", REFUSED], cwd=tmp_path, text=True, capture_output=True, check=False)
+    said = [line for line in done.stdout.splitlines() if line.startswith(("start(", "taken"))]
+    assert len(said) == 5, done.stdout + done.stderr
+    level_1 = "save it with run.commit and its own function instead (level 1 in docs/programs.md)"
+    part = (
+        "is a part of a DeepSpeed engine, which saves it: register the engine alone, which deepspeed.initialize returns"
+    )
+    assert said[0].startswith("start(model=…): the state of FullyShardedDataParallel (FSDP1) is not one that start()")
+    assert said[0].endswith(f"wrap the model with fully_shard (FSDP2), or {level_1}")
+    assert said[1] == f"start(model=…): Linear {part}"
+    assert said[2] == f"start(optimizer=…): DeepSpeedZeroOptimizer_Stage3 {part}"
+    assert said[3].startswith("start(optimizer=…): ")
+    assert said[3].endswith(part)
+    assert said[4].startswith("start(pipe=…): a pipeline of DeepSpeed takes micro-batches by itself, not by run.steps")
+    assert said[4].endswith(level_1)

@@ -1,7 +1,8 @@
 """DeepSpeed on two ranks: ZeRO's stages 1, 2 and 3 side by side, or a pipeline of two stages.
 
 Arguments: zero (level 1), accumulating (level 2, an update every two steps) or pipeline (level 1); accidents: rank 1 is
-killed in the first attempt, and asked to stop in the second. Prints what tests/torch/test_program_frameworks.py reads.
+killed in the first attempt, and asked to stop in the second. Level 1 is the program
+of docs/programs.md, in recipe.py. Prints what tests/torch/test_program_frameworks.py reads.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 import deepspeed
@@ -21,7 +23,7 @@ from torch import distributed, nn
 
 import ortflow.program
 
-TOTAL, BATCH, EVERY, KILLED, STOPPED = 12, 8, 3, 5, 7
+TOTAL, BATCH, KILLED, STOPPED = 12, 8, 5, 7
 PARTS = 2
 """Micro-batches of an update of the pipeline, or steps of one that accumulates."""
 accumulates = "accumulating" in sys.argv
@@ -29,7 +31,7 @@ accumulates = "accumulating" in sys.argv
 deepspeed.ops.__compatible_ops__ = {}
 torch.set_num_threads(1)
 deepspeed.init_distributed("gloo", verbose=False)
-run = ortflow.program.context()
+rank = distributed.get_rank()
 
 
 def layers() -> list[nn.Module]:
@@ -54,7 +56,7 @@ def say(*words: object) -> None:
     print(" ".join(map(str, words)) + "\n", end="", flush=True)
 
 
-def engine(model: nn.Module, stage: int) -> deepspeed.DeepSpeedEngine:
+def make(model: nn.Module, stage: int) -> deepspeed.DeepSpeedEngine:
     """An engine without the clipping that DeepSpeed 0.19.8 has by default."""
     pipeline = isinstance(model, PipelineModule)
     config = {
@@ -67,61 +69,58 @@ def engine(model: nn.Module, stage: int) -> deepspeed.DeepSpeedEngine:
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 
+class Together:
+    """Several engines with the calls of one, for the program of the page."""
+
+    def load_checkpoint(self, folder: str, tag: str) -> tuple[Any, Any]:
+        """Load all."""
+        for name, each in engines.items():
+            path, state = each.load_checkpoint(folder, tag=f"{tag}-{name}")
+            assert path is not None
+        return path, state
+
+    def save_checkpoint(self, folder: str, tag: str, **more: Any) -> None:
+        """Save all."""
+        for name, each in engines.items():
+            each.save_checkpoint(folder, tag=f"{tag}-{name}", **more)
+
+
+def train(step: int) -> None:
+    """A step of every engine."""
+    inputs, labels = samples(step)
+    for name, each in engines.items():
+        if name == "pipeline":
+            loss = each.train_batch(iter(zip(inputs.chunk(PARTS), labels.chunk(PARTS), strict=True)))
+        else:
+            loss = loss_of(each(inputs[rank::2]), labels[rank::2])
+            each.backward(loss)
+            each.step()
+            loss = loss.detach()
+            distributed.all_reduce(loss)
+            loss = loss / 2
+        say("step", step, name, loss.item())
+    run = ortflow.program.context()
+    if "accidents" in sys.argv and rank == 1 and (run.attempt, step) == (0, KILLED):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "accidents" in sys.argv and rank == 1 and (run.attempt, step) == (1, STOPPED):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.0)  # the ranks agree within a fraction of it
+
+
 if "pipeline" in sys.argv:
     model = PipelineModule(layers=layers(), num_stages=2, loss_fn=loss_of, partition_method="uniform")
-    engines = {"pipeline": engine(model, 0)}
+    engines = {"pipeline": make(model, 0)}
 else:
-    engines = {f"stage-{stage}": engine(nn.Sequential(*layers()), stage) for stage in (1, 2, 3)}
-
-
-def own_steps() -> Iterator[int]:
-    """Level 1: the steps that are left."""
-    first = 0
-    if run.latest() is not None:
-        for name, each in engines.items():
-            path, state = each.load_checkpoint(str(run.latest()), tag=name)
-            assert path is not None
-            first = state["step"]
-    run.total = TOTAL
-    for step in range(first, TOTAL):
-        stop = run.should_stop
-        if stop or (step > first and step % EVERY == 0):
-            with run.commit(step) as folder:
-                for name, each in engines.items():
-                    each.save_checkpoint(str(folder), tag=name, client_state={"step": step}, save_latest=False)
-        if stop:
-            raise SystemExit
-        yield step
-        run.step(step + 1)
-
-
-if accumulates:
-    run = ortflow.program.start(**engines)
-    steps = run.steps(range(TOTAL), total=TOTAL)
-else:
-    steps = own_steps()
+    engines = {f"stage-{stage}": make(nn.Sequential(*layers()), stage) for stage in (1, 2, 3)}
+total, engine = TOTAL, Together()
 try:
-    for step in steps:
-        inputs, labels = samples(step)
-        for name, each in engines.items():
-            if name == "pipeline":
-                loss = each.train_batch(iter(zip(inputs.chunk(PARTS), labels.chunk(PARTS), strict=True)))
-            else:
-                loss = loss_of(each(inputs[run.rank :: 2]), labels[run.rank :: 2])
-                each.backward(loss)
-                each.step()
-                loss = loss.detach()
-                distributed.all_reduce(loss)
-                loss = loss / 2
-            say("step", step, name, loss.item())
-        run.log(step=step, loss=loss)
-        if "accidents" in sys.argv and run.rank == 1 and (run.attempt, step) == (0, KILLED):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if "accidents" in sys.argv and run.rank == 1 and (run.attempt, step) == (1, STOPPED):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(1.0)  # the ranks agree within a fraction of it
+    if accumulates:
+        for step in ortflow.program.start(**engines).steps(range(TOTAL), total=TOTAL):
+            train(step)
+    else:
+        exec(Path("recipe.py").read_text())
 except SystemExit:
-    say("stopped", run.position)
+    say("stopped", ortflow.program.context().position)
     raise
 
 for name, each in engines.items():
@@ -133,7 +132,7 @@ for name, each in engines.items():
         for value in entry.values():
             digest.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
     say("final", name, digest.hexdigest())
-if run.rank == 0:
+if rank == 0:
     plain = nn.Sequential(*layers())
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
     for step in range(TOTAL):

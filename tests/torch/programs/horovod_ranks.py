@@ -1,7 +1,8 @@
 """Horovod on two ranks: broadcast of the first state, gradients averaged by DistributedOptimizer.
 
-Arguments: level-1 (its own files) or level-2 (`run.steps`); accidents: rank 1 is killed in the first attempt, and asked
-to stop in the second. Prints `world` and what tests/torch/test_program_frameworks.py reads.
+Arguments: level-1 (its own files) or level-2 (the program of docs/programs.md, in recipe.py); accidents: rank 1 is
+killed in the first attempt, and asked to stop in the second. Prints `world`, and what
+tests/torch/test_program_frameworks.py reads.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 
 import horovod.torch as hvd
 import torch
@@ -21,7 +23,6 @@ import ortflow.program
 
 TOTAL, BATCH, EVERY, KILLED, STOPPED = 12, 8, 3, 5, 7
 torch.set_num_threads(1)
-hvd.init()
 
 
 def network() -> nn.Module:
@@ -63,39 +64,48 @@ def own_steps() -> Iterator[int]:
         run.step(step + 1)
 
 
-model = network()
-if hvd.rank() == 1:
-    for parameter in model.parameters():
-        parameter.data.add_(1.0)  # the broadcast makes up for it
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-if "level-2" in sys.argv:
-    run = ortflow.program.start(model=model, optimizer=optimizer)
-    steps = run.steps(range(TOTAL), total=TOTAL)
-else:
+def train(step: int) -> None:
+    """A step."""
+    inputs, labels = samples(step)
+    loss = (model(inputs[hvd.rank() :: 2]) - labels[hvd.rank() :: 2]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    say("step", step, "horovod", hvd.allreduce(loss.detach()).item())
     run = ortflow.program.context()
-    steps = own_steps()
-assert (hvd.rank(), hvd.size(), hvd.local_rank()) == (run.rank, run.world_size, run.local_rank)
-say("world", *(os.environ[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE")))
+    if "accidents" in sys.argv and run.rank == 1 and (run.attempt, step) == (0, KILLED):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "accidents" in sys.argv and run.rank == 1 and (run.attempt, step) == (1, STOPPED):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.0)  # the ranks agree within a fraction of it
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model that is another one on rank 1, before the broadcast."""
+    model = network()
+    for parameter in model.parameters():
+        parameter.data.add_(float(hvd.rank()))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+total, loader = TOTAL, range(TOTAL)
+names = ("RANK", "SIZE", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE")
+say("world", *(os.environ[f"HOROVOD_{name}"] for name in names))
 try:
-    for step in steps:
-        inputs, labels = samples(step)
-        loss = (model(inputs[run.rank :: 2]) - labels[run.rank :: 2]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        average = hvd.allreduce(loss.detach()).item()
-        run.log(loss=average)
-        say("step", step, "horovod", average)
-        if "accidents" in sys.argv and run.rank == 1 and (run.attempt, step) == (0, KILLED):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if "accidents" in sys.argv and run.rank == 1 and (run.attempt, step) == (1, STOPPED):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(1.0)  # the ranks agree within a fraction of it
+    if "level-1" in sys.argv:
+        hvd.init()
+        model, optimizer = build()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        run = ortflow.program.context()
+        for step in own_steps():
+            train(step)
+    else:
+        exec(Path("recipe.py").read_text())
 except SystemExit:
     say("stopped", run.position)
     raise
+assert (hvd.rank(), hvd.size(), hvd.local_rank()) == (run.rank, run.world_size, run.local_rank)
 
 digest = sha256()
 for tensor in model.state_dict().values():

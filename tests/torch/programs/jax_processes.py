@@ -1,7 +1,7 @@
 """JAX on two processes with a CPU each; the parameters are replicated, the batch is divided.
 
-Arguments: level-1 (its own files) or level-2 (`run.steps`); accidents: rank 1 is killed in the first attempt, and asked
-to stop in the second. Prints what tests/torch/test_program_frameworks.py reads.
+Arguments: level-1 (its own files) or level-2 (the program of docs/programs.md, in recipe.py); accidents: rank 1 is
+killed in the first attempt, and asked to stop in the second. Prints what tests/torch/test_program_frameworks.py reads.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -23,20 +25,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 import ortflow.program
 
 TOTAL, BATCH, EVERY, KILLED, STOPPED = 12, 8, 3, 5, 7
-
-
-class State:
-    """Parameters, momenta and a random key."""
-
-    tree: Any = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The arrays on the host."""
-        return dict(jax.tree.map(np.asarray, self.tree))
-
-    def load_state_dict(self, tree: dict[str, Any]) -> None:
-        """Take the arrays of a checkpoint."""
-        self.tree = tree
 
 
 def fresh() -> dict[str, Any]:
@@ -82,46 +70,49 @@ def own_steps() -> Iterator[int]:
         if stop or (step > begun and step % EVERY == 0):
             with run.commit(step) as folder:
                 if run.rank == 0:
-                    np.savez(folder / "state.npz", *jax.tree.leaves(state.state_dict()))
+                    np.savez(folder / "state.npz", *jax.tree.leaves(jax.tree.map(np.asarray, state.tree)))
         if stop:
             raise SystemExit
         yield step
         run.step(step + 1)
 
 
-state = State()
-if "level-2" in sys.argv:
-    run = ortflow.program.start(jax=True, state=state)
-    steps = run.steps(range(TOTAL), total=TOTAL)
-else:
-    run = ortflow.program.start(jax=True)
-    if run.latest() is not None:
-        with np.load(run.latest() / "state.npz") as saved:
-            state.tree = jax.tree.unflatten(jax.tree.structure(fresh()), [saved[name] for name in saved])
-        run.step(int(run.latest().name.rpartition("-")[2]))
-    steps = own_steps()
-assert (jax.process_count(), jax.process_index()) == (run.world_size, run.rank)
-mesh = jax.make_mesh((jax.device_count(),), ("data",))
-same, divided = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-first = state.tree if state.tree is not None else fresh()
-state.tree = jax.tree.map(lambda each: jax.make_array_from_process_local_data(same, np.asarray(each)), first)
+def train(step: int) -> None:
+    """A step."""
+    divided = NamedSharding(everywhere.mesh, PartitionSpec("data"))
+    part = np.split(inputs_of(step), run.world_size)[run.rank]
+    state.tree, loss = update(state.tree, jax.make_array_from_process_local_data(divided, part))
+    say("step", step, "jax", float(loss))
+    if "accidents" in sys.argv and run.rank == 1 and (run.attempt, step) == (0, KILLED):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "accidents" in sys.argv and run.rank == 1 and (run.attempt, step) == (1, STOPPED):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.0)  # the ranks agree within a fraction of it
+
+
+total, loader = TOTAL, range(TOTAL)
 try:
-    for step in steps:
-        part = np.split(inputs_of(step), run.world_size)[run.rank]
-        state.tree, loss = update(state.tree, jax.make_array_from_process_local_data(divided, part))
-        run.log(loss=float(loss))
-        say("step", step, "jax", float(loss))
-        if "accidents" in sys.argv and run.rank == 1 and (run.attempt, step) == (0, KILLED):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if "accidents" in sys.argv and run.rank == 1 and (run.attempt, step) == (1, STOPPED):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(1.0)  # the ranks agree within a fraction of it
+    if "level-1" in sys.argv:
+        run = ortflow.program.start(jax=True)
+        everywhere = NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec())
+        tree = fresh()
+        if run.latest() is not None:
+            with np.load(run.latest() / "state.npz") as saved:
+                tree = jax.tree.unflatten(jax.tree.structure(tree), [saved[name] for name in saved])
+            run.step(int(run.latest().name.rpartition("-")[2]))
+        tree = jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(everywhere, np.asarray(leaf)), tree)
+        state = SimpleNamespace(tree=tree)
+        for step in own_steps():
+            train(step)
+    else:
+        exec(Path("recipe.py").read_text())
 except SystemExit:
     say("stopped", run.position)
     raise
+assert (jax.process_count(), jax.process_index()) == (run.world_size, run.rank)
 
 digest = sha256()
-for leaf in jax.tree.leaves(state.state_dict()):
+for leaf in jax.tree.leaves(jax.tree.map(np.asarray, state.tree)):
     digest.update(leaf.tobytes())
 say("final", "jax", digest.hexdigest())
 if run.rank == 0:
