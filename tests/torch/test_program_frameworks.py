@@ -107,13 +107,47 @@ def test_jax_is_killed_and_resumes(tmp_path: Path, level: int) -> None:
 
 
 @pytest.mark.rotates
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [2, 1])
 def test_horovod_is_killed_and_resumes(tmp_path: Path, level: int) -> None:
     """Without MPI, horovodrun alone brings the ranks together."""
     needs("horovod")
     check(tmp_path, "horovod_ranks.py", f"level-{level}", start="horovod", with_accidents="horovod")
     world = lines(Programs(tmp_path).log(0, "calm"), "world")
     assert sorted(world) == [["0", "2", "0", "0", "1"], ["1", "2", "1", "0", "1"]]
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+import ortflow.program
+accelerator = Accelerator(cpu=True)
+run = ortflow.program.context()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = accelerator.prepare(model, optimizer)
+if run.latest() is not None:
+    accelerator.load_state(str(run.latest()))
+accelerator.backward(model(torch.ones(1, 2)).sum())
+optimizer.step()
+with run.commit(run.attempt + 1) as folder:
+    accelerator.save_state(str(folder))
+print("weights", *model.weight.tolist()[0], run.rank, accelerator.num_processes, flush=True)
+if run.attempt == 0:
+    raise SystemExit(1)
+"""
+
+
+@pytest.mark.rotates("deepspeed")
+def test_the_launcher_of_accelerate_starts_a_process(tmp_path: Path) -> None:
+    needs("accelerate")
+    programs = Programs(tmp_path)
+    programs.write(ACCELERATED)
+    code, output = programs.run("train.py", "--start", "accelerate", seconds=280)
+    assert code == 0, output
+    (before,), (after,) = (lines(programs.log(attempt=attempt), "weights") for attempt in (0, 1))
+    assert before[2:] == after[2:] == ["0", "1"]
+    for one, other in zip(before[:2], after[:2], strict=True):
+        assert float(other) == pytest.approx(float(one) - 0.1, abs=1e-6)
 
 
 REFUSED = """
@@ -150,6 +184,7 @@ refused(pipe=engine(PipelineModule([nn.Linear(2, 2)], num_stages=1, loss_fn=nn.M
 """
 
 
+@pytest.mark.rotates("deepspeed")
 def test_what_level_2_cannot_save_is_refused(tmp_path: Path) -> None:
     needs("deepspeed")
     done = subprocess.run([sys.executable, "-c", REFUSED], cwd=tmp_path, text=True, capture_output=True, check=False)
