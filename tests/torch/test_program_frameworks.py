@@ -47,11 +47,11 @@ def check(
     programs.write((PROGRAMS / program).read_text())
     heading = {"deepspeed": "DeepSpeed", "horovod": "Horovod", "jax": "JAX"}[program.partition("_")[0]]
     programs.write(example(heading).replace("% 100", "% 3"), "recipe.py")
-    code, output = programs.run("train.py", *RANKS, "--name", "calm", "--start", start, "--", *arguments, seconds=280)
+    code, output = programs.run("train.py", *RANKS, "--name", "calm", "--start", start, "--", *arguments, seconds=560)
     assert code == 0, output
     calm = [programs.log(rank, "calm") for rank in logged(start)]
     code, output = programs.run(
-        "train.py", *RANKS, "--start", with_accidents, "--", *arguments, "accidents", seconds=280
+        "train.py", *RANKS, "--start", with_accidents, "--", *arguments, "accidents", seconds=560
     )
     assert code == 0, output
     assert ("was killed by SIGKILL" if with_accidents == "direct" else "ended with exit code 1") in output
@@ -131,7 +131,7 @@ accelerator.backward(model(torch.ones(1, 2)).sum())
 optimizer.step()
 with run.commit(run.attempt + 1) as folder:
     accelerator.save_state(str(folder))
-print("weights", *model.weight.tolist()[0], run.rank, accelerator.num_processes, flush=True)
+print("weights", *accelerator.unwrap_model(model).weight.tolist()[0], run.rank, accelerator.num_processes, flush=True)
 if run.attempt == 0:
     raise SystemExit(1)
 """
@@ -142,7 +142,7 @@ def test_the_launcher_of_accelerate_starts_a_process(tmp_path: Path) -> None:
     needs("accelerate")
     programs = Programs(tmp_path)
     programs.write(ACCELERATED)
-    code, output = programs.run("train.py", "--start", "accelerate", seconds=280)
+    code, output = programs.run("train.py", "--start", "accelerate", seconds=560)
     assert code == 0, output
     (before,), (after,) = (lines(programs.log(attempt=attempt), "weights") for attempt in (0, 1))
     assert before[2:] == after[2:] == ["0", "1"]
