@@ -137,7 +137,7 @@ if run.attempt == 0:
 """
 
 
-@pytest.mark.rotates("deepspeed")
+@pytest.mark.rotates("one process")
 def test_the_launcher_of_accelerate_starts_a_process(tmp_path: Path) -> None:
     needs("accelerate")
     programs = Programs(tmp_path)
@@ -184,7 +184,7 @@ refused(pipe=engine(PipelineModule([nn.Linear(2, 2)], num_stages=1, loss_fn=nn.M
 """
 
 
-@pytest.mark.rotates("deepspeed")
+@pytest.mark.rotates("one process")
 def test_what_level_2_cannot_save_is_refused(tmp_path: Path) -> None:
     needs("deepspeed")
     done = subprocess.run([sys.executable, "-c", REFUSED], cwd=tmp_path, text=True, capture_output=True, check=False)
