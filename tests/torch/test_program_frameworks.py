@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from documentation import example
+from messages import mentions
 from program_runs import Programs
 
 pytest.importorskip("torch")
@@ -91,6 +92,9 @@ def test_engines_that_accumulate_are_saved_after_an_update(tmp_path: Path) -> No
     """Level 2. A checkpoint is due after step 3, in the middle of an update."""
     needs("deepspeed")
     check(tmp_path, "deepspeed_engines.py", "accumulating", saved=4)
+    code, output = Programs(tmp_path).run("train.py", "--ranks", "1", "--", "accumulating", "alone", seconds=560)
+    assert code == 2, output
+    assert mentions(output, "is of 2 ranks, and this run has 1, but each rank had its own stage-1, stage-2, stage-3")
 
 
 @pytest.mark.rotates("deepspeed")
