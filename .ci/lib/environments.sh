@@ -18,7 +18,7 @@ environment() { # NAME PYTHON COMMAND…: a venv in $work/NAME, filled by COMMAN
   shift 2
   # The month: a new release of a package that is not pinned is met within weeks.
   key=$({
-    "$python" -VV && uname -m && date +%Y-%m && echo "${@//$root/}" && declare -f "$1" && cat .ci/install_torch
+    "$python" -VV && uname -m && date +%Y-%m && echo "${@//$root/}" && declare -f "$1" && cat .ci/install_torch .ci/build_horovod
     sed -n '/^\[project\]/,/^\[tool\.setuptools\]/p' pyproject.toml
   } | sha256sum | cut -c1-16)
   cached=$environments/$key

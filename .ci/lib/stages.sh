@@ -37,6 +37,8 @@ exports_against_torch() {
   else
     say "against PyTorch: every architecture, both exporters: part $(part 23) of the files (the whole: pytest tests/torch)"
     attempt torch-tests part_of_torch_tests
+    say "programs of DeepSpeed, Horovod and JAX: one case of each (the whole: pytest tests/torch/test_program_frameworks.py)"
+    attempt frameworks "$work/torch/bin/pytest" -q tests/torch/test_program_frameworks.py tests/integration/test_program_run.py::test_torchrun_starts_the_processes_of_a_node
   fi
   say "ortflow prove: part $(part 7) of the programs that forget a state (the whole: pytest -m 'chaos or not chaos' tests/integration/test_prove.py)"
   ORTFLOW_PART=$(part 7) attempt prove "$work/torch/bin/pytest" -q tests/integration/test_prove.py -m 'torch and not chaos' # the others ran with the whole runs
@@ -47,7 +49,7 @@ exports_against_torch() {
 part_of_torch_tests() {
   local first every
   IFS=/ read -r first every <<<"$(part 23)"
-  find tests/torch -name 'test_*.py' ! -name test_export_layouts.py | sort | awk -v first="$first" -v every="$every" \
+  find tests/torch -name 'test_*.py' ! -name test_export_layouts.py ! -name test_program_frameworks.py | sort | awk -v first="$first" -v every="$every" \
     'NR % every == first' | xargs -r "$work/torch/bin/pytest" -q
 }
 

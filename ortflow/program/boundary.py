@@ -37,6 +37,7 @@ class Boundary:
         self._wanted = False
         self.stopping = False
         self._optimizers: list[Any] = []
+        self._conditions: list[Callable[[], bool]] = []
         self._optimizers_step = self._stepped = False
         self._waited = 0
 
@@ -44,6 +45,10 @@ class Boundary:
         """Notice the steps of a torch optimizer."""
         self._optimizers.append(optimizer)
         optimizer.register_step_post_hook(self._notice)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Save only while the condition is true, such as that of an engine which accumulates gradients by itself."""
+        self._conditions.append(condition)
 
     def _notice(self, *_: object) -> None:
         self._optimizers_step = self._stepped = True
@@ -59,7 +64,9 @@ class Boundary:
             self._next = None
             self._ask()
         stepped, self._stepped = self._stepped, False
-        return self._wanted and (stepped or not self._accumulating())
+        if not self._wanted or not all(condition() for condition in self._conditions):
+            return False
+        return stepped or not self._accumulating()
 
     def _accumulating(self) -> bool:
         if self._optimizers_step:

@@ -6,6 +6,7 @@ import gc
 import sys
 from typing import Any
 
+from ortflow.program import engines
 from ortflow.program.errors import ProgramError
 from ortflow.program.random_states import Generator, is_generator
 from ortflow.program.trees import TensorPlace, leaves
@@ -17,17 +18,17 @@ LEVEL_ONE = "save it with run.commit and its own function instead (level 1 in do
 
 def checked(objects: dict[str, Any]) -> dict[str, Any]:
     """Return the objects, with generators adapted. Raises ProgramError for one whose state cannot be saved here."""
+    engines.check(objects, LEVEL_ONE)
     return {name: _checked(name, value) for name, value in objects.items()}
 
 
 def _checked(name: str, value: Any) -> Any:
-    kinds = {kind.__name__ for kind in type(value).__mro__}
-    for kind in ("DeepSpeedEngine", "FullyShardedDataParallel"):
-        if kind in kinds or (is_module(value) and any(type(part).__name__ == kind for part in value.modules())):
-            other = "wrap the model with fully_shard (FSDP2), or " if kind == "FullyShardedDataParallel" else ""
-            raise ProgramError(
-                f"start({name}=…): the state of {kind} is not one that start() can save; {other}{LEVEL_ONE}"
-            )
+    kind = "FullyShardedDataParallel"
+    if is_module(value) and any(type(part).__name__ == kind for part in value.modules()):
+        raise ProgramError(
+            f"start({name}=…): the state of {kind} (FSDP1) is not one that start() can save; wrap the model with "
+            f"fully_shard (FSDP2), or {LEVEL_ONE}"
+        )
     if is_generator(value):
         return Generator(value)
     if not callable(getattr(value, "state_dict", None)) or not callable(getattr(value, "load_state_dict", None)):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ortflow.program import part, random_states, registry, storage
+from ortflow.program import engines, part, random_states, registry, storage
 from ortflow.program.boundary import Boundary
 from ortflow.program.errors import ProgramError
 from ortflow.program.loaders import Feed
@@ -39,12 +40,15 @@ class Run(Context):
         self._feed: Feed | None = None
         self._resumed: dict[str, Any] | None = None
         self._saved_position: int | None = None
+        self._of_level_one: Path | None = None
         self._checked_position: int | None = None
         measures = self._link is not None and self.rank == 0
         self._boundary = Boundary(self._period, self._ask_to_save if measures else None)
         for value in self._objects.values():
             if registry.is_optimizer(value):
                 self._boundary.watch(value)
+            elif engines.is_engine(value):
+                self._boundary.wait_for(partial(engines.is_between_updates, value))
         self._load()
 
     def _ask_to_save(self) -> None:
@@ -53,6 +57,9 @@ class Run(Context):
     def _load(self) -> None:
         path = self.latest()
         if path is None:
+            return
+        if not self._objects and not storage.is_of_level_two(path):
+            self._of_level_one = path  # the program loads it by itself
             return
         try:
             content = storage.read(path, self._place)
@@ -98,6 +105,8 @@ class Run(Context):
         that is due. If it is asked to stop, it saves and raises SystemExit, because what follows the loop is for a
         complete training.
         """
+        if self._of_level_one is not None:
+            raise ProgramError(storage.not_of_level_two(self._of_level_one))
         if total is not None:
             self.total = total
             if self._complete(total):

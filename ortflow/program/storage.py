@@ -3,6 +3,7 @@
     step-00000040/
       tensors/          tensors that all ranks share, by torch.distributed.checkpoint
       rank-00000.state  the rest, one file for each rank; pickled, and by torch.save in a program with torch
+      NAME/             a DeepSpeed engine's own files (`engines`)
 
 Called by `Run`. Written inside `Context.commit`.
 """
@@ -14,12 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ortflow.program import registry, trees
+from ortflow.program import engines, registry, trees
 from ortflow.program.errors import ProgramError
 from ortflow.program.trees import TensorPlace
 from ortflow.program.world import World
 
 FORMAT = 1
+FIRST = "rank-00000.state"
 
 
 def save(folder: Path, objects: dict[str, Any], rest: dict[str, Any], place: World) -> None:
@@ -28,6 +30,9 @@ def save(folder: Path, objects: dict[str, Any], rest: dict[str, Any], place: Wor
     rest
         What else the rank needs to continue.
     """
+    own_savers, objects = engines.split(objects)
+    for name, engine in own_savers.items():
+        engines.save(folder, name, engine)
     states = {name: registry.state(value) for name, value in objects.items()}
     content: dict[str, Any] = {"format": FORMAT, "world_size": place.size, "own": {}, "differing": None, **rest}
     if _torch() is None:
@@ -49,6 +54,9 @@ def save(folder: Path, objects: dict[str, Any], rest: dict[str, Any], place: Wor
         else:
             content["differing"] = []
         tensors.save({key: value for key, value in values.items() if key not in content["own"]}, folder)
+    content["objects"] |= {name: engines.identity(engine) for name, engine in own_savers.items()}
+    if own_savers and content["differing"] is not None:
+        content["differing"] = sorted({*content["differing"], *own_savers})
     with open(folder / f"rank-{place.rank:05d}.state", "wb") as file:
         if _torch() is None:
             pickle.dump(content, file)
@@ -56,15 +64,24 @@ def save(folder: Path, objects: dict[str, Any], rest: dict[str, Any], place: Wor
             _torch().save(content, file)
 
 
+def is_of_level_two(folder: Path) -> bool:
+    """Whether a checkpoint was saved by `Run.steps`."""
+    return (folder / FIRST).exists()
+
+
+def not_of_level_two(folder: Path) -> str:
+    """The sentence about one that was not."""
+    return f"{folder} was not saved by run.steps: load it with run.latest(), or remove it"
+
+
 def read(folder: Path, place: World) -> dict[str, Any]:
     """Return what a rank saved: this rank's, or in another number of ranks one that stands for it.
 
     Raises ProgramError if this is not a checkpoint of level 2.
     """
-    first = folder / "rank-00000.state"
-    if not first.exists():
-        raise ProgramError(f"{folder} was not saved by run.steps: load it with run.latest(), or remove it")
-    content = _unpickle(first)
+    if not is_of_level_two(folder):
+        raise ProgramError(not_of_level_two(folder))
+    content = _unpickle(folder / FIRST)
     if content["format"] != FORMAT:
         raise ProgramError(f"{folder} has format {content['format']}; this version of ortflow reads {FORMAT}")
     number = place.rank % content["world_size"]
@@ -75,6 +92,7 @@ def load(folder: Path, content: dict[str, Any], objects: dict[str, Any], place: 
     """Set the objects' state. A collective of torch.distributed where that is initialised. Raises ProgramError."""
     saved: dict[str, Any] = content["objects"]
     _check_ranks(content, place)
+    own_savers, objects = engines.split(objects)
     for name, value in objects.items():
         if registry.is_module(value):
             registry.check_module(name, value, saved[name])
@@ -96,6 +114,9 @@ def load(folder: Path, content: dict[str, Any], objects: dict[str, Any], place: 
                     targets[stored.key] = tensors.target(stored, like)
         tensors.load(targets, folder)
         saved = {name: tensors.put_together(saved[name], {**targets, **values}) for name in objects}
+
+    for name, engine in own_savers.items():
+        engines.load(folder, name, engine, content["objects"][name])
 
     # Modules first: loading a schedule may look at its optimizer, and an optimizer at its parameters.
     def order(name: str) -> tuple[bool, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -17,3 +18,11 @@ def writer_of(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def example(heading: str) -> str:
+    """The first program below a heading of docs/programs.md."""
+    section = (DOCS / "programs.md").read_text().partition(f"### {heading}\n")[2]
+    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert block is not None
+    return block[1]

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from rotation import rotate
 
 if TYPE_CHECKING:
     import torch
@@ -23,13 +24,14 @@ OTHERS = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """All tests in this folder compare with PyTorch."""
     for item in items:
         if item.path.parent.name == "torch":
             item.add_marker(pytest.mark.torch)
             for warning in OTHERS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+    rotate(config, items)
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from documentation import DOCS
+from documentation import example
 from program_server import ProgramServer
 
 pytest.importorskip("torch")
@@ -58,14 +57,6 @@ def test_level_2_is_three_lines_and_changes_no_number(tmp_path: Path) -> None:
         for text in (PLAIN, LEVEL_2)
     ]
     assert outputs[0] == outputs[1]
-
-
-def example(heading: str) -> str:
-    """The first program below a heading of the page."""
-    section = (DOCS / "programs.md").read_text().partition(f"### {heading}\n")[2]
-    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert block is not None
-    return block[1]
 
 
 TRANSFORMERS = """

@@ -266,6 +266,9 @@ def test_ranks_of_torchrun_are_read_from_the_environment(monkeypatch: pytest.Mon
 
     assert world({}) == (0, 1, 0)
     assert world({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}) == (3, 4, 1)
+    horovod = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1"}
+    assert world(horovod) == (1, 2, 1)
+    assert world({**horovod, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}) == (0, 1, 0)
     for wrong in ({"RANK": "3"}, {"RANK": "x", "WORLD_SIZE": "4"}, {"RANK": "-1", "WORLD_SIZE": "2"}):
         with pytest.raises(ProgramError, match="RANK="):
             world(wrong)

@@ -209,6 +209,45 @@ def test_saves_wait_for_whole_accumulations() -> None:
         assert next(position for position in range(1, 1000) if boundary.due(position, (False, False))) == first
 
 
+def test_saves_wait_for_an_engine() -> None:
+    """One that accumulates gradients of two steps by itself: positions that are odd are within an update."""
+    position, due = 0, []
+    boundary = Boundary({"steps": 3}, None)
+    boundary.wait_for(lambda: position % 2 == 0)
+    for position in range(12):
+        if boundary.due(position, (position == 7, False)):
+            boundary.saved()
+            due.append(position)
+    assert due == [4, 6, 8, 10]  # of 3, 6, the stop after 7, and 9
+    assert boundary.stopping
+
+
+def test_a_checkpoint_of_level_1_is_the_programs(tmp_path: Path) -> None:
+    """`start(jax=True)` with nothing to register; but its steps have no position."""
+    script = tmp_path / "program.py"
+    script.write_text("""
+import sys
+import ortflow.program
+run = ortflow.program.start()
+print("latest", run.latest() and (run.latest() / "own").read_text(), flush=True)
+if "steps" in sys.argv:
+    next(run.steps([1]))
+with run.commit(3) as folder:
+    (folder / "own").write_text("mine")
+""")
+    texts = [run_script(script, tmp_path / "checkpoints", *words) for words in ((), (), ("steps",))]
+    assert [text.splitlines()[0] for text in texts] == ["latest None", "latest mine", "latest mine"]
+    assert "step-00000003 was not saved by run.steps: load it with run.latest(), or remove it" in texts[2]
+
+
+def run_script(script: Path, folder: Path, *words: str) -> str:
+    """What a program prints."""
+    with ProgramServer(folder) as server:
+        (process,) = server.start(script, *words)
+        output: str = process.communicate(timeout=60)[0]
+        return output
+
+
 def test_the_period_in_seconds_asks_once() -> None:
     now, asked = [0.0], []
     boundary = Boundary({"seconds": 10.0}, lambda: asked.append(now[0]), clock=lambda: now[0])

@@ -20,7 +20,7 @@ from ortflow.workflow.program.deadline import stop_limit
 from ortflow.workflow.program.report import fields_of
 from ortflow.workflow.program.source import check_source
 from ortflow.workflow.program.steps import check_start
-from ortflow.workflow.program.variables import World, environment_of, start_variables
+from ortflow.workflow.program.variables import World, environment_of, for_launcher, start_variables
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
@@ -94,7 +94,20 @@ def test_the_launchers_of_frameworks() -> None:
     assert of("horovod")[3:] == ["-np", "2", "--gloo", "py", "/x/t.py", "-a"]
 
 
-def test_a_launcher_that_is_not_installed() -> None:
+def test_horovodrun_is_not_given_the_place_of_one_process() -> None:
+    """It writes its own environment behind the place of each process, so that all would take rank 0."""
+    variables = {**start_variables(PLACE, WORLD, 0, 3, "train"), "ORTFLOW_ATTEMPT": "0"}
+    given = for_launcher("horovod", variables)
+    assert {name for name in variables if name not in given} == {
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME",
+    }  # fmt: skip
+    for start in ("direct", "torchrun", "deepspeed", "accelerate"):
+        assert for_launcher(start, variables) == variables
+
+
+def test_a_launcher_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod", None)  # as if it were not installed
     check_start(ProgramSection(script="t.py"))
     with pytest.raises(UserError, match=r"program.start: is horovod, and .* lacks horovod; .*pip install horovod"):
         check_start(ProgramSection(script="t.py", start="horovod"))

@@ -40,7 +40,7 @@ from ortflow.workflow.program.rendezvous import SECONDS, alone, gather, join
 from ortflow.workflow.program.report import Report, read_plan, write_plan
 from ortflow.workflow.program.serve import Server
 from ortflow.workflow.program.source import check_source
-from ortflow.workflow.program.variables import environment_of, start_variables
+from ortflow.workflow.program.variables import environment_of, for_launcher, start_variables
 from ortflow.workflow.spec.program import ProgramSection
 from ortflow.workflow.steps.identity import identity_of, take_folder
 from ortflow.workflow.threads import start_or_call
@@ -199,9 +199,10 @@ def train(context: ProgramContext) -> None:
             "ORTFLOW_CHECKPOINTS": str(context.store.path),
             "ORTFLOW_SEED": str(spec.seed),
         }
-        environment = environment_of(
-            os.environ, context.world.cores[place.rank], variables, own, spec.program.env
-        )  # fmt: skip
+        environment = for_launcher(
+            spec.program.start,
+            environment_of(os.environ, context.world.cores[place.rank], variables, own, spec.program.env),
+        )
         cwd = Path(spec.program.cwd or context.run_dir.root)
         command = _command(context)
         child = None if command is None else Child(command, cwd, environment)

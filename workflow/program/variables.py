@@ -117,6 +117,20 @@ def default_variables(cores: int) -> dict[str, str]:
     }
 
 
+def for_launcher(start: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the launcher of a framework: without variables that would replace those of its processes."""
+    # horovodrun 0.28 writes its own environment behind the place of each process, and env takes the last of a name.
+    wrong = PLACES if start == "horovod" else ()
+    return {name: value for name, value in environment.items() if name not in wrong}
+
+
+PLACES: Sequence[str] = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME",
+)  # fmt: skip
+"""Variables by which a process knows its place."""
+
+
 def environment_of(
     outer: Mapping[str, str], cores: int, variables: Mapping[str, str], own: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
