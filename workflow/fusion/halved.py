@@ -81,10 +81,7 @@ def scaled(model: onnx.ModelProto, parameters: Collection[str], precision: str) 
     """
     forward, notes = attend(model, parameters)
     shared_entropy.shared(forward)
-    if precision == "fp16":
-        _scale(forward.graph)
-    else:
-        Editor(forward.graph)("Identity", LOSS_SUM, output=SCALED)
+    _SCALED[precision](forward.graph)
     forward.graph.output.append(scalar(SCALED))
     return forward, notes
 
@@ -106,3 +103,11 @@ def _scale(graph: onnx.GraphProto) -> None:
     graph.input.append(helper.make_tensor_value_info(LOSS_SCALE, TensorProto.FLOAT, [1]))
     edit = Editor(graph)
     edit("Mul", LOSS_SUM, edit("Squeeze", LOSS_SCALE), output=SCALED)
+
+
+def _copy(graph: onnx.GraphProto) -> None:
+    Editor(graph)("Identity", LOSS_SUM, output=SCALED)
+
+
+_SCALED = {"fp16": _scale, "bf16": _copy}
+"""`train.precision` -> what adds the value SCALED. bf16 has the range of fp32."""
