@@ -31,9 +31,15 @@ from ortflow.export_evaluation import evaluation_form, finish
 from ortflow.export_hooks import check_training, gradient_factors, multiply_gradients
 from ortflow.export_names import rename_outputs, rename_tied, shorten_lines, write_roles
 from ortflow.export_optimize import optimize
-from ortflow.export_state import changed_buffers, name_updates, refuse_changed_parameters, returning
+from ortflow.export_state import (
+    changed_buffers,
+    name_updates,
+    refuse_changed_parameters,
+    refuse_newer_operators,
+    returning,
+)
 from ortflow.export_stops import mark_stops
-from ortflow.export_trace import trace
+from ortflow.export_trace import OPSET, trace
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import check_model_to_train
 from ortflow.workflow.own_files import exchange_all
@@ -119,6 +125,7 @@ def export_for_training(
         with returning(module, changed):
             program = trace(module, example, named, input_names, names, dynamic_shapes or None)
         refuse_changed_parameters(program)
+        refuse_newer_operators(program, OPSET)
         rename_tied(program.model.graph, module)
         if output_names is None:
             rename_outputs(program, changed)

@@ -34,15 +34,15 @@ def differences(
 
     Points at which the module is not finite are left out. Raises NotCompared.
     """
-    from ortflow.export_compare import ExportedFile
+    from ortflow.export_comparison import Comparison
     from ortflow.export_reference import NotFinite, borrowed, call_of, in_evaluation
 
-    file = ExportedFile(model, module)
+    comparison = Comparison(model, module)
     found = []
     for noise in _NOISE:
         with borrowed(module), in_evaluation(module):
             try:
-                found.append(file.evaluation_faults(call_of(module, args, kwargs, noise)))
+                found.append(comparison.evaluation_faults(call_of(module, args, kwargs, noise)))
             except NotFinite:
                 continue
     return found

@@ -37,6 +37,20 @@ def refuse_changed_parameters(program: Any) -> None:
         )
 
 
+def refuse_newer_operators(program: Any, opset: int) -> None:
+    """Raise UserError if a node has an operator that the file's opset does not have yet: no runtime would read it."""
+    import onnx
+
+    for node in program.model.graph.all_nodes():
+        if node.domain not in ("", "ai.onnx") or onnx.defs.has(node.op_type, max_inclusive_version=opset):
+            continue
+        raise UserError(
+            f"{node.op_type} is an operator of a newer opset than {opset}, which ortflow trains, and has no gradient"
+            f" (node {node.name!r})",
+            fix="compute it in forward by other operations, such as grid_sample for a deformable convolution",
+        )
+
+
 def changed_buffers(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """The buffers that a call changes or replaces, by their first names; those of BatchNormalization are left out.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +60,15 @@ def trace(
         raise refusal(type(module).__name__, error) from None
 
 
+CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
+"""What attributes of modules hold; PyTorch keeps hooks in OrderedDicts."""
+
+
 @contextlib.contextmanager
 def same_attributes(module: torch.nn.Module) -> Iterator[None]:
     """Restore the attributes of every part, and what lists, dicts and sets hold, after the block."""
     attributes = [(part, dict(vars(part))) for part in module.modules()]
-    held = [value for _, before in attributes for value in before.values() if type(value) in (dict, list, set)]
+    held = [value for _, before in attributes for value in before.values() if type(value) in CONTAINERS]
     containers = [(value, value.copy()) for value in {id(value): value for value in held}.values()]
     try:
         yield

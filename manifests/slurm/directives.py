@@ -89,10 +89,15 @@ def _gpus(spec: RunSpec, start: str) -> Iterator[tuple[str, str | None]]:
     gres = [slurm.gres] if slurm.gres is not None else []
     if each and gpus_per_task(spec, start) and not spec.elastic:
         yield "gpus-per-task", counted(spec, each)
-    elif each and slurm.gpus_as != "gres":
-        yield "gpus-per-node", counted(spec, of_node)
-    elif each and gpus_in(slurm.gres) is None:
-        gres.insert(0, f"gpu:{counted(spec, of_node)}")
+    elif each:
+        match slurm.gpus_as:
+            case "gpus-per-task" | "gpus-per-node":
+                yield "gpus-per-node", counted(spec, of_node)
+            case "gres":
+                if gpus_in(slurm.gres) is None:
+                    gres.insert(0, f"gpu:{counted(spec, of_node)}")
+            case other:
+                assert_never(other)
     if gres:
         yield "gres", ",".join(gres)
 

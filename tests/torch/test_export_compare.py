@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import ortflow
-import ortflow.export_compare
+import ortflow.export_comparison
+import ortflow.export_difference
 import ortflow.export_gradients
 import ortflow.export_stops
 import ortflow.export_trace
@@ -254,7 +255,7 @@ def test_a_module_without_finite_results_is_not_compared(tmp_path: Path) -> None
 
 def test_rounding_decides_how_far_off_is_far() -> None:
     double = np.full(100, 1.0)
-    fault = ortflow.export_compare.difference
+    fault = ortflow.export_difference.difference
     assert fault([double + 1e-4, double, double], 1e-3, 0.0) == ""
     assert fault([double + 1e-2, double, double], 1e-3, 0.0) == "1.0% off"
     assert fault([double + 1e-2, double + 1e-3, double], 1e-3, 0.0) == ""
@@ -277,7 +278,7 @@ def test_only_what_differs_everywhere_is_wrong(
     def faults(*_: object) -> dict[str, str]:
         return {f"the gradient of '{name}'": "1.0% off" for name in next(places)}
 
-    monkeypatch.setattr(ortflow.export_compare.ExportedFile, "faults", faults)
+    monkeypatch.setattr(ortflow.export_comparison.Comparison, "faults", faults)
     out = tmp_path / "model.onnx"
     if refused:
         with pytest.raises(UserError, match=r"gradient of 'b' is 1.0% off.*change"):
@@ -290,3 +291,46 @@ def test_only_what_differs_everywhere_is_wrong(
 class TwoLayersInTurn(TwoLayers):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(torch.tanh(self.first(x)))
+
+
+class Recording(TwoLayers):
+    """Installs its hooks at its first call, as transformers' models do to record hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.installed = False
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        self.recorded: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.installed:
+            for layer in self.layers:
+                layer.register_forward_hook(lambda module, args, output: self.recorded.append(output))
+            self.installed = True
+        self.recorded.clear()
+        for layer in self.layers:
+            x = layer(x).tanh()
+        # A hook that is there twice records the first layers alone.
+        return self.second(self.first(torch.stack(self.recorded[:3]).sum(0)))
+
+
+def test_hooks_of_the_first_call_are_there_once(tmp_path: Path) -> None:
+    module = Recording()
+    ortflow.export_for_training(module, X, tmp_path / "model.onnx")
+    names = {tensor.name for tensor in onnx.load(tmp_path / "model.onnx").graph.initializer}
+    assert {f"layers.{place}.weight" for place in range(3)} <= names
+    assert not module.installed
+    assert [len(layer._forward_hooks) for layer in module.layers] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-5, 1e-9])
+def test_results_of_any_size_are_compared(size: float, tmp_path: Path) -> None:
+    """A model of small weights has outputs of 1e-9: they are no remainder of rounding."""
+
+    class Small(TwoLayers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            factor = 0.9 if torch.onnx.is_in_onnx_export() else 1.0
+            return self.second(torch.tanh(self.first(x)) * factor) * size
+
+    with pytest.raises(UserError, match=r"output 'output' is [\d.]+% off"):
+        ortflow.export_for_training(Small(), X, tmp_path / "model.onnx")

@@ -12,8 +12,10 @@ from run_files import spec_of
 
 from ortflow.launchers.kubernetes.mpirun import hostfile
 from ortflow.manifests.local import Mpi, command
+from ortflow.manifests.slurm import directives
 from ortflow.workflow.data.batches import evaluation_batches
 from ortflow.workflow.data.plan import Plan
+from ortflow.workflow.fusion.halved import scaled
 from ortflow.workflow.graph.ir.edit import Editor
 from ortflow.workflow.graph.objective import loss
 from ortflow.workflow.optim.builder import Builder
@@ -34,6 +36,13 @@ def two_ranks(mpi: Mpi) -> list[str]:
     return command(spec_of(resources={"ranks_per_node": 2}), Path("/runs/a"), "python", mpi)
 
 
+def gpus() -> object:
+    spec = spec_of(resources={"gpus_per_rank": 1}, backends={"slurm": {}})
+    slurm = spec.backends.slurm.model_copy(update={"gpus_as": NEW})
+    backends = spec.backends.model_copy(update={"slurm": slurm})
+    return list(directives._gpus(spec.model_copy(update={"backends": backends}), "srun"))
+
+
 READERS: dict[str, Callable[[], object]] = {
     "loss": lambda: loss._elementwise(Editor(onnx.GraphProto()), NEW, "labels", "y", (2, 3), False),
     "schedule of a pipeline": lambda: schedule(NEW, 2, 4),
@@ -41,6 +50,8 @@ READERS: dict[str, Callable[[], object]] = {
     "evaluation": lambda: evaluation_batches([], [], micro_batch=1, rank=0, world_size=2, mode=NEW),
     "adam": adam,
     "mpirun": lambda: two_ranks(Mpi(NEW, "mpirun")),
+    "GPUs of a node": gpus,
+    "precision": lambda: scaled(onnx.ModelProto(), [], NEW),
     "hosts": lambda: hostfile(NEW, ["a"], 2),
 }
 

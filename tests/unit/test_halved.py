@@ -88,9 +88,9 @@ def test_the_same_bytes_each_time(tmp_path: Path) -> None:
 def test_without_rounding_the_gradient_is_that_of_the_fp32_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: list[str] | str, layers: int
 ) -> None:
-    monkeypatch.setattr(form, "half", lambda model, *rest: model)
+    monkeypatch.setattr(form, "half", lambda model, **rest: model)
     monkeypatch.setattr(form, "on_cuda", lambda model: model)
-    monkeypatch.setattr(form, "fuse", lambda model: (model, 0))
+    monkeypatch.setattr(form, "fused", lambda model: model)
     graphs = graphs_in(tmp_path, "fp16", model__recompute=again)
     train = onnx.load(half_of(graphs.train))
     assert sum(node.op_type == "Attention" for node in train.graph.node) == 2 + layers

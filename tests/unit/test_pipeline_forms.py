@@ -37,7 +37,7 @@ def divided(model: Model, root: Path, precision: str, chunks: int = 1, cut: str 
 def without_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what needs a GPU's compiler, or rounds."""
     monkeypatch.setattr(stage_forms, "fused", lambda model: model)
-    monkeypatch.setattr(halved, "half", lambda model, *rest: model)
+    monkeypatch.setattr(halved, "half", lambda model, **rest: model)
     monkeypatch.setattr(halved, "on_cuda", lambda model: model)
 
 

@@ -14,10 +14,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.cuda import FUSED, FUSED_SUMS
+from ortflow.workflow.fusion.contraction import Contraction
 from ortflow.workflow.fusion.dropout import drawn_with, is_dropout
 from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS, STORED, kernel, lanes_of
 from ortflow.workflow.fusion.summed import sum_in_parts, summed_output, sums_of_rows
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import constants_of, described, dims_of, import_domain
 from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
@@ -87,6 +89,11 @@ def fuse(model: onnx.ModelProto, *, dropouts_only: bool = False) -> tuple[onnx.M
     return copy, taken
 
 
+def fused(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The copy that `fuse` returns."""
+    return fuse(model)[0]
+
+
 def groups_of(model: onnx.ModelProto, types: Mapping[str, int]) -> list[Group]:
     """All groups, including those of one node; `types` are the values' element types. Nodes must be sorted."""
     return _Finder(model, types).groups()
@@ -137,8 +144,10 @@ class _Finder:
         self._made = {name: place for place, node in enumerate(self._nodes) for name in node.output if name}
         self._readers: dict[str, list[int]] = {}
         for place, node in enumerate(self._nodes):
-            for name in node.input:
+            for name in walk.inputs(node):
                 self._readers.setdefault(name, []).append(place)
+        before = [{self._made[name] for name in walk.inputs(node) if name in self._made} for node in self._nodes]
+        self._contraction = Contraction(before)
         self._kept = {value.name for value in graph.output}
         self._scalars = _scalars(graph)
         self._of: dict[int, Group] = {}
@@ -176,8 +185,10 @@ class _Finder:
             group = Group(dims, {place})
             for other in () if self._reads_half(node) else self._neighbours(node, dims):
                 joined = {*group.members, *other.members}
-                if other is not group and self._fits(joined) and not self._encloses(joined):
+                ends = other.last, place
+                if other is not group and self._fits(joined) and not self._contraction.encloses(*ends):
                     group = Group(dims, joined)
+                    self._contraction.join(*ends)
             for member in group.members:
                 self._of[member] = group
         found = {id(group): group for group in self._of.values()}.values()
@@ -261,30 +272,6 @@ class _Finder:
             if name in self._kept or any(reader not in members for reader in self._readers.get(name, ()))
         ]
         return list(inputs), outputs
-
-    def _encloses(self, members: Collection[int]) -> bool:
-        """Whether a path leads from one of the nodes through an outside node back to another; then they cannot be
-        fused.
-        """
-        first = min(members)
-        waiting = [p for place in members for p in self._before(place) if p not in members]
-        seen: set[int] = set()
-        while waiting:
-            place = waiting.pop()
-            group = self._of.get(place)
-            together = group.members if group is not None and place not in members else {place}
-            if place in seen or max(together) < first:
-                continue
-            seen.update(together)
-            for one in together:
-                for earlier in self._before(one):
-                    if earlier in members:
-                        return True
-                    waiting.append(earlier)
-        return False
-
-    def _before(self, place: int) -> list[int]:
-        return [self._made[name] for name in self._nodes[place].input if name in self._made]
 
     def _is_closed(self, group: Group) -> bool:
         """Whether no condition enters or leaves the group, only numbers."""

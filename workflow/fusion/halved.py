@@ -7,12 +7,13 @@ with it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
-from ortflow.workflow.fusion.groups import fuse
+from ortflow.workflow.fusion.groups import fused
 from ortflow.workflow.fusion.half import HALVES, half
 from ortflow.workflow.fusion.joins import put_joins
 from ortflow.workflow.fusion.losses import join_losses
@@ -27,6 +28,7 @@ from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.ir import shared_entropy
 from ortflow.workflow.graph.ir.collective import drop_copies
 from ortflow.workflow.graph.ir.edit import Editor, replace, scalar
+from ortflow.workflow.graph.ir.passes import applied
 from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.optimize.on_cuda import on_cuda
 from ortflow.workflow.graph.optimize.recompute import recompute
@@ -70,8 +72,7 @@ def halved(
     train, trained = differentiate(forward, list(parameters), SCALED)
     replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
     recompute(train.graph, again)
-    fused, _ = fuse(join_losses(in_half(train, trained, precision)))
-    return fused, notes
+    return applied(in_half(train, trained, precision), join_losses, fused), notes
 
 
 def scaled(model: onnx.ModelProto, parameters: Collection[str], precision: str) -> tuple[onnx.ModelProto, list[str]]:
@@ -80,10 +81,7 @@ def scaled(model: onnx.ModelProto, parameters: Collection[str], precision: str) 
     """
     forward, notes = attend(model, parameters)
     shared_entropy.shared(forward)
-    if precision == "fp16":
-        _scale(forward.graph)
-    else:
-        Editor(forward.graph)("Identity", LOSS_SUM, output=SCALED)
+    _SCALED[precision](forward.graph)
     forward.graph.output.append(scalar(SCALED))
     return forward, notes
 
@@ -93,12 +91,23 @@ def in_half(train: onnx.ModelProto, trained: Collection[str], precision: str) ->
     kind = HALVES[precision]
     drop_copies(train.graph)
     shared_entropy.spread(train)
-    train = recomputed(sum_in_norms(add_residuals(completed(train, halves=True))))
-    train = pack(half(train, kind, trained, HALF, HALF_ALONE))
-    return put_joins(put_products(on_cuda(train), kind))
+    rounded = partial(half, kind=kind, parameters=trained, capable=HALF, alone=HALF_ALONE)
+    products = partial(put_products, kind=kind)
+    placed = partial(completed, halves=True)
+    return applied(
+        train, placed, add_residuals, sum_in_norms, recomputed, rounded, pack, on_cuda, products, put_joins
+    )  # fmt: skip
 
 
 def _scale(graph: onnx.GraphProto) -> None:
     graph.input.append(helper.make_tensor_value_info(LOSS_SCALE, TensorProto.FLOAT, [1]))
     edit = Editor(graph)
     edit("Mul", LOSS_SUM, edit("Squeeze", LOSS_SCALE), output=SCALED)
+
+
+def _copy(graph: onnx.GraphProto) -> None:
+    Editor(graph)("Identity", LOSS_SUM, output=SCALED)
+
+
+_SCALED = {"fp16": _scale, "bf16": _copy}
+"""`train.precision` -> what adds the value SCALED. bf16 has the range of fp32."""

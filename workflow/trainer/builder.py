@@ -261,32 +261,34 @@ def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:
     """The graphs of a step for GPUs, with ONNX Runtime's kernels only and with ortflow's, for a `train.precision`."""
     import onnx
 
-    from ortflow.workflow.fusion.groups import fuse
+    from ortflow.workflow.cuda import FUSED, FUSED_SUMS
+    from ortflow.workflow.fusion.groups import fuse, fused
     from ortflow.workflow.fusion.half import HALVES
     from ortflow.workflow.fusion.joins import put_joins
     from ortflow.workflow.fusion.losses import join_losses
     from ortflow.workflow.fusion.rounded import writing_rounded
     from ortflow.workflow.fusion.scalars import scalars_in_one
+    from ortflow.workflow.graph.ir.passes import applied
     from ortflow.workflow.graph.optimize.on_cuda import on_cuda
     from ortflow.workflow.optim.gradient import queued_gradient_graph
     from ortflow.workflow.optim.guard import guarded
 
-    train = on_cuda(onnx.load(graphs.train))
+    train = applied(onnx.load(graphs.train), on_cuda)
     write_atomically(on_cuda_of(graphs.train), train.SerializeToString())
     write_atomically(on_cuda_of(graphs.gradient), queued_gradient_graph().SerializeToString())
     write_atomically(on_cuda_of(graphs.optimizer), guarded(onnx.load(graphs.optimizer)).SerializeToString())
     if placed_of(graphs.train).exists():
-        train = put_joins(on_cuda(onnx.load(placed_of(graphs.train))))
-    fused, taken = fuse(join_losses(train))
-    if taken:
-        write_atomically(fused_of(graphs.train), fused.SerializeToString())
+        train = applied(onnx.load(placed_of(graphs.train)), on_cuda, put_joins)
+    train = applied(train, join_losses, fused)
+    if any(node.op_type in (FUSED, FUSED_SUMS) for node in train.graph.node):
+        write_atomically(fused_of(graphs.train), train.SerializeToString())
     update = guarded(onnx.load(graphs.optimizer), multiplied=True)
     if precision in HALVES:
         update = writing_rounded(update, HALVES[precision])
-    fused, taken = fuse(update)
+    update, taken = fuse(update)
     if taken:
         scaling = scalars_in_one(queued_gradient_graph(fused=True))
-        write_atomically(fused_of(graphs.optimizer), scalars_in_one(fused)[0].SerializeToString())
+        write_atomically(fused_of(graphs.optimizer), scalars_in_one(update)[0].SerializeToString())
         write_atomically(fused_of(graphs.gradient), scaling[0].SerializeToString())
 
 

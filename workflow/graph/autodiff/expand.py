@@ -14,7 +14,7 @@ import onnx
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.branch_models import branches_of
-from ortflow.workflow.graph.autodiff.path import gradient_path
+from ortflow.workflow.graph.autodiff.path import Path, gradient_path
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.decompose.operators import DECOMPOSITIONS
 from ortflow.workflow.graph.ir import shapes, walk
@@ -41,10 +41,12 @@ def make_differentiable(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     expanded: Counter[str] = Counter()
+    view = None
     for _ in range(_ROUNDS):
-        if not _expand_once(copy, trained, [loss], expanded):
-            break
-    check_differentiable(copy, trained, loss)
+        if view is None:
+            view = _expand_once(copy, trained, [loss], expanded)
+    for node in _without_gradient(copy, view or _view(copy, trained, [loss])):
+        raise no_gradient(node, f"{node.op_type} cannot be differentiated")
     tidy.constants_to_initializers(copy)
     prune(copy.graph)
     tidy.name_nodes(copy)
@@ -53,36 +55,40 @@ def make_differentiable(
     return copy, notes
 
 
-def check_differentiable(model: onnx.ModelProto, trained: Collection[str], loss: str) -> None:
-    """Raises UserError, naming node and operator, if a node between `trained` and `loss` has no gradient."""
-    for node in _without_gradient(model, trained, [loss]):
-        raise no_gradient(node, f"{node.op_type} cannot be differentiated")
-
-
 def undifferentiable(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[str]:
     """One sentence for each node that prevents a prepared model from being trained for `losses`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     found: list[str] = []
-    for _ in range(_ROUNDS):
-        try:
-            if not _expand_once(copy, trained, losses, Counter()):
-                break
-        except UserError as error:
-            found.append(error.what)
-            break
-    return found + [walk.called(node) for node in _without_gradient(copy, trained, losses)]
+    view = None
+    try:
+        for _ in range(_ROUNDS):
+            if view is None:
+                view = _expand_once(copy, trained, losses, Counter())
+    except UserError as error:
+        found.append(error.what)
+    nodes = _without_gradient(copy, view or _view(copy, trained, losses))
+    return found + [walk.called(node) for node in nodes]
 
 
-def _without_gradient(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[onnx.NodeProto]:
+_View = tuple[Context, Path]
+"""What is known of a graph's values, and its part between the trained parameters and the losses."""
+
+
+def _view(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> _View:
     context = context_of(model)
-    path = gradient_path(model.graph, context.types, trained, losses)
+    return context, gradient_path(model.graph, context.types, trained, losses)
+
+
+def _without_gradient(model: onnx.ModelProto, view: _View) -> list[onnx.NodeProto]:
+    context, path = view
     found = []
-    for node in (model.graph.node[place] for place in sorted(path.nodes)):
+    nodes = list(model.graph.node)
+    for node in (nodes[place] for place in sorted(path.nodes)):
         if (node.domain, node.op_type) not in RULES:
             found.append(node)
         for branch in branches_of(node, context, path.values):
-            found += _without_gradient(branch.model, branch.variables, branch.losses)
+            found += _without_gradient(branch.model, _view(branch.model, branch.variables, branch.losses))
     return found
 
 
@@ -92,20 +98,20 @@ def _expand_once(
     losses: Sequence[str],
     expanded: Counter[str],
     fresh: Fresh | None = None,
-) -> bool:
-    """Decompose each node on the path that needs it, in place; returns whether there was any.
+) -> _View | None:
+    """Decompose each node on the path that needs it, in place; if there is none, what the graph was found to be.
 
     `fresh` makes the names for a branch, which must differ from those around it.
     """
-    context = context_of(model)
-    path = gradient_path(model.graph, context.types, trained, losses)
+    view = _view(model, trained, losses)
+    context, path = view
     context = dataclasses.replace(context, gradients=path.values, fresh=fresh or context.fresh)
     nodes: list[onnx.NodeProto] = []
     changed = False
     for place, node in enumerate(model.graph.node):
         replacement = _replacement(node, context) if place in path.nodes else None
         for branch in branches_of(node, context, path.values) if place in path.nodes else ():
-            if _expand_once(branch.model, branch.variables, branch.losses, expanded, context.fresh):
+            if _expand_once(branch.model, branch.variables, branch.losses, expanded, context.fresh) is None:
                 replace(branch.graph.node, branch.model.graph.node)
                 changed = True
         if replacement is not None:
@@ -116,7 +122,7 @@ def _expand_once(
     if changed:
         replace(model.graph.node, nodes)
         tidy.cast_like_to_cast(model)
-    return changed
+    return None if changed else view
 
 
 def _replacement(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:

@@ -1,4 +1,4 @@
-"""Det by elimination with partial pivoting: one step for each column, all in operators that have a rule."""
+"""Det by elimination with full pivoting: one step for each column, all in operators that have a rule."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from onnx import TensorProto
 from ortflow.workflow.graph.ir.replacement import LAST, Context, Replacement
 
 _MOST = 64
-"""Rows of a matrix: each adds about 15 nodes, and three times as many to the gradient."""
+"""Rows of a matrix: each adds about 25 nodes, and three times as many to the gradient."""
 
 
 def determinant(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """The product of the pivots, negative after an odd number of swaps.
 
-    The last pivot divides nothing, so that the gradient of a matrix of one rank less is exact.
+    The last pivot divides nothing, and no earlier one is 0 unless the rank is lower by two: the gradient of a matrix of
+    one rank less is exact, where PyTorch's is 0 if its determinant is exactly 0.
     """
     w = Replacement(node, context)
     size = w.shape(0)[-1]
@@ -25,21 +26,33 @@ def determinant(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     zero, one, minus = w.constant(0.0), w.constant(1.0), w.constant(-1.0)
     rest, pivots, signs = w.input(0), [], []
     for left in range(size, 1, -1):
-        column = w("Slice", rest, w.ints(0), w.ints(1), w.ints(-1))
-        place = w("ArgMax", w("Abs", column), axis=-2, keepdims=1)
-        chosen = w("Cast", w("Equal", w.constant(np.arange(left)[None], np.int64), place), to=TensorProto.FLOAT)
-        row = w("MatMul", chosen, rest)
-        first, others = (w("Slice", rest, w.ints(start), w.ints(end), w.ints(-2)) for start, end in ((0, 1), (1, LAST)))
-        # The first row takes the place of the chosen one.
-        swapped = w("Equal", w.constant(np.arange(1, left)[:, None], np.int64), place)
-        others = w("Where", swapped, first, others)
-        pivot, later = (w("Slice", row, w.ints(start), w.ints(end), w.ints(-1)) for start, end in ((0, 1), (1, LAST)))
+        # The largest element of all. In a column of zeros alone, none would be the pivot of another row's gradient.
+        highest = w("ArgMax", w("ReduceMax", w("Abs", rest), w.ints(-1), keepdims=1), axis=-2, keepdims=1)
+        row, others = _swapped(w, rest, highest, -2, left)
+        widest = w("ArgMax", w("Abs", row), axis=-1, keepdims=1)
+        column, rest = _swapped(w, w("Concat", row, others, axis=-2), widest, -1, left)
+        (pivot, below), (later, rest) = _halves(w, column, -2), _halves(w, rest, -2)
         divisor = w("Where", w("Equal", pivot, zero), one, pivot)
-        factors = w("Div", w("Slice", others, w.ints(0), w.ints(1), w.ints(-1)), divisor)
-        rest = w("Sub", w("Slice", others, w.ints(1), w.ints(LAST), w.ints(-1)), w("MatMul", factors, later))
+        rest = w("Sub", rest, w("MatMul", w("Div", below, divisor), later))
         pivots.append(pivot)
-        signs.append(w("Where", w("Equal", place, w.constant(0, np.int64)), one, minus))
+        signs += [w("Where", w("Equal", place, w.constant(0, np.int64)), one, minus) for place in (highest, widest)]
     product = w("ReduceProd", w("Concat", *pivots, rest, axis=-1), w.ints(-1), keepdims=1) if pivots else rest
     for sign in signs:
         product = w("Mul", product, sign)
     return w.done(w("Squeeze", product, w.ints(-2, -1)))
+
+
+def _swapped(w: Replacement, value: str, place: str, axis: int, length: int) -> tuple[str, str]:
+    """The row (axis -2) or column (axis -1) at `place` [..., 1, 1], and the others, the first of them in its place."""
+    along, across = (np.arange(length)[:, None], np.arange(length)[None])[:: 1 if axis == -2 else -1]
+    chosen = w("Cast", w("Equal", w.constant(across, np.int64), place), to=TensorProto.FLOAT)
+    first, others = _halves(w, value, axis)
+    behind = along[1:] if axis == -2 else along[:, 1:]
+    others = w("Where", w("Equal", w.constant(behind, np.int64), place), first, others)
+    return w("MatMul", *((chosen, value) if axis == -2 else (value, chosen))), others
+
+
+def _halves(w: Replacement, value: str, axis: int) -> tuple[str, str]:
+    """The first element along an axis, and the others."""
+    first, others = (w("Slice", value, w.ints(start), w.ints(end), w.ints(axis)) for start, end in ((0, 1), (1, LAST)))
+    return first, others

@@ -233,7 +233,8 @@ class _Sizes:
                     fix=_AGAIN,
                 )
             return
-        check_rank(len(dims), f"a value that {walk.called(node)} makes", self._where)
+        if len(dims) > RANK:
+            check_rank(len(dims), f"a value that {walk.called(node)} makes", self._where)
         assert value.type is not None
         size = _bytes(value.type.tensor_type.elem_type, [1 if d is None else d for d in dims])
         if value.constant:

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 
+from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import replace
 
@@ -47,8 +48,11 @@ def topological_order(nodes: Sequence[onnx.NodeProto], rank: Callable[[int, int]
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort the nodes topologically, otherwise in their present order."""
+    """Sort the nodes topologically, otherwise in their present order. Raises OrtflowError if there is a cycle."""
     order = topological_order(graph.node, lambda place, nth: place)
+    if len(order) < len(graph.node):
+        stuck = graph.node[min(set(range(len(graph.node))).difference(order))]
+        raise OrtflowError(f"{walk.called(stuck)} waits for a value that is computed from its own")
     if order != list(range(len(order))):
         replace(graph.node, [graph.node[place] for place in order])
 

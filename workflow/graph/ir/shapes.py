@@ -73,6 +73,9 @@ def _inferred(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ())
     for node in light.graph.node:
         _stand_in(node)
     try:
+        if _is_described(model):
+            # Shapes are known, and an inference without `data_prop` would only count vectors once more.
+            return shape_inference.infer_shapes(light, data_prop=_vectors(model) <= PROPAGATED)
         inferred = shape_inference.infer_shapes(light)
         return inferred if _vectors(inferred) > PROPAGATED else shape_inference.infer_shapes(light, data_prop=True)
     except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError) as error:
@@ -116,6 +119,14 @@ def _stand_in_of_collective(node: onnx.NodeProto) -> None:
         node.attribute.extend([helper.make_attribute("axis", 0), helper.make_attribute("num_outputs", parts)])
     else:
         node.op_type = "Identity"
+
+
+def _is_described(model: onnx.ModelProto) -> bool:
+    """Whether every value that a node of the main graph makes has a description with a shape."""
+    fields = (model.graph.value_info, model.graph.output)
+    known = {value.name for part in fields for value in part if value.type.tensor_type.HasField("shape")}
+    closed = not any(walk.subgraphs(node) for node in model.graph.node)
+    return closed and all(known.issuperset(filter(None, node.output)) for node in model.graph.node)
 
 
 def _vectors(model: onnx.ModelProto) -> int:
