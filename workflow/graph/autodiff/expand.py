@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import onnx
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.autodiff.branch_models import branches_of
+from ortflow.workflow.graph.autodiff.branch_models import subgraphs_of
 from ortflow.workflow.graph.autodiff.path import gradient_path
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.decompose.operators import DECOMPOSITIONS
@@ -82,7 +82,7 @@ def _without_gradient(model: onnx.ModelProto, trained: Collection[str], losses: 
     for node in (model.graph.node[place] for place in sorted(path.nodes)):
         if (node.domain, node.op_type) not in RULES:
             found.append(node)
-        for branch in branches_of(node, context, path.values):
+        for branch in subgraphs_of(node, context, path.values):
             found += _without_gradient(branch.model, branch.variables, branch.losses)
     return found
 
@@ -105,7 +105,7 @@ def _expand_once(
     changed = False
     for place, node in enumerate(model.graph.node):
         replacement = _replacement(node, context) if place in path.nodes else None
-        for branch in branches_of(node, context, path.values) if place in path.nodes else ():
+        for branch in subgraphs_of(node, context, path.values) if place in path.nodes else ():
             if _expand_once(branch.model, branch.variables, branch.losses, expanded, context.fresh):
                 replace(branch.graph.node, branch.model.graph.node)
                 changed = True
