@@ -32,9 +32,10 @@ _ROUNDS = 8
 
 
 def make_differentiable(
-    model: onnx.ModelProto, trained: Collection[str], loss: str
+    model: onnx.ModelProto, trained: Collection[str], *losses: str
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a copy of a prepared model in which every node between `trained` and `loss` has a gradient, and log lines.
+    """Return a copy of a prepared model in which every node between `trained` and `losses` has a gradient, and log
+    lines.
 
     Raises UserError, naming node and operator, if one has no gradient and no decomposition.
     """
@@ -42,9 +43,9 @@ def make_differentiable(
     copy.CopyFrom(model)
     expanded: Counter[str] = Counter()
     for _ in range(_ROUNDS):
-        if not _expand_once(copy, trained, [loss], expanded):
+        if not _expand_once(copy, trained, losses, expanded):
             break
-    check_differentiable(copy, trained, loss)
+    check_differentiable(copy, trained, *losses)
     tidy.constants_to_initializers(copy)
     prune(copy.graph)
     tidy.name_nodes(copy)
@@ -53,9 +54,9 @@ def make_differentiable(
     return copy, notes
 
 
-def check_differentiable(model: onnx.ModelProto, trained: Collection[str], loss: str) -> None:
-    """Raises UserError, naming node and operator, if a node between `trained` and `loss` has no gradient."""
-    for node in _without_gradient(model, trained, [loss]):
+def check_differentiable(model: onnx.ModelProto, trained: Collection[str], *losses: str) -> None:
+    """Raises UserError, naming node and operator, if a node between `trained` and `losses` has no gradient."""
+    for node in _without_gradient(model, trained, losses):
         raise no_gradient(node, f"{node.op_type} cannot be differentiated")
 
 
