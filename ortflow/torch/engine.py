@@ -50,10 +50,13 @@ class Engine:
         if structure is None:
             check_module(self.module)
             check_call(self.module, call.tensors, tensors)
-            before = self._watch.attributes()
+            before, after = self._watch.attributes(), []
             with _plain():
-                structure = structure_of(self.module, call, tensors, self.settings, trains=trains, number=self.count)
-            changed = self._watch.ignore(before)
+                structure = structure_of(
+                    self.module, call, tensors, self.settings, lambda: after.append(self._watch.attributes()),
+                    trains=trains,
+                )  # fmt: skip
+            changed = self._watch.ignore(before, after[0]) if after else []
             if changed:
                 warnings.warn(
                     f"forward changes the attribute {changed[0]!r}, and graphs do not: it stays as it was; make it a"

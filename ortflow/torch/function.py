@@ -24,6 +24,7 @@ class Plan:
     pair: Pair
     forward: Graph
     backward: Graph | None
+    threads: int
 
 
 class Owner(Protocol):

@@ -7,7 +7,7 @@ other; in it the module is called as the user calls it, with its hooks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +61,10 @@ class Traced:
         return rebuilt(tensors, self.constants, self.spec)
 
 
-def traced(module: torch.nn.Module, call: Flat) -> Traced:
-    """Trace a call `(args, kwargs)`. Raises UserError if it cannot be exported."""
+def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object]) -> Traced:
+    """Trace a call `(args, kwargs)`. Raises UserError if it cannot be exported. `called`: see `changed_buffers`."""
     args, kwargs = call.rebuilt([tensor.detach() for tensor in call.tensors])
-    changed = changed_buffers(module, args, kwargs)
+    changed = changed_buffers(module, args, kwargs, called)
     returned: list[Flat] = []
     # Each tensor is an object of its own, also if the call has it twice.
     given = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in call.tensors)

@@ -61,9 +61,9 @@ class Watch:
         """Parameters and buffers by their first names, as they are now."""
         return {name: d[key] for name, (d, key) in self._places.items()}
 
-    def ignore(self, before: Mapping[tuple[int, str], Any]) -> list[str]:
-        """Leave out the attributes that a call of forward changes, given `attributes()` before it; their names."""
-        after, names = self.attributes(), {id(part): name for name, part in self._module.named_modules()}
+    def ignore(self, before: Mapping[tuple[int, str], Any], after: Mapping[tuple[int, str], Any]) -> list[str]:
+        """Leave out the attributes that differ: forward has changed them. Returns their names."""
+        names = {id(part): name for name, part in self._module.named_modules()}
         changed = [key for key, value in before.items() if key in after and after[key] != value]
         self._ignored |= set(changed)
         if changed:
