@@ -1,0 +1,153 @@
+"""The forward and the backward graph of a traced call. Called by `engine`; pure.
+
+Both passes are differentiated as one graph and then divided: what the backward graph needs of the forward pass are
+further outputs of the forward graph, the kept values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.export_state import UPDATED
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
+from ortflow.workflow.graph.autodiff.path import gradient_path
+from ortflow.workflow.graph.autodiff.reverse import vector_jacobian_product
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import Editor, make_outputs
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
+from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.graph.normalize.randomness import seed_random_operators
+from ortflow.workflow.graph.objective.modes import train_mode
+from ortflow.workflow.graph.optimize import rewrites
+from ortflow.workflow.graph.optimize.order import results_first
+from ortflow.workflow.graph.stages.halves import halves
+from ortflow.workflow.graph.types import SEED
+from ortflow.workflow.kernels.graph import with_kernels
+
+NEW = "_new"
+"""Ending of the output with the new value of a buffer."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The forward graph in normal form."""
+
+    model: onnx.ModelProto
+    outputs: tuple[str, ...]
+    """Of forward itself."""
+    moved: Mapping[str, str]
+    """Buffer that the call changes -> the output with its new value."""
+    counts: Mapping[str, int]
+    """Running mean -> how often the call moves it."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the graph draws random numbers."""
+        return any(node.op_type == "Dropout" and node.domain == "" for node in self.model.graph.node) or any(
+            value.name == SEED for value in self.model.graph.input
+        )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The graphs of a call, for gradients of some of its outputs."""
+
+    forward: onnx.ModelProto
+    backward: onnx.ModelProto | None
+    """None where nothing is differentiated."""
+    kept: tuple[str, ...]
+    """Values of the forward graph that the backward graph reads, as it names them."""
+    given: Mapping[str, str]
+    """Output -> the backward graph's input with the gradient of the loss with respect to it."""
+    wanted: tuple[str, ...]
+    """Inputs of the forward graph whose gradients `<name>_grad` the backward graph computes."""
+
+
+def forward_of(model: onnx.ModelProto, frozen: Collection[str]) -> Forward:
+    """The forward graph of a traced call, in the modes it was traced in. Raises UserError.
+
+    `frozen`: running statistics of normalisations in evaluation mode.
+    """
+    prepared, _ = prepare(model)
+    avoid_wrong_forms(prepared)
+    graph = prepared.graph
+    counts: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and node.domain == "" and node.input[3] not in frozen:
+            counts[node.input[3]] = counts.get(node.input[3], 0) + 1
+    outputs = [_copy(value) for value in graph.output if not value.name.startswith(UPDATED)]
+    moved = {v.name.removeprefix(UPDATED): v.name for v in graph.output if v.name.startswith(UPDATED)}
+    _, updates = train_mode(graph, frozen)
+    edit = Editor(graph)
+    dims = {value.name: value.type for value in graph.input}
+    new = []
+    for name, value in {**moved, **updates}.items():
+        edit("Identity", value, output=name + NEW)
+        new.append(helper.make_value_info(name + NEW, dims[name]))
+    moved = {name: name + NEW for name in (*moved, *updates)}
+    make_outputs(graph, [*outputs, *new])
+    prune(graph)
+    seed_random_operators(prepared)
+    return Forward(prepared, tuple(value.name for value in outputs), moved, counts)
+
+
+def differentiable(forward: Forward, wanted: Sequence[str]) -> list[str]:
+    """The outputs that have a gradient with respect to some of these inputs."""
+    graph = forward.model.graph
+    types = shapes.value_types(forward.model)
+    path = gradient_path(graph, types, wanted, forward.outputs)
+    return [name for name in forward.outputs if name in path.values]
+
+
+def pair_of(forward: Forward, wanted: Sequence[str], roots: Sequence[str], tensors: Collection[str]) -> Pair:
+    """The graphs for the CPU that compute gradients of `roots`, which are outputs, with respect to `wanted`.
+
+    `tensors`: inputs that are parameters and buffers. Raises UserError, naming the node, if there is no gradient.
+    """
+    if not roots:
+        model = onnx.ModelProto()
+        model.CopyFrom(forward.model)
+        rewrites.before(model.graph)
+        return Pair(_for_cpu(model), None, (), {}, ())
+    given = {name: f"{name}/gradient" for name in roots}
+    model, _ = make_differentiable(forward.model, wanted, *roots)
+    rewrites.before(model.graph)
+    both, reached = vector_jacobian_product(model, wanted, {}, given)
+    both = _for_cpu(both)
+    return divided(both, forward, given, reached, tensors)
+
+
+def divided(
+    both: onnx.ModelProto, forward: Forward, given: Mapping[str, str], reached: Sequence[str], tensors: Collection[str]
+) -> Pair:
+    """Divide the graph of both passes."""
+    ends = [*forward.outputs, *forward.moved.values()]
+    same = [name for name in tensors if name not in forward.moved]
+    front, back = halves(both, ends, same, list(forward.moved))
+    made = {value.name for value in front.graph.output}
+    kept = tuple(value.name for value in back.graph.input if value.name in made)
+    return Pair(front, back, kept, given, tuple(reached))
+
+
+def _for_cpu(model: onnx.ModelProto) -> onnx.ModelProto:
+    faster = with_kernels(model)
+    rewrites.after(faster.graph)
+    composed = compose(faster)
+    sort_nodes(composed.graph)
+    results_first(composed.graph)
+    return composed
+
+
+def _copy(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto.FromString(value.SerializeToString())
+
+
+def type_of(value: onnx.ValueInfoProto) -> int:
+    """Element type of an input or output, as ONNX counts them."""
+    return int(value.type.tensor_type.elem_type or TensorProto.FLOAT)
