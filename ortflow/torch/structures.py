@@ -178,7 +178,9 @@ def compare(module: torch.nn.Module, call: Flat, tensors: Tensors, structure: St
     if structure.forward.is_random:
         model = verify.fixed(structure.traced.model)
         if model is None:
-            warnings.warn(f"{type(module).__name__} is not compared with PyTorch: it draws random numbers", stacklevel=6)
+            warnings.warn(
+                f"{type(module).__name__} is not compared with PyTorch: it draws random numbers", stacklevel=6
+            )
             return
         forward = forward_of(model, _frozen(module))
         plan = plan_of(forward, structure.wanted, frozenset(plan.pair.given), structure.traced.tensors, plan.threads)

@@ -151,8 +151,9 @@ def _repeatable() -> Iterator[None]:
 def _drawn(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     generator = np.random.default_rng(_SEED)
     return [
-        torch.from_numpy(np.asarray(generator.standard_normal(tuple(o.shape)) / max(o.numel(), 1) ** 0.5, np.float32))
-        .to(o.device)
+        torch.from_numpy(
+            np.asarray(generator.standard_normal(tuple(o.shape)) / max(o.numel(), 1) ** 0.5, np.float32)
+        ).to(o.device)
         if o.requires_grad and o.is_floating_point()
         else None
         for o in outputs
