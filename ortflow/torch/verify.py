@@ -1,7 +1,7 @@
 """Compares the first step of a structure with the module's own: outputs, gradients, and buffers that forward changes.
 
-Called by `structures`. PyTorch runs the module on the same tensors, with copies of its buffers and with a fixed sequence
-in place of random numbers, in both. A difference is judged by the rounding of PyTorch's own single precision, and
+Called by `comparison`. PyTorch runs the module on the same tensors, with copies of its buffers; in both, a fixed
+sequence is in place of random numbers. A difference is judged by the rounding of PyTorch's own single precision, and
 is one only if it is there at other points, too: at a kink two correct gradients differ.
 """
 
@@ -151,8 +151,9 @@ def _repeatable() -> Iterator[None]:
 def _drawn(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     generator = np.random.default_rng(_SEED)
     return [
-        torch.from_numpy(np.asarray(generator.standard_normal(tuple(o.shape)) / max(o.numel(), 1) ** 0.5, np.float32))
-        .to(o.device)
+        torch.from_numpy(
+            np.asarray(generator.standard_normal(tuple(o.shape)) / max(o.numel(), 1) ** 0.5, np.float32)
+        ).to(o.device)
         if o.requires_grad and o.is_floating_point()
         else None
         for o in outputs
