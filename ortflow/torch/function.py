@@ -6,7 +6,7 @@ with `retain_graph`, notices changes in place, and applies hooks on saved tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,9 @@ class Owner(Protocol):
     differentiable: frozenset[str]
     """Those that have a gradient."""
 
+    changing: Collection[str]
+    """Buffers that a call changes."""
+
     def plan_for(self, roots: frozenset[str], feed: Mapping[str, torch.Tensor]) -> Plan:
         """A plan whose backward graph takes the gradients of these outputs; `feed` is compared if it is new."""
 
@@ -45,6 +48,9 @@ class Call(torch.autograd.Function):
         ctx: Any, owner: Owner, plan: Plan, feed: dict[str, torch.Tensor], *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Run the forward graph; `tensors` are those of `feed` that have gradients."""
+        whole = owner.differentiable <= plan.pair.given.keys()
+        if not whole:
+            feed |= {name: feed[name].clone() for name in owner.changing}
         made = plan.forward.run(feed)
         owner.moved(made)
         ctx.owner, ctx.plan = owner, plan
@@ -52,7 +58,6 @@ class Call(torch.autograd.Function):
         ctx.shapes = [(result.shape, result.dtype, result.device) for result in results]
         ctx.sources = [(tensor.shape, tensor.dtype) for tensor in tensors]
         _save(ctx, plan, made, feed)
-        whole = owner.differentiable <= plan.pair.given.keys()
         ctx.feed = None if whole else (feed, [tensor._version for tensor in feed.values()])
         ctx.mark_non_differentiable(*(
             result for name, result in zip(owner.results, results, strict=True) if name not in owner.differentiable
@@ -122,7 +127,7 @@ def _again(ctx: Any, roots: frozenset[str]) -> tuple[Plan, dict[str, torch.Tenso
             "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor"
             " that ORTModule was called with, or one of its parameters or buffers"
         )
-    plan = ctx.owner.plan_for(roots | ctx.plan.pair.given.keys(), feed)
+    plan = ctx.owner.plan_for(roots.union(ctx.plan.pair.given), feed)
     made = plan.forward.run(feed)
     assert plan.backward is not None
     given, kept = set(plan.pair.given.values()), set(plan.pair.kept)

@@ -28,6 +28,7 @@ class Structure:
         self.differentiable = frozenset(differentiable(plans.forward, plans.wanted) if plans.wanted else [])
         self.wanted = plans.wanted if self.differentiable else ()
         self.results = tuple(dict.fromkeys(each.name for each in found.outputs if each.kind == "graph"))
+        self.changing = frozenset(plans.forward.moved)
         self._roots = self._first_roots()
         self._noted = False
         self._known: dict[tuple[frozenset[str], int], Plan] = {}
@@ -48,8 +49,7 @@ class Structure:
             feed[SEED] = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64)
         self._tensors = tensors
         if self.differentiable:
-            read = {name: feed[name] for name in plan.reads}
-            made = dict(zip(self.results, Call.apply(self, plan, read, *map(feed.get, self.wanted)), strict=True))
+            made = dict(zip(self.results, Call.apply(self, plan, feed, *map(feed.get, self.wanted)), strict=True))
         else:
             with torch.no_grad():
                 made = plan.forward.run(feed)
