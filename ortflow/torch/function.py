@@ -6,25 +6,15 @@ with `retain_graph`, notices changes in place, and applies hooks on saved tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from ortflow.torch.execution import Graph
-from ortflow.torch.graphs import Pair
+from ortflow.torch.plans import Plan
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The sessions of a pair of graphs."""
-
-    pair: Pair
-    forward: Graph
-    backward: Graph | None
-    threads: int
+_TWICE = b"ORTModule has no second derivatives: a gradient that it has computed cannot be differentiated again"
 
 
 class Owner(Protocol):
@@ -37,8 +27,11 @@ class Owner(Protocol):
     differentiable: frozenset[str]
     """Those that have a gradient."""
 
-    def plan_for(self, roots: frozenset[str]) -> Plan:
-        """A plan whose backward graph takes the gradients of at least these outputs."""
+    changing: Collection[str]
+    """Buffers that a call changes."""
+
+    def plan_for(self, roots: frozenset[str], feed: Mapping[str, torch.Tensor]) -> Plan:
+        """A plan whose backward graph takes the gradients of these outputs; `feed` is compared if it is new."""
 
     def note(self, roots: frozenset[str]) -> None:
         """Remember of which outputs the user takes gradients."""
@@ -55,6 +48,9 @@ class Call(torch.autograd.Function):
         ctx: Any, owner: Owner, plan: Plan, feed: dict[str, torch.Tensor], *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Run the forward graph; `tensors` are those of `feed` that have gradients."""
+        whole = owner.differentiable <= plan.pair.given.keys()
+        if not whole:
+            feed |= {name: feed[name].clone() for name in owner.changing}
         made = plan.forward.run(feed)
         owner.moved(made)
         ctx.owner, ctx.plan = owner, plan
@@ -62,7 +58,6 @@ class Call(torch.autograd.Function):
         ctx.shapes = [(result.shape, result.dtype, result.device) for result in results]
         ctx.sources = [(tensor.shape, tensor.dtype) for tensor in tensors]
         _save(ctx, plan, made, feed)
-        whole = owner.differentiable <= plan.pair.given.keys()
         ctx.feed = None if whole else (feed, [tensor._version for tensor in feed.values()])
         ctx.mark_non_differentiable(*(
             result for name, result in zip(owner.results, results, strict=True) if name not in owner.differentiable
@@ -71,9 +66,20 @@ class Call(torch.autograd.Function):
         return results
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Run the backward graph."""
+        with torch.no_grad():
+            found = Call._backward(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return (None, None, None, *found)
+        # create_graph: PyTorch's own `once_differentiable` lets second derivatives through as zeros where no gradient
+        # that comes in has one.
+        made = [gradient.requires_grad_() for gradient in found if gradient is not None]
+        marked = iter(torch._C._functions.DelayedError(_TWICE, len(made))(*made) if made else ())
+        return (None, None, None, *(None if gradient is None else next(marked) for gradient in found))
+
+    @staticmethod
+    def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         owner: Owner = ctx.owner
         plan: Plan = ctx.plan
         by = {name: gradient for name, gradient in zip(owner.results, gradients, strict=True) if gradient is not None}
@@ -97,11 +103,10 @@ class Call(torch.autograd.Function):
         }
         if into:
             plan.backward.run(feed, into)
-        found = (
+        return tuple(
             into[f"{name}_grad"].to(dtype) if name in reached else None
             for name, (_, dtype) in zip(owner.wanted, ctx.sources, strict=True)
         )
-        return (None, None, None, *found)
 
 
 def _save(ctx: Any, plan: Plan, made: Mapping[str, torch.Tensor], feed: Mapping[str, torch.Tensor]) -> None:
@@ -122,7 +127,7 @@ def _again(ctx: Any, roots: frozenset[str]) -> tuple[Plan, dict[str, torch.Tenso
             "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor"
             " that ORTModule was called with, or one of its parameters or buffers"
         )
-    plan = ctx.owner.plan_for(roots)
+    plan = ctx.owner.plan_for(roots.union(ctx.plan.pair.given), feed)
     made = plan.forward.run(feed)
     assert plan.backward is not None
     given, kept = set(plan.pair.given.values()), set(plan.pair.kept)

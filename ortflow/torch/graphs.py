@@ -6,6 +6,7 @@ further outputs of the forward graph, the kept values.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.export_state import UPDATED
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.path import gradient_path
@@ -25,7 +27,9 @@ from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.normalize.randomness import seed_random_operators
 from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.optimize import rewrites
+from ortflow.workflow.graph.optimize.layers import mark_layers
 from ortflow.workflow.graph.optimize.order import results_first
+from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.stages.halves import halves
 from ortflow.workflow.graph.types import SEED
 from ortflow.workflow.kernels.graph import with_kernels
@@ -105,10 +109,13 @@ def differentiable(forward: Forward, wanted: Sequence[str]) -> list[str]:
     return [name for name in forward.outputs if name in path.values]
 
 
-def pair_of(forward: Forward, wanted: Sequence[str], roots: Sequence[str], tensors: Collection[str]) -> Pair:
+def pair_of(
+    forward: Forward, wanted: Sequence[str], roots: Sequence[str], tensors: Collection[str], memory_level: int = 0
+) -> Pair:
     """The graphs for the CPU that compute gradients of `roots`, which are outputs, with respect to `wanted`.
 
-    `tensors`: inputs that are parameters and buffers. Raises UserError, naming the node, if there is no gradient.
+    `tensors`: inputs that are parameters and buffers. `memory_level`: from 1 on, layers are recomputed.
+    Raises UserError, naming the node, if there is no gradient.
     """
     if not roots:
         model = onnx.ModelProto()
@@ -116,9 +123,12 @@ def pair_of(forward: Forward, wanted: Sequence[str], roots: Sequence[str], tenso
         rewrites.before(model.graph)
         return Pair(_for_cpu(model), None, (), {}, ())
     given = {name: f"{name}/gradient" for name in roots}
-    model, _ = make_differentiable(forward.model, wanted, *roots)
+    start = _marked(forward.model, wanted, roots[-1]) if memory_level else forward.model
+    model, _ = make_differentiable(start, wanted, *roots)
     rewrites.before(model.graph)
     both, reached = vector_jacobian_product(model, wanted, {}, given)
+    if memory_level:
+        recompute(both.graph, [], [*given.values()], partial=True)
     both = _for_cpu(both)
     return divided(both, forward, given, reached, tensors)
 
@@ -133,6 +143,15 @@ def divided(
     made = {value.name for value in front.graph.output}
     kept = tuple(value.name for value in back.graph.input if value.name in made)
     return Pair(front, back, kept, given, tuple(reached))
+
+
+def _marked(model: onnx.ModelProto, wanted: Sequence[str], root: str) -> onnx.ModelProto:
+    """A copy whose repeating layers are marked; without marks if nothing repeats."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    with contextlib.suppress(UserError):
+        mark_layers(copy, "layers", wanted, root)
+    return copy
 
 
 def _for_cpu(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -33,6 +33,10 @@ class Flat:
     """Place among the leaves, and value."""
     spec: pytree.TreeSpec
 
+    def without_tensors(self) -> Flat:
+        """The container without its tensors, which may be kept."""
+        return Flat((), self.constants, self.spec)
+
     def rebuilt(self, tensors: Sequence[Any]) -> Any:
         """The container with other tensors in their places."""
         return rebuilt(tensors, self.constants, self.spec)

@@ -1,7 +1,7 @@
 """Compares the first step of a structure with the module's own: outputs, gradients, and buffers that forward changes.
 
-Called by `structures`. PyTorch runs the module on the same tensors, with copies of its buffers and with a fixed sequence
-in place of random numbers, in both. A difference is judged by the rounding of PyTorch's own single precision, and
+Called by `comparison`. PyTorch runs the module on the same tensors, with copies of its buffers; in both, a fixed
+sequence is in place of random numbers. A difference is judged by the rounding of PyTorch's own single precision, and
 is one only if it is there at other points, too: at a kink two correct gradients differ.
 """
 
