@@ -1,4 +1,4 @@
-"""ORTModule in DDP, FSDP2, FSDP1 and activation checkpointing on two ranks, against PyTorch over 20 steps; its resumption."""
+"""ORTModule in DDP, FSDP and activation checkpointing on two ranks, against PyTorch over 20 steps; its resumption."""
 
 from __future__ import annotations
 
