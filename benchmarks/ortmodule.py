@@ -4,8 +4,8 @@
     python benchmarks/ortmodule.py --device cuda --models gpt bert resnet --micro-batch 8 16 --compile
 
 A step is forward, backward and the update with torch's AdamW (fused on GPUs); on GPUs under autocast to bf16. Prints
-the medians, the ratio to the faster of the others, the first step's seconds, and the peak of memory of each in a process of its
-own (`--memory`).
+the medians, the ratio to the faster of the others, the first step's seconds, and with `--memory` the peak of memory of
+each, in a process of its own.
 """
 
 from __future__ import annotations
