@@ -355,10 +355,11 @@ class ExportedFile:
         }
 
 
-def difference(values: list[np.ndarray], relative: float, floor: float) -> str:
+def difference(values: list[np.ndarray], relative: float, floor: float, rounding: float = _ROUNDING) -> str:
     """How a result differs by more than rounding; empty if it does not.
 
-    `values`: of the file, and of the module in single and in double precision.
+    `values`: of the file, and of the module in single and in double precision. `rounding`: the allowed error as a
+    multiple of that between the two.
     """
     actual, single, double = values
     if actual.shape != double.shape:
@@ -368,7 +369,7 @@ def difference(values: list[np.ndarray], relative: float, floor: float) -> str:
     if not np.isfinite(actual).all():
         return _NOT_FINITE
     norm, off = _norm(double), _norm(actual.astype(np.float64) - double)
-    if off <= _ROUNDING * _norm(single.astype(np.float64) - double) + relative * norm + floor + 1e-7:
+    if off <= rounding * _norm(single.astype(np.float64) - double) + relative * norm + floor + 1e-7:
         return ""
     return f"{off / norm:.1%} off" if norm > floor else f"of norm {_norm(actual):.2g}, not 0"
 

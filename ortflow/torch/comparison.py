@@ -18,6 +18,8 @@ from ortflow.torch.tracing import Traced
 from ortflow.torch.verify import Point
 from ortflow.workflow.graph.types import SEED
 
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 def compare(
     module: torch.nn.Module,
@@ -43,13 +45,20 @@ def compare(
     names = [f"output {place}" for place in range(len(roots))] if len(roots) > 1 else ["the output"]
 
     def faults_at(point: Point, *, double: bool) -> dict[str, str]:
+        if plans.place.precision in _HALF:
+            half = _HALF[plans.place.precision]
+            exact = verify.eager(module, call, point, plans.wanted, None, roots)
+            single = verify.eager(module, call, point, plans.wanted, exact.weights, roots, autocast=half)
+            actual = _step(found, plans, checked, point, exact, differentiable)
+            return verify.differences(actual, single, exact, names=names, allowed=verify.HALF)
         single = verify.eager(module, call, point, plans.wanted, None, roots)
         actual = _step(found, plans, checked, point, single, differentiable)
         exact = single
         if double and verify.is_small(here.tensors):
             with contextlib.suppress(Exception):  # a module may mix precisions
                 exact = verify.eager(module, call, point, plans.wanted, single.weights, roots, double=True)
-        return verify.differences(actual, single, exact, names=names)
+        allowed = verify.HALF if plans.place.precision == "tf32" else verify.Tolerance()
+        return verify.differences(actual, single, exact, names=names, allowed=allowed)
 
     try:
         faults = faults_at(here, double=False)
@@ -73,7 +82,7 @@ def _step(
     from ortflow.torch.structures import tensor_of
 
     feed = {**dict(zip(found.inputs, point.given, strict=True)), **point.tensors}
-    feed[SEED] = torch.zeros(1, dtype=torch.int64)
+    feed[SEED] = torch.zeros(1, dtype=torch.int64, device=plans.place.device)
     gradients: dict[str, Any] = dict.fromkeys(plans.wanted)
     with torch.no_grad():
         made = plan.forward.run(feed)

@@ -11,6 +11,7 @@ import torch
 
 from ortflow.torch.fallback import Parts
 from ortflow.torch.refusals import check_call, check_module
+from ortflow.torch.runtime import place_of
 from ortflow.torch.settings import Settings
 from ortflow.torch.structure import Flat, constants_key, described, flat
 from ortflow.torch.structures import Structure, structure_of
@@ -50,12 +51,13 @@ class Engine:
 
     def _structure(self, call: Flat, watched: Hashable, tensors: Mapping[str, torch.Tensor]) -> Structure:
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*call.tensors, *tensors.values()))
+        place = place_of((*tensors.values(), *call.tensors))
         key = (
             call.spec,
             constants_key(call),
             tuple([described(tensor) for tensor in call.tensors]),
             trains,
-            _autocast(call, tensors),
+            place,
             torch.get_default_dtype(),
         )
         shapes = tuple([tuple(tensor.shape) for tensor in call.tensors])
@@ -67,8 +69,9 @@ class Engine:
         before, after = self._watch.attributes(), list[Any]()
         with _plain():
             made = structure_of(
-                self.module, call, tensors, self.settings, lambda: after.append(self._watch.attributes()), trains=trains
-            )
+                self.module, call, tensors, self.settings, lambda: after.append(self._watch.attributes()),
+                place=place, trains=trains,
+            )  # fmt: skip
         changed = self._watch.ignore(before, after[0]) if after else []
         if changed:
             warnings.warn(
@@ -87,14 +90,8 @@ class Engine:
         return made
 
 
-def _autocast(call: Flat, tensors: Mapping[str, torch.Tensor]) -> tuple[bool, torch.dtype | None]:
-    kind = next((tensor.device.type for tensor in (*tensors.values(), *call.tensors)), "cpu")
-    enabled = torch.is_autocast_enabled(kind)
-    return enabled, torch.get_autocast_dtype(kind) if enabled else None
-
-
 @contextlib.contextmanager
 def _plain() -> Iterator[None]:
     """The modes in which graphs are made, whatever those of the call."""
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
         yield

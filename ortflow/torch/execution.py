@@ -5,7 +5,7 @@ ONNX Runtime reads tensors where they are. What it allocates is given out as ten
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 
 from ortflow.workflow.device import Device
 from ortflow.workflow.onnx_runtime import native, onnxruntime
+from ortflow.workflow.sessions.binding import read_on_host
 from ortflow.workflow.sessions.collectives import take_error
 from ortflow.workflow.sessions.failures import SESSION_ERRORS, ran_out, run_failure
 
@@ -29,6 +30,7 @@ KINDS: dict[int, tuple[torch.dtype, str]] = {
     16: (torch.bfloat16, "<i2"),
 }
 """Element type as ONNX counts them -> PyTorch's, and that of the array interface; NumPy has no bfloat16."""
+_CPU = torch.device("cpu")
 _NAMES = {
     "tensor(float)": 1, "tensor(uint8)": 2, "tensor(int8)": 3, "tensor(int16)": 5, "tensor(int32)": 6,
     "tensor(int64)": 7, "tensor(bool)": 9, "tensor(float16)": 10, "tensor(double)": 11, "tensor(bfloat16)": 16,
@@ -43,17 +45,24 @@ _BOUND: dict[int, Any] = {
 class Graph:
     """A session whose inputs and outputs are tensors of one device."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, device: Device) -> None:
-        self._session, self._device = session, device
-        kind = native.OrtDevice.cuda() if device.kind == "cuda" else native.OrtDevice.cpu()
-        self._place = native.OrtDevice(kind, native.OrtDevice.default_memory(), device.index)
-        self._torch = torch.device(device.kind, device.index) if device.kind == "cuda" else torch.device("cpu")
+    def __init__(self, session: onnxruntime.InferenceSession, device: Device, on_host: Collection[str] = ()) -> None:
+        self._session, self._device, self._on_host = session, device, frozenset(on_host)
+        on_gpu = device.kind == "cuda"
+        memory = native.OrtDevice.default_memory()
+        self._host = self._place = native.OrtDevice(native.OrtDevice.cpu(), memory, 0)
+        self._torch = torch.device("cpu")
+        self._read_on_host: frozenset[str] = frozenset()
+        if on_gpu:
+            self._place = native.OrtDevice(native.OrtDevice.cuda(), memory, device.index)
+            self._torch = torch.device("cuda", device.index)
+            self._read_on_host = read_on_host(session)
         self.inputs = {value.name: _NAMES[value.type] for value in session.get_inputs()}
         self.outputs = [value.name for value in session.get_outputs()]
         self._options = onnxruntime.RunOptions()
         self._options.log_severity_level = 3
-        if device.kind == "cuda":
-            self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def _device_of(self, output: str) -> torch.device:
+        return _CPU if output in self._on_host else self._torch
 
     def run(
         self, given: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor] | None = None
@@ -80,21 +89,24 @@ class Graph:
         into = into or {}
         binding = native.SessionIOBinding(self._session._sess)
         held = []
-        place = self._place
         for name, kind in self.inputs.items():
             tensor = given[name]
             if tensor.dtype is not KINDS[kind][0]:
                 tensor = tensor.to(KINDS[kind][0])
             if not tensor.is_contiguous():
                 tensor = tensor.contiguous()
+            if name in self._read_on_host and tensor.is_cuda:
+                # Bound on the GPU, it would be copied at once, on another stream than the one that computes it.
+                tensor = tensor.cpu()
             held.append(tensor)
+            place = self._place if tensor.is_cuda else self._host
             binding.bind_input(name, place, _BOUND[kind], list(tensor.shape), tensor.data_ptr())
         for name in self.outputs:
             target = into.get(name)
             if target is None:
-                binding.bind_output(name, place)
+                binding.bind_output(name, self._host if name in self._on_host else self._place)
             else:
-                binding.bind_output(name, place, np.float32, list(target.shape), target.data_ptr())
+                binding.bind_output(name, self._place, np.float32, list(target.shape), target.data_ptr())
         try:
             self._session._sess.run_with_iobinding(binding, self._options)
         except SESSION_ERRORS as error:
@@ -104,8 +116,8 @@ class Graph:
             raise self._device.failure(str(error)) if ran_out(str(error)) else run_failure(str(error)) from error
         values = binding.get_outputs()
         return {
-            name: into[name] if name in into else _tensor(values[place], self._torch)
-            for place, name in enumerate(self.outputs)
+            name: into[name] if name in into else _tensor(values[number], self._device_of(name))
+            for number, name in enumerate(self.outputs)
         }
 
 

@@ -13,7 +13,6 @@ import torch
 
 from ortflow.torch.plans import Plan
 
-
 _TWICE = b"ORTModule has no second derivatives: a gradient that it has computed cannot be differentiated again"
 
 

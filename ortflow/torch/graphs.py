@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 from onnx import TensorProto, helper
 
 from ortflow.export_state import UPDATED
+from ortflow.torch import gpu_graphs
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.path import gradient_path
 from ortflow.workflow.graph.autodiff.reverse import vector_jacobian_product
-from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.edit import Editor, make_outputs
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
@@ -34,6 +35,11 @@ from ortflow.workflow.graph.stages.halves import halves
 from ortflow.workflow.graph.types import SEED
 from ortflow.workflow.kernels.graph import with_kernels
 
+_OF_SIZES = frozenset({
+    "Add", "Cast", "Concat", "Div", "Equal", "Gather", "Identity", "Max", "Min", "Mod", "Mul", "Neg", "ReduceProd",
+    "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where",
+})  # fmt: skip
+"""Operators with which graphs compute shapes."""
 NEW = "_new"
 """Ending of the output with the new value of a buffer."""
 
@@ -109,28 +115,45 @@ def differentiable(forward: Forward, wanted: Sequence[str]) -> list[str]:
     return [name for name in forward.outputs if name in path.values]
 
 
-def pair_of(
-    forward: Forward, wanted: Sequence[str], roots: Sequence[str], tensors: Collection[str], memory_level: int = 0
-) -> Pair:
-    """The graphs for the CPU that compute gradients of `roots`, which are outputs, with respect to `wanted`.
+@dataclass(frozen=True)
+class Target:
+    """What graphs are made for."""
 
-    `tensors`: inputs that are parameters and buffers. `memory_level`: from 1 on, layers are recomputed.
-    Raises UserError, naming the node, if there is no gradient.
+    kind: str = "cpu"
+    """cpu or cuda."""
+    precision: str = "fp32"
+    """fp32, tf32, bf16 or fp16."""
+    memory_level: int = 0
+    """From 1 on, layers are recomputed."""
+
+
+def pair_of(
+    forward: Forward, wanted: Sequence[str], roots: Sequence[str], tensors: Collection[str], target: Target
+) -> Pair:
+    """The graphs that compute gradients of `roots`, which are outputs, with respect to `wanted`.
+
+    `tensors`: inputs that are parameters and buffers. Raises UserError, naming the node, if there is no gradient.
     """
-    if not roots:
-        model = onnx.ModelProto()
-        model.CopyFrom(forward.model)
-        rewrites.before(model.graph)
-        return Pair(_for_cpu(model), None, (), {}, ())
     given = {name: f"{name}/gradient" for name in roots}
-    start = _marked(forward.model, wanted, roots[-1]) if memory_level else forward.model
-    model, _ = make_differentiable(start, wanted, *roots)
+    model = _marked(forward.model, wanted, roots[-1]) if roots and target.memory_level else forward.model
+    if target.kind == "cuda":
+        model = gpu_graphs.prepared(model, wanted, target.precision)
+    if roots:
+        model, _ = make_differentiable(model, wanted, *roots)
+    else:
+        model = onnx.ModelProto.FromString(model.SerializeToString())
     rewrites.before(model.graph)
-    both, reached = vector_jacobian_product(model, wanted, {}, given)
-    if memory_level:
-        recompute(both.graph, [], [*given.values()], partial=True)
-    both = _for_cpu(both)
-    return divided(both, forward, given, reached, tensors)
+    reached: list[str] = []
+    if roots:
+        model, reached = vector_jacobian_product(model, wanted, {}, given)
+        if target.memory_level:
+            recompute(model.graph, [], [*given.values()], partial=True)
+    both = gpu_graphs.placed(model, reached, target.precision) if target.kind == "cuda" else _for_cpu(model)
+    pair = divided(both, forward, given, reached, tensors) if roots else Pair(both, None, (), {}, ())
+    if target.kind == "cpu":
+        return pair
+    backward = None if pair.backward is None else gpu_graphs.finished(pair.backward)
+    return replace(pair, forward=gpu_graphs.finished(pair.forward), backward=backward)
 
 
 def divided(
@@ -161,6 +184,17 @@ def _for_cpu(model: onnx.ModelProto) -> onnx.ModelProto:
     sort_nodes(composed.graph)
     results_first(composed.graph)
     return composed
+
+
+def on_host(model: onnx.ModelProto) -> frozenset[str]:
+    """Outputs computed from sizes alone: ONNX Runtime computes them in the host's memory."""
+    found = {tensor.name for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if not node.domain and (
+            node.op_type in ("Shape", "Size") or (node.op_type in _OF_SIZES and walk.inputs(node) <= found)
+        ):
+            found.update(node.output)
+    return frozenset(value.name for value in model.graph.output if value.name in found)
 
 
 def _copy(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:

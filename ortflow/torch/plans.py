@@ -11,8 +11,8 @@ import onnx
 
 from ortflow.torch.cache import cached
 from ortflow.torch.execution import Graph
-from ortflow.torch.graphs import Forward, Pair, forward_of, pair_of
-from ortflow.torch.runtime import sessions_for
+from ortflow.torch.graphs import Forward, Pair, Target, forward_of, on_host, pair_of
+from ortflow.torch.runtime import Place, sessions_for
 from ortflow.torch.settings import Settings
 from ortflow.torch.tracing import Traced
 from ortflow.torch.verify import fixed
@@ -50,10 +50,13 @@ class Plans:
         forward: Forward,
         wanted: Sequence[str],
         settings: Settings,
+        place: Place,
         training: bool,
         frozen: frozenset[str],
     ) -> None:
         self._traced, self.forward, self.wanted, self._settings = found, forward, tuple(wanted), settings
+        self.place = place
+        self._target = Target(place.kind, place.precision, settings.memory_level)
         self._mode, self._frozen = "training" if training else "evaluation", frozen
 
     def opened(self, roots: frozenset[str], threads: int) -> Plan:
@@ -62,9 +65,9 @@ class Plans:
         order = [name for name in forward.outputs if name in roots]
 
         def made() -> Pair:
-            return pair_of(forward, self.wanted, order, self._traced.tensors, settings.memory_level)
+            return pair_of(forward, self.wanted, order, self._traced.tensors, self._target)
 
-        key = [*self.wanted, "", *order, str(settings.memory_level), *sorted(self._frozen)]
+        key = [*self.wanted, "", *order, repr(self._target), *sorted(self._frozen)]
         pair = cached(settings.cache, self._traced.model, key, made) if settings.cache else made()
         if settings.debug.save_onnx:
             self._save(pair)
@@ -76,13 +79,13 @@ class Plans:
         if model is None:
             return None
         forward = forward_of(model, self._frozen)
-        level = self._settings.memory_level
-        return self._open(pair_of(forward, self.wanted, [*like.pair.given], self._traced.tensors, level), like.threads)
+        pair = pair_of(forward, self.wanted, [*like.pair.given], self._traced.tensors, self._target)
+        return self._open(pair, like.threads)
 
     def _open(self, pair: Pair, threads: int) -> Plan:
-        sessions = sessions_for(threads, self._settings.debug.log_level.name.lower())
+        sessions = sessions_for(self.place, threads, self._settings.debug.log_level.name.lower())
         forward, backward = (
-            None if model is None else Graph(sessions.open(model.SerializeToString()), sessions.device)
+            None if model is None else Graph(sessions.open(model.SerializeToString()), sessions.device, on_host(model))
             for model in (pair.forward, pair.backward)
         )
         assert forward is not None

@@ -65,8 +65,6 @@ def check_call(module: torch.nn.Module, given: Sequence[torch.Tensor], tensors: 
     kind = next((device.type for device in devices), "cpu")
     if kind not in ("cpu", "cuda"):
         raise UserError(f"the module is on {kind}, and ORTModule runs on cpu and cuda")
-    if kind == "cuda":
-        raise UserError("ORTModule does not run on CUDA yet", fix="move the module and its inputs to the cpu")
     if kind == "cpu" and torch.is_autocast_enabled("cpu"):
         raise UserError(
             "torch.autocast is on, and there are no half-precision kernels for CPUs",

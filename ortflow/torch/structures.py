@@ -11,6 +11,7 @@ from ortflow.torch.comparison import Point, compare
 from ortflow.torch.function import Call
 from ortflow.torch.graphs import differentiable, forward_of
 from ortflow.torch.plans import Plan, Plans
+from ortflow.torch.runtime import Place
 from ortflow.torch.settings import Settings
 from ortflow.torch.structure import Flat
 from ortflow.torch.tracing import Output, Traced, traced
@@ -46,7 +47,7 @@ class Structure:
         plan = self.plan_for(self._roots, feed)
         if SEED in plan.reads:
             # From PyTorch's generator: a resumed run, and activation checkpointing, draw the same masks again.
-            feed[SEED] = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64)
+            feed[SEED] = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64).to(self._plans.place.device)
         self._tensors = tensors
         if self.differentiable:
             made = dict(zip(self.results, Call.apply(self, plan, feed, *map(feed.get, self.wanted)), strict=True))
@@ -102,6 +103,7 @@ def structure_of(
     settings: Settings,
     called: Callable[[], object],
     *,
+    place: Place,
     trains: bool,
 ) -> Structure:
     """Trace a call, differentiate it, and compare it with the module's own. Raises UserError.
@@ -115,7 +117,7 @@ def structure_of(
         read = {value.name for value in forward.model.graph.input}
         wanted = [name for name in found.tensors if tensors[name].requires_grad and name in read]
         wanted += [name for name, t in zip(found.inputs, call.tensors, strict=True) if t.requires_grad]
-    plans = Plans(found, forward, tuple(wanted), settings, module.training, frozen_statistics(module))
+    plans = Plans(found, forward, tuple(wanted), settings, place, module.training, frozen_statistics(module))
     structure = Structure(module, call.without_tensors(), found, plans, verify=settings.verify)
     structure.plan_for(structure._roots, {**dict(zip(found.inputs, call.tensors, strict=True)), **tensors})
     return structure

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import torch
 
-from ortflow.export_compare import difference
+from ortflow import export_compare
 from ortflow.export_random import NotFixed, fix_in_onnx, fixed_in_pytorch
 from ortflow.export_reference import by_default
 from ortflow.export_trace import same_attributes, without_caches
@@ -79,6 +79,7 @@ def eager(
     roots: Sequence[bool] | None,
     *,
     double: bool = False,
+    autocast: torch.dtype | None = None,
 ) -> Step:
     """A step of PyTorch's. Raises what the module raises.
 
@@ -104,6 +105,7 @@ def eager(
         same_attributes(module),
         without_caches(module),
         by_default(kind),
+        torch.autocast("cuda", autocast, enabled=autocast is not None, cache_enabled=False),
     ):
         warnings.simplefilter("ignore")
         args, kwargs = call.rebuilt(inputs)
@@ -176,27 +178,47 @@ def moved(point: Point, noise: float) -> Point:
     return Point([near(tensor) for tensor in point.given], tensors)
 
 
-def differences(actual: Step, single: Step, double: Step, *, names: Sequence[str]) -> dict[str, str]:
+@dataclass(frozen=True)
+class Tolerance:
+    """What counts as rounding."""
+
+    relative: float = RELATIVE
+    floor: float = FLOOR
+    rounding: float = 30.0
+    """A multiple of PyTorch's own error."""
+
+
+HALF = Tolerance(2e-2, 2e-2, 4.0)
+"""In half precision, compared with PyTorch's autocast and fp32."""
+
+
+def differences(
+    actual: Step, single: Step, double: Step, *, names: Sequence[str], allowed: Tolerance
+) -> dict[str, str]:
     """What differs by more than rounding, and how. `names`: of the outputs."""
     found: dict[str, str] = {}
+
+    def difference(arrays: list[np.ndarray], floor: float) -> str:
+        return export_compare.difference(arrays, allowed.relative, floor, allowed.rounding)
+
     if len(actual.outputs) != len(single.outputs) or actual.shape != single.shape:
         return {"the result": "of another structure"}
     for name, *values in zip(names, actual.outputs, single.outputs, double.outputs, strict=True):
-        found[name] = difference(_finite(*values), RELATIVE, 0.0)
+        found[name] = difference(_finite(*values), 0.0)
     for name, mine, other in zip(names, actual.differentiable, single.differentiable, strict=True):
         if mine != other:
             found[name] = f"{'with' if mine else 'without'} a gradient"
     norms = [np.linalg.norm(np.nan_to_num(g, posinf=0, neginf=0)) for g in double.gradients.values() if g is not None]
-    floor = FLOOR * float(max(norms, default=0.0))
+    floor = allowed.floor * float(max(norms, default=0.0))
     for name, gradient in actual.gradients.items():
         others = [step.gradients[name] for step in (single, double)]
         shapes = [each.shape for each in (gradient, *others) if each is not None]
         if shapes:
             arrays = [np.zeros(shapes[0], np.float32) if each is None else each for each in (gradient, *others)]
-            found[f"the gradient of {name!r}"] = difference(_finite(*arrays), RELATIVE, floor)
+            found[f"the gradient of {name!r}"] = difference(_finite(*arrays), floor)
     for name, value in actual.buffers.items():
         others = [step.buffers[name] for step in (single, double)]
-        found[f"buffer {name!r}"] = difference(_finite(value, *others), RELATIVE, 0.0)
+        found[f"buffer {name!r}"] = difference(_finite(value, *others), 0.0)
     return {what: fault for what, fault in found.items() if fault}
 
 

@@ -54,9 +54,9 @@ class Watch:
             tuple(
                 [(id(tensor), tensor._version) for d, name in self._constants if (tensor := d.get(name)) is not None]
             ),
-            tuple([
-                (t.requires_grad, t.shape, t.dtype, t.device) for d, name in self._places.values() for t in (d[name],)
-            ]),
+            tuple(
+                [(t.requires_grad, t.shape, t.dtype, t.device) for d, name in self._places.values() for t in (d[name],)]
+            ),
         )
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
