@@ -92,6 +92,11 @@ class Engine:
 
 @contextlib.contextmanager
 def _plain() -> Iterator[None]:
-    """The modes in which graphs are made, whatever those of the call."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
+    """The modes in which graphs are made, whatever those of the call.
+
+    Activation checkpointing counts the tensors that autograd saves, and must not see those of the comparison with
+    PyTorch, which is not repeated when it computes a module again.
+    """
+    hooks = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False), hooks:
         yield

@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 from ortflow.workflow.errors import UserError
 
 
-class LoadBalancingDistributedSampler(Sampler[int]):
+class LoadBalancingDistributedSampler(Sampler[int]):  # type: ignore[misc, unused-ignore]
     """Indices of this rank's samples, ordered so that all ranks have samples of similar complexity at the same time.
 
     The samples are sorted by complexity, within groups of `group_size` if given, and taken in rows of one sample for
@@ -133,7 +133,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return [index for place in places for index in groups[place]]
 
 
-class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
+class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):  # type: ignore[misc, unused-ignore]
     """Batches of a `LoadBalancingDistributedSampler`'s samples, of any sizes, as many on every rank.
 
     Parameters
@@ -154,7 +154,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        sampler: LoadBalancingDistributedSampler,
+        sampler: Any,
         batch_fn: Callable[[list[int]], Sequence[list[int]]],
         drop_last: bool = False,
     ) -> None:

@@ -18,7 +18,6 @@ from ortflow.export_optimize import optimize
 from ortflow.export_state import changed_buffers, name_updates, refuse_changed_parameters
 from ortflow.export_stops import mark_stops
 from ortflow.export_trace import trace
-from ortflow.torch.parameters import as_parameters
 from ortflow.torch.refusals import functions_refused
 from ortflow.torch.sizes import Sizes
 from ortflow.torch.structure import Flat, flat, rebuilt
@@ -72,7 +71,7 @@ def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object]) ->
     names = [f"input/{place}" for place in range(len(given))]
     auto = torch.export.Dim.AUTO
     axes = {"tensors": tuple(dict.fromkeys(range(tensor.ndim), auto) for tensor in given)} if given else None
-    with _flattened(module, call, changed, returned), functions_refused(), as_parameters(module):
+    with _flattened(module, call, changed, returned), functions_refused():
         program = trace(module, given, {}, names, None, axes)
     refuse_changed_parameters(program)
     _refuse_changed_inputs(program)

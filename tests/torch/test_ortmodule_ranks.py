@@ -28,7 +28,7 @@ def differences(*names: str) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize(
     "names",
-    [("ddp", "static", "unused", "views", "no_sync", "checkpointed"), ("fsdp2", "fsdp2-blocks", "fsdp1")],
+    [("ddp", "static", "unused", "views", "no_sync", "checkpointed"), ("fsdp2", "fsdp2-blocks")],
     ids=["DDP", "FSDP"],
 )
 def test_twenty_steps_on_two_ranks(names: tuple[str, ...]) -> None:

@@ -25,7 +25,7 @@ class AdamWMode(enum.IntEnum):
     """It lessens weights before the step, as in torch.optim.AdamW."""
 
 
-class FusedAdam(torch.optim.Optimizer):
+class FusedAdam(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     """Adam with one call for all parameters of a group. Its state_dict has the form of torch.optim.AdamW's.
 
     Tensors of fp32 in the CPU's memory are updated by ortflow's library, on `torch.get_num_threads()` threads; others,
@@ -83,8 +83,8 @@ class FusedAdam(torch.optim.Optimizer):
         """Set gradients to None, or to zeros if both `set_grad_none` and `set_to_none` are False."""
         super().zero_grad(set_to_none=self.set_grad_none or set_to_none)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters; returns the result of `closure`, which computes the gradients if given."""
         loss = run(closure)
         for group in self.param_groups:
@@ -94,8 +94,8 @@ class FusedAdam(torch.optim.Optimizer):
             for parameter in trained:
                 moments(self.state[parameter], parameter, _MOMENTS)
             states = [self.state[p] for p in trained]
-            kept = ([state[name] for state in states] for name in _MOMENTS)
-            tensors = Tensors(trained, [p.grad for p in trained], *kept, next_steps(states))
+            firsts, seconds = ([state[name] for state in states] for name in _MOMENTS)
+            tensors = Tensors(trained, [p.grad for p in trained], firsts, seconds, next_steps(states))
             rate, (beta_1, beta_2) = float(group["lr"]), group["betas"]
             numbers = rate, beta_1, beta_2, group["eps"], group["weight_decay"]
             options = Options(*numbers, int(self.adam_w_mode), bool(group["bias_correction"]))

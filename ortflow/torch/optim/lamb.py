@@ -13,7 +13,7 @@ from ortflow.torch.optim.multi_tensor import Options, Rule, Tensors, moments, ne
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     """Adam's change plus weight decay, scaled by the norm of each parameter over that of its change.
 
     The update rule is that of `train.optimizer: {name: lamb}` in a run file. See `FusedAdam` for where it runs.
@@ -43,8 +43,8 @@ class Lamb(torch.optim.Optimizer):
         check_fractions("Lamb", betas=betas)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters; returns the result of `closure`, which computes the gradients if given."""
         loss = run(closure)
         for group in self.param_groups:
@@ -54,8 +54,8 @@ class Lamb(torch.optim.Optimizer):
             for parameter in trained:
                 moments(self.state[parameter], parameter, _MOMENTS)
             states = [self.state[p] for p in trained]
-            kept = ([state[name] for state in states] for name in _MOMENTS)
-            tensors = Tensors(trained, [p.grad for p in trained], *kept, next_steps(states))
+            firsts, seconds = ([state[name] for state in states] for name in _MOMENTS)
+            tensors = Tensors(trained, [p.grad for p in trained], firsts, seconds, next_steps(states))
             numbers = float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"]
             update(Rule.LAMB, tensors, Options(*numbers), _by_torch)
         return loss

@@ -49,26 +49,36 @@ class Tensors:
 
     def part(self, chosen: Sequence[bool]) -> Tensors:
         """Those that are chosen."""
-        fields = (self.parameters, self.gradients, self.firsts, self.seconds, self.steps)
-        return Tensors(*([one for one, yes in zip(field, chosen, strict=False) if yes] for field in fields))  # type: ignore[arg-type]
+
+        def some(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [tensor for tensor, yes in zip(tensors, chosen, strict=False) if yes]
+
+        steps = [step for step, yes in zip(self.steps, chosen, strict=True) if yes]
+        return Tensors(some(self.parameters), some(self.gradients), some(self.firsts), some(self.seconds), steps)
 
     def local(self) -> Tensors:
         """The same with this rank's part in place of each sharded tensor (FSDP2)."""
-        fields = (self.parameters, self.gradients, self.firsts, self.seconds)
-        return Tensors(*([_local(tensor) for tensor in field] for field in fields), self.steps)
+
+        def parts(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [_local(tensor) for tensor in tensors]
+
+        return Tensors(
+            parts(self.parameters), parts(self.gradients), parts(self.firsts), parts(self.seconds), self.steps
+        )
+
+
+_NUMBERS = ("rate", "beta_1", "beta_2", "epsilon", "decay")
+_CHOICES = ("mode", "correct")
 
 
 class _Options(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_double) for name in ("rate", "beta_1", "beta_2", "epsilon", "decay")),
-        *((name, ctypes.c_int64) for name in ("mode", "correct")),
-    )
+    _fields_ = (*((name, ctypes.c_double) for name in _NUMBERS), *((name, ctypes.c_int64) for name in _CHOICES))
 
 
 @functools.cache
 def _library() -> Callable[..., int] | None:
     path = find_library().path
-    return None if path is None else ctypes.CDLL(str(path)).ortflow_step  # type: ignore[no-any-return]
+    return None if path is None else ctypes.CDLL(str(path)).ortflow_step
 
 
 def update(rule: Rule, tensors: Tensors, options: Options, otherwise: Callable[[Tensors, Options], None]) -> None:
@@ -91,7 +101,7 @@ def update(rule: Rule, tensors: Tensors, options: Options, otherwise: Callable[[
         otherwise(tensors if not any(ours) else tensors.part([not one for one in ours]), options)
 
 
-def _dtensor() -> type:
+def _dtensor() -> Any:
     try:
         from torch.distributed.tensor import DTensor
     except ImportError:
@@ -104,7 +114,8 @@ _DTENSOR = _dtensor()
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, _DTENSOR) else tensor  # type: ignore[attr-defined, no-any-return]
+    local: torch.Tensor = tensor.to_local() if isinstance(tensor, _DTENSOR) else tensor  # type: ignore[attr-defined, unused-ignore]
+    return local
 
 
 def _is_ours(tensor: torch.Tensor) -> bool:
@@ -123,7 +134,7 @@ def _call(function: Callable[..., int], rule: Rule, tensors: Tensors, options: O
         table[:, 3] = [tensor.data_ptr() for tensor in tensors.seconds]
     table[:, 4] = [tensor.numel() for tensor in tensors.parameters]
     table[:, 5] = tensors.steps
-    numbers = _Options(*(getattr(options, name) for name, _ in _Options._fields_))
+    numbers = _Options(*(getattr(options, name) for name in (*_NUMBERS, *_CHOICES)))
     threads = ctypes.c_int64(torch.get_num_threads())
     pointer = ctypes.c_void_p(table.ctypes.data)
     if function(ctypes.c_int64(rule), pointer, ctypes.c_int64(count), ctypes.byref(numbers), threads):

@@ -14,7 +14,7 @@ from ortflow.workflow.errors import UserError
 _BUFFER = "momentum_buffer"
 
 
-class SGD(torch.optim.Optimizer):
+class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     """As torch.optim.SGD without dampening, with one call for all parameters of a group; see `FusedAdam`.
 
     Its state_dict has the form of torch.optim.SGD's.
@@ -51,8 +51,8 @@ class SGD(torch.optim.Optimizer):
             if group.get("dampening") or group.get("maximize"):
                 raise UserError("a parameter group has `dampening` or `maximize`", where="SGD", fix="use torch.optim")
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters; returns the result of `closure`, which computes the gradients if given."""
         loss = run(closure)
         for group in self.param_groups:

@@ -78,13 +78,6 @@ def sharded_blocks(model: nn.Module, ort: Callable[[nn.Module], nn.Module]) -> n
     return fully_shard(model)
 
 
-def fsdp1(model: nn.Module, ort: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """FSDP1 of the whole."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return FullyShardedDataParallel(ort(model), use_orig_params=True, device_id=torch.device("cpu"))
-
-
 def checkpointed(model: nn.Module, ort: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """DDP of a model whose blocks are computed again in the backward pass."""
     for place, block in enumerate(model.blocks):
@@ -100,7 +93,6 @@ COMPOSITIONS: dict[str, Wrap] = {
     "no_sync": ddp(),
     "fsdp2": sharded,
     "fsdp2-blocks": sharded_blocks,
-    "fsdp1": fsdp1,
     "checkpointed": checkpointed,
 }
 

@@ -8,6 +8,7 @@ gradients of captured values are sums over the iterations. Peak memory is that o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -194,8 +195,8 @@ class _Gradient:
             **layout,
         )
         found = self._unless_empty(scan, first, scans[0][0])
-        targets: list[int | str] = [form.inputs + output for output in self.slopes]
-        return iter(zip([*targets, *self.sums, *self.slices], found, strict=True))  # type: ignore[arg-type]
+        targets: list[Any] = [form.inputs + output for output in self.slopes]
+        return iter(zip([*targets, *self.sums, *self.slices], found, strict=True))
 
     def _unless_empty(self, scan: onnx.NodeProto, first: Sequence[str], stack: str) -> list[str]:
         """The results of the Scan; `first` if a Loop had no iterations.
