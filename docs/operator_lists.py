@@ -21,7 +21,7 @@ BEGIN = "<!-- operators: written by docs/operator_lists.py -->"
 END = "<!-- end of operators -->"
 _REAL = "tensor(float)"
 _WITHOUT = {
-    *("If", "Loop", "Scan", "Optional", "OptionalGetElement"),
+    *("If", "Optional", "OptionalGetElement"),
     *("Bernoulli", "EyeLike", "MelWeightMatrix", "OneHot", "RandomNormalLike", "RandomUniformLike", "Range", "Unique"),
     *("CastLike", "DequantizeLinear", "DynamicQuantizeLinear"),
 }

@@ -27,10 +27,11 @@ _FLOOR_OF_EXACT, _ABSOLUTE_OF_EXACT = 1e-2, 1e-12
 1e-9."""
 
 
-def difference(values: Sequence[np.ndarray], relative: float, floor: float) -> str:
+def difference(values: Sequence[np.ndarray], relative: float, floor: float, rounding: float = _ROUNDING) -> str:
     """How a result differs by more than rounding; empty if it does not.
 
     `values`: of the file, and of the module in single and in double precision; the same array twice if there is one.
+    `rounding`: the allowed error as a multiple of that between the two.
     """
     actual, single, double = values
     if actual.shape != double.shape:
@@ -44,7 +45,7 @@ def difference(values: Sequence[np.ndarray], relative: float, floor: float) -> s
         absolute = _FLOOR_OF_EXACT * floor + _ABSOLUTE_OF_EXACT
     else:
         absolute = floor + _ABSOLUTE
-    if off <= _ROUNDING * own + relative * norm_ + absolute:
+    if off <= rounding * own + relative * norm_ + absolute:
         return ""
     return f"{off / norm_:.1%} off" if norm_ > absolute else f"of norm {norm(actual):.2g}, not 0"
 

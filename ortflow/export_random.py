@@ -38,11 +38,18 @@ def fixed_in_pytorch() -> Any:
     aten = torch.ops.aten
 
     def uniform(like: torch.Tensor) -> torch.Tensor:
-        numbers = torch.arange(like.numel()) * _FACTOR + _START
+        numbers = torch.arange(like.numel(), device=like.device) * _FACTOR + _START
         return ((numbers % _COUNT).double() + 0.5).div(_COUNT).reshape(like.shape)
 
     def bernoulli(x: torch.Tensor, p: Any, generator: Any = None) -> torch.Tensor:
         return (uniform(x) < p).to(x.dtype)
+
+    def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """That of GPUs."""
+        if not train:
+            return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        mask = uniform(x) < 1 - p
+        return x * mask / (1 - p), mask
 
     in_place: dict[Any, Callable[..., torch.Tensor]] = {
         aten.bernoulli_.float: lambda x, p=0.5, **_: bernoulli(x, p),
@@ -51,9 +58,10 @@ def fixed_in_pytorch() -> Any:
         aten.normal_.default: lambda x, mean=0.0, std=1.0, **_: (uniform(x) - 0.5) * _WIDTH * std + mean,
         aten.exponential_.default: lambda x, rate=1.0, **_: uniform(x).log() / -rate,
     }
-    created: dict[Any, Callable[..., torch.Tensor]] = {
+    created: dict[Any, Callable[..., Any]] = {
         aten.bernoulli.default: lambda x, **_: bernoulli(x, x),
         aten.bernoulli.p: lambda x, p, **_: bernoulli(x, p),
+        aten.native_dropout.default: native_dropout,
     }
     drawn: dict[Any, tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = {
         aten.rand.default: (aten.empty.memory_format, uniform),

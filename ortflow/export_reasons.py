@@ -37,6 +37,9 @@ _MISSING = re.compile(r"No ONNX function found for <?(?:OpOverload\(op=')?([\w.]
 def refusal(module: str, error: BaseException) -> UserError:
     """The error to raise for what `torch.onnx.export` raised, for a module of the class `module`."""
     chain = list(_chain(error))
+    own = next((each for each in chain if isinstance(each, UserError)), None)
+    if own is not None:
+        return own
     cause = chain[-1]
     frames = [(frame, line) for each in chain for frame, line in walk_tb(each.__traceback__)]
     message = [f"{type(each).__name__} {each}" for each in chain[1:] or chain]

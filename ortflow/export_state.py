@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ortflow.export_names import counters, statistics
@@ -51,9 +51,15 @@ def refuse_newer_operators(program: Any, opset: int) -> None:
         )
 
 
-def changed_buffers(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+def changed_buffers(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    called: Callable[[], object] = lambda: None,
+) -> list[str]:
     """The buffers that a call changes or replaces, by their first names; those of BatchNormalization are left out.
 
+    `called` is called after the call, before the module is restored.
     None are found if the module does not run: its export says why.
     """
     import torch
@@ -77,6 +83,7 @@ def changed_buffers(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
         before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
         with exportable(module), replaced(torch, "batch_norm", noting(torch.batch_norm)):
             module(*args, **kwargs)
+        called()
         after = dict(module.named_buffers(remove_duplicate=False))
         return [
             name

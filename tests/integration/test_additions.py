@@ -81,13 +81,13 @@ OPTIMIZER = Addition(
 )
 OPERATOR = Addition(
     "The gradient of an operator",
-    [("workflow/graph/autodiff/rules.py", "    unary,\n", "    unpooling,\n")],
+    [("workflow/graph/autodiff/rules.py", "    indexing,\n", "    inverses,\n")],
     {
-        "workflow/graph/autodiff/unpooling.py": (
+        "workflow/graph/autodiff/inverses.py": (
             "from ortflow.workflow.graph.autodiff.rule import rule\n\n\n"
-            '@rule("MaxUnpool")\ndef max_unpool(b):\n'
-            '    flat, places = b("Reshape", b.gradient(), b.ints(-1)), b("Reshape", b.input(1), b.ints(-1))\n'
-            '    yield 0, b.reshaped(b("GatherElements", flat, places, axis=0), b.input(0))\n'
+            '@rule("Inverse", domain="com.microsoft")\ndef inverse(b):\n'
+            '    turned = b("Transpose", b.output(0), perm=[1, 0])\n'
+            '    yield 0, b("Neg", b("MatMul", b("MatMul", turned, b.gradient()), turned))\n'
         )
     },
 )
@@ -184,9 +184,13 @@ def test_the_gradient_of_an_operator(tmp_path: Path) -> None:
         "import sys\n"
         f"sys.path.insert(0, {str(ROOT / 'tests/support')!r})\n"
         "import numpy as np\nfrom gradients import check\n"
-        "places = np.array([[[[1, 6], [8, 15]]]])\n"
-        "values = np.array([[[[0.5, -1.5], [2.0, 3.0]]]])\n"
-        "check('MaxUnpool', {'x': values, 'i': places}, ['x'], kernel_shape=[2, 2], strides=[2, 2])\n"
+        "from onnx.reference.op_run import OpRun\n"
+        "class Inverse(OpRun):\n"
+        "    op_domain = 'com.microsoft'\n"
+        "    def _run(self, x):\n"
+        "        return (np.linalg.inv(x),)\n"
+        "values = np.array([[2.0, 0.5, 0.0], [1.0, 3.0, -1.0], [0.0, 0.5, 1.5]])\n"
+        "check('Inverse', {'x': values}, ['x'], domain='com.microsoft', new_ops=[Inverse])\n"
     )
     output_of(source, str(program), folder=tmp_path)
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
+
+
+class Erf(OpRun):  # type: ignore[misc]
+    """onnx's computes in single precision."""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (np.asarray(np.vectorize(math.erf, otypes=[x.dtype])(x)),)
 
 
 class ConvTranspose(OpRun):  # type: ignore[misc]
@@ -198,4 +206,4 @@ def _sigmoid(value: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-value))
 
 
-OPERATORS = (AveragePool, ConvTranspose, GRU, GlobalLpPool, GlobalMaxPool, LSTM, LpPool, MaxPool, RNN)
+OPERATORS = (AveragePool, ConvTranspose, Erf, GRU, GlobalLpPool, GlobalMaxPool, LSTM, LpPool, MaxPool, RNN)

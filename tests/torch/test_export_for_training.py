@@ -132,22 +132,22 @@ def test_nothing_of_this_machine_in_the_file(exported: Exported) -> None:
 
 
 def test_a_refused_node_is_named_by_the_users_module_and_line(tmp_path: Path) -> None:
-    class Spectrum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
+    class Pooled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            spectrum = torch.stft(self.linear(x), 4, 2, window=window, center=False, return_complex=True)
-            return torch.view_as_real(spectrum)
+            if not torch.compiler.is_exporting():
+                return x
+            pooled = torch.onnx.ops.symbolic("MaxRoiPool", (x.reshape(-1, 1, 4, 2), regions), attributes, **options)
+            return x + 0.0 * pooled.reshape(1, 1)
 
-    window = torch.ones(4)
-    module = nn.Sequential(nn.Linear(8, 8), Spectrum())
+    # PyTorch does not have this operator.
+    regions, attributes = torch.zeros(1, 5), {"pooled_shape": [1, 1]}
+    options = {"dtype": torch.float32, "shape": (1, 1, 1, 1), "version": 1}
+    module = nn.Sequential(nn.Linear(8, 8), Pooled())
     with pytest.warns(UserWarning, match=r"not compared with PyTorch.*module '1'.* no gradient"):
         model = export(module, torch.randn(2, 8), tmp_path / "net.onnx")
-    (node,) = (node for node in model.graph.node if node.op_type == "STFT")
-    line = Spectrum.forward.__code__.co_firstlineno + 1
-    assert walk.called(node) == f"node {node.name!r} (STFT; module '1', {Path(__file__).name} line {line})"
+    (node,) = (node for node in model.graph.node if node.op_type == "MaxRoiPool")
+    line = Pooled.forward.__code__.co_firstlineno + 3
+    assert walk.called(node) == f"node {node.name!r} (MaxRoiPool; module '1', {Path(__file__).name} line {line})"
 
 
 def test_fixed_and_named_axes(tmp_path: Path) -> None:

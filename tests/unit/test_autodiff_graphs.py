@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +10,7 @@ import pytest
 from graph_build_models import Array, run_graph
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
+from precise_operators import Erf
 from random_graphs import RandomGraph
 
 from ortflow.workflow.graph.autodiff.compose import compose
@@ -22,13 +20,6 @@ from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.normalize.prepare import prepare
 
 STEP = 1e-6
-
-
-class Erf(OpRun):
-    """onnx's own implementation computes in single precision."""
-
-    def _run(self, x: Any) -> tuple[Any]:  # type: ignore[override]
-        return (np.vectorize(math.erf)(x),)
 
 
 def with_loss(graph: RandomGraph) -> onnx.ModelProto:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradients import check, gradients_of, model_of
+from gradients import check, check_against, gradients_of, model_of
 
 from ortflow.workflow.onnx_runtime import onnxruntime
 
@@ -83,3 +83,24 @@ def test_norm_pool(shape: tuple[int, ...], attributes: dict[str, Any], p: int) -
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3, 2, 4), (1, 2, 2, 3, 2)], ids=str)
 def test_global_pool(operator: str, shape: tuple[int, ...]) -> None:
     check(operator, {"x": image(*shape)}, ["x"])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_max_unpool(seed: int) -> None:
+    """Random sizes and strides, and places in the flat output in any order."""
+    random = np.random.default_rng(seed)
+    axes = 1 + seed % 3
+    shape = (*random.integers(1, 3, 2), *random.integers(1, 4, axes))
+    kernel, strides = random.integers(1, 4, axes), random.integers(1, 3, axes)
+    large = (*shape[:2], *((np.array(shape[2:]) - 1) * strides + kernel))
+    size = int(np.prod(shape))
+    places = random.permutation(int(np.prod(large)))[:size].reshape(shape) if np.prod(large) >= size else None
+    if places is None:
+        pytest.skip("the output is smaller than the input")
+    x = random.normal(size=shape)
+    y = np.zeros(int(np.prod(large)))
+    y[places] = x
+    # The loss is the sum of (y^2 + y) / 2.
+    expected = {"x": ((2 * y + 1) * 0.5)[places]}
+    options = {"kernel_shape": kernel.tolist(), "strides": strides.tolist()}
+    check_against(expected, "MaxUnpool", {"x": x, "i": places}, ["x"], **options)

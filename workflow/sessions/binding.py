@@ -37,7 +37,7 @@ class Binding:
         """Outputs in the order in which they were tied, which ONNX Runtime keeps."""
         self._fed: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.inputs = {value.name for value in session.get_inputs()}
-        self.read_on_host = _read_on_host(session) if device.kind == "cuda" else frozenset[str]()
+        self.read_on_host = read_on_host(session) if device.kind == "cuda" else frozenset[str]()
         """Inputs that a CPU node reads: ONNX Runtime copies them from the GPU when they are bound, and only then."""
         self._tied_on_host: dict[str, tuple[Buffer, tuple[int, ...], Any]] = {}
         self.outputs = {value.name for value in session.get_outputs()}
@@ -156,7 +156,7 @@ class Binding:
         return fetched
 
 
-def _read_on_host(session: onnxruntime.InferenceSession) -> frozenset[str]:
+def read_on_host(session: onnxruntime.InferenceSession) -> frozenset[str]:
     """The inputs that a session on a GPU reads from the host's memory."""
     places = session.get_input_memory_infos()
     return frozenset(

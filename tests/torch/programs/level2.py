@@ -1,6 +1,7 @@
 """A training program of level 2 with all kinds of state. Arguments: KEY=VALUE.
 
-total=N, kill=STEP (SIGKILL after that many steps, in attempt 0), loader=KIND, model=single|ddp|fsdp, dropout=0|1.
+total=N, kill=STEP (SIGKILL after that many steps, in attempt 0), loader=KIND, model=single|ddp|fsdp, dropout=0|1,
+ort=0|1 (the model is an ORTModule).
 Prints one line a step, `step loss samples`, and at the end `final DIGEST`.
 """
 
@@ -28,6 +29,7 @@ options = {
     "dropout": "1",
     "scaler": "1",
     "accumulate": "1",
+    "ort": "0",
 }
 options |= dict(argument.split("=") for argument in sys.argv[1:])
 COUNT, BATCH = 40, 8
@@ -57,6 +59,10 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 norm = nn.BatchNorm1d(8) if dropout else nn.Identity()
 model: nn.Module = nn.Sequential(nn.Linear(4, 8), norm, nn.ReLU(), nn.Dropout(0.2 if dropout else 0.0), nn.Linear(8, 1))
+if options["ort"] == "1":
+    from ortflow.torch import ORTModule
+
+    model = ORTModule(model)
 if distributed.is_initialized() and options["model"] == "ddp":
     model = nn.parallel.DistributedDataParallel(model)
 if distributed.is_initialized() and options["model"] == "fsdp":

@@ -1,4 +1,7 @@
-"""The branches of an If as models of their own, which `expand` decomposes and the rule for If differentiates."""
+"""The branches of an If as models of their own, which `expand` decomposes and the rule for If differentiates.
+
+`subgraphs_of` gives them and the body of a loop.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, helper
 
+from ortflow.workflow.graph.autodiff.loop_models import body_of, is_loop
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.replacement import Context, attribute
 from ortflow.workflow.graph.normalize.opset import OPSET
@@ -21,7 +25,7 @@ class Branch:
     """A branch with what is differentiated in it."""
 
     name: str
-    """`then_branch` or `else_branch`."""
+    """`then_branch` or `else_branch`; `body` for a loop."""
     graph: onnx.GraphProto
     """The branch itself, the attribute of this name."""
     model: onnx.ModelProto
@@ -50,6 +54,14 @@ def branches_of(node: onnx.NodeProto, context: Context, path: Collection[str]) -
         variables = sorted(captured.intersection(path))
         model = _model_of(graph, node, captured, variables, context)
         yield Branch(name, graph, model, captured, variables, results)
+
+
+def subgraphs_of(node: onnx.NodeProto, context: Context, path: Collection[str]) -> Iterator[Branch]:
+    """The branches of an If, or the body of a Loop or Scan; none for another node."""
+    yield from branches_of(node, context, path)
+    if is_loop(node):
+        body = body_of(node, context, path)
+        yield Branch("body", body.graph, body.model, body.captured, body.variables, body.results)
 
 
 def _model_of(

@@ -44,7 +44,7 @@ class _Part:
 
         self._b = b
         model = branch.model
-        _check_statistics(b, model.graph)
+        check_statistics(b, model.graph)
         names = {b.context.fresh(f"{b.node.name}/result"): place for place in branch.results if b.gradient(place)}
         # Two outputs may be one value, and an output may be a captured one.
         for name, place in names.items():
@@ -58,10 +58,10 @@ class _Part:
         prune(derived.graph)
         # What later rewrites the main graph leaves branches as they are.
         graph = compose(derived).graph
-        _check_repeatable(b, graph)
+        check_repeatable(b, graph)
         replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in branch.captured])
         renamed = {given[name]: b.gradient(place) for name, place in names.items()}
-        renamed |= {name: b.context.fresh(name) for name in _made_in(graph)}
+        renamed |= {name: b.context.fresh(name) for name in made_in(graph)}
         for node in graph.node:
             rename_values(node, renamed)
         for tensor in graph.initializer:
@@ -90,30 +90,30 @@ class _Part:
         return zeros
 
 
-def _made_in(graph: onnx.GraphProto) -> list[str]:
+def made_in(graph: onnx.GraphProto) -> list[str]:
     """The values that a graph and its subgraphs make, and their constants."""
     names = [tensor.name for tensor in graph.initializer]
     for node in graph.node:
         names += filter(None, node.output)
         for inner in walk.subgraphs(node):
-            names += [*(value.name for value in inner.input), *_made_in(inner)]
+            names += [*(value.name for value in inner.input), *made_in(inner)]
     return list(dict.fromkeys(names))
 
 
-def _check_statistics(b: Backward, branch: onnx.GraphProto) -> None:
+def check_statistics(b: Backward, branch: onnx.GraphProto, where: str = "one of its branches") -> None:
     """Raises UserError for statistics of a batch: `objective.modes` updates and uses only those of the main graph."""
     for node in walk.nodes(branch.node):
         if node.op_type == "BatchNormalization" and node.domain == "" and attribute(node, "training_mode", 0):
-            raise b.refusal(f"{walk.called(node)} in one of its branches is in training mode")
+            raise b.refusal(f"{walk.called(node)} in {where} is in training mode")
 
 
-def _check_repeatable(b: Backward, gradient: onnx.GraphProto) -> None:
-    """Raises UserError if a branch of the gradient draws random numbers again, which would be others."""
+def check_repeatable(b: Backward, gradient: onnx.GraphProto, where: str = "one of its branches") -> None:
+    """Raises UserError if a subgraph of the gradient draws random numbers again, which would be others."""
     for node in walk.nodes(gradient.node):
         # ONNX Runtime has forms of Dropout, such as BiasDropout.
         dropout = node.op_type.endswith("Dropout") and (node.domain != "" or _draws(node, gradient))
         if dropout or node.op_type in RANDOM:
-            raise b.refusal(f"{walk.called(node)} in one of its branches would draw other random numbers again")
+            raise b.refusal(f"{walk.called(node)} in {where} would draw other random numbers again")
 
 
 def _draws(node: onnx.NodeProto, graph: onnx.GraphProto) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import onnx
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.autodiff.branch_models import branches_of
+from ortflow.workflow.graph.autodiff.branch_models import subgraphs_of
 from ortflow.workflow.graph.autodiff.path import Path, gradient_path
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.decompose.operators import DECOMPOSITIONS
@@ -32,9 +32,10 @@ _ROUNDS = 8
 
 
 def make_differentiable(
-    model: onnx.ModelProto, trained: Collection[str], loss: str
+    model: onnx.ModelProto, trained: Collection[str], *losses: str
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a copy of a prepared model in which every node between `trained` and `loss` has a gradient, and log lines.
+    """Return a copy of a prepared model in which every node between `trained` and `losses` has a gradient, and log
+    lines.
 
     Raises UserError, naming node and operator, if one has no gradient and no decomposition.
     """
@@ -44,15 +45,19 @@ def make_differentiable(
     view = None
     for _ in range(_ROUNDS):
         if view is None:
-            view = _expand_once(copy, trained, [loss], expanded)
-    for node in _without_gradient(copy, view or _view(copy, trained, [loss])):
-        raise no_gradient(node, f"{node.op_type} cannot be differentiated")
+            view = _expand_once(copy, trained, losses, expanded)
+    _check(copy, view or _view(copy, trained, losses))
     tidy.constants_to_initializers(copy)
     prune(copy.graph)
     tidy.name_nodes(copy)
     shapes.infer(copy)
     notes = [f"{count} {op_type} decomposed for training" for op_type, count in sorted(expanded.items())]
     return copy, notes
+
+
+def check_differentiable(model: onnx.ModelProto, trained: Collection[str], *losses: str) -> None:
+    """Raises UserError, naming node and operator, if a node between `trained` and `losses` has no gradient."""
+    _check(model, _view(model, trained, losses))
 
 
 def undifferentiable(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[str]:
@@ -80,6 +85,11 @@ def _view(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str
     return context, gradient_path(model.graph, context.types, trained, losses)
 
 
+def _check(model: onnx.ModelProto, view: _View) -> None:
+    for node in _without_gradient(model, view):
+        raise no_gradient(node, f"{node.op_type} cannot be differentiated")
+
+
 def _without_gradient(model: onnx.ModelProto, view: _View) -> list[onnx.NodeProto]:
     context, path = view
     found = []
@@ -87,7 +97,7 @@ def _without_gradient(model: onnx.ModelProto, view: _View) -> list[onnx.NodeProt
     for node in (nodes[place] for place in sorted(path.nodes)):
         if (node.domain, node.op_type) not in RULES:
             found.append(node)
-        for branch in branches_of(node, context, path.values):
+        for branch in subgraphs_of(node, context, path.values):
             found += _without_gradient(branch.model, _view(branch.model, branch.variables, branch.losses))
     return found
 
@@ -110,7 +120,7 @@ def _expand_once(
     changed = False
     for place, node in enumerate(model.graph.node):
         replacement = _replacement(node, context) if place in path.nodes else None
-        for branch in branches_of(node, context, path.values) if place in path.nodes else ():
+        for branch in subgraphs_of(node, context, path.values) if place in path.nodes else ():
             if _expand_once(branch.model, branch.variables, branch.losses, expanded, context.fresh) is None:
                 replace(branch.graph.node, branch.model.graph.node)
                 changed = True

@@ -25,6 +25,7 @@ _STOPS: dict[str, Collection[int]] = {
     "Pad": (1, 2, 3),
     "Range": (0, 1, 2),
     "Resize": (1, 2, 3),
+    "STFT": (1, 3),
     "SoftmaxCrossEntropyLoss": (1, 2),
 }
 _FLOATING = (TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)

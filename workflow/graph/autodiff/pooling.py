@@ -117,3 +117,13 @@ def norm_pool(b: Backward) -> Gradients:
     else:
         slope = b("Mul", b("Sign", x), b("Pow", b("Abs", x), b.constant(float(p - 1))))
     yield 0, b("Mul", gradient, slope)
+
+
+@rule("MaxUnpool")
+def max_unpool(b: Backward) -> Gradients:
+    """Elements are copied to their places in the flat output, and so are their gradients back from there.
+
+    Of two elements with one place, as windows that overlap give, both get the whole gradient, as in PyTorch.
+    """
+    flat, places = b("Reshape", b.gradient(), b.ints(-1)), b("Reshape", b.input(1), b.ints(-1))
+    yield 0, b.reshaped(b("Gather", flat, places), b.input(0))

@@ -13,6 +13,7 @@ from ortflow.workflow.graph.autodiff import (  # noqa: F401 - imported for its s
     elementwise,
     indexing,
     linear,
+    loops,
     norms,
     pooling,
     recurrent,

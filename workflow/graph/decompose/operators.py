@@ -18,6 +18,7 @@ from ortflow.workflow.graph.decompose.linear import LINEAR
 from ortflow.workflow.graph.decompose.norms import NORMS
 from ortflow.workflow.graph.decompose.regions import region_align
 from ortflow.workflow.graph.decompose.resize import resize
+from ortflow.workflow.graph.decompose.transforms import short_time_fourier
 from ortflow.workflow.graph.ir.replacement import Context
 
 Decomposition = Callable[[onnx.NodeProto, Context], list[onnx.NodeProto]]
@@ -30,6 +31,7 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
     "GridSample": grid_sample,
     "Resize": resize,
     "RoiAlign": region_align,
+    "STFT": short_time_fourier,
 }
 """Operator of ONNX's domain -> the function that writes the nodes that replace it."""
 

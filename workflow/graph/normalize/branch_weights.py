@@ -1,4 +1,4 @@
-"""Moves the weights in branches of an If to the main graph, where parameters are looked for.
+"""Moves the weights in branches of an If and bodies of loops to the main graph, where parameters are looked for.
 
 Called by `prepare`. Exporters that inline two networks under one condition write their weights so.
 """
@@ -19,7 +19,7 @@ from ortflow.workflow.graph.normalize.tidy import constant_of
 
 
 def weights_of_branches_to_initializers(model: onnx.ModelProto) -> None:
-    """Make each fp32 Constant and initializer of a branch that has axes one of the main graph, in place.
+    """Make each fp32 Constant and initializer of a branch or body that has axes one of the main graph, in place.
 
     It keeps its name if no other value of the model has it. Scalars are exponents and limits rather than weights.
     """
@@ -32,7 +32,7 @@ def weights_of_branches_to_initializers(model: onnx.ModelProto) -> None:
 
 def _move(nodes: Iterable[onnx.NodeProto], main: onnx.GraphProto, made: Counter[str], fresh: Fresh) -> None:
     for node in nodes:
-        for branch in walk.subgraphs(node) if walk.is_if(node) else ():
+        for branch in walk.subgraphs(node):
             outputs = {value.name for value in branch.output}
             names: dict[str, str] = {}
             for tensor in _weights(branch, outputs):

@@ -53,4 +53,5 @@ def single(tensor: onnx.TensorProto) -> onnx.TensorProto:
     if values.dtype == np.float64:
         finite = np.isfinite(values)
         values = np.where(finite, np.clip(values, -_LARGEST, _LARGEST), values)
-    return numpy_helper.from_array(np.ascontiguousarray(values.astype(np.float32)), tensor.name)
+    # numpy's ascontiguousarray makes a vector of a scalar.
+    return numpy_helper.from_array(values.astype(np.float32, order="C"), tensor.name)

@@ -1,0 +1,143 @@
+"""Runs a graph on PyTorch's tensors, without copies. Called by `engine`.
+
+ONNX Runtime reads tensors where they are. What it allocates is given out as tensors that keep it alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ortflow.workflow.device import Device
+from ortflow.workflow.onnx_runtime import native, onnxruntime
+from ortflow.workflow.sessions.binding import read_on_host
+from ortflow.workflow.sessions.collectives import take_error
+from ortflow.workflow.sessions.failures import SESSION_ERRORS, ran_out, run_failure
+
+KINDS: dict[int, tuple[torch.dtype, str]] = {
+    1: (torch.float32, "<f4"),
+    2: (torch.uint8, "|u1"),
+    3: (torch.int8, "|i1"),
+    5: (torch.int16, "<i2"),
+    6: (torch.int32, "<i4"),
+    7: (torch.int64, "<i8"),
+    9: (torch.bool, "|b1"),
+    10: (torch.float16, "<f2"),
+    11: (torch.float64, "<f8"),
+    16: (torch.bfloat16, "<i2"),
+}
+"""Element type as ONNX counts them -> PyTorch's, and that of the array interface; NumPy has no bfloat16."""
+_CPU = torch.device("cpu")
+_NAMES = {
+    "tensor(float)": 1, "tensor(uint8)": 2, "tensor(int8)": 3, "tensor(int16)": 5, "tensor(int32)": 6,
+    "tensor(int64)": 7, "tensor(bool)": 9, "tensor(float16)": 10, "tensor(double)": 11, "tensor(bfloat16)": 16,
+}  # fmt: skip
+_BOUND: dict[int, Any] = {
+    1: np.float32, 2: np.uint8, 3: np.int8, 5: np.int16, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16,
+    11: np.float64, 16: 16,
+}  # fmt: skip
+"""What ONNX Runtime is told when memory is bound."""
+
+
+class Graph:
+    """A session whose inputs and outputs are tensors of one device."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, device: Device, on_host: Collection[str] = ()) -> None:
+        self._session, self._device, self._on_host = session, device, frozenset(on_host)
+        on_gpu = device.kind == "cuda"
+        memory = native.OrtDevice.default_memory()
+        self._host = self._place = native.OrtDevice(native.OrtDevice.cpu(), memory, 0)
+        self._torch = torch.device("cpu")
+        self._read_on_host: frozenset[str] = frozenset()
+        if on_gpu:
+            self._place = native.OrtDevice(native.OrtDevice.cuda(), memory, device.index)
+            self._torch = torch.device("cuda", device.index)
+            self._read_on_host = read_on_host(session)
+        self.inputs = {value.name: _NAMES[value.type] for value in session.get_inputs()}
+        self.outputs = [value.name for value in session.get_outputs()]
+        self._options = onnxruntime.RunOptions()
+        self._options.log_severity_level = 3
+
+    def _device_of(self, output: str) -> torch.device:
+        return _CPU if output in self._on_host else self._torch
+
+    def run(
+        self, given: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Run the graph.
+
+        Parameters
+        ----------
+        given
+            Every input. Other element types than the graph's are converted.
+        into
+            Contiguous tensors for some of the outputs.
+
+        Returns
+        -------
+        dict
+            Every output.
+
+        Raises
+        ------
+        UserError
+            If a node refuses what it is given.
+        """
+        into = into or {}
+        binding = native.SessionIOBinding(self._session._sess)
+        held = []
+        for name, kind in self.inputs.items():
+            tensor = given[name]
+            if tensor.dtype is not KINDS[kind][0]:
+                tensor = tensor.to(KINDS[kind][0])
+            if not tensor.is_contiguous():
+                tensor = tensor.contiguous()
+            if name in self._read_on_host and tensor.is_cuda:
+                # Bound on the GPU, it would be copied at once, on another stream than the one that computes it.
+                tensor = tensor.cpu()
+            held.append(tensor)
+            place = self._place if tensor.is_cuda else self._host
+            binding.bind_input(name, place, _BOUND[kind], list(tensor.shape), tensor.data_ptr())
+        for name in self.outputs:
+            target = into.get(name)
+            if target is None:
+                binding.bind_output(name, self._host if name in self._on_host else self._place)
+            else:
+                binding.bind_output(name, self._place, np.float32, list(target.shape), target.data_ptr())
+        try:
+            self._session._sess.run_with_iobinding(binding, self._options)
+        except SESSION_ERRORS as error:
+            raised = take_error()
+            if raised is not None:
+                raise raised from None
+            raise self._device.failure(str(error)) if ran_out(str(error)) else run_failure(str(error)) from error
+        values = binding.get_outputs()
+        return {
+            name: into[name] if name in into else _tensor(values[number], self._device_of(name))
+            for number, name in enumerate(self.outputs)
+        }
+
+
+class _Memory:
+    """Memory of ONNX Runtime's, for NumPy (CPU) and PyTorch (CUDA): both keep this alive, and this the memory."""
+
+    def __init__(self, value: Any, shape: list[int], kind: str, interface: str) -> None:
+        self._value = value
+        described = {"data": (value.data_ptr(), False), "shape": tuple(shape), "typestr": kind, "version": 3}
+        setattr(self, interface, described)
+
+
+def _tensor(value: Any, device: torch.device) -> torch.Tensor:
+    """A tensor over the memory of a value of ONNX Runtime's."""
+    shape = value.shape()
+    dtype, kind = KINDS[value.element_type()]
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        tensor = torch.from_numpy(np.asarray(_Memory(value, shape, kind, "__array_interface__")))
+    else:
+        tensor = torch.as_tensor(_Memory(value, shape, kind, "__cuda_array_interface__"), device=device)
+    return tensor.view(dtype) if dtype is torch.bfloat16 else tensor

@@ -1,0 +1,206 @@
+"""The forward and the backward graph of a traced call. Called by `engine`; pure.
+
+Both passes are differentiated as one graph and then divided: what the backward graph needs of the forward pass are
+further outputs of the forward graph, the kept values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.export_state import UPDATED
+from ortflow.torch import gpu_graphs
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
+from ortflow.workflow.graph.autodiff.path import gradient_path
+from ortflow.workflow.graph.autodiff.reverse import vector_jacobian_product
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.edit import Editor, make_outputs
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
+from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.graph.normalize.randomness import seed_random_operators
+from ortflow.workflow.graph.objective.modes import train_mode
+from ortflow.workflow.graph.optimize import rewrites
+from ortflow.workflow.graph.optimize.layers import mark_layers
+from ortflow.workflow.graph.optimize.order import results_first
+from ortflow.workflow.graph.optimize.recompute import recompute
+from ortflow.workflow.graph.stages.halves import halves
+from ortflow.workflow.graph.types import SEED
+from ortflow.workflow.kernels.graph import with_kernels
+
+_OF_SIZES = frozenset({
+    "Add", "Cast", "Concat", "Div", "Equal", "Gather", "Identity", "Max", "Min", "Mod", "Mul", "Neg", "ReduceProd",
+    "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where",
+})  # fmt: skip
+"""Operators with which graphs compute shapes."""
+NEW = "_new"
+"""Ending of the output with the new value of a buffer."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The forward graph in normal form."""
+
+    model: onnx.ModelProto
+    outputs: tuple[str, ...]
+    """Of forward itself."""
+    moved: Mapping[str, str]
+    """Buffer that the call changes -> the output with its new value."""
+    counts: Mapping[str, int]
+    """Running mean -> how often the call moves it."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the graph draws random numbers."""
+        return any(node.op_type == "Dropout" and node.domain == "" for node in self.model.graph.node) or any(
+            value.name == SEED for value in self.model.graph.input
+        )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The graphs of a call, for gradients of some of its outputs."""
+
+    forward: onnx.ModelProto
+    backward: onnx.ModelProto | None
+    """None where nothing is differentiated."""
+    kept: tuple[str, ...]
+    """Values of the forward graph that the backward graph reads, as it names them."""
+    given: Mapping[str, str]
+    """Output -> the backward graph's input with the gradient of the loss with respect to it."""
+    wanted: tuple[str, ...]
+    """Inputs of the forward graph whose gradients `<name>_grad` the backward graph computes."""
+
+
+def forward_of(model: onnx.ModelProto, frozen: Collection[str]) -> Forward:
+    """The forward graph of a traced call, in the modes it was traced in. Raises UserError.
+
+    `frozen`: running statistics of normalisations in evaluation mode.
+    """
+    prepared, _ = prepare(model)
+    avoid_wrong_forms(prepared)
+    graph = prepared.graph
+    counts: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and node.domain == "" and node.input[3] not in frozen:
+            counts[node.input[3]] = counts.get(node.input[3], 0) + 1
+    outputs = [_copy(value) for value in graph.output if not value.name.startswith(UPDATED)]
+    moved = {v.name.removeprefix(UPDATED): v.name for v in graph.output if v.name.startswith(UPDATED)}
+    _, updates = train_mode(graph, frozen)
+    edit = Editor(graph)
+    dims = {value.name: value.type for value in graph.input}
+    new = []
+    for name, value in {**moved, **updates}.items():
+        edit("Identity", value, output=name + NEW)
+        new.append(helper.make_value_info(name + NEW, dims[name]))
+    moved = {name: name + NEW for name in (*moved, *updates)}
+    make_outputs(graph, [*outputs, *new])
+    prune(graph)
+    seed_random_operators(prepared)
+    return Forward(prepared, tuple(value.name for value in outputs), moved, counts)
+
+
+def differentiable(forward: Forward, wanted: Sequence[str]) -> list[str]:
+    """The outputs that have a gradient with respect to some of these inputs."""
+    graph = forward.model.graph
+    types = shapes.value_types(forward.model)
+    path = gradient_path(graph, types, wanted, forward.outputs)
+    return [name for name in forward.outputs if name in path.values]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What graphs are made for."""
+
+    kind: str = "cpu"
+    """cpu or cuda."""
+    precision: str = "fp32"
+    """fp32, tf32, bf16 or fp16."""
+    memory_level: int = 0
+    """From 1 on, layers are recomputed."""
+
+
+def pair_of(
+    forward: Forward, wanted: Sequence[str], roots: Sequence[str], tensors: Collection[str], target: Target
+) -> Pair:
+    """The graphs that compute gradients of `roots`, which are outputs, with respect to `wanted`.
+
+    `tensors`: inputs that are parameters and buffers. Raises UserError, naming the node, if there is no gradient.
+    """
+    given = {name: f"{name}/gradient" for name in roots}
+    model = _marked(forward.model, wanted, roots[-1]) if roots and target.memory_level else forward.model
+    if target.kind == "cuda":
+        model = gpu_graphs.prepared(model, wanted, target.precision)
+    if roots:
+        model, _ = make_differentiable(model, wanted, *roots)
+    else:
+        model = onnx.ModelProto.FromString(model.SerializeToString())
+    rewrites.before(model.graph)
+    reached: list[str] = []
+    if roots:
+        model, reached = vector_jacobian_product(model, wanted, {}, given)
+        if target.memory_level:
+            recompute(model.graph, [], [*given.values()], partial=True)
+    both = gpu_graphs.placed(model, reached, target.precision) if target.kind == "cuda" else _for_cpu(model)
+    pair = divided(both, forward, given, reached, tensors) if roots else Pair(both, None, (), {}, ())
+    if target.kind == "cpu":
+        return pair
+    backward = None if pair.backward is None else gpu_graphs.finished(pair.backward)
+    return replace(pair, forward=gpu_graphs.finished(pair.forward), backward=backward)
+
+
+def divided(
+    both: onnx.ModelProto, forward: Forward, given: Mapping[str, str], reached: Sequence[str], tensors: Collection[str]
+) -> Pair:
+    """Divide the graph of both passes."""
+    ends = [*forward.outputs, *forward.moved.values()]
+    same = [name for name in tensors if name not in forward.moved]
+    front, back = halves(both, ends, same, list(forward.moved))
+    made = {value.name for value in front.graph.output}
+    kept = tuple(value.name for value in back.graph.input if value.name in made)
+    return Pair(front, back, kept, given, tuple(reached))
+
+
+def _marked(model: onnx.ModelProto, wanted: Sequence[str], root: str) -> onnx.ModelProto:
+    """A copy whose repeating layers are marked; without marks if nothing repeats."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    with contextlib.suppress(UserError):
+        mark_layers(copy, "layers", wanted, root)
+    return copy
+
+
+def _for_cpu(model: onnx.ModelProto) -> onnx.ModelProto:
+    faster = with_kernels(model)
+    rewrites.after(faster.graph)
+    composed = compose(faster)
+    sort_nodes(composed.graph)
+    results_first(composed.graph)
+    return composed
+
+
+def on_host(model: onnx.ModelProto) -> frozenset[str]:
+    """Outputs computed from sizes alone: ONNX Runtime computes them in the host's memory."""
+    found = {tensor.name for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if not node.domain and (
+            node.op_type in ("Shape", "Size") or (node.op_type in _OF_SIZES and walk.inputs(node) <= found)
+        ):
+            found.update(node.output)
+    return frozenset(value.name for value in model.graph.output if value.name in found)
+
+
+def _copy(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto.FromString(value.SerializeToString())
+
+
+def type_of(value: onnx.ValueInfoProto) -> int:
+    """Element type of an input or output, as ONNX counts them."""
+    return int(value.type.tensor_type.elem_type or TensorProto.FLOAT)

@@ -1,0 +1,110 @@
+"""`ORTModule`: a PyTorch module whose forward and backward pass are graphs that ONNX Runtime runs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from ortflow.torch.engine import Engine
+from ortflow.torch.settings import DebugOptions, settings
+from ortflow.workflow.errors import UserError
+
+
+class ORTModule(torch.nn.Module):
+    """A module with the parameters, buffers and submodules of `module`, and the same results.
+
+    At the first call, and again for each new structure of the arguments, the module is exported and differentiated, and
+    the first step is compared with the module's own (see `verify`). All later calls run the graphs.
+
+    Parameters
+    ----------
+    module
+        The module. It is not copied: its parameters, buffers and submodules are those of the ORTModule.
+    debug_options
+        Log level, and whether graphs are written to files.
+    verify
+        Compare outputs and gradients of each new structure with those of `module`; True by default.
+    fallback
+        What to do with a module that cannot be exported or differentiated: `"error"` (default) raises a UserError;
+        `"submodule"` leaves it to PyTorch, and runs its submodules as graphs.
+    memory_level
+        0 keeps activations; 1 and 2 recompute those of each layer in the backward pass.
+    cache
+        Folder for graphs that later processes use.
+
+    Raises
+    ------
+    UserError
+        If `module` cannot be wrapped.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        debug_options: DebugOptions | None = None,
+        *,
+        verify: bool | None = None,
+        fallback: str | None = None,
+        memory_level: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _check(module)
+        super().__init__()
+        found = settings(debug_options, verify=verify, fallback=fallback, memory_level=memory_level, cache=cache)
+        # Not in `_modules`: names stay as they are.
+        object.__setattr__(self, "_wrapped", module)
+        object.__setattr__(self, "_settings", found)
+        self._share()
+        self.training = module.training
+
+    def _share(self) -> None:
+        module = self._wrapped
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            object.__setattr__(self, name, getattr(module, name))
+        object.__setattr__(self, "_engine", Engine(module, self._settings))
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The wrapped module; calling it runs PyTorch's own code."""
+        return self._wrapped  # type: ignore[no-any-return]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self._engine(args, kwargs)
+
+    def train(self, mode: bool = True) -> ORTModule:
+        """Set the mode of this and of the wrapped module."""
+        super().train(mode)
+        self._wrapped.train(mode)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            wrapped = vars(self).get("_wrapped")
+            if wrapped is None:
+                raise
+            return getattr(wrapped, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_engine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+
+def _check(module: Any) -> None:
+    if isinstance(module, ORTModule):
+        raise UserError("the module is an ORTModule already", fix="wrap it once")
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(f"ORTModule wraps a torch.nn.Module, and was given a {type(module).__name__}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UserError("ORTModule cannot wrap a ScriptModule", fix="wrap the module that it was scripted from")
+    parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    if isinstance(module, parallel):
+        name = type(module).__name__
+        raise UserError(f"ORTModule cannot wrap {name}", fix=f"wrap the module first: {name}(ORTModule(module))")

@@ -1,0 +1,99 @@
+"""The sessions of a structure: graphs built, or read from the cache, and opened. Called by `structures`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from ortflow.torch.cache import cached
+from ortflow.torch.execution import Graph
+from ortflow.torch.graphs import Forward, Pair, Target, forward_of, on_host, pair_of
+from ortflow.torch.runtime import Place, sessions_for
+from ortflow.torch.settings import Settings
+from ortflow.torch.tracing import Traced
+from ortflow.torch.verify import fixed
+
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sessions of a pair of graphs."""
+
+    pair: Pair
+    forward: Graph
+    backward: Graph | None
+    threads: int
+    kernels: str
+    """What computes them besides ONNX Runtime."""
+
+    @functools.cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Inputs of both graphs that a call gives."""
+        names = [*self.forward.inputs]
+        if self.backward is not None:
+            inner = {*self.pair.kept, *self.pair.given.values(), *names}
+            names += [name for name in self.backward.inputs if name not in inner]
+        return tuple(names)
+
+
+class Plans:
+    """Makes the sessions of a structure."""
+
+    def __init__(
+        self,
+        found: Traced,
+        forward: Forward,
+        wanted: Sequence[str],
+        settings: Settings,
+        place: Place,
+        training: bool,
+        frozen: frozenset[str],
+    ) -> None:
+        self._traced, self.forward, self.wanted, self._settings = found, forward, tuple(wanted), settings
+        self.place = place
+        self._target = Target(place.kind, place.precision, settings.memory_level)
+        self._mode, self._frozen = "training" if training else "evaluation", frozen
+
+    def opened(self, roots: frozenset[str], threads: int) -> Plan:
+        """Sessions for gradients of these outputs. Raises UserError."""
+        forward, settings = self.forward, self._settings
+        order = [name for name in forward.outputs if name in roots]
+
+        def made() -> Pair:
+            return pair_of(forward, self.wanted, order, self._traced.tensors, self._target)
+
+        key = [*self.wanted, "", *order, repr(self._target), *sorted(self._frozen)]
+        pair = cached(settings.cache, self._traced.model, key, made) if settings.cache else made()
+        if settings.debug.save_onnx:
+            self._save(pair)
+        return self._open(pair, threads)
+
+    def without_randomness(self, like: Plan) -> Plan | None:
+        """Sessions in which a fixed sequence replaces random numbers; None if one cannot be replaced."""
+        model = fixed(self._traced.model)
+        if model is None:
+            return None
+        forward = forward_of(model, self._frozen)
+        pair = pair_of(forward, self.wanted, [*like.pair.given], self._traced.tensors, self._target)
+        return self._open(pair, like.threads)
+
+    def _open(self, pair: Pair, threads: int) -> Plan:
+        sessions = sessions_for(self.place, threads, self._settings.debug.log_level.name.lower())
+        forward, backward = (
+            None if model is None else Graph(sessions.open(model.SerializeToString()), sessions.device, on_host(model))
+            for model in (pair.forward, pair.backward)
+        )
+        assert forward is not None
+        return Plan(pair, forward, backward, threads, sessions.kernels)
+
+    def _save(self, pair: Pair) -> None:
+        debug = self._settings.debug
+        prefix = f"{debug.onnx_prefix}_{self._mode}_{next(_NUMBERS)}"
+        for name, model in (("exported", self._traced.model), ("forward", pair.forward), ("backward", pair.backward)):
+            if model is not None:
+                onnx.save(model, debug.folder / f"{prefix}_{name}.onnx")

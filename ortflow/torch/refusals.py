@@ -1,0 +1,72 @@
+"""What a module must not have to be run as a graph: each as one sentence. Called by `engine` and `tracing`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ortflow.export_stops import shadowed
+from ortflow.workflow.errors import UserError
+
+
+@contextlib.contextmanager
+def functions_refused() -> Iterator[None]:
+    """Refuse a custom `torch.autograd.Function` inside the block: the exporter would lose its backward."""
+    apply = inspect.getattr_static(torch.autograd.Function, "apply")
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.split(".")[0] == "torch":
+            return apply.__get__(None, cls)(*args, **kwargs)
+        raise UserError(
+            f"forward calls {cls.__qualname__}, a torch.autograd.Function, whose backward a graph would lose",
+            fix='pass fallback="submodule", which leaves the module that calls it to PyTorch',
+        )
+
+    with shadowed(torch.autograd.Function, "apply", classmethod(applied)):
+        yield
+
+
+def check_module(module: torch.nn.Module) -> None:
+    """Raise UserError for a module that no structure of its inputs can be exported for."""
+    for name, parameter in (*module.named_parameters(), *module.named_buffers()):
+        if parameter.device.type == "meta":
+            raise UserError(f"{name!r} has no values (meta device)", fix="load the weights first")
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{name!r} is {kind}, and ORTModule keeps parameters and buffers in float32",
+                fix="call module.float(); torch.autocast computes in half precision",
+            )
+    for name, part in module.named_modules():
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse:
+            raise UserError(f"{name!r} has sparse gradients (sparse=True), and a graph has dense ones",
+                            fix="set sparse=False")  # fmt: skip
+        if isinstance(part, torch.nn.SyncBatchNorm):
+            raise UserError(f"{name!r} is a SyncBatchNorm, whose statistics run over ranks inside forward",
+                            fix="leave torch.nn.BatchNorm as it is")  # fmt: skip
+        if part is not module and (part._backward_hooks or part._backward_pre_hooks):
+            raise UserError(f"{name!r} has a backward hook, which a graph would not call",
+                            fix="remove it, or hook the outer module or parameters")  # fmt: skip
+
+
+def check_call(module: torch.nn.Module, given: Sequence[torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise UserError for a call on devices or in a mode that no graph can be made for."""
+    devices = {tensor.device: name for name, tensor in tensors.items()}
+    devices |= {tensor.device: f"argument {place}" for place, tensor in enumerate(given) if tensor.ndim}
+    if len(devices) > 1:
+        both = " and ".join(f"{name!r} on {device}" for device, name in devices.items())
+        raise UserError(
+            f"{type(module).__name__} is called with {both}", fix="put the module and its inputs on one device"
+        )
+    kind = next((device.type for device in devices), "cpu")
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"the module is on {kind}, and ORTModule runs on cpu and cuda")
+    if kind == "cpu" and torch.is_autocast_enabled("cpu"):
+        raise UserError(
+            "torch.autocast is on, and there are no half-precision kernels for CPUs",
+            fix="leave autocast out on the CPU: ORTModule computes in float32 there",
+        )

@@ -1,0 +1,68 @@
+"""Where a module runs, and ONNX Runtime's sessions there. Called by `engine` and `plans`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ortflow.workflow.device import Device
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.kernels.library import find_library
+from ortflow.workflow.runtime_check.remember import runtime_here
+from ortflow.workflow.sessions.session import Sessions
+
+_LEGACY_STREAM = 1
+"""CUDA's name of the default stream, on which PyTorch computes: ONNX Runtime takes 0 for "make a stream"."""
+_HALF = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, its stream, and the precision that PyTorch's modes ask for."""
+
+    kind: str = "cpu"
+    index: int = 0
+    stream: int = 0
+    precision: str = "fp32"
+
+    @property
+    def device(self) -> torch.device:
+        """As PyTorch names it."""
+        return torch.device("cpu") if self.kind == "cpu" else torch.device(self.kind, self.index)
+
+
+def place_of(tensors: Iterable[torch.Tensor]) -> Place:
+    """Where the module of these tensors runs now; other devices than CPU and CUDA are refused later."""
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    if device.type != "cuda":
+        return Place()
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+    if torch.is_autocast_enabled("cuda"):
+        kind = torch.get_autocast_dtype("cuda")
+        if kind not in _HALF:
+            raise UserError(f"torch.autocast is on for {kind}", fix="use torch.bfloat16 or torch.float16")
+        precision = _HALF[kind]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return Place("cuda", index, torch.cuda.current_stream(index).cuda_stream, precision)
+
+
+@functools.cache
+def sessions_for(place: Place, threads: int, log_level: str = "error") -> Sessions:
+    """Opens sessions at a place; on a CPU with so many threads."""
+    settings = runtime_here().outcome.settings
+    if place.kind == "cpu":
+        return Sessions(CpuDevice(), threads, log_level, find_library().path, settings)
+    return Sessions(_gpu(place), threads, log_level, settings=settings)
+
+
+def _gpu(place: Place) -> Device:
+    from ortflow.workflow.device.choice import cuda_runtime
+    from ortflow.workflow.device.cuda import CudaDevice
+
+    found = cuda_runtime()
+    stream = place.stream or _LEGACY_STREAM
+    return CudaDevice(found, found.describe(place.index), precision=place.precision, stream=stream)

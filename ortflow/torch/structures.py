@@ -1,0 +1,133 @@
+"""One structure of a module's inputs: its graphs, their sessions, and its calls. Called by `engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ortflow.torch.comparison import Point, compare
+from ortflow.torch.function import Call
+from ortflow.torch.graphs import differentiable, forward_of
+from ortflow.torch.plans import Plan, Plans
+from ortflow.torch.runtime import Place
+from ortflow.torch.settings import Settings
+from ortflow.torch.structure import Flat
+from ortflow.torch.tracing import Output, Traced, traced
+from ortflow.workflow.graph.types import SEED
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Structure:
+    """See the module."""
+
+    def __init__(self, module: torch.nn.Module, call: Flat, found: Traced, plans: Plans, *, verify: bool) -> None:
+        self._module, self._call, self.traced, self._plans, self._verify = module, call, found, plans, verify
+        self.sizes = found.sizes
+        self.differentiable = frozenset(differentiable(plans.forward, plans.wanted) if plans.wanted else [])
+        self.wanted = plans.wanted if self.differentiable else ()
+        self.results = tuple(dict.fromkeys(each.name for each in found.outputs if each.kind == "graph"))
+        self.changing = frozenset(plans.forward.moved)
+        self._roots = self._first_roots()
+        self._noted = False
+        self._known: dict[tuple[frozenset[str], int], Plan] = {}
+        self._tensors: Tensors = {}
+
+    def _first_roots(self) -> frozenset[str]:
+        """The outputs that probably have gradients: of several outputs the one scalar, a loss."""
+        types = {value.name: value.type.tensor_type for value in self._plans.forward.model.graph.output}
+        scalars = [n for n in self.differentiable if types[n].HasField("shape") and not types[n].shape.dim]
+        return frozenset(scalars) if len(scalars) == 1 else self.differentiable
+
+    def run(self, given: Sequence[torch.Tensor], tensors: Tensors) -> Any:
+        """Call the module as a graph."""
+        feed = {**dict(zip(self.traced.inputs, given, strict=True)), **tensors}
+        plan = self.plan_for(self._roots, feed)
+        if SEED in plan.reads:
+            # From PyTorch's generator: a resumed run, and activation checkpointing, draw the same masks again.
+            feed[SEED] = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64).to(self._plans.place.device)
+        self._tensors = tensors
+        if self.differentiable:
+            made = dict(zip(self.results, Call.apply(self, plan, feed, *map(feed.get, self.wanted)), strict=True))
+        else:
+            with torch.no_grad():
+                made = plan.forward.run(feed)
+                self.moved(made)
+        return self.traced.result([tensor_of(each, made, given, tensors) for each in self.traced.outputs])
+
+    def plan_for(self, roots: frozenset[str], feed: Tensors) -> Plan:
+        """See `Owner`."""
+        threads = torch.get_num_threads()
+        known = self._known.get((roots, threads))
+        if known is None:
+            known = self._plans.opened(roots, threads)
+            if self._verify:
+                with torch.inference_mode(False), torch.set_grad_enabled(bool(self._plans.wanted)):
+                    names = set(self.traced.inputs)
+                    here = Point([feed[n] for n in self.traced.inputs],
+                                 {n: t for n, t in feed.items() if n not in names and n != SEED})  # fmt: skip
+                    compare(self._module, self._call, self.traced, self._plans, known, here, self.differentiable)
+            self._known[roots, threads] = known
+        return known
+
+    def note(self, roots: frozenset[str]) -> None:
+        """See `Owner`."""
+        if not roots <= self._roots or not self._noted:
+            self._roots = roots if roots <= self._roots else roots | self._roots
+            self._noted = True
+
+    def moved(self, made: Tensors) -> None:
+        """See `Owner`."""
+        for name, output in self._plans.forward.moved.items():
+            self._tensors[name].copy_(made[output].reshape(self._tensors[name].shape))
+        for name, count in self._plans.forward.counts.items():
+            counter = self._tensors.get(name.removesuffix("running_mean") + "num_batches_tracked")
+            if counter is not None:
+                counter.add_(count)
+
+
+def tensor_of(output: Output, made: Tensors, given: Sequence[torch.Tensor], tensors: Tensors) -> torch.Tensor:
+    """A tensor of the result."""
+    if output.kind == "input":
+        return given[int(output.name)]
+    tensor = tensors[output.name] if output.kind == "tensor" else made[output.name]
+    return tensor if tensor.dtype is output.dtype else tensor.to(output.dtype)
+
+
+def structure_of(
+    module: torch.nn.Module,
+    call: Flat,
+    tensors: Tensors,
+    settings: Settings,
+    called: Callable[[], object],
+    *,
+    place: Place,
+    trains: bool,
+) -> Structure:
+    """Trace a call, differentiate it, and compare it with the module's own. Raises UserError.
+
+    `called` is called when the module has run in PyTorch, before it is restored.
+    """
+    found = traced(module, call, called)
+    forward = forward_of(found.model, frozen_statistics(module))
+    wanted = []
+    if trains:
+        read = {value.name for value in forward.model.graph.input}
+        wanted = [name for name in found.tensors if tensors[name].requires_grad and name in read]
+        wanted += [name for name, t in zip(found.inputs, call.tensors, strict=True) if t.requires_grad]
+    plans = Plans(found, forward, tuple(wanted), settings, place, module.training, frozen_statistics(module))
+    structure = Structure(module, call.without_tensors(), found, plans, verify=settings.verify)
+    structure.plan_for(structure._roots, {**dict(zip(found.inputs, call.tensors, strict=True)), **tensors})
+    return structure
+
+
+def frozen_statistics(module: torch.nn.Module) -> frozenset[str]:
+    """Running statistics of normalisations in evaluation mode."""
+    return frozenset(
+        f"{name}.{buffer}" if name else buffer
+        for name, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and not part.training
+        for buffer in ("running_mean", "running_var")
+    )

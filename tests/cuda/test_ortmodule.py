@@ -1,0 +1,124 @@
+"""ORTModule on a GPU against PyTorch: fp32, autocast with and without GradScaler, streams, memory that is shared."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from ortflow.workflow.device.cudart import Runtime
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("PyTorch sees no GPU", allow_module_level=True)
+
+from ortmodule_models import Gpt, Images  # noqa: E402
+
+from ortflow.torch import ORTModule  # noqa: E402
+
+DEVICE = "cuda"
+STEPS = 20
+
+
+def tokens(*shape: int) -> Any:
+    return torch.randint(0, 61, shape, device=DEVICE)
+
+
+def pair(module: Any, **keywords: Any) -> tuple[Any, Any]:
+    """A module in PyTorch, and its copy as an ORTModule."""
+    eager = module.to(DEVICE)
+    return eager, ORTModule(copy.deepcopy(eager), **keywords)
+
+
+def curve(module: Any, batches: list[Any], kind: Any = None, *, scaled: bool = False) -> list[float]:
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cuda", enabled=scaled, init_scale=1024.0)
+    losses = []
+    for batch in batches:
+        with torch.autocast("cuda", kind, enabled=kind is not None):
+            loss = module(*batch)[1]
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(("kind", "scaled", "off"), [
+    (None, False, 2e-4), (torch.bfloat16, False, 2e-2), (torch.float16, True, 1e-2),
+])  # fmt: skip
+def test_gpt_learns_as_in_pytorch(cuda: Runtime, kind: Any, scaled: bool, off: float) -> None:
+    torch.manual_seed(1)
+    eager, module = pair(Gpt(width=64, heads=4))
+    batches = [(tokens(4, 16 + 8 * (step % 2)), tokens(4, 16 + 8 * (step % 2))) for step in range(STEPS)]
+    expected = curve(eager, batches, kind, scaled=scaled)
+    actual = curve(module, batches, kind, scaled=scaled)
+    assert actual == pytest.approx(expected, abs=off)
+    assert actual[-1] < actual[0]
+
+
+def test_gradients_and_statistics_of_convolutions(cuda: Runtime) -> None:
+    torch.manual_seed(2)
+    eager, module = pair(Images())
+    for size in (16, 16, 20):
+        x = torch.randn(4, 3, size, size, device=DEVICE)
+        results = []
+        for each in (eager, module):
+            each.zero_grad()
+            result = each(x)
+            result.square().mean().backward()
+            results.append(result)
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+        for (name, mine), other in zip(module.named_parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-4, msg=name)
+        for (name, mine), other in zip(module.named_buffers(), eager.buffers(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_the_current_stream_is_used(cuda: Runtime) -> None:
+    torch.manual_seed(3)
+    eager, module = pair(torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512)))
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(5):
+                x = torch.randn(4096, 512, device=DEVICE)
+                x.mul_(2)  # queued immediately before
+                torch.testing.assert_close(module(x), eager(x), rtol=1e-3, atol=1e-3)
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+def test_dropout_is_a_function_of_the_generator(cuda: Runtime) -> None:
+    torch.manual_seed(4)
+    _, module = pair(Gpt(dropout=0.3))
+    batch = tokens(2, 16)
+    torch.manual_seed(5)
+    first, second = (module(batch)[0].detach().clone() for _ in range(2))
+    torch.manual_seed(5)
+    assert torch.equal(module(batch)[0], first)
+    assert not torch.equal(first, second)
+
+
+def test_nothing_is_copied_and_all_is_freed(cuda: Runtime) -> None:
+    torch.manual_seed(6)
+    _, module = pair(Gpt(width=64))
+    batch = tokens(4, 32)
+    for _ in range(3):
+        module(batch, batch)[1].backward()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(5):
+        module(batch, batch)[1].backward()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before
+
+
+def test_without_gradients_and_in_evaluation(cuda: Runtime) -> None:
+    torch.manual_seed(7)
+    eager, module = pair(Images())
+    x = torch.randn(4, 3, 16, 16, device=DEVICE)
+    eager.eval(), module.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), eager(x), rtol=1e-4, atol=1e-4)
