@@ -1,12 +1,9 @@
-"""Models under ORTModule learn as in PyTorch: 20 steps each. `ORTFLOW_PART=K/N pytest FILE` runs a part of the survey's."""
+"""Models under ORTModule learn as in PyTorch: 20 steps each."""
 
 from __future__ import annotations
 
 import copy
-import sys
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +13,6 @@ from rotation import rotating
 from torch import nn
 
 from ortflow.torch import ORTModule
-from ortflow.workflow.errors import UserError
 
 STEPS = 20
 
@@ -132,10 +128,3 @@ def _curve(module: nn.Module, batches: list[dict[str, Any]]) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-def _survey() -> list[str]:
-    sys.path.insert(0, str(Path(__file__).parent / "survey"))
-    from catalogue import cases
-
-    return list(cases())
