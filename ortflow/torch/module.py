@@ -68,7 +68,8 @@ class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     @property
     def module(self) -> torch.nn.Module:
         """The wrapped module; calling it runs PyTorch's own code."""
-        return self._wrapped  # type: ignore[no-any-return]
+        wrapped: torch.nn.Module = self._wrapped
+        return wrapped
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ortflow.torch.comparison import Point, compare
+from ortflow.torch.comparison import compare
 from ortflow.torch.function import Call
 from ortflow.torch.graphs import differentiable, forward_of
 from ortflow.torch.plans import Plan, Plans
@@ -15,6 +15,7 @@ from ortflow.torch.runtime import Place
 from ortflow.torch.settings import Settings
 from ortflow.torch.structure import Flat
 from ortflow.torch.tracing import Output, Traced, traced
+from ortflow.torch.verify import Point
 from ortflow.workflow.graph.types import SEED
 
 Tensors = Mapping[str, torch.Tensor]
