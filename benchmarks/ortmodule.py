@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -175,21 +174,23 @@ def memory(options: argparse.Namespace, model: str, batch: int, name: str) -> No
     print((found.stdout.strip().splitlines() or [found.stderr[-300:]])[-1], flush=True)
 
 
+def _peak_kib() -> int:
+    """Of this program: `getrusage` begins with that of the process that started it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+
+
 def peak(options: argparse.Namespace, model: str, batch: int) -> None:
     free = torch.cuda.mem_get_info()[0] if options.device == "cuda" else 0
-    built = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    built = _peak_kib()
     (found,) = variants(options, model, batch, options.only)
     least = free
-    first = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    first = _peak_kib()
     for _ in range(3):
         found.time(1)
         if options.device == "cuda":
             least = min(least, torch.cuda.mem_get_info()[0])
-    used = (
-        (free - least) / 2**20
-        if options.device == "cuda"
-        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    )
+    used = (free - least) / 2**20 if options.device == "cuda" else _peak_kib() / 1024
     line = {"model": model, "micro_batch": batch, "variant": options.only, "peak_mib": round(used)}
     if options.device == "cpu":
         line |= {"before_mib": built // 1024, "first_step_mib": first // 1024}

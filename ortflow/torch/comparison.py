@@ -35,12 +35,11 @@ def compare(
     key = key_of([found.model, pair.forward, pair.backward], plan.kernels, [*plans.wanted, *sorted(pair.given)])
     if is_proven(key):
         return
-    checked: Plan | None = plan
-    if plans.forward.is_random:
-        checked = plans.without_randomness(plan)
-        if checked is None:
-            _warn(module, "it draws random numbers that have no fixed form")
-            return
+    same = plans.without_randomness(plan) if plans.forward.is_random else plan
+    if same is None:
+        _warn(module, "it draws random numbers that have no fixed form")
+        return
+    checked = same
     roots = [each.kind == "graph" and each.name in pair.given for each in found.outputs]
     names = [f"output {place}" for place in range(len(roots))] if len(roots) > 1 else ["the output"]
 

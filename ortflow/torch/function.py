@@ -39,7 +39,7 @@ class Owner(Protocol):
         """Store new values of buffers."""
 
 
-class Call(torch.autograd.Function):
+class Call(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """The node; see the module."""
 
     @staticmethod

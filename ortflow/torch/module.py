@@ -12,7 +12,7 @@ from ortflow.torch.settings import DebugOptions, settings
 from ortflow.workflow.errors import UserError
 
 
-class ORTModule(torch.nn.Module):
+class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """A module with the parameters, buffers and submodules of `module`, and the same results.
 
     At the first call, and again for each new structure of the arguments, the module is exported and differentiated, and
@@ -68,7 +68,8 @@ class ORTModule(torch.nn.Module):
     @property
     def module(self) -> torch.nn.Module:
         """The wrapped module; calling it runs PyTorch's own code."""
-        return self._wrapped  # type: ignore[no-any-return]
+        wrapped: torch.nn.Module = self._wrapped
+        return wrapped
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""

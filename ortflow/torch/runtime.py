@@ -14,9 +14,13 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.runtime_check.remember import runtime_here
 from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.sessions.settings import Settings, merged
 
 _LEGACY_STREAM = 1
 """CUDA's name of the default stream, on which PyTorch computes: ONNX Runtime takes 0 for "make a stream"."""
+_WRONG = ("GatherToSliceFusion",)
+"""Rewrites that break kept values: ONNX Runtime 1.19 makes a Gather by a Range, such as a GPT's positions, a Slice, and
+drops the Range although it is an output, which then has no memory."""
 _HALF = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -53,7 +57,7 @@ def place_of(tensors: Iterable[torch.Tensor]) -> Place:
 @functools.cache
 def sessions_for(place: Place, threads: int, log_level: str = "error") -> Sessions:
     """Opens sessions at a place; on a CPU with so many threads."""
-    settings = runtime_here().outcome.settings
+    settings = merged([runtime_here().outcome.settings, Settings(_WRONG)])
     if place.kind == "cpu":
         return Sessions(CpuDevice(), threads, log_level, find_library().path, settings)
     return Sessions(_gpu(place), threads, log_level, settings=settings)

@@ -7,8 +7,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ortflow.workflow.errors import UserError
+
+T = TypeVar("T")
 
 
 class LogLevel(enum.IntEnum):
@@ -113,7 +116,7 @@ def settings(
     )
 
 
-def _of(choices: Mapping[str, object], variables: Mapping[str, str], name: str) -> object:
+def _of(choices: Mapping[str, T], variables: Mapping[str, str], name: str) -> T:
     try:
         return choices[variables[name]]
     except KeyError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ortflow.torch.comparison import Point, compare
+from ortflow.torch.comparison import compare
 from ortflow.torch.function import Call
 from ortflow.torch.graphs import differentiable, forward_of
 from ortflow.torch.plans import Plan, Plans
@@ -15,6 +15,8 @@ from ortflow.torch.runtime import Place
 from ortflow.torch.settings import Settings
 from ortflow.torch.structure import Flat
 from ortflow.torch.tracing import Output, Traced, traced
+from ortflow.torch.verify import Point
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import SEED
 
 Tensors = Mapping[str, torch.Tensor]
@@ -110,7 +112,30 @@ def structure_of(
 
     `called` is called when the module has run in PyTorch, before it is restored.
     """
-    found = traced(module, call, called)
+    try:
+        return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=True)
+    except UserError as error:
+        # Some operators can be exported or differentiated for known sizes only.
+        if not call.tensors:
+            raise
+        try:
+            return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=False)
+        except UserError:
+            raise error from None
+
+
+def _structure(
+    module: torch.nn.Module,
+    call: Flat,
+    tensors: Tensors,
+    settings: Settings,
+    called: Callable[[], object],
+    *,
+    place: Place,
+    trains: bool,
+    varying: bool,
+) -> Structure:
+    found = traced(module, call, called, varying=varying)
     forward = forward_of(found.model, frozen_statistics(module))
     wanted = []
     if trains:

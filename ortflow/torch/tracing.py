@@ -61,8 +61,11 @@ class Traced:
         return rebuilt(tensors, self.constants, self.spec)
 
 
-def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object]) -> Traced:
-    """Trace a call `(args, kwargs)`. Raises UserError if it cannot be exported. `called`: see `changed_buffers`."""
+def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *, varying: bool = True) -> Traced:
+    """Trace a call `(args, kwargs)`. Raises UserError if it cannot be exported.
+
+    `called`: see `changed_buffers`. `varying`: for other sizes, too, where the module allows it.
+    """
     args, kwargs = call.rebuilt([tensor.detach() for tensor in call.tensors])
     changed = changed_buffers(module, args, kwargs, called)
     returned: list[Flat] = []
@@ -70,7 +73,9 @@ def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object]) ->
     given = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in call.tensors)
     names = [f"input/{place}" for place in range(len(given))]
     auto = torch.export.Dim.AUTO
-    axes = {"tensors": tuple(dict.fromkeys(range(tensor.ndim), auto) for tensor in given)} if given else None
+    axes = (
+        {"tensors": tuple(dict.fromkeys(range(tensor.ndim), auto) for tensor in given)} if given and varying else None
+    )
     with _flattened(module, call, changed, returned), functions_refused():
         program = trace(module, given, {}, names, None, axes)
     refuse_changed_parameters(program)

@@ -217,14 +217,13 @@ def differences(
             arrays = [np.zeros(shapes[0], np.float32) if each is None else each for each in (gradient, *others)]
             found[f"the gradient of {name!r}"] = difference(_finite(*arrays), floor)
     for name, value in actual.buffers.items():
-        others = [step.buffers[name] for step in (single, double)]
-        found[f"buffer {name!r}"] = difference(_finite(value, *others), 0.0)
+        found[f"buffer {name!r}"] = difference(_finite(value, single.buffers[name], double.buffers[name]), 0.0)
     return {what: fault for what, fault in found.items() if fault}
 
 
 def is_small(tensors: Mapping[str, torch.Tensor]) -> bool:
     """Whether a step in double precision does not take too long."""
-    return sum(tensor.numel() for tensor in tensors.values()) <= _DOUBLE_ELEMENTS
+    return bool(sum(tensor.numel() for tensor in tensors.values()) <= _DOUBLE_ELEMENTS)
 
 
 def refusal(name: str, faults: Mapping[str, str], model: onnx.ModelProto) -> UserError:
@@ -247,7 +246,8 @@ def array(tensor: torch.Tensor) -> np.ndarray:
     """A copy as an array; half precision as float32."""
     value = tensor.detach().cpu()
     value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-    return value.numpy().copy()
+    copied: np.ndarray = value.numpy().copy()
+    return copied
 
 
 def _finite(actual: np.ndarray, single: np.ndarray, double: np.ndarray) -> list[np.ndarray]:

@@ -92,14 +92,8 @@ def timm_vit() -> tuple[nn.Module, Callable[[int], dict[str, Any]]]:
     return timm.create_model("test_vit", num_classes=5), lambda step: {"x": torch.randn(2, 3, 160, 160)}
 
 
-def torchvision_shufflenet() -> tuple[nn.Module, Callable[[int], dict[str, Any]]]:
-    import torchvision
-
-    return torchvision.models.shufflenet_v2_x0_5(num_classes=5), lambda step: {"x": torch.randn(4, 3, 64, 64)}
-
-
 MODELS = {make.__name__: make for make in (
-    gpt, images, sequences, gpt2, bert, timm_resnet, timm_vit, torchvision_shufflenet,
+    gpt, images, sequences, gpt2, bert, timm_resnet, timm_vit,
 )}  # fmt: skip
 
 

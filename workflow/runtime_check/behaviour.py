@@ -7,21 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.runtime_check.case import OPSET, Array, ints, node, normal
+from ortflow.workflow.runtime_check.case import OPSET, Array, node, normal
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.optimizers import Sgd
 
 _COUNT = 1 << 15
 """Elements of a flat buffer: enough to be shared by several threads."""
-_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -123,31 +122,9 @@ def _repeated(sessions: Sessions) -> str | None:
     return None if runs[0] == runs[2] and runs[1] == runs[3] else "other bits"
 
 
-def _range_output(sessions: Sessions) -> str | None:
-    """A Range that a Gather reads and that is an output: ONNX Runtime 1.19 makes both a Slice, and drops the output."""
-    nodes = [node("Squeeze", "size", "count"), node("Range", "zero count one", "places"),
-             node("Gather", "table places", "y")]  # fmt: skip
-    inputs = [
-        helper.make_tensor_value_info("size", TensorProto.INT64, [1]),
-        helper.make_tensor_value_info("table", TensorProto.FLOAT, [_ROWS, 3]),
-    ]
-    outputs = [
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 3]),
-        helper.make_tensor_value_info("places", TensorProto.INT64, [None]),
-    ]
-    numbers = [numpy_helper.from_array(np.int64(value), name) for name, value in (("zero", 0), ("one", 1))]
-    graph = helper.make_graph(nodes, "range", inputs, outputs, numbers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
-    session = sessions.open(model.SerializeToString())
-    # Not bound: reading an output that is missing would end the process.
-    _, places = session.run(["y", "places"], {"size": ints(5), "table": normal(91, _ROWS, 3)})
-    return None if places is not None and np.array_equal(places, np.arange(5)) else "no result"
-
-
 BEHAVIOURS = (
     Behaviour("nodes in the order in which they are listed", _order),
     Behaviour("an optimizer that writes to its inputs", _update),
     Behaviour("a gradient that is clipped in place", _clip),
     Behaviour("repeatable results and dropout masks", _repeated),
-    Behaviour("a Range that is an output and an index", _range_output, ("GatherToSliceFusion",)),
 )

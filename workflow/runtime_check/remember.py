@@ -18,7 +18,7 @@ from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.runtimes import installed_runtime
 from ortflow.workflow.sessions.settings import Outcome, Settings
 
-VERSION = 2
+VERSION = 1
 """Version of the table and of the normal form of graphs; a change makes every machine be checked again."""
 _PROCESSOR = (
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
