@@ -23,12 +23,15 @@ STEPS = 20
 TOLERANCE = 1e-3
 """Of the losses, relative to those above 1. A first step that differs by more than rounding is refused by ORTModule."""
 
+FACTOR = 3.0
+"""Of how far PyTorch's own curve moves if parameters begin off by their last bit."""
+
 
 def row(name: str) -> dict[str, Any]:
     """The row of a model."""
     import torch
     from catalogue import case_of
-    from worker import without_dropout
+    from worker import shake, without_dropout
 
     from ortflow.torch import ORTModule
     from ortflow.workflow.errors import UserError
@@ -36,7 +39,8 @@ def row(name: str) -> dict[str, Any]:
     case = case_of(name)
     curves = []
     try:
-        for wrap in (lambda module: module, ORTModule):
+        shaken = [lambda module, seed=seed: shake(module, seed) for seed in (1, 2, 3)]
+        for wrap in (lambda module: module, ORTModule, *shaken):
             module = wrap(without_dropout(case.module()))
             optimizer = torch.optim.SGD(module.parameters(), 1e-3)
             losses = []
@@ -49,8 +53,11 @@ def row(name: str) -> dict[str, Any]:
             curves.append(losses)
     except UserError as error:
         return {"case": name, "result": "refused", "why": str(error)[:300]}
-    off = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(curves[1], curves[0], strict=True))
-    return {"case": name, "result": "right" if off <= TOLERANCE else "wrong", "off": off}
+    off, *alone = (
+        max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(curve, curves[0], strict=True)) for curve in curves[1:]
+    )
+    right = off <= max(TOLERANCE, FACTOR * max(alone))
+    return {"case": name, "result": "right" if right else "wrong", "off": off, "pytorch": max(alone)}
 
 
 def main() -> int:
