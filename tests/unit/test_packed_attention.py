@@ -204,9 +204,9 @@ def test_the_example_gpt_computes_the_same(
         given.append(model)
         return pack(model)
 
-    for name, instead in {"half": lambda model, *rest: model, "on_cuda": lambda model: model, "pack": noted}.items():
+    for name, instead in {"half": lambda model, **rest: model, "on_cuda": lambda model: model, "pack": noted}.items():
         monkeypatch.setattr(form, name, instead)
-    monkeypatch.setattr(form, "fuse", lambda model: (model, 0))
+    monkeypatch.setattr(form, "fused", lambda model: model)
     onnx.save(build(GPT), tmp_path / "model.onnx")
     graphs = built(
         tmp_path / "model.onnx", resources__gpus_per_rank=1, data__micro_batch=4, train__precision="bf16",
