@@ -40,7 +40,7 @@ from ortflow.workflow.fusion import halved
 from ortflow.workflow.fusion.half import HALVES, MOVERS
 from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM, LOSS_WEIGHT, GraphSet, half_of
-from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 Gradients = Mapping[str, np.ndarray]
 BATCHES = 3
@@ -52,7 +52,7 @@ TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def graphs_of(case: Case, precision: str, folder: Path) -> GraphSet:
     """The graphs of a GPU run, the half-precision one without fused kernels."""
     export(case, folder / "model.onnx")
-    spec = RunSpec.model_validate(
+    spec = TrainerRunSpec.model_validate(
         {
             "name": "rounded",
             "model": {"path": str(folder / "model.onnx"), "loss": case.loss.model_dump(), "labels": list(case.labels)},
@@ -63,8 +63,8 @@ def graphs_of(case: Case, precision: str, folder: Path) -> GraphSet:
     )
     with ExitStack() as patches:
         for name in ("on_cuda", "put_joins", "put_products"):
-            patches.enter_context(mock.patch.object(halved, name, lambda model, *kind: model))
-        patches.enter_context(mock.patch.object(halved, "fuse", lambda model: (model, 0)))
+            patches.enter_context(mock.patch.object(halved, name, lambda model, **kind: model))
+        patches.enter_context(mock.patch.object(halved, "fused", lambda model: model))
         return build_graphs(spec, folder / "graphs")
 
 
