@@ -6,6 +6,8 @@ Called by `ortflow.export`. The module stays unchanged.
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
@@ -41,7 +43,7 @@ def trace(
     import torch
 
     try:
-        with warnings.catch_warnings(), same_attributes(module), exportable(module), stops_noted(module):
+        with warnings.catch_warnings(), _silent(), same_attributes(module), exportable(module), stops_noted(module):
             warnings.simplefilter("ignore")  # about PyTorch's internals and training mode
             return torch.onnx.export(
                 module,
@@ -59,6 +61,23 @@ def trace(
     except Exception as error:  # noqa: BLE001 - whatever it is, it names a line of the user's
         raise refusal(type(module).__name__, error) from None
 
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without what PyTorch 2.15 writes of an exception before it raises it: pages with its own stack and its graph."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # torch.export prints the graph there
+            yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 """What attributes of modules hold; PyTorch keeps hooks in OrderedDicts."""

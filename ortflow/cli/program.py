@@ -50,7 +50,7 @@ class ProgramCommand(TyperCommand):
 
 @contextlib.contextmanager
 def unknown_options(ctx: Any, args: Sequence[str]) -> Iterator[None]:
-    """Raise UserError for an unknown option of a command line that names a program: the option is likely the program's."""
+    """Raise UserError for an unknown option of a command line that names a program: it is likely the program's."""
     file = next((word for word in args if is_program(Path(word))), None)
     try:
         yield

@@ -115,13 +115,14 @@ def structure_of(
     try:
         return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=True)
     except UserError as error:
-        # Some operators can be exported or differentiated for known sizes only.
         if not call.tensors:
             raise _with_fallback(error, settings) from None
-        try:
-            return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=False)
-        except UserError as fixed:
-            raise _with_fallback(fixed, settings) from None
+    # Some operators can be exported or differentiated for known sizes only. Not inside `except`: the first error would
+    # be the context of the second, whose cause is sought there.
+    try:
+        return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=False)
+    except UserError as error:
+        raise _with_fallback(error, settings) from None
 
 
 def _with_fallback(error: UserError, settings: Settings) -> UserError:

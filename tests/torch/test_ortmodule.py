@@ -292,11 +292,15 @@ class Counts(nn.Module):
         return self.linear(x)
 
 
-def test_what_no_graph_can_do_is_one_sentence() -> None:
+def test_what_no_graph_can_do_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(3, 4)
     linear = nn.Linear(4, 4)
-    with pytest.raises(UserError, match=r"a branch depends on the values.*test_ortmodule\.py line"):
+    with pytest.raises(
+        UserError, match=r'a branch depends on the values.*test_ortmodule\.py line.*fallback="submodule"'
+    ):
         ORTModule(Decides())(x)
+    with pytest.raises(UserError, match=r"must have same reduction dim.*check the sizes of the arguments"):
+        ORTModule(linear)(torch.randn(3, 5))
     for module, given, words in (
         (linear, (x.double(),), "contains a tensor of float64"),
         (linear, (x.numpy(),), "contains a numpy.ndarray"),
@@ -313,6 +317,7 @@ def test_what_no_graph_can_do_is_one_sentence() -> None:
             ORTModule(value)  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="forward changes the attribute 'calls'"):
         ORTModule(Counts())(torch.randn(2, 2))
+    assert capfd.readouterr() == ("", ""), "PyTorch's logs of what it could not export are not shown"
 
 
 def test_settings_by_keyword_and_variable(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ RUN_FILE = "name: train\nprogram: {script: train.py}\n"
 @pytest.mark.parametrize(
     ("words", "reported"),
     [
-        ("run train.py --lr 3", "`ortflow run` has no option --lr; put the program's arguments behind `--`: train.py --"),
+        ("run train.py --lr 3", "`ortflow run` has no option --lr; put the program's arguments behind `--`: train.py"),
         ("submit -b slurm train.py --lr 3", "`ortflow submit` has no option --lr; put the program's arguments behind"),
         ("run train.py lr=3", "'lr=3' sets no key of the run file of a program; put the program's arguments behind"),
         ("run train.yaml -- --lr 3", "train.yaml is a run file; write program.args='--lr 3'"),
