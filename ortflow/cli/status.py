@@ -157,7 +157,7 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "run": how.name,
         "directory": how.directory,
         "state": how.state.value,
-        "next": "`ortflow resume` continues from the newest checkpoint" if how.state is State.LOST else None,
+        "next": "`ortflow resume` continues" if how.state is State.LOST and how.attempts else None,
         "waits": how.waits,
         "expected": None if how.starts_at is None else _moment(how.starts_at, now),
         "job": job,

@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 from in_process import command_here
 
+from ortflow.cli.status import describe
+from ortflow.launchers.status import read_status
+from ortflow.workflow.rundir import RunDir
+
+START = {"event": "start", "attempt": 0, "time": 1.0}
 RUN_FILE = "name: train\nprogram: {script: train.py}\n"
 
 
@@ -29,3 +34,11 @@ def test_what_to_do_is_said(words: str, reported: str, tmp_path: Path) -> None:
     assert reported in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_lost_run_has_a_next_step(alive: bool) -> None:
+    rows = dict(describe(read_status(RunDir(Path("/nowhere/gpt")), records=[START], alive=alive), 2.0))
+    assert rows["state"] == ("running" if alive else "lost")
+    assert rows.get("next") == (None if alive else "`ortflow resume` continues")
+    assert rows["attempts"] == "1 (counted: 0 failures, 0 preemptions)"
