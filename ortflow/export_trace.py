@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import sys
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ def trace(
     """The exporter's program of `module`, not optimized. Raises UserError if PyTorch cannot export it."""
     import torch
 
+    handled = sys.exc_info()[1]
     try:
         with warnings.catch_warnings(), _silent(), same_attributes(module), exportable(module), stops_noted(module):
             warnings.simplefilter("ignore")  # about PyTorch's internals and training mode
@@ -59,7 +61,7 @@ def trace(
                 custom_translation_table=translations(),
             )
     except Exception as error:  # noqa: BLE001 - whatever it is, it names a line of the user's
-        raise refusal(type(module).__name__, error) from None
+        raise refusal(type(module).__name__, error, handled) from None
 
 
 @contextlib.contextmanager

@@ -117,8 +117,7 @@ def structure_of(
     except UserError as error:
         if not call.tensors:
             raise _with_fallback(error, settings) from None
-    # Some operators can be exported or differentiated for known sizes only. Not inside `except`: the first error would
-    # be the context of the second, whose cause is sought there.
+    # Some operators can be exported or differentiated for known sizes only.
     try:
         return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=False)
     except UserError as error:

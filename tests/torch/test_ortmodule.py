@@ -320,6 +320,36 @@ def test_what_no_graph_can_do_is_one_sentence(capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr() == ("", ""), "PyTorch's logs of what it could not export are not shown"
 
 
+class Picks(nn.Module):
+    """Has a branch of its own, and a part that cannot be exported for another reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Lists()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x) if x.sum() > 0 else x
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)[x[:, 0].numpy().argsort()]
+
+
+def test_each_part_is_left_to_pytorch_for_its_own_reason() -> None:
+    with pytest.warns(UserWarning, match="runs in PyTorch") as caught:
+        ORTModule(Picks(), fallback="submodule")(torch.ones(3, 4))
+    said = [str(each.message) for each in caught if "runs in PyTorch" in str(each.message)]
+    assert [each.split(":")[1].strip() for each in said] == [
+        "PyTorch cannot export Picks",
+        "PyTorch cannot export Lists",
+    ]
+
+
 def test_settings_by_keyword_and_variable(tmp_path: Path) -> None:
     found = settings(variables={
         "ORTMODULE_FALLBACK_POLICY": "FALLBACK_UNSUPPORTED_TORCH_MODEL", "ORTMODULE_MEMORY_OPT_LEVEL": "2",
