@@ -34,9 +34,12 @@ _FIXED = re.compile(r"inferred a static shape of (\d+) for dimension inputs\['?(
 _MISSING = re.compile(r"No ONNX function found for <?(?:OpOverload\(op=')?([\w.]+)")
 
 
-def refusal(module: str, error: BaseException) -> UserError:
-    """The error to raise for what `torch.onnx.export` raised, for a module of the class `module`."""
-    chain = list(_chain(error))
+def refusal(module: str, error: BaseException, handled: BaseException | None = None) -> UserError:
+    """The error to raise for what `torch.onnx.export` raised, for a module of the class `module`.
+
+    `handled`: the exception that the caller was handling before. It is the context of `error`, and not its cause.
+    """
+    chain = list(_chain(error, handled))
     own = next((each for each in chain if isinstance(each, UserError)), None)
     if own is not None:
         return own
@@ -50,11 +53,11 @@ def refusal(module: str, error: BaseException) -> UserError:
     return UserError(f"PyTorch cannot export {module}: {_in_short(cause)}{f', at {place}' if place else ''}", fix=fix)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _chain(error: BaseException, handled: BaseException | None) -> Iterator[BaseException]:
     """The error and what caused it, the first cause last."""
     each: BaseException | None = error
     seen: set[int] = set()
-    while each is not None and id(each) not in seen:
+    while each is not None and each is not handled and id(each) not in seen:
         seen.add(id(each))
         yield each
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)

@@ -6,6 +6,9 @@ Called by `ortflow.export`. The module stays unchanged.
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
+import sys
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
@@ -40,8 +43,9 @@ def trace(
     """The exporter's program of `module`, not optimized. Raises UserError if PyTorch cannot export it."""
     import torch
 
+    handled = sys.exc_info()[1]
     try:
-        with warnings.catch_warnings(), same_attributes(module), exportable(module), stops_noted(module):
+        with warnings.catch_warnings(), _silent(), same_attributes(module), exportable(module), stops_noted(module):
             warnings.simplefilter("ignore")  # about PyTorch's internals and training mode
             return torch.onnx.export(
                 module,
@@ -57,8 +61,25 @@ def trace(
                 custom_translation_table=translations(),
             )
     except Exception as error:  # noqa: BLE001 - whatever it is, it names a line of the user's
-        raise refusal(type(module).__name__, error) from None
+        raise refusal(type(module).__name__, error, handled) from None
 
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without what PyTorch 2.15 writes of an exception before it raises it: pages with its own stack and its graph."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # torch.export prints the graph there
+            yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 """What attributes of modules hold; PyTorch keeps hooks in OrderedDicts."""

@@ -47,7 +47,7 @@ FIXES: dict[str, str] = {
     "number of threads each time",
     "a request to stop that is not followed": "read run.should_stop once a step, then save and end",
     "steps that are missing": "count steps from the one that was resumed, to the same total in every attempt",
-    "what ortflow restores": "please report it, with the run directories, which are kept: an ONNX run whose two calm "
-    "runs are equal must resume bit-identically",
+    "what ortflow restores": "please report it, with the run directories, which are kept: an ONNX run whose two "
+    "uninterrupted runs are equal must resume bit-identically",
     "unknown": "compare the traces of the two runs, which are kept, from that step on",
 }

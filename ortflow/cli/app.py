@@ -94,7 +94,7 @@ def ortflow_command(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Train any ONNX model from one run file; a run that is killed loses nothing."""
+    """Train an ONNX model, or run a training program, from one run file, with restarts from checkpoints."""
 
 
 def command_line(first: str | None = None) -> typer.Typer:

@@ -61,9 +61,12 @@ class Reachable(ReachableCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """For commands that take a program: keep its arguments behind `--` apart."""
-        from ortflow.cli.program import split_arguments
+        from ortflow.cli.program import split_arguments, unknown_options
 
-        return super().parse_args(ctx, split_arguments(args) if self.name in TAKE_PROGRAMS else args)
+        if self.name not in TAKE_PROGRAMS:
+            return super().parse_args(ctx, args)
+        with unknown_options(ctx, args):
+            return super().parse_args(ctx, split_arguments(args))
 
 
 FILE, OVERRIDES, BOTH, BACKEND = "file", "overrides", "arguments", "backend"

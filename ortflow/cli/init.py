@@ -29,7 +29,8 @@ ProgramArgument = Annotated[
 def init(
     program: ProgramArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run file to write; by default PROGRAM with the end .yaml.")
+        Path | None,
+        typer.Option("--output", "-o", help="Run file to write; by default that of PROGRAM, with the suffix .yaml."),
     ] = None,
     ranks: RanksOption = None,
     nodes: NodesOption = None,
@@ -39,7 +40,7 @@ def init(
 ) -> None:
     """Write the run file of a training program, with comments.
 
-    It says what `ortflow run PROGRAM` does, to be changed. An existing file is not overwritten.
+    `ortflow run` does the same with it as with PROGRAM and these options. An existing file is not overwritten.
     """
     if not program.is_file() or not is_program(program):
         what = "is not a Python file or an executable" if program.exists() else "does not exist"
@@ -51,7 +52,7 @@ def init(
             opened.write(text)
     except FileExistsError:
         raise UserError(f"{file} exists", fix="remove it, or name another file with --output") from None
-    typer.echo(f"{file}: change it, then `ortflow run {file}`")
+    typer.echo(f"wrote {file}; `ortflow run {file}` starts the run")
 
 
 def run_file_of(program: Path, file: Path, typed: Typed) -> str:
@@ -74,7 +75,7 @@ program:
   # parameters: {{lr: 1e-3}}
   # env: {{TOKENIZERS_PARALLELISM: "false"}}
   # cwd: .                     # the folder that the program starts in
-  start: {start}               # or torchrun, deepspeed, accelerate, horovod
+  start: {start:22}# direct, torchrun, deepspeed, accelerate or horovod
   stop_seconds: 120            # between the request to stop and SIGKILL
 
 resources:
@@ -90,7 +91,7 @@ checkpoint:
   keep: {{newest: 2}}
 
 restart:
-  failures: 3                  # the run is restarted after so many failures
+  failures: 3                  # restarts after failures, at most; preemptions have their own budget
   hung_seconds: 1800           # without output or a reported step, an attempt counts as hung; null: never
 
 # backends:

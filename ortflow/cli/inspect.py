@@ -46,6 +46,11 @@ def inspect(
         return
     if len(model) != 1:
         raise UserError("one model file is needed, or --plan and a run file", where="ortflow inspect", fix="name it")
+    if model[0].endswith((".yaml", ".yml")):
+        raise UserError(
+            f"{model[0]} is a run file, not an ONNX model",
+            fix=f"name the .onnx file, or predict the run's memory with `ortflow inspect --plan {model[0]}`",
+        )
     from ortflow.workflow.graph.intake.inspect import findings
 
     report = findings(Path(model[0]))

@@ -5,9 +5,11 @@ Used by run, submit, render and init. The same run file that `ortflow init` writ
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,25 @@ class ProgramCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep what is behind `--` apart from the overrides."""
-        return super().parse_args(ctx, split_arguments(args))
+        with unknown_options(ctx, args):
+            return super().parse_args(ctx, split_arguments(args))
+
+
+@contextlib.contextmanager
+def unknown_options(ctx: Any, args: Sequence[str]) -> Iterator[None]:
+    """Raise UserError for an unknown option of a command line that names a program: it is likely the program's."""
+    file = next((word for word in args if is_program(Path(word))), None)
+    try:
+        yield
+    except Exception as error:
+        # By name: the class is click's or, in newer releases of typer, that of a copy in typer.
+        if type(error).__name__ != "NoSuchOption" or file is None:
+            raise
+        option, command = getattr(error, "option_name", "an option"), ctx.command_path
+        raise UserError(
+            f"`{command}` has no option {option}",
+            fix=f"put the program's arguments behind `--`: {file} -- {option} …",
+        ) from None
 
 
 def split_arguments(args: list[str]) -> list[str]:
@@ -83,6 +103,7 @@ class Typed:
 
         if is_program(file):
             values = self.values(file, elsewhere=elsewhere)
+            _refuse_arguments(overrides, file)
             return read_values(values, file, overrides, files=files)
         for option, value, key in (
             ("--ranks", self.ranks, "resources.ranks_per_node"), ("--nodes", self.nodes, "resources.nodes"),
@@ -91,6 +112,11 @@ class Typed:
         ):  # fmt: skip
             if value is not None:
                 raise UserError(f"{option} is for a program, and {file} is a run file", fix=f"write {key}={value}")
+        if any(word.startswith("-") or "=" not in word for word in self.arguments):
+            raise UserError(
+                f"arguments behind `--` are for a program, and {file} is a run file",
+                fix=f"write program.args={shlex.quote(shlex.join(self.arguments))}",
+            )
         return read_run_file(file, [*overrides, *self.arguments], files=files)
 
     def values(self, file: Path, *, elsewhere: bool = False) -> dict[str, Any]:
@@ -117,6 +143,18 @@ class Typed:
         if elsewhere:
             values["backends"] = {"kubernetes": {"files": [file.name]}}
         return values
+
+
+def _refuse_arguments(overrides: Sequence[str], file: Path) -> None:
+    """Raise UserError if an override is likely an argument of the program."""
+    from ortflow.workflow.spec.run import ProgramRunSpec
+
+    for word in overrides:
+        if "=" not in word or word.partition("=")[0].partition(".")[0] not in ProgramRunSpec.model_fields:
+            raise UserError(
+                f"{word!r} sets no key of the run file of a program",
+                fix=f"put the program's arguments behind `--`: {file} -- {word}",
+            )
 
 
 def is_python(file: Path) -> bool:

@@ -23,15 +23,18 @@ def prove(
     file: TargetArgument,
     overrides: OverridesArgument = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of each run.")] = STEPS,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the moments of the kill and the stop.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Seed of the steps at which it is killed and stopped.")
+    ] = 0,
     ranks: RanksOption = None,
     gpus: GpusOption = None,
     name: NameOption = None,
     start_by: StartOption = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Run twice, then killed, then stopped, on this machine, and compare bit by bit.
+    """Kill and resume a short run, and compare it bit by bit.
 
+    Trains four times on this machine: twice uninterrupted, once killed by SIGKILL, and once stopped by SIGTERM.
     Exit code 0: a resumed run is equal to an uninterrupted one. 1: it is not, and the forgotten state is named.
     """
     from ortflow.launchers.proving.prove import Verdict, prove, schedule

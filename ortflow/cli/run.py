@@ -142,7 +142,9 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
 def leave(code: int, cause: str, why: str, run: RunDir, name: str) -> NoReturn:
     """Exit as the run has ended, and print how to continue it; after wrong input only if steps were done."""
     if code == EXIT_USER:
-        raise UserError(cause, fix=f"then continue with `ortflow resume {name} KEY=VALUE`" if is_run(run) else None)
+        raise UserError(
+            cause, fix=f"correct it, then continue with `ortflow resume {name} KEY=VALUE`" if is_run(run) else None
+        )
     if code == EXIT_FAILURE:
         reported = "; ".join(filter(None, (cause, why)))
         raise OrtflowError(f"{reported}; `ortflow resume {name}` tries again, `ortflow logs {name}` shows more")

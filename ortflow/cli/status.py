@@ -119,7 +119,7 @@ def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None
 
 def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
     """Statuses as rows of text; an empty column is left out. Pure."""
-    head = ("NAME", "STATE", "STEP", "LOSS", "HEARD OF", "RANKS", "JOB", "WAITS")
+    head = ("NAME", "STATE", "STEP", "LOSS", "UPDATED", "RANKS", "JOB", "WAITS")
     rows = [
         (
             Path(how.directory).name,
@@ -139,7 +139,7 @@ def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
 
 def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
     """A status as rows of text; unknown values have no row. Pure."""
-    from ortflow.launchers.lines import duration, format_evaluation
+    from ortflow.launchers.lines import counted, duration, format_evaluation
     from ortflow.launchers.records import State
 
     job, end, launcher = how.job, how.cause, None
@@ -152,10 +152,12 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         end += f"; {how.why}"
     if how.pid is not None:
         launcher = f"{how.launcher or 'local'}, process {how.pid} on {how.host}"
+    ends = f"{counted(how.failures, 'failure')}, {counted(how.preemptions, 'preemption')}"
     rows = {
         "run": how.name,
         "directory": how.directory,
         "state": how.state.value,
+        "next": "`ortflow resume` continues" if how.state is State.LOST and how.attempts else None,
         "waits": how.waits,
         "expected": None if how.starts_at is None else _moment(how.starts_at, now),
         "job": job,
@@ -167,11 +169,11 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "evaluation": format_evaluation(how.evaluation) or None,
         "left": None if how.seconds_left is None else duration(how.seconds_left),
         "checkpoint": None if how.checkpoint is None else f"step {how.checkpoint}",
-        "attempts": f"{how.attempts} ({how.failures} failures, {how.preemptions} preemptions count)",
+        "attempts": f"{how.attempts} (counted: {ends})",
         "last end": end,
         "exported": how.exported,
         "launcher": launcher,
-        "heard of": _ago(how.time, now),
+        "updated": _ago(how.time, now),
         "damaged": how.damaged,
     }
     return [(name, value) for name, value in rows.items() if value is not None]

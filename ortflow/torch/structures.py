@@ -115,13 +115,23 @@ def structure_of(
     try:
         return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=True)
     except UserError as error:
-        # Some operators can be exported or differentiated for known sizes only.
         if not call.tensors:
-            raise
-        try:
-            return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=False)
-        except UserError:
-            raise error from None
+            raise _with_fallback(error, settings) from None
+    # Some operators can be exported or differentiated for known sizes only.
+    try:
+        return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=False)
+    except UserError as error:
+        raise _with_fallback(error, settings) from None
+
+
+def _with_fallback(error: UserError, settings: Settings) -> UserError:
+    """The error, whose fix also names the keyword of ORTModule that runs the module all the same. Pure."""
+    if settings.fallback == "submodule" or "fallback=" in str(error):
+        return error
+    # An argument of export_for_training. Here, sizes were fixed already.
+    fix = "check the sizes of the arguments" if "dynamic_shapes" in (error.fix or "") else error.fix
+    way = 'pass fallback="submodule", which leaves the module to PyTorch'
+    return UserError(error.what, where=error.where, fix=f"{fix}, or {way}" if fix else way)
 
 
 def _structure(

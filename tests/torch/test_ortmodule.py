@@ -292,11 +292,15 @@ class Counts(nn.Module):
         return self.linear(x)
 
 
-def test_what_no_graph_can_do_is_one_sentence() -> None:
+def test_what_no_graph_can_do_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(3, 4)
     linear = nn.Linear(4, 4)
-    with pytest.raises(UserError, match=r"a branch depends on the values.*test_ortmodule\.py line"):
+    with pytest.raises(
+        UserError, match=r'a branch depends on the values.*test_ortmodule\.py line.*fallback="submodule"'
+    ):
         ORTModule(Decides())(x)
+    with pytest.raises(UserError, match=r"must have same reduction dim.*check the sizes of the arguments"):
+        ORTModule(linear)(torch.randn(3, 5))
     for module, given, words in (
         (linear, (x.double(),), "contains a tensor of float64"),
         (linear, (x.numpy(),), "contains a numpy.ndarray"),
@@ -313,6 +317,37 @@ def test_what_no_graph_can_do_is_one_sentence() -> None:
             ORTModule(value)  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="forward changes the attribute 'calls'"):
         ORTModule(Counts())(torch.randn(2, 2))
+    assert capfd.readouterr() == ("", ""), "PyTorch's logs of what it could not export are not shown"
+
+
+class Picks(nn.Module):
+    """Has a branch of its own, and a part that cannot be exported for another reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Lists()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x) if x.sum() > 0 else x
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)[x[:, 0].numpy().argsort()]
+
+
+def test_each_part_is_left_to_pytorch_for_its_own_reason() -> None:
+    with pytest.warns(UserWarning, match="runs in PyTorch") as caught:
+        ORTModule(Picks(), fallback="submodule")(torch.ones(3, 4))
+    said = [str(each.message) for each in caught if "runs in PyTorch" in str(each.message)]
+    assert [each.split(":")[1].strip() for each in said] == [
+        "PyTorch cannot export Picks",
+        "PyTorch cannot export Lists",
+    ]
 
 
 def test_settings_by_keyword_and_variable(tmp_path: Path) -> None:

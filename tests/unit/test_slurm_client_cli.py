@@ -81,7 +81,7 @@ def test_a_run_from_submit_to_resume(place: Path) -> None:
     assert (reported["state"], reported["job"], reported["launcher"]) == ("pending", "100", "slurm")
     assert "waits       waits for free nodes" in tell(place, "status", "one").stdout
     listed = tell(place, "list").stdout.splitlines()
-    assert listed[0].split() == ["NAME", "STATE", "STEP", "LOSS", "HEARD", "OF", "JOB", "WAITS"]
+    assert listed[0].split() == ["NAME", "STATE", "STEP", "LOSS", "UPDATED", "JOB", "WAITS"]
     assert "100  waits for free nodes" in listed[1]
 
     for arguments in (("run", "one.yaml"), ("run", "--fresh", "one.yaml"), ("submit", "one.yaml"), ("resume", "one")):

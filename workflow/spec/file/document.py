@@ -58,8 +58,12 @@ class Document:
 
 _NAMES_THE_MODEL = "write a run file that names it: `model: {path: ...}`; docs/run-file.md has a complete example"
 _EXPORT = "export its model with ortflow.export_for_training (docs/models.md), and write a run file (docs/run-file.md)"
+_PROGRAM = (
+    "start it with `ortflow run`, or write its run file with `ortflow init` (docs/programs.md); "
+    "to train its model as an ONNX model, export it with ortflow.export_for_training (docs/models.md)"
+)
 OTHER_KINDS = {
-    ".py": ("a Python program", _EXPORT),
+    ".py": ("a Python program", _PROGRAM),
     ".ipynb": ("a notebook", _EXPORT),
     ".onnx": ("a model", _NAMES_THE_MODEL),
     **dict.fromkeys((".pt", ".pth", ".safetensors"), ("a file of PyTorch's tensors", _EXPORT)),
