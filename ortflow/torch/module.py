@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import Any
 
@@ -63,7 +64,16 @@ class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         module = self._wrapped
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             object.__setattr__(self, name, getattr(module, name))
-        object.__setattr__(self, "_engine", Engine(module, self._settings))
+        engine = Engine(module, self._settings)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return engine(args, kwargs)
+
+        object.__setattr__(self, "_engine", engine)
+        if type(self).forward is ORTModule.forward:
+            # transformers' Trainer gives a model the columns and keywords that the signature of its forward names.
+            forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+            object.__setattr__(self, "forward", forward)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -91,7 +101,7 @@ class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             return getattr(wrapped, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_engine"}
+        return {name: value for name, value in vars(self).items() if name not in ("_engine", "forward")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

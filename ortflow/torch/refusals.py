@@ -35,6 +35,11 @@ def check_module(module: torch.nn.Module) -> None:
     for name, parameter in (*module.named_parameters(), *module.named_buffers()):
         if parameter.device.type == "meta":
             raise UserError(f"{name!r} has no values (meta device)", fix="load the weights first")
+        if hasattr(parameter, "ds_status"):
+            # DeepSpeed 0.19.8 gathers parameters in the forward of the submodule that has them, which a graph does not
+            # call, and frees those of a leaf module before its backward pass where its inputs have no gradient.
+            raise UserError(f"{name!r} is divided among the ranks by DeepSpeed's ZeRO stage 3",
+                            fix="use ZeRO stage 1 or 2, or FSDP (fully_shard)")  # fmt: skip
         if parameter.is_floating_point() and parameter.dtype != torch.float32:
             kind = str(parameter.dtype).removeprefix("torch.")
             raise UserError(

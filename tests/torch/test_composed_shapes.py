@@ -47,7 +47,9 @@ def by_onnx(
     graph = helper.make_graph(nodes, "composed", inputs, outputs)
     model = prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))[0]
     train, _ = differentiate(make_differentiable(model, ["x"], "loss")[0], ["x"], "loss")
-    session = ort.InferenceSession(compose(train).SerializeToString(), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1  # more of them only wait for each other
+    session = ort.InferenceSession(compose(train).SerializeToString(), options, providers=["CPUExecutionProvider"])
     feeds = {"x": x, "weights": weights, **given}
     names = {one.name for one in session.get_inputs()}
     found = session.run(["y", "x_grad"], {name: array for name, array in feeds.items() if name in names})
@@ -98,6 +100,7 @@ def cofactors(x: np.ndarray) -> np.ndarray:
     return found
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("seed", range(30))
 def test_determinants(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -124,6 +127,7 @@ def test_a_deformable_convolution_is_refused_by_its_name(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("seed", SEEDS)
 def test_regions(seed: int) -> None:
     random = np.random.default_rng(100 + seed)

@@ -26,10 +26,11 @@ def differences(*names: str) -> dict[str, list[float]]:
     return {line.split()[0]: [float(number) for number in line.split()[1:]] for line in result.stdout.splitlines()}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "names",
-    [("ddp", "static", "unused", "views", "no_sync", "checkpointed"), ("fsdp2", "fsdp2-blocks")],
-    ids=["DDP", "FSDP"],
+    [("ddp", "fsdp2-blocks"), ("static", "checkpointed"), ("unused", "views"), ("no_sync", "fsdp2")],
+    ids=" and ".join,
 )
 def test_twenty_steps_on_two_ranks(names: tuple[str, ...]) -> None:
     found = differences(*names)
@@ -37,6 +38,7 @@ def test_twenty_steps_on_two_ranks(names: tuple[str, ...]) -> None:
     assert {name: values for name, values in found.items() if max(values) > TOLERANCE} == {}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("model", ["ddp", "fsdp"])
 def test_two_killed_ranks_continue_bit_identically(tmp_path: Path, model: str) -> None:
     arguments = ("loader=distributed", "dropout=0" if model == "fsdp" else "dropout=1", "scaler=0", "ort=1")

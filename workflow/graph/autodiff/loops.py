@@ -201,7 +201,7 @@ class _Gradient:
     def _unless_empty(self, scan: onnx.NodeProto, first: Sequence[str], stack: str) -> list[str]:
         """The results of the Scan; `first` if a Loop had no iterations.
 
-        ONNX Runtime (1.19 to 1.27) cannot run a Scan over no elements.
+        ONNX Runtime 1.19.2 cannot run a Scan over no elements.
         """
         b = self.b
         count = b.value(0) if self.form.inputs and not b.input(1) else None
@@ -246,7 +246,7 @@ class _Gradient:
         copy = b.context.fresh(f"{name}/kept")
         body.node.append(helper.make_node("Identity", [name], [copy], copy))
         body.output.append(helper.make_value_info(copy, self._kind(name)))
-        # ONNX Runtime (1.23) fails on a loop with an omitted output.
+        # ONNX Runtime 1.19.2 fails on a Scan with an omitted output, and a Loop with one ends the process (SIGSEGV).
         for place, output in enumerate(node.output):
             node.output[place] = output or b.context.fresh(f"{node.name}/output")
         for option in node.attribute:
