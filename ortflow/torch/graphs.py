@@ -98,6 +98,8 @@ def forward_of(model: onnx.ModelProto, frozen: Collection[str]) -> Forward:
     moved = {v.name.removeprefix(UPDATED): v.name for v in graph.output if v.name.startswith(UPDATED)}
     _, updates = train_mode(graph, frozen)
     updates = {name: value for name, value in updates.items() if name in dims}
+    # A graph that only writes a buffer, as spectral_norm does, has no such input.
+    dims = {v.name.removeprefix(UPDATED): v.type for v in graph.output if v.name.startswith(UPDATED)} | dims
     edit = Editor(graph)
     new = []
     for name, value in {**moved, **updates}.items():

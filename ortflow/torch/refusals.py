@@ -38,8 +38,8 @@ def generators_refused() -> Iterator[None]:
     import numpy as np
 
     def state() -> tuple[Any, Any]:
-        kind, keys, *rest = np.random.get_state()
-        return random.getstate(), (kind, keys.tobytes(), *rest)  # type: ignore[union-attr]
+        kind, keys, *rest = [*np.random.get_state()]
+        return random.getstate(), (kind, np.asarray(keys).tobytes(), *rest)
 
     before = state()
     yield

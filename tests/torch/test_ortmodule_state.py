@@ -137,3 +137,28 @@ def test_a_batch_without_rows() -> None:
     for rows in (3, 0, 1):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(of(module, x), of(eager, x))
+
+
+class Masks(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * torch.bernoulli(torch.full((200, 1), 0.3))
+
+
+def test_random_numbers_of_constants_are_drawn_at_each_call() -> None:
+    module, x = ORTModule(Masks(4, 4), verify=False), torch.randn(200, 4)
+    first, second = (module(x) != 0 for _ in range(2))
+    assert not torch.equal(first, second)
+    assert 0.15 < float(first.float().mean()) < 0.45
+
+
+def test_data_replaced_before_backward_and_spectral_norm() -> None:
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 2))
+    module, gradients = ORTModule(copy.deepcopy(eager), verify=False), []
+    for each in (eager, module):
+        x = torch.ones(3, 4, requires_grad=True)
+        y = each(x)
+        each[2].weight.data = torch.ones(2, 4)
+        y.sum().backward()
+        gradients.append([x.grad, *each.buffers()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
