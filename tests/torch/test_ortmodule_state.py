@@ -158,7 +158,7 @@ def test_data_replaced_before_backward_and_spectral_norm() -> None:
     for each in (eager, module):
         x = torch.ones(3, 4, requires_grad=True)
         y = each(x)
-        each[2].weight.data = torch.ones(2, 4)
+        each.get_submodule("2").weight.data = torch.ones(2, 4)
         y.sum().backward()
         gradients.append([x.grad, *each.buffers()])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
