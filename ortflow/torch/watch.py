@@ -7,7 +7,7 @@ are written to a plain tensor through its `data` or NumPy, and objects that are 
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -31,7 +31,7 @@ class Watch:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._numbers: dict[Hashable, int] = {}
-        self._holders: Holders = []
+        self._views: list[Any] = []
         self._objects: list[Any] = []
         self._read()
 
@@ -66,12 +66,13 @@ class Watch:
                         self._places[path] = getattr(part, store), name
                     state.append((path, None if tensor is None else first[id(tensor)]))
         self._constants = list({id(tensor): tensor for tensor in constants}.values())
-        self._holders, self._objects = holders, list(_contents(holders))
+        self._views = _views(holders)
+        self._objects = list(chain.from_iterable(self._views))
         self._number = self._numbers.setdefault(tuple(state), len(self._numbers))
 
     def key(self) -> Hashable:
         """Equal keys: the same graph. Reads everything again if an object has been replaced."""
-        objects = list(_contents(self._holders))
+        objects = list(chain.from_iterable(self._views))
         if len(objects) != len(self._objects) or not all(map(operator.is_, objects, self._objects)):
             self._read()
         return (
@@ -106,6 +107,6 @@ class Watch:
         }
 
 
-def _contents(holders: Holders) -> Iterator[Any]:
-    """The objects that containers hold; the keys of dicts, too."""
-    return chain.from_iterable([chain(each, each.values()) if hasattr(each, "values") else each for each in holders])
+def _views(holders: Holders) -> list[Any]:
+    """Live views of what containers hold; the keys of dicts, too."""
+    return [view for each in holders for view in ((each, each.values()) if hasattr(each, "values") else (each,))]
