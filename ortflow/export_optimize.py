@@ -35,7 +35,7 @@ def optimize(program: Any, kept: Collection[str]) -> None:
             model.graph.inputs.append(value)
         # Folds computed constants first, so that the search below finds them.
         onnxscript.optimizer.inline(model)
-        onnxscript.optimizer.fold_constants_ir(model)
+        onnxscript.optimizer.fold_constants_ir(model, should_fold=lambda node: False if _is_random(node) else None)
         values |= _hide_near_identities(model)
         # Small: the weights are inputs.
         before = ir.serde.serialize_model(model)
@@ -66,7 +66,10 @@ def _dangling(graph: Any) -> bool:
 
 
 def _hide_near_identities(model: Any) -> dict[str, Any]:
-    """Turn constants that the optimizer would wrongly treat as 0 or 1 into inputs; returns their values by name."""
+    """Turn constants that the optimizer would wrongly treat as 0 or 1 into inputs; returns their values by name.
+
+    And those of random nodes: onnxscript 0.7 draws a Bernoulli of constants once, and the drawn numbers are a constant.
+    """
     import onnx_ir as ir
 
     graph = model.graph
@@ -75,9 +78,11 @@ def _hide_near_identities(model: Any) -> dict[str, Any]:
     fresh: Iterator[str] = (name for i in count() if (name := f"constant_{i}") not in taken)
     hidden: dict[int, Any] = {}
     values = {}
-    for node in [node for node in graph.all_nodes() if node.op_type in _ARITHMETIC and node.domain == ""]:
-        for place, value in enumerate(node.inputs):
-            if value is None or value.const_value is None or not near_identity(value.const_value):
+    for node in [node for node in graph.all_nodes() if node.domain == "" and node.op_type in _ARITHMETIC | _RANDOM]:
+        for place, value in enumerate(node.inputs[:1] if _is_random(node) else node.inputs):
+            if value is None or value.const_value is None:
+                continue
+            if not _is_random(node) and not near_identity(value.const_value):
                 continue
             if id(value) not in hidden:
                 name = next(fresh)
@@ -87,6 +92,10 @@ def _hide_near_identities(model: Any) -> dict[str, Any]:
                 hidden[id(value)] = new
             node.replace_input_with(place, hidden[id(value)])
     return values
+
+
+def _is_random(node: Any) -> bool:
+    return node.op_type in _RANDOM and node.domain == ""
 
 
 def near_identity(tensor: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ortflow.torch.fallback import Parts
-from ortflow.torch.refusals import check_call, check_module
+from ortflow.torch.refusals import check_call, check_constants, check_module
 from ortflow.torch.runtime import place_of
 from ortflow.torch.settings import Settings
 from ortflow.torch.structure import Flat, constants_key, described, flat
@@ -50,7 +50,9 @@ class Engine:
         return structure.run(call.tensors, tensors)
 
     def _structure(self, call: Flat, watched: Hashable, tensors: Mapping[str, torch.Tensor]) -> Structure:
-        trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*call.tensors, *tensors.values()))
+        trains = torch.is_grad_enabled() and any(
+            t.requires_grad for t in (*call.tensors, *tensors.values(), *self._watch.constants)
+        )
         place = place_of((*tensors.values(), *call.tensors))
         key = (
             call.spec,
@@ -65,6 +67,8 @@ class Engine:
             if known.sizes.fit(shapes):
                 return known
         check_module(self.module)
+        if trains:
+            check_constants(self._watch.unregistered())
         check_call(self.module, call.tensors, tensors)
         before, after = self._watch.attributes(), list[Any]()
         with _plain():
@@ -72,7 +76,7 @@ class Engine:
                 self.module, call, tensors, self.settings, lambda: after.append(self._watch.attributes()),
                 place=place, trains=trains,
             )  # fmt: skip
-        changed = self._watch.ignore(before, after[0]) if after else []
+        changed = [name for name, value in after[0].items() if before.get(name) != value] if after else []
         if changed:
             warnings.warn(
                 f"forward changes the attribute {changed[0]!r}, and graphs do not: it stays as it was; make it a buffer"

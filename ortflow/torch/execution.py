@@ -31,6 +31,7 @@ KINDS: dict[int, tuple[torch.dtype, str]] = {
 }
 """Element type as ONNX counts them -> PyTorch's, and that of the array interface; NumPy has no bfloat16."""
 _CPU = torch.device("cpu")
+_EMPTY = torch.zeros(1)
 _NAMES = {
     "tensor(float)": 1, "tensor(uint8)": 2, "tensor(int8)": 3, "tensor(int16)": 5, "tensor(int32)": 6,
     "tensor(int64)": 7, "tensor(bool)": 9, "tensor(float16)": 10, "tensor(double)": 11, "tensor(bfloat16)": 16,
@@ -100,13 +101,17 @@ class Graph:
                 tensor = tensor.cpu()
             held.append(tensor)
             place = self._place if tensor.is_cuda else self._host
-            binding.bind_input(name, place, _BOUND[kind], list(tensor.shape), tensor.data_ptr())
+            # PyTorch has no memory for a tensor without elements, and ONNX Runtime refuses a null pointer.
+            address = tensor.data_ptr() or _EMPTY.data_ptr()
+            binding.bind_input(name, place, _BOUND[kind], list(tensor.shape), address)
         for name in self.outputs:
             target = into.get(name)
             if target is None:
                 binding.bind_output(name, self._host if name in self._on_host else self._place)
             else:
-                binding.bind_output(name, self._place, np.float32, list(target.shape), target.data_ptr())
+                binding.bind_output(
+                    name, self._place, np.float32, list(target.shape), target.data_ptr() or _EMPTY.data_ptr()
+                )
         try:
             self._session._sess.run_with_iobinding(binding, self._options)
         except SESSION_ERRORS as error:

@@ -115,7 +115,8 @@ def _save(ctx: Any, plan: Plan, made: Mapping[str, torch.Tensor], feed: Mapping[
     given = set(plan.pair.given.values())
     ctx.names = [name for name in plan.backward.inputs if name not in given]
     kept = set(plan.pair.kept)
-    ctx.save_for_backward(*(made[name] if name in kept else feed[name] for name in ctx.names))
+    # Detached: as PyTorch's operators, the backward pass reads the values of the call if `data` is replaced after it.
+    ctx.save_for_backward(*(made[name] if name in kept else feed[name].detach() for name in ctx.names))
 
 
 def _again(ctx: Any, roots: frozenset[str]) -> tuple[Plan, dict[str, torch.Tensor]]:

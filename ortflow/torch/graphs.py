@@ -87,15 +87,20 @@ def forward_of(model: onnx.ModelProto, frozen: Collection[str]) -> Forward:
     prepared, _ = prepare(model)
     avoid_wrong_forms(prepared)
     graph = prepared.graph
+    dims = {value.name: value.type for value in graph.input}
     counts: dict[str, int] = {}
     for node in graph.node:
-        if node.op_type == "BatchNormalization" and node.domain == "" and node.input[3] not in frozen:
+        # Without running statistics, or with a cumulative average of them, the graph computes those of the batch.
+        own = node.op_type == "BatchNormalization" and node.domain == "" and node.input[3] in dims
+        if own and node.input[3] not in frozen:
             counts[node.input[3]] = counts.get(node.input[3], 0) + 1
     outputs = [_copy(value) for value in graph.output if not value.name.startswith(UPDATED)]
     moved = {v.name.removeprefix(UPDATED): v.name for v in graph.output if v.name.startswith(UPDATED)}
     _, updates = train_mode(graph, frozen)
+    updates = {name: value for name, value in updates.items() if name in dims}
+    # A graph that only writes a buffer, as spectral_norm does, has no such input.
+    dims = {v.name.removeprefix(UPDATED): v.type for v in graph.output if v.name.startswith(UPDATED)} | dims
     edit = Editor(graph)
-    dims = {value.name: value.type for value in graph.input}
     new = []
     for name, value in {**moved, **updates}.items():
         edit("Identity", value, output=name + NEW)

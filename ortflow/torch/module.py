@@ -100,6 +100,27 @@ class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
                 raise
             return getattr(wrapped, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "training":
+            self._wrapped.training = value
+        if self._is_of_wrapped(name):
+            setattr(self._wrapped, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._is_of_wrapped(name):
+            delattr(self._wrapped, name)
+        else:
+            super().__delattr__(name)
+
+    def _is_of_wrapped(self, name: str) -> bool:
+        """Whether an attribute is one that forward reads."""
+        wrapped = vars(self).get("_wrapped")
+        if wrapped is None or name in vars(self) or hasattr(type(self), name):
+            return False
+        return not name.startswith("_") or hasattr(wrapped, name)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_engine", "forward")}
 

@@ -30,6 +30,37 @@ def functions_refused() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def generators_refused() -> Iterator[None]:
+    """Refuse that the block draws from the generators of Python or NumPy: a graph would repeat the first number."""
+    import random
+
+    import numpy as np
+
+    def state() -> tuple[Any, Any]:
+        kind, keys, *rest = [*np.random.get_state()]
+        return random.getstate(), (kind, np.asarray(keys).tobytes(), *rest)
+
+    before = state()
+    yield
+    for name, old, new in zip(("random", "numpy.random"), before, state(), strict=True):
+        if old != new:
+            raise UserError(
+                f"forward draws numbers from Python's module {name}, and a graph would repeat the first ones",
+                fix="draw them with torch.rand, or before the call and pass them as tensors",
+            )
+
+
+def check_constants(shapes: Sequence[str]) -> None:
+    """Raise UserError if a call would need gradients of tensors, of these shapes, that graphs have as constants."""
+    if shapes:
+        raise UserError(
+            f"forward reads a tensor of shape {shapes[0]} that requires a gradient and is neither a parameter of the"
+            " module nor an argument: a graph would not compute its gradient",
+            fix="make it a parameter (register_parameter, nn.ParameterList), pass it as an argument, or detach it",
+        )
+
+
 def check_module(module: torch.nn.Module) -> None:
     """Raise UserError for a module that no structure of its inputs can be exported for."""
     for name, parameter in (*module.named_parameters(), *module.named_buffers()):
@@ -53,9 +84,9 @@ def check_module(module: torch.nn.Module) -> None:
         if isinstance(part, torch.nn.SyncBatchNorm):
             raise UserError(f"{name!r} is a SyncBatchNorm, whose statistics run over ranks inside forward",
                             fix="leave torch.nn.BatchNorm as it is")  # fmt: skip
-        if part is not module and (part._backward_hooks or part._backward_pre_hooks):
-            raise UserError(f"{name!r} has a backward hook, which a graph would not call",
-                            fix="remove it, or hook the outer module or parameters")  # fmt: skip
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise UserError(f"{name or type(part).__name__!r} has a backward hook, which a graph would not call",
+                            fix="remove it, or hook the ORTModule or parameters")  # fmt: skip
 
 
 def check_call(module: torch.nn.Module, given: Sequence[torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:

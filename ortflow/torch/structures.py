@@ -11,6 +11,7 @@ from ortflow.torch.comparison import compare
 from ortflow.torch.function import Call
 from ortflow.torch.graphs import differentiable, forward_of
 from ortflow.torch.plans import Plan, Plans
+from ortflow.torch.refusals import check_constants
 from ortflow.torch.runtime import Place
 from ortflow.torch.settings import Settings
 from ortflow.torch.structure import Flat
@@ -146,6 +147,8 @@ def _structure(
     varying: bool,
 ) -> Structure:
     found = traced(module, call, called, varying=varying)
+    if trains:
+        check_constants(found.constants_with_gradient)
     forward = forward_of(found.model, frozen_statistics(module))
     wanted = []
     if trains:

@@ -18,7 +18,7 @@ from ortflow.export_optimize import optimize
 from ortflow.export_state import changed_buffers, name_updates, refuse_changed_parameters
 from ortflow.export_stops import mark_stops
 from ortflow.export_trace import trace
-from ortflow.torch.refusals import functions_refused
+from ortflow.torch.refusals import functions_refused, generators_refused
 from ortflow.torch.sizes import Sizes
 from ortflow.torch.structure import Flat, flat, rebuilt
 from ortflow.workflow.errors import UserError
@@ -55,6 +55,8 @@ class Traced:
     spec: pytree.TreeSpec
     sizes: Sizes
     """The sizes that it is right for."""
+    constants_with_gradient: tuple[str, ...] = ()
+    """Shapes of tensors with a gradient that are neither parameters nor arguments."""
 
     def result(self, tensors: Sequence[Any]) -> Any:
         """What forward returns, with these tensors."""
@@ -67,7 +69,8 @@ def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *,
     `called`: see `changed_buffers`. `varying`: for other sizes, too, where the module allows it.
     """
     args, kwargs = call.rebuilt([tensor.detach() for tensor in call.tensors])
-    changed = changed_buffers(module, args, kwargs, called)
+    with generators_refused():
+        changed = changed_buffers(module, args, kwargs, called)
     returned: list[Flat] = []
     # Each tensor is an object of its own, also if the call has it twice.
     given = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in call.tensors)
@@ -80,6 +83,13 @@ def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *,
         program = trace(module, given, {}, names, None, axes)
     refuse_changed_parameters(program)
     _refuse_changed_inputs(program)
+    lost = tuple(
+        [
+            str(tuple(value.shape))
+            for value in program.exported_program.constants.values()
+            if isinstance(value, torch.Tensor) and value.requires_grad
+        ]
+    )
     graph = program.model.graph
     result = returned[-1]
     sizes = Sizes.of(program.exported_program)
@@ -92,7 +102,15 @@ def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *,
     shorten_lines(program.model)
     read = _without_values(program.model.graph, stored)
     return Traced(
-        program.model_proto, tuple(names), read, tuple(changed), outputs, result.constants, result.spec, sizes
+        program.model_proto,
+        tuple(names),
+        read,
+        tuple(changed),
+        outputs,
+        result.constants,
+        result.spec,
+        sizes,
+        lost,
     )
 
 

@@ -1,17 +1,28 @@
-"""What a graph of a module takes for fixed: modes, plain attributes, submodules, which parameters are trained.
+"""What a graph of a module takes for fixed: modes, attributes, hooks, submodules, tied and trained parameters.
 
-Called by `engine` before each call; a change leads to another graph. Attributes of other types (a configuration, a
-list) are read once, when the module is traced.
+Called by `engine` before each call; a change leads to another graph. What is not seen: global variables, values that
+are written to a plain tensor through its `data` or NumPy, and objects that are not plain data.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
+from torch.nn.modules import module as modules
 
-_SIMPLE = (bool, int, float, str, type(None))
+from ortflow.torch.attributes import Holders, Same, comparable
+
+_STORES = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+          "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")  # fmt: skip
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
+                 "_global_backward_pre_hooks")  # fmt: skip
+_OWN = frozenset(vars(torch.nn.Module())) - {"training"}
+"""Attributes of every module that are none of the user's."""
 
 
 class Watch:
@@ -19,68 +30,83 @@ class Watch:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._ignored: set[tuple[int, str]] = set()
+        self._numbers: dict[Hashable, int] = {}
+        self._views: list[Any] = []
+        self._objects: list[Any] = []
         self._read()
 
     def _read(self) -> None:
-        parts = list(self._module.modules())
-        self._children = [(p._modules, name, child) for p in parts for name, child in p._modules.items()]
-        self._counts = [(d, len(d)) for p in parts for d in (p._modules, p._parameters, p._buffers)]
-        attributes = [(part, name, value) for part in parts for name, value in vars(part).items()]
-        self._simple = [
-            (vars(part), name) for part, name, value in attributes
-            if (id(part), name) not in self._ignored and (type(value) in _SIMPLE or _is_simple_tuple(value))
-        ]  # fmt: skip
-        self._constants = [(vars(part), name) for part, name, value in attributes if isinstance(value, torch.Tensor)]
+        parts = list(self._module.named_modules())
+        holders: Holders = [getattr(modules, name) for name in _GLOBAL_HOOKS]
+        constants: list[torch.Tensor] = []
+        hooks = [tuple([Same(hook) for hook in each.values()]) for each in holders]
+        state: list[Hashable] = [*hooks]
+        classes = set()
+        for path, part in parts:
+            own = vars(part)
+            holders.append(own)
+            holders += [own[name] for name in (*_STORES, *_HOOKS)]
+            state.append((path, Same(part), Same(type(part)), tuple([(n, Same(c)) for n, c in part._modules.items()])))
+            state += [tuple([Same(hook) for hook in own[name].values()]) for name in _HOOKS if own[name]]
+            state += [
+                (name, comparable(value, holders, constants)) for name, value in own.items() if name not in _OWN
+            ]  # fmt: skip
+            classes |= {kind for kind in type(part).__mro__ if not kind.__module__.startswith("torch.nn.")}
+        for kind in sorted(classes - {object}, key=lambda kind: (kind.__module__, kind.__qualname__, id(kind))):
+            holders.append(vars(kind))
+            state += [(Same(kind), name, comparable(value, holders, constants)) for name, value in vars(kind).items()]
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
-        seen = set()
-        for kind in ("_parameters", "_buffers"):
-            for prefix, part in self._module.named_modules():
-                for name, tensor in getattr(part, kind).items():
-                    if tensor is not None and id(tensor) not in seen:
-                        seen.add(id(tensor))
-                        self._places[f"{prefix}.{name}" if prefix else name] = getattr(part, kind), name
-        self._token = object()
+        first: dict[int, str] = {}
+        for store in ("_parameters", "_buffers"):
+            for prefix, part in parts:
+                for name, tensor in getattr(part, store).items():
+                    path = f"{prefix}.{name}" if prefix else name
+                    if tensor is not None and id(tensor) not in first:
+                        first[id(tensor)] = path
+                        self._places[path] = getattr(part, store), name
+                    state.append((path, None if tensor is None else first[id(tensor)]))
+        self._constants = list({id(tensor): tensor for tensor in constants}.values())
+        self._views = _views(holders)
+        self._objects = list(chain.from_iterable(self._views))
+        self._number = self._numbers.setdefault(tuple(state), len(self._numbers))
 
     def key(self) -> Hashable:
-        """Equal keys: the same graph. Reads submodules again if they have changed."""
-        if any(d.get(name) is not child for d, name, child in self._children) or any(
-            len(d) != count for d, count in self._counts
-        ):
+        """Equal keys: the same graph. Reads everything again if an object has been replaced."""
+        objects = list(chain.from_iterable(self._views))
+        if len(objects) != len(self._objects) or not all(map(operator.is_, objects, self._objects)):
             self._read()
         return (
-            self._token,
-            tuple([d.get(name) for d, name in self._simple]),
-            tuple(
-                [(id(tensor), tensor._version) for d, name in self._constants if (tensor := d.get(name)) is not None]
-            ),
+            self._number,
+            tuple([(tensor._version, tensor.data_ptr(), tensor.requires_grad) for tensor in self._constants]),
             tuple(
                 [(t.requires_grad, t.shape, t.dtype, t.device) for d, name in self._places.values() for t in (d[name],)]
             ),
         )
 
+    @property
+    def constants(self) -> list[torch.Tensor]:
+        """Tensors in plain attributes, as of the last key."""
+        return self._constants
+
+    def unregistered(self) -> list[str]:
+        """Shapes of the constants with a gradient that are no parameters or buffers: a trace takes no notice of it."""
+        stored = {id(d[name]) for d, name in self._places.values()}
+        return [str(tuple(t.shape)) for t in self._constants if t.requires_grad and id(t) not in stored]
+
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """Parameters and buffers by their first names, as they are now."""
+        """Parameters and buffers by their first names, as of the last key."""
         return {name: d[key] for name, (d, key) in self._places.items()}
 
-    def ignore(self, before: Mapping[tuple[int, str], Any], after: Mapping[tuple[int, str], Any]) -> list[str]:
-        """Leave out the attributes that differ: forward has changed them. Returns their names."""
-        names = {id(part): name for name, part in self._module.named_modules()}
-        changed = [key for key, value in before.items() if key in after and after[key] != value]
-        self._ignored |= set(changed)
-        if changed:
-            self._read()
-        return [f"{names[part]}.{name}" if names[part] else name for part, name in changed]
-
-    def attributes(self) -> dict[tuple[int, str], Any]:
-        """Plain attributes by part and name."""
+    def attributes(self) -> dict[str, Hashable]:
+        """Attributes by name; of a new one and a missing one the other has None."""
         return {
-            (id(part), name): value
-            for part in self._module.modules()
+            f"{path}.{name}" if path else name: comparable(value, [], [])
+            for path, part in self._module.named_modules()
             for name, value in vars(part).items()
-            if type(value) in _SIMPLE
+            if name not in _OWN
         }
 
 
-def _is_simple_tuple(value: Any) -> bool:
-    return type(value) is tuple and all(type(each) in _SIMPLE for each in value)
+def _views(holders: Holders) -> list[Any]:
+    """Live views of what containers hold; the keys of dicts, too."""
+    return [view for each in holders for view in ((each, each.values()) if hasattr(each, "values") else (each,))]
