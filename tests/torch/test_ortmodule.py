@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import torch
 from ortmodule_models import Gpt, Images
 from torch import nn

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import torch
 from torch import nn
 

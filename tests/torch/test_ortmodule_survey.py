@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from rotation import PART
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 
 PROGRAM = Path(__file__).parent / "survey" / "ortmodule.py"
 
