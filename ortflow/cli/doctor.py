@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def doctor(
 
 def split(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The run file, if the first argument is one, and the overrides."""
-    if arguments and ("=" not in arguments[0] or Path(arguments[0]).is_file()):
+    if arguments and ("=" not in arguments[0] or os.path.isfile(arguments[0])):
         return Path(arguments[0]), list(arguments[1:])
     return None, list(arguments)
 

@@ -166,7 +166,8 @@ def is_program(file: Path) -> bool:
     """Whether a file on the command line is a program: a Python file, or an executable other than a run file."""
     if is_python(file):
         return True
-    return file.suffix.lower() not in _RUN_FILES and file.is_file() and os.access(file, os.X_OK)
+    # Path.is_file raises for an override that is longer than a file's name may be.
+    return file.suffix.lower() not in _RUN_FILES and os.path.isfile(file) and os.access(file, os.X_OK)
 
 
 def name_of(file: Path) -> str:

@@ -70,16 +70,22 @@ MpiCommunicator()
 """A rank that a kill meets before it has taken the names away."""
 
 
-def ours() -> set[str]:
-    """Records of ranks' starts, and segments of MPI."""
-    return {path.name for path in FOLDER.iterdir() if path.name.startswith(("ortflow_mpi_", "mpich_sh"))}
+def present(names: set[str]) -> set[str]:
+    return {name for name in names if (FOLDER / name).exists()}
+
+
+def held(pids: set[str]) -> set[str]:
+    """Records of the starts of these ranks, and their segments of MPI: other tests' are there, too."""
+    links = {path: os.readlink(path) for pid in pids for path in Path("/proc", pid, "fd").iterdir()}
+    maps = [Path("/proc", pid, "maps").read_text() for pid in pids]
+    return present(set(re.findall(r"/dev/shm/((?:ortflow_mpi_|mpich_sh)\w+)", "\n".join([*links.values(), *maps]))))
 
 
 def test_ranks_killed_while_mpi_starts_leave_nothing_behind_the_next_attempt(tmp_path: Path) -> None:
     mpi = find_mpi(sys.executable, "auto")
     if mpi is None:
         pytest.skip("no MPI here")
-    before, marks = ours(), tmp_path / "marks"
+    marks = tmp_path / "marks"
     marks.mkdir()
     command = [mpi.executable, "-n", "2", sys.executable, "-c", WAITS_IN_MPI, str(marks)]
     waiting = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, start_new_session=True)
@@ -87,23 +93,23 @@ def test_ranks_killed_while_mpi_starts_leave_nothing_behind_the_next_attempt(tmp
         while len(list(marks.iterdir())) < 2:
             assert waiting.poll() is None
             time.sleep(0.05)
-        records = {name for name in ours() - before if name.startswith("ortflow_mpi_")}
+        alive = held({path.name for path in marks.iterdir()})
+        records = {name for name in alive if name.startswith("ortflow_mpi_")}
         assert len(records) == 2
         # Living ranks' segments stay, whoever sweeps.
-        alive = ours()
         sweep()
-        assert alive <= ours()
+        assert present(alive) == alive
     finally:
         for process in reversed([psutil.Process(waiting.pid), *psutil.Process(waiting.pid).children(recursive=True)]):
             # When one rank has ended, MPI ends the other.
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         waiting.wait()
-    assert records <= ours()
+    assert present(records) == records
     tiny = Tiny.make(tmp_path / "p", **PAIR)
     done = tiny.command("run", "run.yaml")
     assert done.code == 0, done.said
-    assert [name for name in ours() - before if name in alive] == []
+    assert present(alive) == set()
 
 
 class Ranks:

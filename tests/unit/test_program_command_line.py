@@ -36,6 +36,15 @@ def test_what_to_do_is_said(words: str, reported: str, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("verb", ["render", "doctor"])
+def test_an_override_may_be_longer_than_the_name_of_a_file(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.yaml").write_text(RUN_FILE)
+    done = command_here(verb, "train.yaml", f'program.env={{"NAMES": "{"x" * 4000}"}}', folder=tmp_path)
+    assert "too long" not in done.stderr
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_lost_run_has_a_next_step(alive: bool) -> None:
     rows = dict(describe(read_status(RunDir(Path("/nowhere/gpt")), records=[START], alive=alive), 2.0))

@@ -16,7 +16,7 @@ END, KILL_WAIT = "SLURM_JOB_END_TIME", "ORTFLOW_KILL_WAIT"
 """Variables of a rank under Slurm: the end of the job, in seconds since the epoch; seconds from SIGTERM to SIGKILL."""
 PODS_SHARE = 0.75
 """Share of the pods' grace that a program has to stop."""
-PATIENCE = 1.0
+PATIENCE = 2.5
 """Seconds that the answer about the job may take: the ranks wait for it."""
 
 
