@@ -98,12 +98,12 @@ class Watch:
         return {name: d[key] for name, (d, key) in self._places.items()}
 
     def attributes(self) -> dict[str, Hashable]:
-        """Attributes by name; of a new one and a missing one the other has None."""
+        """Attributes by name, without objects: transformers completes a model's configuration at its first call."""
         return {
             f"{path}.{name}" if path else name: comparable(value, [], [])
             for path, part in self._module.named_modules()
             for name, value in vars(part).items()
-            if name not in _OWN
+            if name not in _OWN and (isinstance(value, torch.Tensor) or not hasattr(value, "__dict__"))
         }
 
 
