@@ -65,37 +65,8 @@ def gradients(seed: int, step: int, shapes: tuple[tuple[int, ...], ...]) -> list
     return [drawn(random, shape) for shape in shapes]
 
 
-class TransformersAdamW(torch.optim.Optimizer):
-    """The rule of transformers.AdamW, which transformers 5 has no longer."""
-
-    def __init__(self, params: Any, *, correct: bool = True) -> None:
-        self.correct = correct
-        super().__init__(params, dict(BOTH))
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-                state["step"] += 1
-                (b1, b2), rate = group["betas"], group["lr"]
-                state["m"].mul_(b1).add_(p.grad, alpha=1 - b1)
-                state["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
-                if self.correct:
-                    rate *= (1 - b2 ** state["step"]) ** 0.5 / (1 - b1 ** state["step"])
-                p.addcdiv_(state["m"], state["v"].sqrt().add_(group["eps"]), value=-rate)
-                p.add_(p, alpha=-group["lr"] * group["weight_decay"])
-
-
-class PlainLamb(torch.optim.Optimizer):
-    """LAMB's algorithm 2, one tensor at a time."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, dict(BOTH))
+class Plain(torch.optim.Optimizer):
+    """A rule with Adam's moments, one tensor at a time."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -110,10 +81,41 @@ class PlainLamb(torch.optim.Optimizer):
                 b1, b2 = group["betas"]
                 state["m"].mul_(b1).add_(p.grad, alpha=1 - b1)
                 state["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
-                m, v = state["m"] / (1 - b1 ** state["step"]), state["v"] / (1 - b2 ** state["step"])
-                u = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * p
-                of_p, of_u = float(p.norm()), float(u.norm())
-                p.sub_(u, alpha=group["lr"] * (of_p / of_u if of_p and of_u else 1))
+                self.change(group, p, state["m"], state["v"], 1 - b1 ** state["step"], 1 - b2 ** state["step"])
+
+    def change(
+        self, group: dict[str, Any], p: torch.Tensor, m: torch.Tensor, v: torch.Tensor, first: float, second: float
+    ) -> None:
+        raise NotImplementedError
+
+
+class TransformersAdamW(Plain):
+    """The rule of transformers.AdamW, which transformers 5 has no longer."""
+
+    def __init__(self, params: Any, *, correct: bool = True) -> None:
+        self.correct = correct
+        super().__init__(params, dict(BOTH))
+
+    def change(
+        self, group: dict[str, Any], p: torch.Tensor, m: torch.Tensor, v: torch.Tensor, first: float, second: float
+    ) -> None:
+        rate = group["lr"] * (second**0.5 / first if self.correct else 1)
+        p.addcdiv_(m, v.sqrt().add_(group["eps"]), value=-rate)
+        p.add_(p, alpha=-group["lr"] * group["weight_decay"])
+
+
+class PlainLamb(Plain):
+    """LAMB's algorithm 2."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, dict(BOTH))
+
+    def change(
+        self, group: dict[str, Any], p: torch.Tensor, m: torch.Tensor, v: torch.Tensor, first: float, second: float
+    ) -> None:
+        u = m / first / ((v / second).sqrt() + group["eps"]) + group["weight_decay"] * p
+        of_p, of_u = float(p.norm()), float(u.norm())
+        p.sub_(u, alpha=group["lr"] * (of_p / of_u if of_p and of_u else 1))
 
 
 RULES: dict[str, tuple[Build, Build]] = {

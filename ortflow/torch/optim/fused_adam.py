@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ortflow.torch.optim.multi_tensor import Options, Rule, Tensors, moments, next_steps, update
+from ortflow.torch.optim.base import MultiTensorOptimizer, check_fractions, check_range, move_moments
+from ortflow.torch.optim.multi_tensor import Options, Rule, Tensors, update
 from ortflow.workflow.errors import UserError
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class AdamWMode(enum.IntEnum):
@@ -20,12 +19,12 @@ class AdamWMode(enum.IntEnum):
     ADAM_L2_REGULARIZATION = 0
     """It is added to the gradient, as in torch.optim.Adam."""
     ADAMW_TRANSFORMERS = 1
-    """It lessens weights after the step, and epsilon is added before bias correction, as in transformers' AdamW."""
+    """It is applied after the step, and epsilon is added before bias correction, as in transformers' AdamW."""
     ADAMW_TORCH = 2
-    """It lessens weights before the step, as in torch.optim.AdamW."""
+    """It is applied before the step, as in torch.optim.AdamW."""
 
 
-class FusedAdam(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
+class FusedAdam(MultiTensorOptimizer):
     """Adam with one call for all parameters of a group. Its state_dict has the form of torch.optim.AdamW's.
 
     Tensors of fp32 in the CPU's memory are updated by ortflow's library, on `torch.get_num_threads()` threads; others,
@@ -83,50 +82,12 @@ class FusedAdam(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         """Set gradients to None, or to zeros if both `set_grad_none` and `set_to_none` are False."""
         super().zero_grad(set_to_none=self.set_grad_none or set_to_none)
 
-    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters; returns the result of `closure`, which computes the gradients if given."""
-        loss = run(closure)
-        for group in self.param_groups:
-            trained = [p for p in group["params"] if p.grad is not None]
-            if not trained:
-                continue
-            for parameter in trained:
-                moments(self.state[parameter], parameter, _MOMENTS)
-            states = [self.state[p] for p in trained]
-            firsts, seconds = ([state[name] for state in states] for name in _MOMENTS)
-            tensors = Tensors(trained, [p.grad for p in trained], firsts, seconds, next_steps(states))
-            rate, (beta_1, beta_2) = float(group["lr"]), group["betas"]
-            numbers = rate, beta_1, beta_2, group["eps"], group["weight_decay"]
-            options = Options(*numbers, int(self.adam_w_mode), bool(group["bias_correction"]))
-            update(Rule.ADAM, tensors, options, _by_torch)
-        return loss
-
-
-def run(closure: Callable[[], Any] | None) -> Any:
-    """The result of a closure that computes gradients."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
-def check_range(where: str, **numbers: float | torch.Tensor) -> None:
-    """Raises UserError for a negative number."""
-    for name, value in numbers.items():
-        if not float(value) >= 0:
-            raise UserError(f"{name} is {float(value):g}", where=where, fix="it must not be negative")
-
-
-def check_fractions(where: str, betas: tuple[float, float]) -> None:
-    """Raises UserError unless both are in [0, 1)."""
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"betas is {betas!r}", where=where, fix="use two numbers from 0 to below 1")
-
-
-def bias(options: Options, step: int) -> tuple[float, float]:
-    """1 - beta^step of both moments, or 1 without correction."""
-    return (1 - options.beta_1**step, 1 - options.beta_2**step) if options.correct else (1.0, 1.0)
+    def update_group(self, group: dict[str, Any], trained: Sequence[torch.Tensor]) -> None:
+        """See the base class."""
+        rate, (beta_1, beta_2) = float(group["lr"]), group["betas"]
+        numbers = rate, beta_1, beta_2, group["eps"], group["weight_decay"]
+        options = Options(*numbers, int(self.adam_w_mode), bool(group["bias_correction"]))
+        update(Rule.ADAM, self.with_moments(trained), options, _by_torch)
 
 
 def _by_torch(tensors: Tensors, options: Options) -> None:
@@ -136,11 +97,8 @@ def _by_torch(tensors: Tensors, options: Options) -> None:
         g = list(torch._foreach_add(g, w, alpha=options.decay))
     if mode == AdamWMode.ADAMW_TORCH:
         torch._foreach_mul_(w, 1 - options.rate * options.decay)
-    torch._foreach_lerp_(tensors.firsts, g, 1 - options.beta_1)
-    torch._foreach_mul_(tensors.seconds, options.beta_2)
-    torch._foreach_addcmul_(tensors.seconds, g, g, 1 - options.beta_2)
+    biases = move_moments(tensors, g, options)
     late = mode == AdamWMode.ADAMW_TRANSFORMERS
-    biases = [bias(options, step) for step in tensors.steps]
     roots = list(torch._foreach_sqrt(tensors.seconds))
     if not late:
         torch._foreach_div_(roots, [second**0.5 for _, second in biases])

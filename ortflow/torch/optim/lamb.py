@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ortflow.torch.optim.fused_adam import bias, check_fractions, check_range, run
-from ortflow.torch.optim.multi_tensor import Options, Rule, Tensors, moments, next_steps, update
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+from ortflow.torch.optim.base import MultiTensorOptimizer, check_fractions, check_range, move_moments
+from ortflow.torch.optim.multi_tensor import Options, Rule, Tensors, update
 
 
-class Lamb(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
+class Lamb(MultiTensorOptimizer):
     """Adam's change plus weight decay, scaled by the norm of each parameter over that of its change.
 
     The update rule is that of `train.optimizer: {name: lamb}` in a run file. See `FusedAdam` for where it runs.
@@ -43,31 +41,16 @@ class Lamb(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         check_fractions("Lamb", betas=betas)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters; returns the result of `closure`, which computes the gradients if given."""
-        loss = run(closure)
-        for group in self.param_groups:
-            trained = [p for p in group["params"] if p.grad is not None]
-            if not trained:
-                continue
-            for parameter in trained:
-                moments(self.state[parameter], parameter, _MOMENTS)
-            states = [self.state[p] for p in trained]
-            firsts, seconds = ([state[name] for state in states] for name in _MOMENTS)
-            tensors = Tensors(trained, [p.grad for p in trained], firsts, seconds, next_steps(states))
-            numbers = float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"]
-            update(Rule.LAMB, tensors, Options(*numbers), _by_torch)
-        return loss
+    def update_group(self, group: dict[str, Any], trained: Sequence[torch.Tensor]) -> None:
+        """See the base class."""
+        numbers = float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"]
+        update(Rule.LAMB, self.with_moments(trained), Options(*numbers), _by_torch)
 
 
 def _by_torch(tensors: Tensors, options: Options) -> None:
     """The same in PyTorch's multi-tensor operators."""
-    w, g = tensors.parameters, tensors.gradients
-    torch._foreach_lerp_(tensors.firsts, g, 1 - options.beta_1)
-    torch._foreach_mul_(tensors.seconds, options.beta_2)
-    torch._foreach_addcmul_(tensors.seconds, g, g, 1 - options.beta_2)
-    biases = [bias(options, step) for step in tensors.steps]
+    w = tensors.parameters
+    biases = move_moments(tensors, tensors.gradients, options)
     roots = list(torch._foreach_sqrt(tensors.seconds))
     torch._foreach_div_(roots, [second**0.5 for _, second in biases])
     torch._foreach_add_(roots, options.epsilon)

@@ -56,16 +56,6 @@ class Tensors:
         steps = [step for step, yes in zip(self.steps, chosen, strict=True) if yes]
         return Tensors(some(self.parameters), some(self.gradients), some(self.firsts), some(self.seconds), steps)
 
-    def local(self) -> Tensors:
-        """The same with this rank's part in place of each sharded tensor (FSDP2)."""
-
-        def parts(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            return [_local(tensor) for tensor in tensors]
-
-        return Tensors(
-            parts(self.parameters), parts(self.gradients), parts(self.firsts), parts(self.seconds), self.steps
-        )
-
 
 _NUMBERS = ("rate", "beta_1", "beta_2", "epsilon", "decay")
 _CHOICES = ("mode", "correct")
@@ -93,7 +83,7 @@ def update(rule: Rule, tensors: Tensors, options: Options, otherwise: Callable[[
             )
     function = _library()
     groups = zip(tensors.parameters, tensors.gradients, strict=True)
-    ours = [function is not None and _is_ours(w) and _is_ours(g) and not isinstance(w, _DTENSOR) for w, g in groups]
+    ours = [function is not None and _is_ours(w) and _is_ours(g) for w, g in groups]
     if function is not None and any(ours):
         own = tensors if all(ours) else tensors.part(ours)
         _call(function, rule, own, options)
@@ -111,11 +101,6 @@ def _dtensor() -> Any:
 
 _DTENSOR = _dtensor()
 """A sharded tensor, which has no memory of its own."""
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    local: torch.Tensor = tensor.to_local() if isinstance(tensor, _DTENSOR) else tensor  # type: ignore[attr-defined, unused-ignore]
-    return local
 
 
 def _is_ours(tensor: torch.Tensor) -> bool:
@@ -142,18 +127,3 @@ def _call(function: Callable[..., int], rule: Rule, tensors: Tensors, options: O
     # Autograd notices a change between the forward and the backward pass by the versions of tensors.
     for tensor in (*tensors.parameters, *tensors.firsts, *tensors.seconds):
         torch.autograd.graph.increment_version(tensor)
-
-
-def moments(state: dict[str, Any], parameter: torch.Tensor, names: Sequence[str]) -> None:
-    """Create the state of a parameter, of the form that torch.optim has, if it has none."""
-    if not state:
-        state["step"] = torch.tensor(0.0)
-        for name in names:
-            state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-
-
-def next_steps(states: Sequence[dict[str, Any]]) -> list[int]:
-    """Increment the step of each state; returns their numbers."""
-    steps = [state["step"] for state in states]
-    torch._foreach_add_(steps, 1)
-    return [int(step) for step in torch.stack([step.cpu() for step in steps]).tolist()]

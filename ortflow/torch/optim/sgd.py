@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ortflow.torch.optim.fused_adam import check_range, run
+from ortflow.torch.optim.base import MultiTensorOptimizer, check_range
 from ortflow.torch.optim.multi_tensor import Options, Rule, Tensors, update
 from ortflow.workflow.errors import UserError
 
 _BUFFER = "momentum_buffer"
 
 
-class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
+class SGD(MultiTensorOptimizer):
     """As torch.optim.SGD without dampening, with one call for all parameters of a group; see `FusedAdam`.
 
     Its state_dict has the form of torch.optim.SGD's.
@@ -51,24 +51,17 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             if group.get("dampening") or group.get("maximize"):
                 raise UserError("a parameter group has `dampening` or `maximize`", where="SGD", fix="use torch.optim")
 
-    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters; returns the result of `closure`, which computes the gradients if given."""
-        loss = run(closure)
-        for group in self.param_groups:
-            trained = [p for p in group["params"] if p.grad is not None]
-            if not trained:
-                continue
-            buffers = []
-            for parameter in trained if group["momentum"] else ():
-                state = self.state[parameter]
-                if state.get(_BUFFER) is None:
-                    state[_BUFFER] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                buffers.append(state[_BUFFER])
-            tensors = Tensors(trained, [p.grad for p in trained], buffers, [], [0] * len(trained))
-            numbers = float(group["lr"]), group["momentum"], 0.0, 0.0, group["weight_decay"]
-            update(Rule.SGD, tensors, Options(*numbers, int(group["nesterov"])), _by_torch)
-        return loss
+    def update_group(self, group: dict[str, Any], trained: Sequence[torch.Tensor]) -> None:
+        """See the base class."""
+        buffers = []
+        for parameter in trained if group["momentum"] else ():
+            state = self.state[parameter]
+            if state.get(_BUFFER) is None:
+                state[_BUFFER] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            buffers.append(state[_BUFFER])
+        tensors = Tensors(list(trained), [p.grad for p in trained], buffers, [], [0] * len(trained))
+        numbers = float(group["lr"]), group["momentum"], 0.0, 0.0, group["weight_decay"]
+        update(Rule.SGD, tensors, Options(*numbers, int(group["nesterov"])), _by_torch)
 
 
 def _by_torch(tensors: Tensors, options: Options) -> None:
