@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from ortflow.workflow.graph.autodiff.loop_models import body_of, is_loop
+from ortflow.workflow.graph.autodiff.subgraph_models import model_of
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.replacement import Context, attribute
-from ortflow.workflow.graph.normalize.opset import OPSET
 
 BRANCHES = ("then_branch", "else_branch")
 
@@ -73,24 +72,9 @@ def _model_of(
 ) -> onnx.ModelProto:
     copy = onnx.GraphProto()
     copy.CopyFrom(graph)
-    for name in sorted(captured):
-        tensor = context.tensors.get(name)
-        if tensor is not None and name not in variables and _is_small(tensor):
-            copy.initializer.append(tensor)
-            # The tensor of a Constant node has no name, or another.
-            copy.initializer[-1].name = name
-        elif name in context.types:
-            copy.input.append(helper.make_value_info(name, context.types[name]))
-        elif name in variables:
-            copy.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     for value, name in zip(copy.output, node.output, strict=False):
         # Exporters declare sizes that only the other branch has; inference finds those of this one.
         kind = value.type.tensor_type.elem_type or shapes.element_type(context.types, name)
         if value.type.WhichOneof("value") in (None, "tensor_type"):
             value.type.CopyFrom(helper.make_tensor_type_proto(kind, None))
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(copy, opset_imports=opsets)
-
-
-def _is_small(tensor: onnx.TensorProto) -> bool:
-    return math.prod(tensor.dims) <= shapes.LARGE and not tensor.external_data
+    return model_of(copy, captured, variables, context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -10,9 +9,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.autodiff.subgraph_models import model_of
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.replacement import Context, attribute
-from ortflow.workflow.graph.normalize.opset import OPSET
 
 LOOPS = ("Loop", "Scan")
 _FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -96,20 +95,10 @@ def _model_of(
     copy.CopyFrom(graph)
     for place, value in enumerate(copy.input):
         _describe(value, node, form, place, context)
-    for name in sorted(captured):
-        tensor = context.tensors.get(name)
-        if tensor is not None and name not in variables and math.prod(tensor.dims) <= shapes.LARGE:
-            copy.initializer.append(tensor)
-            copy.initializer[-1].name = name
-        elif name in context.types:
-            copy.input.append(helper.make_value_info(name, context.types[name]))
-        elif name in variables:
-            copy.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     for value in copy.output:
         if value.type.WhichOneof("value") in (None, "tensor_type"):
             value.type.CopyFrom(helper.make_tensor_type_proto(value.type.tensor_type.elem_type, None))
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(copy, opset_imports=opsets)
+    model = model_of(copy, captured, variables, context)
     _forget_changing_sizes(model, form)
     return model
 
