@@ -10,17 +10,12 @@ from collections.abc import Collection
 
 import onnx
 
-from ortflow.workflow.cuda.place import completed
+from ortflow.workflow.assembly import stage_forms
 from ortflow.workflow.fusion.halved import in_half
-from ortflow.workflow.fusion.joins import put_joins
 from ortflow.workflow.graph.attention.find import attend
-from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import shared_entropy
-from ortflow.workflow.graph.ir.collective import drop_copies
-from ortflow.workflow.graph.ir.edit import import_domain
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.optimize.fixed_shapes import fix_shapes
-from ortflow.workflow.graph.optimize.on_cuda import on_cuda
 
 HALF = ("bf16", "fp16")
 
@@ -36,20 +31,15 @@ def prepared(model: onnx.ModelProto, wanted: Collection[str], precision: str) ->
 
 def placed(both: onnx.ModelProto, reached: Collection[str], precision: str) -> onnx.ModelProto:
     """The graph of both passes with ortflow's operators, sorted."""
-    if precision in HALF:
-        made = in_half(both, reached, precision)
-    else:
-        drop_copies(both.graph)
-        made = put_joins(on_cuda(completed(both)))
-    sort_nodes(made.graph)
-    return made
+    if precision not in HALF:
+        return stage_forms.placed(both)
+    halves = in_half(both, reached, precision)
+    sort_nodes(halves.graph)
+    return halves
 
 
 def finished(model: onnx.ModelProto) -> onnx.ModelProto:
     """One of the two graphs with fused elementwise nodes, as it is opened."""
-    from ortflow.workflow.fusion.groups import fuse
-
-    made, _ = fuse(model)
-    import_domain(made, CUDA_DOMAIN)
-    fix_shapes(made.graph)
-    return made
+    fused = stage_forms.fused(model)
+    fix_shapes(fused.graph)
+    return fused

@@ -51,13 +51,8 @@ def forms_of(model: onnx.ModelProto, length: int, *, on_gpus: bool) -> Iterator[
     """
     faster = None if on_gpus else with_kernels(model, length)
     if on_gpus:
-        drop_copies(model.graph)
-        from ortflow.workflow.cuda.place import completed
-        from ortflow.workflow.fusion.joins import put_joins
-
-        placed = put_joins(on_cuda(completed(model)))
-        sort_nodes(placed.graph)
-        gather_again(placed.graph)
+        own = placed(model)
+        gather_again(own.graph)
     plain = _composed(model)
     yield Form(plain, _same, _same_graph)
     if faster is not None:
@@ -66,7 +61,7 @@ def forms_of(model: onnx.ModelProto, length: int, *, on_gpus: bool) -> Iterator[
         adapted = on_cuda(plain)
         sort_nodes(adapted.graph)
         yield Form(adapted, on_cuda_of, _same_graph)
-        yield Form(placed, fused_of, fused)
+        yield Form(own, fused_of, fused)
 
 
 def half_form(model: onnx.ModelProto, trained: list[str], precision: str) -> Form:
@@ -79,13 +74,24 @@ def half_form(model: onnx.ModelProto, trained: list[str], precision: str) -> For
     return Form(both, _same, fused)
 
 
+def placed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph of both passes with ortflow's operators for GPUs, sorted. `model` loses its copies of gradients."""
+    from ortflow.workflow.cuda.place import completed
+    from ortflow.workflow.fusion.joins import put_joins
+
+    drop_copies(model.graph)
+    own = put_joins(on_cuda(completed(model)))
+    sort_nodes(own.graph)
+    return own
+
+
 def fused(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with fused elementwise nodes."""
-    from ortflow.workflow.fusion.groups import fuse
+    from ortflow.workflow.fusion import groups
 
-    made, _ = fuse(model)
-    import_domain(made, CUDA_DOMAIN)
-    return made
+    copy = groups.fused(model)
+    import_domain(copy, CUDA_DOMAIN)
+    return copy
 
 
 def _composed(model: onnx.ModelProto) -> onnx.ModelProto:
