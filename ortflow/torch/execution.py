@@ -36,11 +36,8 @@ _NAMES = {
     "tensor(float)": 1, "tensor(uint8)": 2, "tensor(int8)": 3, "tensor(int16)": 5, "tensor(int32)": 6,
     "tensor(int64)": 7, "tensor(bool)": 9, "tensor(float16)": 10, "tensor(double)": 11, "tensor(bfloat16)": 16,
 }  # fmt: skip
-_BOUND: dict[int, Any] = {
-    1: np.float32, 2: np.uint8, 3: np.int8, 5: np.int16, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16,
-    11: np.float64, 16: 16,
-}  # fmt: skip
-"""What ONNX Runtime is told when memory is bound."""
+_BOUND: dict[int, Any] = {kind: np.dtype(text).type for kind, (_, text) in KINDS.items()} | {16: 16}
+"""Element type -> what SessionIOBinding takes for it: NumPy's type, or the number where NumPy has none."""
 
 
 class Graph:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from ortflow.export_state import UPDATED
 from ortflow.torch import gpu_graphs
@@ -137,7 +137,7 @@ def pair_of(
 ) -> Pair:
     """The graphs that compute gradients of `roots`, which are outputs, with respect to `wanted`.
 
-    `tensors`: inputs that are parameters and buffers. Raises UserError, naming the node, if there is no gradient.
+    `tensors`: inputs that are parameters and buffers. Raises UserError if a node has no gradient.
     """
     given = {name: f"{name}/gradient" for name in roots}
     model = _marked(forward.model, wanted, roots[-1]) if roots and target.memory_level else forward.model
@@ -204,8 +204,3 @@ def on_host(model: onnx.ModelProto) -> frozenset[str]:
 
 def _copy(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto.FromString(value.SerializeToString())
-
-
-def type_of(value: onnx.ValueInfoProto) -> int:
-    """Element type of an input or output, as ONNX counts them."""
-    return int(value.type.tensor_type.elem_type or TensorProto.FLOAT)

@@ -46,18 +46,14 @@ def make_differentiable(
     for _ in range(_ROUNDS):
         if view is None:
             view = _expand_once(copy, trained, losses, expanded)
-    _check(copy, view or _view(copy, trained, losses))
+    for node in _without_gradient(copy, view or _view(copy, trained, losses)):
+        raise no_gradient(node, f"{node.op_type} cannot be differentiated")
     tidy.constants_to_initializers(copy)
     prune(copy.graph)
     tidy.name_nodes(copy)
     shapes.infer(copy)
     notes = [f"{count} {op_type} decomposed for training" for op_type, count in sorted(expanded.items())]
     return copy, notes
-
-
-def check_differentiable(model: onnx.ModelProto, trained: Collection[str], *losses: str) -> None:
-    """Raises UserError, naming node and operator, if a node between `trained` and `losses` has no gradient."""
-    _check(model, _view(model, trained, losses))
 
 
 def undifferentiable(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[str]:
@@ -83,11 +79,6 @@ _View = tuple[Context, Path]
 def _view(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> _View:
     context = context_of(model)
     return context, gradient_path(model.graph, context.types, trained, losses)
-
-
-def _check(model: onnx.ModelProto, view: _View) -> None:
-    for node in _without_gradient(model, view):
-        raise no_gradient(node, f"{node.op_type} cannot be differentiated")
 
 
 def _without_gradient(model: onnx.ModelProto, view: _View) -> list[onnx.NodeProto]:
