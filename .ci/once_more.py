@@ -108,7 +108,7 @@ def reasons_not_to_repeat(failed: Sequence[Failure]) -> list[str]:
     """Why failures of a lane count at once; none if all of them may be run again."""
     reasons = [f"{failure.test}: {reason}" for failure in failed if (reason := failure.reason_not_to_repeat)]
     if len(failed) > MOST:
-        reasons.append(f"{len(failed)} tests of {failed[0].lane} failed; more than {MOST} is no bad luck")
+        reasons.append(f"{len(failed)} tests of {failed[0].lane} failed; more than {MOST} failures are not repeated")
     return reasons
 
 

@@ -3,10 +3,10 @@
     python benchmarks/cuda_programs.py [--gpus 1 2] [--only plain ddp fsdp2] [--steps 14] [--keep FOLDER]
     python benchmarks/cuda_programs.py --cpu         # two or fewer processes on CPUs, to try this program itself
 
-Each case is two runs: a calm one, and one whose last rank kills itself once. They must print the same steps and the
-same digest of parameters, optimizer, schedule, scaler and random states. The program draws noise and dropout from
-CUDA's generators. Prints a row of a table for each case. Exit code 1 if one differs. A case of more GPUs than there
-are is left out.
+Each case is two runs: an undisturbed one, and one whose last rank kills itself once. They must print the same steps
+and the same digest of parameters, optimizer, schedule, scaler and random states. The program draws noise and dropout
+from CUDA's generators. Prints a row of a table for each case. Exit code 1 if one differs. A case of more GPUs than
+there are is left out.
 """
 
 from __future__ import annotations
@@ -153,12 +153,12 @@ def of_kind(text: str, kind: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(f"{kind} ")]
 
 
-def judged(calm: Outcome, killed: Outcome, kill: int) -> str:
+def judged(undisturbed: Outcome, killed: Outcome, kill: int) -> str:
     """What differs; empty if nothing does."""
-    for outcome in (calm, killed):
+    for outcome in (undisturbed, killed):
         if outcome.code != 0:
             return f"exit code {outcome.code}"
-    for rank, (whole, parts) in enumerate(zip(calm.logs, killed.logs, strict=True)):
+    for rank, (whole, parts) in enumerate(zip(undisturbed.logs, killed.logs, strict=True)):
         if len(whole) != 1 or len(parts) != 2:
             return f"rank {rank}: {len(whole)} and {len(parts)} attempts, not 1 and 2"
         (steps,), (before, after) = [of_kind(text, "step") for text in whole], [of_kind(text, "step") for text in parts]
@@ -197,7 +197,7 @@ def cases(folder: Path, options: argparse.Namespace) -> int:
     """Run the cases; returns the number of those that differ."""
     present = len(options.gpus) if options.cpu else gpus()
     if not present:
-        print("here is no NVIDIA GPU; --cpu tries this program on CPUs", file=sys.stderr)
+        print("no NVIDIA GPU was found; --cpu runs this program on CPUs", file=sys.stderr)
         return 1
     kill, wrong = options.steps * 2 // 3, 0
     places = "processes" if options.cpu else "GPUs"
@@ -208,19 +208,22 @@ def cases(folder: Path, options: argparse.Namespace) -> int:
             if ranks not in options.gpus or (not options.cpu and ranks > present):
                 continue
             name = f"{kind}-{ranks}"
-            calm = run(folder, f"{name}-calm", kind, ranks, None, options)
+            undisturbed = run(folder, f"{name}-undisturbed", kind, ranks, None, options)
             killed = run(folder, f"{name}-killed", kind, ranks, kill, options)
-            trouble = judged(calm, killed, kill)
+            trouble = judged(undisturbed, killed, kill)
             wrong += bool(trouble)
             text = killed.logs[0][-1] if killed.logs and killed.logs[0] else ""
             used = "; ".join(line.partition(" | ")[2].replace(" | ", ", ") for line in of_kind(text, "versions"))
             first = of_kind(text, "step")
             resumed = int(first[0].split()[1]) if first else "-"
-            seconds = f"{calm.seconds:.0f} and {killed.seconds:.0f}"
+            seconds = f"{undisturbed.seconds:.0f} and {killed.seconds:.0f}"
             row = (ranks, kind, kill, resumed, f"NO: {trouble}" if trouble else "yes", seconds, used)
             print("| " + " | ".join(map(str, row)) + " |", flush=True)
             if trouble:
-                print(f"{name}: the calm run\n{calm.output}\nthe killed run\n{killed.output}", file=sys.stderr)
+                print(
+                    f"{name}: the undisturbed run\n{undisturbed.output}\nthe killed run\n{killed.output}",
+                    file=sys.stderr,
+                )
     return min(wrong, 1)
 
 

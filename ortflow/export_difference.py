@@ -21,7 +21,7 @@ _FLOOR = 1e-4
 _ABSOLUTE = 1e-7
 """Norm that counts as rounding: that of a difference of equal numbers near 1."""
 _EXACT = 1e-4
-"""Error of single precision, relative to the norm, up to which a result is no remainder of rounding, however small."""
+"""Relative error of single precision up to which a small result is a value, and not rounding."""
 _FLOOR_OF_EXACT, _ABSOLUTE_OF_EXACT = 1e-2, 1e-12
 """Factor of the floor, and the norm, that count as rounding of such a result: a model of small weights has outputs of
 1e-9."""

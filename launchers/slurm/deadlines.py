@@ -19,7 +19,7 @@ USUAL_KILL_WAIT = 30.0
 
 
 def deadlines(slurm: Slurm, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables, by one or two short commands; those that Slurm does not answer are missing. Raises nothing."""
+    """The variables, by one or two short commands; those that Slurm does not answer are missing. Never raises."""
     found: dict[str, str] = {}
     with suppress(OrtflowError):
         if END not in environment and (left := slurm.seconds_left(environment["SLURM_JOB_ID"])) is not None:

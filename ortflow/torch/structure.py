@@ -26,7 +26,7 @@ DTYPES = (
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A container taken apart."""
+    """A container as a flat list of leaves."""
 
     tensors: tuple[torch.Tensor, ...]
     constants: tuple[tuple[int, Any], ...]
@@ -51,7 +51,7 @@ def rebuilt(tensors: Sequence[Any], constants: Sequence[tuple[int, Any]], spec: 
 
 
 def flat(value: Any, whose: str) -> Flat:
-    """A container taken apart. Raises UserError, beginning with `whose`, for a leaf that no graph can have."""
+    """Flatten a container. Raises UserError, beginning with `whose`, for a leaf that no graph can have."""
     leaves, spec = pytree.tree_flatten(value)
     unknown = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)}
     if unknown:

@@ -1,4 +1,4 @@
-"""What a graph of a module takes for fixed: modes, attributes, hooks, submodules, tied and trained parameters.
+"""What is constant in a graph of a module: modes, attributes, hooks, submodules, tied and trained parameters.
 
 Called by `engine` before each call; a change leads to another graph. What is not seen: global variables, values that
 are written to a plain tensor through its `data` or NumPy, and objects that are not plain data.
@@ -22,7 +22,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
                  "_global_backward_pre_hooks")  # fmt: skip
 _OWN = frozenset(vars(torch.nn.Module())) - {"training"}
-"""Attributes of every module that are none of the user's."""
+"""Attributes that PyTorch gives every module."""
 
 
 class Watch:
@@ -89,7 +89,7 @@ class Watch:
         return self._constants
 
     def unregistered(self) -> list[str]:
-        """Shapes of the constants with a gradient that are no parameters or buffers: a trace takes no notice of it."""
+        """Shapes of the constants with a gradient that are not parameters or buffers: a trace ignores it."""
         stored = {id(d[name]) for d, name in self._places.values()}
         return [str(tuple(t.shape)) for t in self._constants if t.requires_grad and id(t) not in stored]
 
