@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ import psutil
 from ortflow.workflow.errors import UserError
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+MARK = "ORTFLOW_PROGRAM_MARK"
+"""Environment variable by which everything that a program has started is known, whatever its process group."""
 HELPERS = 0.5
 """Seconds that helpers of a program, such as the trackers of `multiprocessing`, have to end after it."""
 
@@ -51,12 +54,13 @@ class Child:
 
     def __init__(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
         adopt_orphans()
+        mark = f"{MARK}={secrets.token_hex(16)}"
         passed = [int(environment["PMI_FD"])] if environment.get("PMI_FD", "").isdigit() else []
         try:
             self._process = subprocess.Popen(
                 command,
                 cwd=cwd,
-                env=dict(environment),
+                env={**environment, MARK: mark.partition("=")[2]},
                 stdin=subprocess.DEVNULL,
                 pass_fds=passed,
                 preexec_fn=_before_exec(),
@@ -69,7 +73,7 @@ class Child:
         except ValueError as error:
             raise UserError(f"{command[0]} cannot be started: {error}", where="program") from error
         self.pid = self._process.pid
-        self._guard = _guard(self.pid)
+        self._guard = _guard(self.pid, mark)
 
     def poll(self) -> int | None:
         """Its exit code, minus the signal if one ended it; None while it runs."""
@@ -150,16 +154,23 @@ def _descendants() -> list[psutil.Process]:
         return []
 
 
-def _guard(group: int) -> subprocess.Popen[bytes]:
-    """A shell that kills the program's process group when this process is gone, whatever ended it.
+def _guard(group: int, mark: str) -> subprocess.Popen[bytes]:
+    """A shell that kills what the program has started when this process is gone, whatever ended it.
 
-    The kernel kills only the program itself then, not its children. The shell waits for the end of its input, which
-    this process holds open, in a session of its own: a process manager kills the rank's with it.
+    The kernel kills only the program itself then, not its children, and gives them to another process, so that those
+    with a session of their own are known only by their environment, which children inherit (Linux's /proc; elsewhere
+    they stay). The shell waits for the end of its input, which this process holds open, in a session of its own: a
+    process manager kills the rank's with it.
     """
-    script = f"trap '' TERM INT HUP QUIT USR1 USR2; read _; kill -9 -- -{group} 2>/dev/null"
+    script = f"""trap '' TERM INT HUP QUIT USR1 USR2; read _; kill -9 -- -{group} 2>/dev/null
+for again in 1 2 3; do
+  for file in /proc/[0-9]*/environ; do
+    grep -qsF {mark} "$file" && file=${{file%/environ}} && kill -9 "${{file#/proc/}}" 2>/dev/null
+  done
+done"""
     return subprocess.Popen(
         ["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env={}, cwd="/", start_new_session=True,
+        env={"PATH": "/usr/bin:/bin"}, cwd="/", start_new_session=True,
     )  # fmt: skip
 
 
