@@ -29,6 +29,7 @@ from ortflow.workflow.spec.run import ProgramRunSpec, RunSpec, TrainerRunSpec
 
 if TYPE_CHECKING:
     from ortflow.workflow.program.context import ProgramContext
+    from ortflow.workflow.sinks.process import SinkProcess
     from ortflow.workflow.steps.context import Context
 
 PATIENCE, PATIENCE_ON_GPUS = 10, 60
@@ -48,12 +49,17 @@ def execute(
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
     events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid())
     context: Context | ProgramContext | None = None
+    sinks: SinkProcess | None = None
     notice = 0.0
     try:
         whole = load_run_file(run_dir.run_file, others=False)
         spec = of_this_attempt(whole, os.environ)
         if whole.elastic:
             _record_nodes(events, spec, whole, place)
+        if place.rank == 0 and spec.monitor.sinks:
+            from ortflow.workflow.sinks.process import start_sinks
+
+            sinks = start_sinks(spec, run_dir, attempt, events)
         if isinstance(spec, ProgramRunSpec):
             from ortflow.workflow.program import steps as of_program
             from ortflow.workflow.program.context import ProgramContext
@@ -94,6 +100,8 @@ def execute(
         events.write("failure", reason=f"{type(error).__name__}: {error}", exit_code=EXIT_FAILURE)
         code = EXIT_FAILURE
     finish(context, together=code in (EXIT_DONE, Preempted.exit_code), code=code, notice=notice)
+    if sinks is not None:
+        sinks.end(code)
     with suppress(OSError):
         events.close()
     return code

@@ -34,9 +34,10 @@ OWN_FILES = re.compile(
     | \.launcher/([\w.-]+)?
     | kubernetes/(run\.yaml | files/.+)
     | tensorboard/events\.out\.tfevents\.[^/]+
+    | sinks/.+
     | ([\w-]+/){{0,2}}{TEMPORARY}
     | (events|logs|logs/attempt-\d{{2,}}|graphs|slurm|kubernetes|kubernetes/files|program)/
-    | (checkpoints|tensorboard|export)/)
+    | (checkpoints|tensorboard|export|sinks)/)
     """,
     re.VERBOSE,
 )

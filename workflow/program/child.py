@@ -28,6 +28,10 @@ HELPERS = 0.5
 """Seconds that helpers of a program, such as the trackers of `multiprocessing`, have to end after it."""
 
 
+own_processes: set[int] = set()
+"""Processes of the rank's process that are no part of the program: neither they nor what they start are left-overs."""
+
+
 def adopt_orphans() -> None:
     """Let the kernel give this process the orphans below it (Linux)."""
     if sys.platform == "linux":
@@ -90,7 +94,7 @@ class Child:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if ended is None or ended.si_pid in (0, self.pid):
+            if ended is None or ended.si_pid in {0, self.pid, *own_processes}:
                 return
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(ended.si_pid, os.WNOHANG)
@@ -120,9 +124,7 @@ class Child:
     def _left(self) -> list[psutil.Process]:
         """Living processes that the program has started, if it has ended."""
         found = []
-        for process in _descendants():
-            if process.pid == self._guard.pid:
-                continue
+        for process in _descendants({self._guard.pid, *own_processes}):
             with contextlib.suppress(psutil.Error):
                 if process.pid != self.pid and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
@@ -146,12 +148,16 @@ class Child:
             time.sleep(0.01)
 
 
-def _descendants() -> list[psutil.Process]:
-    """All processes below this one."""
-    try:
-        return psutil.Process().children(recursive=True)
-    except psutil.Error:
-        return []
+def _descendants(spared: set[int]) -> list[psutil.Process]:
+    """All processes below this one, without `spared` and those below them."""
+    found: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process().children():
+            if child.pid not in spared:
+                found.append(child)
+                with contextlib.suppress(psutil.Error):
+                    found += child.children(recursive=True)
+    return found
 
 
 def _guard(group: int, mark: str) -> subprocess.Popen[bytes]:

@@ -22,6 +22,7 @@ from ortflow.workflow.spec.base import (
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.model import ModelSection
 from ortflow.workflow.spec.program import ProgramSection
+from ortflow.workflow.spec.sinks import Sink
 from ortflow.workflow.spec.train import TrainSection
 
 
@@ -103,6 +104,11 @@ class MonitorSection(Section):
     """Write TensorBoard scalars."""
     tensorboard_directory: Text = "tensorboard"
     """Folder, relative to the run directory."""
+    sinks: list[Sink] = Field(default_factory=no_items)
+    """Services that get the metrics, too: prometheus, wandb, mlflow, opentelemetry. They cost no step, and a failure of
+    one is a warning."""
+    sinks_seconds: NonNegativeFloat = 10.0
+    """Seconds that a run waits at its end for its sinks to send the last steps."""
     runtime_log: Literal["verbose", "info", "warning", "error", "fatal"] = "error"
     """ONNX Runtime's log level."""
 
