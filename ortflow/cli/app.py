@@ -67,6 +67,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "data": Verb("data", "app"),
     },
     "Tools": {
+        "demo": Verb("demo", "demo"),
         "schema": Verb("schema", "schema"),
         "image": Verb("image", "app"),
     },

@@ -1,0 +1,1 @@
+"""The files of `ortflow demo`, which copies them into a folder."""
