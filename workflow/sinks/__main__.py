@@ -11,7 +11,7 @@ import select
 import sys
 import threading
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import xxhash
 
@@ -24,7 +24,7 @@ from ortflow.workflow.sinks.metrics import metrics_of
 from ortflow.workflow.sinks.protocol import Run, State
 from ortflow.workflow.spec.file.load import load_run_file
 
-PRIVATE = {"backends": True, "monitor": {"sinks"}, "program": {"env"}, "run_dir": True}
+PRIVATE: dict[str, Any] = {"backends": True, "monitor": {"sinks"}, "program": {"env"}, "run_dir": True}
 """Keys of the run file that stay here: addresses, and environments that may contain secrets."""
 PERIOD = 0.5
 """Seconds between two readings of the record."""

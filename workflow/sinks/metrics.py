@@ -22,9 +22,9 @@ def metrics_of(event: Mapping[str, Any]) -> dict[str, float]:
     if kind == "step":
         values = {**{name: event.get(name) for name in STEP}, **(event.get("values") or {})}
         seconds = event.get("seconds")
-        if _is_number(seconds) and seconds > 0:
+        if isinstance(seconds, int | float) and seconds > 0:
             for name in ("samples", "tokens"):
-                if _is_number(count := event.get(name)):
+                if isinstance(count := event.get(name), int | float):
                     values[f"{name}_per_second"] = count / seconds
     elif kind == "evaluation":
         values = {f"eval/{name}": value for name, value in event.items() if name not in NO_METRIC}

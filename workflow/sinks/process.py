@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ortflow.workflow.errors import EXIT_DONE, Preempted
@@ -16,6 +17,7 @@ from ortflow.workflow.sinks.kinds import check_packages
 from ortflow.workflow.sinks.protocol import State
 from ortflow.workflow.spec.run import RunSpec
 
+STATES: Mapping[int, State] = {EXIT_DONE: "finished", Preempted.exit_code: "preempted"}
 START = 2.0
 """Seconds that the process may take beside what its sinks may: it reads the record every half second."""
 
@@ -39,7 +41,7 @@ class SinkProcess:
 
     def end(self, code: int) -> None:
         """Let the sinks send the last values of an attempt that ends with an exit code, and record what they lacked."""
-        state: State = {EXIT_DONE: "finished", Preempted.exit_code: "preempted"}.get(code, "failed")
+        state = STATES.get(code, "failed")
         try:
             output, _ = self._process.communicate(state.encode(), timeout=self._seconds + START)
             unusual = f"the process of monitor.sinks ended with exit code {self._process.returncode}"

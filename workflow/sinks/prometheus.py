@@ -29,19 +29,17 @@ class Prometheus:
         """Make the gauges; serve them, if a port is given."""
         registry = self._registry = prometheus_client.CollectorRegistry()
         labels = ["run", "attempt"]
-        own = (run.name, str(run.attempt))
+        own = self._labels = (run.name, str(run.attempt))
         self._step = prometheus_client.Gauge("ortflow_step", "Steps done", labels, registry=registry).labels(*own)
         self._time = prometheus_client.Gauge(
             "ortflow_last_step_timestamp_seconds", "Unix time of the last step", labels, registry=registry
         ).labels(*own)
-        metric = prometheus_client.Gauge(
+        self._metrics = prometheus_client.Gauge(
             "ortflow_metric", "Newest value of a metric", [*labels, "metric"], registry=registry
         )
-        self._metric = lambda name: metric.labels(*own, name)
-        state = prometheus_client.Gauge(
+        self._states = prometheus_client.Gauge(
             "ortflow_state", "1 for the state that the attempt is in", [*labels, "state"], registry=registry
         )
-        self._state = lambda name: state.labels(*own, name)
         self._file = None if self._section.file is None else run.folder / self._section.file
         if self._section.port is not None:
             prometheus_client.start_http_server(self._section.port, registry=registry)
@@ -52,7 +50,7 @@ class Prometheus:
         self._step.set(step)
         self._time.set(time)
         for name, value in values.items():
-            self._metric(name).set(value)
+            self._metrics.labels(*self._labels, name).set(value)
         if clock.monotonic() - self._written > PERIOD:
             self._replace_file()
 
@@ -62,7 +60,7 @@ class Prometheus:
 
     def _enter(self, state: str) -> None:
         for name in STATES:
-            self._state(name).set(name == state)
+            self._states.labels(*self._labels, name).set(name == state)
         self._replace_file()
 
     def _replace_file(self) -> None:
