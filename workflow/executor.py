@@ -19,6 +19,7 @@ from ortflow.workflow.engine import Engine
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, CommunicationError, OrtflowError, Preempted
 from ortflow.workflow.events import SCHEMA_VERSION, EventLog
 from ortflow.workflow.fence import Fence
+from ortflow.workflow.hang import HangWatch
 from ortflow.workflow.location import Location
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
@@ -50,6 +51,7 @@ def execute(
     events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid())
     context: Context | ProgramContext | None = None
     sinks: SinkProcess | None = None
+    hang: HangWatch | None = None
     notice = 0.0
     try:
         whole = load_run_file(run_dir.run_file, others=False)
@@ -72,6 +74,8 @@ def execute(
             from ortflow.workflow.steps.order import STEPS
 
             assert isinstance(spec, TrainerRunSpec)
+            if spec.restart.hung_seconds is not None:
+                stop.watch_for_hangs(hang := HangWatch(spec.restart.hung_seconds))
             context = Context(run_dir, spec, place, attempt, stop, events, fence, location=location)
             context.engine = Engine(STEPS, events)
             context.engine.run(context)
@@ -99,6 +103,9 @@ def execute(
         traceback.print_exc()
         events.write("failure", reason=f"{type(error).__name__}: {error}", exit_code=EXIT_FAILURE)
         code = EXIT_FAILURE
+    if hang is not None:
+        stop.watch_for_hangs(None)
+        hang.end()
     finish(context, together=code in (EXIT_DONE, Preempted.exit_code), code=code, notice=notice)
     if sinks is not None:
         sinks.end(code)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.hang import HangWatch
 from ortflow.workflow.location import Location
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
@@ -36,6 +37,7 @@ class StopFlag:
         self._next_beat = 0.0
         self._location: Location | None = None
         self._away = False
+        self._hang: HangWatch | None = None
 
     def install(self) -> None:
         """Install the handlers of the stop signals; only in the main thread."""
@@ -53,6 +55,10 @@ class StopFlag:
         """From now on, touch the file at each check, at most every BEAT_PERIOD; None: no more."""
         self._heartbeat = file
 
+    def watch_for_hangs(self, watch: HangWatch | None) -> None:
+        """From now on, tell the watch at each check that the rank moves; None: no more."""
+        self._hang = watch
+
     def stay_in(self, location: Location) -> None:
         """From now on, ask to save and stop if the run directory was renamed or removed."""
         self._location = location
@@ -60,6 +66,8 @@ class StopFlag:
     @property
     def reason(self) -> str | None:
         """Why this rank should stop; None if it should not."""
+        if self._hang is not None:
+            self._hang.moved()
         if self._heartbeat is not None and self._clock.monotonic() >= self._next_beat:
             self._next_beat = self._clock.monotonic() + BEAT_PERIOD
             with contextlib.suppress(OSError):

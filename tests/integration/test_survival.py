@@ -140,7 +140,8 @@ def test_a_rank_that_hangs_is_started_again(project: Project) -> None:
         stopped.suspend()
         assert launcher.wait(120) == 0, logs(run_dir)
     (end,) = [record for record in RunDir(run_dir).read_attempts() if record.get("outcome") == "failure"]
-    assert "hung: no heartbeat for 15 s" in end["cause"]
+    assert "hung: no heartbeat for 15 s; rank 0 waits for other ranks in all_reduce" in end["cause"]
+    assert "; rank 1 does not respond" in end["cause"]
     assert curve(run_dir) == curve(whole)
 
 

@@ -1,0 +1,102 @@
+"""Where the ranks of an attempt that hangs are, by the stacks that each has written to its log (`workflow/hang.py`)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ortflow.workflow.files import open_regular
+from ortflow.workflow.rundir import RunDir
+
+TAIL = 256 << 10
+"""Bytes of a log that are searched, from its end."""
+MOST_RANKS = 4
+"""Ranks of one place that are named."""
+_HEADER = re.compile(r"^Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$", re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_COMMUNICATION = "workflow/comm/"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it belongs to a call to the other ranks."""
+        return _COMMUNICATION in self.file.replace(os.sep, "/")
+
+
+Stack = tuple[Frame, ...]
+"""Frames of a rank's main thread, the innermost first."""
+
+
+def stack_in(log: str) -> Stack | None:
+    """The newest stack in a log; None if there is none. Pure."""
+    headers = list(_HEADER.finditer(log))
+    if not headers:
+        return None
+    threads = _THREAD.split(log[headers[-1].end() :])[1:]
+    # faulthandler writes the threads from the newest to the oldest, which is the main one.
+    frames = [(match[1], int(match[2]), match[3]) for match in _FRAME.finditer(threads[-1])] if threads else []
+    return tuple(Frame(*frame) for frame in frames) or None
+
+
+def stacks_of(run: RunDir, attempt: int, world_size: int) -> dict[int, Stack | None]:
+    """The newest stack of each rank; None where a rank has written none."""
+    return {rank: stack_in(_tail(run.log(attempt, rank))) for rank in range(world_size)}
+
+
+def where(stacks: Mapping[int, Stack | None]) -> str:
+    """In which call the ranks are, those that keep the others waiting last; empty if nothing is known. Pure."""
+    if not any(stacks.values()):
+        return ""
+    waiting: dict[str, list[int]] = defaultdict(list)
+    elsewhere: dict[str, list[int]] = defaultdict(list)
+    silent = [rank for rank, stack in stacks.items() if stack is None]
+    for rank, stack in stacks.items():
+        if stack is None:
+            continue
+        if stack[0].communicates:
+            public = (frame.function for frame in stack if frame.communicates and not frame.function.startswith("_"))
+            waiting[next(public, stack[0].function)].append(rank)
+        else:
+            elsewhere[f"{stack[0].function} ({stack[0].file}, line {stack[0].line})"].append(rank)
+    parts = [f"{_ranks(ranks)} wait{_s(ranks)} for other ranks in {call}" for call, ranks in waiting.items()]
+    parts += [f"{_ranks(ranks)} {_are(ranks)} in {place}" for place, ranks in elsewhere.items()]
+    if silent:
+        parts.append(f"{_ranks(silent)} do{'es' if len(silent) == 1 else ''} not respond")
+    return "; ".join(parts)
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = [str(rank) for rank in ranks[:MOST_RANKS]]
+    more = len(ranks) - len(shown)
+    *first, last = [*shown, f"{more} more"] if more else shown
+    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+
+
+def _s(ranks: list[int]) -> str:
+    return "s" if len(ranks) == 1 else ""
+
+
+def _are(ranks: list[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _tail(path: Path) -> str:
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,74 @@
+"""Stacks of ranks that hang: written by a real process, read back, and put into a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from ortflow.launchers.stacks import Frame, stack_in, stacks_of, where
+from ortflow.workflow.rundir import RunDir
+
+HANGING = """
+import sys, threading, time
+from ortflow.workflow.hang import HangWatch
+from ortflow.workflow.signals import StopFlag
+
+def turns_in_circles():
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        pass
+
+stop = StopFlag()
+stop.watch_for_hangs(HangWatch(1.0))
+threading.Thread(target=time.sleep, args=(4,), daemon=True).start()
+for _ in range(20):
+    stop.reason
+    time.sleep(0.1)  # moves for longer than the limit
+print("moved", file=sys.stderr, flush=True)
+turns_in_circles()
+"""
+
+
+def test_a_process_that_hangs_writes_where(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    log = run.log(0, 0)
+    log.parent.mkdir(parents=True)
+    with log.open("wb") as file:
+        subprocess.run([sys.executable, "-c", HANGING], stderr=file, check=True, timeout=60)
+    assert log.read_text().index("moved") < log.read_text().index("Timeout")
+    stacks = stacks_of(run, 0, 2)
+    assert stacks[1] is None
+    assert stacks[0] is not None
+    assert stacks[0][0].function == "turns_in_circles"
+    assert (
+        where(stacks) == f"rank 0 is in turns_in_circles (<string>, line {stacks[0][0].line}); rank 1 does not respond"
+    )
+
+
+def test_where_the_ranks_are() -> None:
+    def waits(call: str) -> tuple[Frame, ...]:
+        below = Frame("/env/ortflow/workflow/comm/mpi.py", 9, "_poll")
+        return (below, Frame("/env/ortflow/workflow/comm/mpi.py", 5, call), Frame("/env/ortflow/workflow/x.py", 1, "f"))
+
+    reads = (Frame("/home/me/data.py", 7, "read"), *waits("all_reduce"))
+    everywhere = dict.fromkeys(range(6), waits("all_reduce")) | {6: waits("barrier"), 7: reads}
+    assert where(everywhere) == (
+        "ranks 0, 1, 2, 3 and 2 more wait for other ranks in all_reduce; rank 6 waits for other ranks in barrier; "
+        "rank 7 is in read (/home/me/data.py, line 7)"
+    )
+    assert (
+        where({0: waits("send"), 1: None, 2: None})
+        == "rank 0 waits for other ranks in send; ranks 1 and 2 do not respond"
+    )
+    assert where({0: None, 1: None}) == ""
+
+
+def test_the_newest_stack_counts() -> None:
+    first = 'Timeout (0:00:10.500000)!\nThread 0x01 (most recent call first):\n  File "a.py", line 1 in f\n'
+    second = 'Timeout (0:20:00)!\nThread 0x01 (most recent call first):\n  File "b.py", line 2 in g\n'
+    assert stack_in(first + "step 2\n" + second) == (Frame("b.py", 2, "g"),)
+    assert stack_in("Timeout (0:20:00)!\n") is None
+    assert stack_in("step 1\n") is None
+    named = 'Timeout (0:20:00)!\nThread 0x01 [worker] (most recent call first):\n  File "b.py", line 2 in g\n'
+    assert stack_in(named) == (Frame("b.py", 2, "g"),)
