@@ -382,13 +382,15 @@ def test_tests_are_counted_by_lane(tmp_path: Path) -> None:
     spent = [("a", "setup", 2.0, "passed"), ("a", "call", 1.0, "failed"), ("b", "setup", 0.1, "skipped")]
     for lane, times in (("unit", 1), ("slurm", 10)):
         lines = [
-            {"$report_type": "TestReport", "nodeid": f"{lane}::{test}", "duration": times * seconds, "outcome": outcome}
+            {"$report_type": "TestReport", "nodeid": f"{lane}::{test}", "duration": times * seconds, "outcome": outcome,
+             "user_properties": [["processor seconds", 0.5 / times]] if test == "a" else []}
             for test, _, seconds, outcome in spent
-        ]
+        ]  # fmt: skip
         (tmp_path / f"{lane}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert [line.split() for line in reports.figures(reports.tests_by_lane(tmp_path))] == [
-        ["tests", "seconds", "lane"], ["1", "30", "slurm"], ["1", "3", "unit"], [],
-        ["seconds", "the", "slowest", "tests"], ["30.0", "slurm::a"], ["3.0", "unit::a"],
+    lines = list(reports.figures(reports.tests_by_lane(tmp_path), reports.processor_seconds(tmp_path)))
+    assert [line.split() for line in lines if "most" not in line] == [
+        ["tests", "seconds", "processor", "lane"], ["1", "30", "0", "slurm"], ["1", "3", "1", "unit"],
+        [], ["30.0", "slurm::a"], ["3.0", "unit::a"], [], ["1.0", "unit::a"], ["0.1", "slurm::a"],
     ]  # fmt: skip
 
 
@@ -456,7 +458,7 @@ def test_processes_are_counted_by_unit_test_file(tmp_path: Path) -> None:
     """With those of fixtures. Files that start none are counted."""
     folder = tmp_path / "tests" / "unit"
     folder.mkdir(parents=True)
-    (tmp_path / "conftest.py").write_text("from started_processes import pytest_runtest_makereport\n")
+    (tmp_path / "conftest.py").write_text("from costs import pytest_runtest_makereport\n")
     (folder / "test_alone.py").write_text("def test_1(): pass\n")
     (folder / "test_starting.py").write_text(
         "import os, subprocess, pytest\n"
@@ -469,6 +471,7 @@ def test_processes_are_counted_by_unit_test_file(tmp_path: Path) -> None:
     command = [*PYTEST, "-c", "/dev/null", "--rootdir", str(tmp_path), "--report-log=unit.jsonl", str(tmp_path)]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     reports = load("reports")
+    assert reports.processor_seconds(tmp_path)["tests/unit/test_starting.py::test_1"] > 0
     assert list(reports.starting(reports.processes_by_unit_file(tmp_path))) == [
         "1 of 2 unit test files started 3 processes",
         "       3  tests/unit/test_starting.py",
