@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from composed_attention import compose_attention
 from cuda_composed import composed
@@ -21,6 +20,7 @@ from safetensors.numpy import load_file
 from ortflow.workflow.fusion import halved as form
 from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.types import LOSS_SCALE, GraphSet, half_of
+from ortflow.workflow.onnx_runtime import onnxruntime
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
 from model import Config, build
