@@ -488,6 +488,18 @@ def test_processes_are_counted_by_unit_test_file(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
+def test_an_environment_is_that_of_the_extras_that_it_has() -> None:
+    """Another extra's requirements are not asked for: a new one would have every environment installed again."""
+    of = load("requirements").requirements
+    project = {"dependencies": ["a"], "optional-dependencies": {"x": ["b", "c>=1"], "y": ["d"], "z": ["e"]}}
+    assert of(["/dist/ortflow-0.1.0-py3-none-any.whl[x,z]", "pytest"], project) == ["a", "b", "c>=1", "e"]
+    assert of(["/dist/ortflow-0.1.0-py3-none-any.whl", "pytest"], project) == ["a"]
+    assert of(["pytest"], project) == []
+    with pytest.raises(KeyError):
+        of(["/dist/ortflow-0.1.0-py3-none-any.whl[w]"], project)
+
+
 def test_a_command_has_shared_memory_of_its_own(tmp_path: Path) -> None:
     own = [str(CI / "own_memory"), "sh", "-c", "ls /dev/shm; touch /dev/shm/$0; exit 3", tmp_path.name]
     if subprocess.run([CI / "own_memory", "true"], check=False, capture_output=True).returncode != 0:
