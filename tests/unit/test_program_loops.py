@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from forked_programs import Programs
+from forks import Forks
 from program_server import ProgramServer
 
 from ortflow.program import trees
@@ -100,23 +100,26 @@ def run(folder: Path, *arguments: str, attempt: int = 0, period: int = 3, ranks:
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[Programs]:
-    with Programs("numpy", "ortflow.program.run") as programs:
-        yield programs
+def forks() -> Iterator[Forks]:
+    forks = Forks("numpy", "ortflow.program.run", environment=os.environ)
+    yield forks
+    forks.end()
 
 
 @pytest.mark.parametrize("loops", ["", "epochs", "phases"])
 @pytest.mark.parametrize("kind", ["replay", "state", "sampler"])
 def test_a_program_that_is_killed_anywhere_continues_exactly(
-    tmp_path: Path, programs: Programs, kind: str, loops: str
+    tmp_path: Path, forks: Forks, kind: str, loops: str
 ) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
 
     def forked(folder: Path, kill: int, attempt: int = 0) -> list[str]:
         with ProgramServer(folder, attempt=attempt, period={"steps": 3, "seconds": None}) as server:
-            environment, output = server.environment(), tmp_path / "output"
-            return programs.run(script, kind, str(kill), loops, environment=environment, output=output).splitlines()
+            ended = forks.run(
+                str(script), kind, str(kill), loops, folder=tmp_path, environment=server.environment(), timeout=60
+            )
+            return [*ended.stdout.splitlines(), *ended.stderr.splitlines()]
 
     calm = forked(tmp_path / "calm", 0)
     assert calm[-1].startswith("final"), calm[-20:]
