@@ -25,8 +25,10 @@ from pathlib import Path
 
 LARGEST = 1 << 17
 """Bytes of a request: arguments and environment."""
-FREE = ("MPIR_", "ORTFLOW_", "XDG_", "OMP_", "PYTEST_")
+FREE = ("MPIR_", "ORTFLOW_", "XDG_", "OMP_", "PYTEST_", "SLURM_", "KUBE", "PATH")
 """Beginnings of the variables that no interpreter and no module looks at when it starts."""
+MOST = 4
+"""Processes that fork, at most, for commands under different environments."""
 
 
 class Ended(subprocess.CompletedProcess[str]):
@@ -55,12 +57,6 @@ class Forks:
         self.socket.close()
         self.process.wait()
 
-    def suits(self, folder: Path, environment: Mapping[str, str]) -> bool:
-        """Whether a new interpreter would start in the same way in this folder, under this environment."""
-        both = self.environment.keys() | environment.keys()
-        changed = {name for name in both if self.environment.get(name) != environment.get(name)}
-        return all(name.startswith(FREE) for name in changed) and not any(folder.glob("*.py"))
-
     def run(self, program: str, *arguments: str, folder: Path, environment: Mapping[str, str], timeout: float) -> Ended:
         """As `subprocess.run` with a script, or with the name of a module, and its output captured.
 
@@ -88,6 +84,44 @@ class Forks:
         return Ended([program, *arguments], int(code), texts[0], texts[1], int(peak))
 
 
+def run_command(
+    *arguments: str, folder: Path, environment: Mapping[str, str], timeout: float, modules: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run `ortflow ARGUMENTS`: in a fork, unless a new interpreter would start in a way of its own there.
+
+    The process that forks has `modules` besides what most commands import.
+    """
+    if (forks := _forks_for(folder, environment, (*COMMAND, *modules))) is not None:
+        return forks.run("ortflow", *arguments, folder=folder, environment=environment, timeout=timeout)
+    return subprocess.run(
+        [sys.executable, "-m", "ortflow", *arguments], cwd=folder, env=dict(environment), capture_output=True,
+        text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+COMMAND = (
+    "ortflow.cli.app", "ortflow.cli.runs", "ortflow.launchers.starting", "ortflow.launchers.supervisor",
+    "ortflow.workflow.spec.file.load",
+)  # fmt: skip
+_KNOWN: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], Forks | None] = {}
+"""By modules and environment; None behind its first command."""
+
+
+def _forks_for(folder: Path, environment: Mapping[str, str], modules: tuple[str, ...]) -> Forks | None:
+    """None for the first command under an environment, for modules in the folder, and for what Python itself reads."""
+    fixed = frozenset((name, text) for name, text in environment.items() if not name.startswith(FREE))
+    if any(name.startswith("PYTHON") and os.environ.get(name) != text for name, text in fixed - {WARNINGS}):
+        return None
+    key = (modules, fixed)
+    if key not in _KNOWN:
+        _KNOWN[key] = None
+    elif _KNOWN[key] is None and sum(forks is not None for forks in _KNOWN.values()) < MOST:
+        _KNOWN[key] = Forks(*modules, environment=environment)
+    return None if any(folder.glob("*.py")) else _KNOWN[key]
+
+
+WARNINGS = ("PYTHONWARNINGS", "default")
+"""Of every command of a test."""
 SPENT = [0.0]
 """Processor seconds of all forks that have ended, and of what they waited for: they are no children of this process."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from forks import Forks
+from forks import run_command
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "gpt"
 ORTFLOW = [sys.executable, "-m", "ortflow"]
@@ -44,23 +44,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 def command(*arguments: str, folder: Path, timeout: float = 120, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run `ortflow ARGUMENTS` in a folder: in a fork, unless another interpreter would start differently there."""
-    variables = environment(**changes)
-    if (forks := command_forks()).suits(folder, variables):
-        return forks.run("ortflow", *arguments, folder=folder, environment=variables, timeout=timeout)
-    return subprocess.run(
-        [*ORTFLOW, *arguments],
-        cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-
-
-@functools.cache
-def command_forks() -> Forks:
-    """For `ortflow COMMAND`: with what its commands import, but without the packages of a rank."""
-    return Forks(
-        "ortflow.cli.app", "ortflow.cli.runs", "ortflow.launchers.starting", "ortflow.launchers.supervisor",
-        "ortflow.workflow.spec.file.load", environment=environment(),
-    )  # fmt: skip
+    return run_command(*arguments, folder=folder, environment=environment(**changes), timeout=timeout)
 
 
 @functools.cache

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import yaml
 from data_sets import write_batches
-from project import ORTFLOW, command_forks, curve, environment
+from forks import Ended, run_command
+from project import ORTFLOW, curve, environment
 from small_network import save_model
 
 STEPS = 12
@@ -78,20 +79,9 @@ class Tiny:
     def command(self, *arguments: str, timeout: float = 60, **changes: str) -> Done:
         """Run a command, and measure it."""
         begun, variables = time.monotonic(), environment(**changes)
-        if (forks := command_forks()).suits(self.folder, variables):
-            ended = forks.run("ortflow", *arguments, folder=self.folder, environment=variables, timeout=timeout)
-            return Done(ended.returncode, ended.stdout, ended.stderr, time.monotonic() - begun, ended.peak)
-        with subprocess.Popen(
-            [*ORTFLOW, *arguments], cwd=self.folder, env=variables, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ) as child:  # fmt: skip
-            try:
-                out, err = child.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                raise
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        return Done(child.returncode, out, err, time.monotonic() - begun, peak)
+        done = run_command(*arguments, folder=self.folder, environment=variables, timeout=timeout)
+        peak = done.peak if isinstance(done, Ended) else resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - begun, peak)
 
     def half(self, template: Path) -> None:
         """Copy the half-done run of another folder here."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forks import SPENT, Ended, Forks
+from forks import SPENT, Ended, Forks, run_command
 
 SCRIPT = """
 import atexit, os, signal, sys, time
@@ -75,12 +75,19 @@ def test_what_holds_the_output_open_is_an_error(forks: Forks, tmp_path: Path) ->
         run(forks, tmp_path, "child", timeout=0.5)
 
 
-def test_where_an_interpreter_would_start_differently_none_is_forked(forks: Forks, tmp_path: Path) -> None:
-    assert forks.suits(tmp_path, {**forks.environment, "ORTFLOW_X": "1"})
-    assert not forks.suits(tmp_path, {**forks.environment, "PYTHONPATH": "/x"})
-    assert not forks.suits(tmp_path, {name: text for name, text in forks.environment.items() if name != "PATH"})
+def test_where_an_interpreter_would_start_differently_none_is_forked(tmp_path: Path) -> None:
+    """The first command under an environment is a new process. Later ones are forks, also with other free variables."""
+    forked = []
+    paths = {"PYTHONPATH": "/x"}
+    for changes in ({}, {"ORTFLOW_X": "1"}, paths, paths, {"HOME": "/x"}, {"SLURM_X": "1"}):
+        environment = {**os.environ, "LANGUAGE": "test-forks", **changes}
+        done = run_command("--version", folder=tmp_path, environment=environment, timeout=30)
+        assert (done.returncode, done.stderr) == (0, "")
+        forked.append(isinstance(done, Ended))
+    assert forked == [False, True, False, False, False, True]
     (tmp_path / "yaml.py").touch()
-    assert not forks.suits(tmp_path, forks.environment)
+    environment = {**os.environ, "LANGUAGE": "test-forks"}
+    assert not isinstance(run_command("--version", folder=tmp_path, environment=environment, timeout=30), Ended)
 
 
 def test_the_forking_process_ends_with_its_parent() -> None:
