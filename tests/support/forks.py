@@ -25,7 +25,7 @@ from pathlib import Path
 
 LARGEST = 1 << 17
 """Bytes of a request: arguments and environment."""
-FREE = ("MPIR_", "ORTFLOW_", "XDG_", "OMP_", "PYTEST_", "SLURM_", "KUBE", "PATH")
+FREE = ("MPIR_", "ORTFLOW_", "XDG_", "OMP_", "PYTEST_", "SLURM_", "KUBE", "PATH", "FAKE_")
 """Beginnings of the variables that no interpreter and no module looks at when it starts."""
 MOST = 4
 """Processes that fork, at most, for commands under different environments."""
