@@ -1,10 +1,11 @@
 """The time of each stage of .ci/run, and what the machine did meanwhile.
 
-.ci/minutes.py FILE      # print the table of what `say` and `beside` (.ci/lib) recorded
+.ci/minutes.py FOLDER      # print the tables of what `say`, `beside` and `attempt` (.ci/lib) recorded there
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,5 +54,18 @@ def table(marks: list[Mark]) -> list[str]:
     return lines
 
 
+def processor_table(text: str, a_second: int) -> list[str]:
+    """A line for each lane and each attempt, those that cost the most first. A second has so many jiffies.
+
+    What a lane spends includes its attempts. Daemons (clusters) and what was killed with its parent are in none.
+    """
+    rows = (line.partition(" ") for line in text.splitlines())
+    spent = sorted(((int(jiffies) / a_second, name) for jiffies, _, name in rows), reverse=True)
+    return [f"{'processor seconds':>17}", *(f"{seconds:17.0f}  {name}" for seconds, name in spent)]
+
+
 if __name__ == "__main__":
-    print("\n".join(table(read_marks(Path(sys.argv[1]).read_text()))))
+    folder = Path(sys.argv[1])
+    print("\n".join(table(read_marks((folder / "stages").read_text()))))
+    if (folder / "spent").exists():
+        print("", *processor_table((folder / "spent").read_text(), os.sysconf("SC_CLK_TCK")), sep="\n")

@@ -1,7 +1,8 @@
 """What pytest-reportlog wrote of each lane.
 
-.ci/reports.py FOLDER FILE.json      # print the tests of each lane, the slowest of all, and the unit test files that
-                                     # start processes; add the seconds of each test file to FILE.json, for .ci/reach.py
+.ci/reports.py FOLDER FILE.json      # print the tests of each lane, those that cost the most, and the unit test
+                                     # files that start processes; add the seconds of each test file to FILE.json,
+                                     # for .ci/reach.py
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SLOWEST = 50
-"""Tests that are listed."""
+"""Tests that are listed, by time and by processor time. Most of a test's time is waiting for the lanes beside it."""
 
 
 def records(report: Path) -> Iterator[dict[str, Any]]:
@@ -48,6 +49,15 @@ def seconds_by_file(folder: Path) -> dict[str, float]:
     return dict(seconds)
 
 
+def processor_seconds(folder: Path) -> dict[str, float]:
+    """Of each test with its fixtures and the processes that it waited for, by tests/support/costs.py."""
+    seconds: Counter[str] = Counter()
+    for report in folder.glob("*.jsonl"):
+        for record in records(report):
+            seconds[record["nodeid"]] += dict(record.get("user_properties", ())).get("processor seconds", 0)
+    return dict(seconds)
+
+
 def tests_by_lane(folder: Path) -> dict[str, dict[str, float]]:
     """By lane, seconds of each test with its fixtures; those of skipped tests are left out."""
     lanes: dict[str, dict[str, float]] = {}
@@ -63,7 +73,7 @@ def tests_by_lane(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def processes_by_unit_file(folder: Path) -> dict[str, int]:
-    """Processes that each file of tests/unit started, by tests/support/started_processes.py; 0 where none."""
+    """Processes that each file of tests/unit started, by tests/support/costs.py; 0 where none."""
     started: Counter[str] = Counter()
     for report in folder.glob("*.jsonl"):
         for record in records(report):
@@ -81,21 +91,27 @@ def starting(processes: Mapping[str, int]) -> Iterator[str]:
         yield f"{number:8}  {file}"
 
 
-def figures(lanes: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """A line for each lane, and one for each of the slowest tests."""
-    yield f"{'tests':>6} {'seconds':>8}  lane"
+def figures(lanes: Mapping[str, Mapping[str, float]], processor: Mapping[str, float]) -> Iterator[str]:
+    """A line for each lane, and one for each of the slowest and of the dearest tests."""
+    yield f"{'tests':>6} {'seconds':>8} {'processor':>10}  lane"
     for lane, tests in lanes.items():
-        yield f"{len(tests):6} {sum(tests.values()):8.0f}  {lane}"
-    slowest = sorted(((spent, test) for tests in lanes.values() for test, spent in tests.items()), reverse=True)
+        spent = sum(processor.get(test, 0) for test in tests)
+        yield f"{len(tests):6} {sum(tests.values()):8.0f} {spent:10.0f}  {lane}"
+    yield from most("seconds", {test: seconds for tests in lanes.values() for test, seconds in tests.items()})
+    yield from most("processor seconds", processor)
+
+
+def most(unit: str, costs: Mapping[str, float]) -> Iterator[str]:
+    """A line for each test that costs the most."""
     yield ""
-    yield f"{'seconds':>8}  the slowest tests"
-    for spent, test in slowest[:SLOWEST]:
-        yield f"{spent:8.1f}  {test}"
+    yield f"{unit}: the tests with the most"
+    for cost, test in sorted(((cost, test) for test, cost in costs.items() if cost), reverse=True)[:SLOWEST]:
+        yield f"{cost:8.1f}  {test}"
 
 
 if __name__ == "__main__":
     reports, durations = Path(sys.argv[1]), Path(sys.argv[2])
-    print("\n".join(figures(tests_by_lane(reports))))
+    print("\n".join(figures(tests_by_lane(reports), processor_seconds(reports))))
     print("", *starting(processes_by_unit_file(reports)), sep="\n")
     earlier = json.loads(durations.read_text()) if durations.exists() else {}
     durations.write_text(json.dumps(earlier | seconds_by_file(reports)))

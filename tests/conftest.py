@@ -1,4 +1,4 @@
-"""Tests of this checkout must not run on the code of another one."""
+"""For all tests: their costs are recorded, and they must not run on the code of another checkout."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from costs import pytest_runtest_makereport
+
+__all__ = ["pytest_configure", "pytest_runtest_makereport"]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

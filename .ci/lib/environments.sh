@@ -18,8 +18,10 @@ environment() { # NAME PYTHON COMMAND…: a venv in $work/NAME, filled by COMMAN
   shift 2
   # The month: a new release of a package that is not pinned is met within weeks.
   key=$({
-    "$python" -VV && uname -m && date +%Y-%m && echo "${@//$root/}" && declare -f "$1" && cat .ci/install_torch .ci/build_horovod
-    sed -n '/^\[project\]/,/^\[tool\.setuptools\]/p' pyproject.toml
+    "$python" -VV && uname -m && date +%Y-%m && echo "${@//$root/}" && declare -f "$1"
+    [ "$1" = packages ] || cat .ci/install_torch .ci/build_horovod
+    # Not all of pyproject.toml: a new extra, or another text about the project, installs nothing here.
+    "$newest_python" .ci/requirements.py "$@"
   } | sha256sum | cut -c1-16)
   cached=$environments/$key
   echo "$key $folder" >>"$work/environments"

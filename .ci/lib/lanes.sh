@@ -6,6 +6,10 @@ say() { # STAGE
 note() { # STAGE: for .ci/minutes.py
   [ ! -r /proc/stat ] || printf '%s\t%s\t%s%s\n' "$lane" "$SECONDS" "$(grep -E '^(cpu |processes)' /proc/stat | tr '\n' '\t')" "$1" >>"$work/stages"
 }
+spent() { # NAME: the processor time of all that this shell has waited for, for .ci/minutes.py
+  local own
+  [ ! -r /proc/self/stat ] || { read -r -a own <"/proc/$BASHPID/stat" && echo "$((own[15] + own[16])) $1" >>"$work/spent"; }
+}
 lane=main
 failed() { # NAME: what is listed at the end
   printf '\n=== FAILED: %s (%s s)\n' "$1" "$SECONDS"
@@ -14,7 +18,7 @@ failed() { # NAME: what is listed at the end
 attempt() { # NAME COMMAND…: in a subshell, where its first failure ends it. A failure is listed, and the rest goes on
   local status
   set +e
-  ( set -e; "${@:2}" )
+  ( trap "spent '$1'" EXIT; set -e; "${@:2}" )
   status=$?
   set -e
   [ $status = 0 ] || failed "$1"
@@ -25,7 +29,7 @@ beside() {                   # NAME COMMAND…: its output goes to $work/NAME.lo
   {
     set +m
     lane=$1
-    trap 'echo $? >"$work/$lane.ending" && mv "$work/$lane.ending" "$work/$lane.status"' EXIT
+    trap 'echo $? >"$work/$lane.ending"; spent "lane $lane"; mv "$work/$lane.ending" "$work/$lane.status"' EXIT
     note "lane $lane"
     "${@:2}"
     note end

@@ -342,7 +342,7 @@ def test_a_directory_in_use_is_refused(bench: Bench) -> None:
 
 
 def test_detached_and_its_verbs(bench: Bench) -> None:
-    done = bench.run("run", "run.yaml", "--detach", steps=1000)
+    done = bench.run("run", "run.yaml", "--detach", steps=10_000)
     assert done.code == 0, done.err
     assert "ortflow logs -f fake" in done.out
     wait_until(lambda: bench.events("step"))

@@ -63,9 +63,11 @@ def test_a_rank_with_two_threads_is_bit_identical_to_itself(project: Project) ->
 
 def test_two_ranks_follow_one_rank_with_twice_the_batch(project: Project) -> None:
     plain = Project.make(project.folder / "plain", dropout=0.0)
-    two = curve(plain.run("two"))
-    one = curve(plain.run("one", resources__ranks_per_node=1, data__micro_batch=8))
-    accumulated = curve(plain.run("accumulated", resources__ranks_per_node=1, train__gradient_accumulation=2))
+    two = curve(plain.run("two", train__steps=12))
+    alone = {"resources__ranks_per_node": 1, "train__steps": 12}
+    one = curve(plain.run("one", **alone, data__micro_batch=8))
+    accumulated = curve(plain.run("accumulated", **alone, train__gradient_accumulation=2))
+    assert len(two) == 12
     for other in (one, accumulated):
         for (step, loss, norm, _), (same_step, same_loss, same_norm, _) in zip(two, other, strict=True):
             assert step == same_step
@@ -74,11 +76,12 @@ def test_two_ranks_follow_one_rank_with_twice_the_batch(project: Project) -> Non
 
 
 def test_an_extended_run_continues_exactly(project: Project) -> None:
-    """Stopped at step 15 and extended to 30 with other metrics, a run with a constant rate is that of 30 steps."""
-    constant = {"train__schedule": {"name": "constant"}}
+    """Stopped at step 6 and extended to 12 with other metrics, a run with a constant rate is that of 12 steps."""
+    constant = {"train__schedule": {"name": "constant"}, "train__steps": 12}
     whole = project.run("whole", **constant)
-    project.run("parts", **constant, train__steps=15)
+    project.run("parts", **{**constant, "train__steps": 6})
     parts = project.run("parts", **constant, model__metrics=["accuracy", "perplexity"], monitor__every_steps=3)
+    assert len(curve(whole)) == 12
     assert curve(parts) == curve(whole)
     assert exported(parts) == exported(whole)
 
@@ -150,7 +153,7 @@ def test_unconnected_ranks_are_reported(project: Project) -> None:
 def test_the_kernels_are_named_and_the_run_file_can_do_without_them(tmp_path: Path) -> None:
     """Both follow the same curve, without dropout, whose masks differ; without a compiler, both are ONNX Runtime's."""
     project = Project.make(tmp_path / "without-dropout", dropout=0.0)
-    alone = {"resources__ranks_per_node": 1}
+    alone = {"resources__ranks_per_node": 1, "train__steps": 12}
     own = project.run("own-kernels", **alone)
     plain = project.run("plain-kernels", **alone, resources__kernels="onnxruntime")
     line = next(line for line in logs(own).splitlines() if "CPU kernels: " in line)

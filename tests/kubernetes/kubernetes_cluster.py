@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forks import run_command
 from kubernetes_testbed import Object, Space, wait_until
-from project import FEW_CORES, ORTFLOW, Project, curve, evaluations, leftovers, of_kind
+from project import FEW_CORES, Project, curve, evaluations, leftovers, of_kind
 
 MOUNT = "/ortflow"
 CLAIM = "data"
@@ -47,6 +48,10 @@ def make_project(folder: Path) -> Project:
     return project
 
 
+CLIENT = ("ortflow.launchers.kubernetes.launcher", "kubernetes.client", "kubernetes.dynamic")
+"""Modules of a command that asks the API server; their import takes a second."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A namespace with a volume, and the folder on this machine from which the user submits."""
@@ -67,10 +72,9 @@ class Cluster:
 
     def ortflow(self, *arguments: str, timeout: float = ENDS, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `ortflow ARGUMENTS` as a user with a kubeconfig does."""
-        return subprocess.run(
-            [*ORTFLOW, *arguments],
-            cwd=self.folder, env={**self.space.testbed.environment, **environment}, capture_output=True, text=True,
-            timeout=timeout, check=False, stdin=subprocess.DEVNULL,
+        return run_command(
+            *arguments, folder=self.folder, environment={**self.space.testbed.environment, **environment},
+            timeout=timeout, modules=CLIENT,
         )  # fmt: skip
 
     def write(self, name: str, **changes: Any) -> Path:

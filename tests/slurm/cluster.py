@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from project import ORTFLOW, Project, curve, evaluations, leftovers, logs, of_kind
+from forks import run_command
+from project import Project, curve, evaluations, leftovers, logs, of_kind
 from testbed import FINAL, Testbed, wait_until
 
 SHAPE: dict[str, Any] = {
@@ -45,10 +46,9 @@ class Cluster:
         """Run `ortflow ARGUMENTS` as a person on the login node does."""
         if self.ahead:
             environment = {"PYTHONPATH": str(FAULTS), "SKEW": f"ortflow {self.ahead}", **environment}
-        return subprocess.run(
-            [*ORTFLOW, *arguments],
-            cwd=self.project.folder, env={**self.testbed.environment, **environment}, capture_output=True, text=True,
-            timeout=timeout, check=False, stdin=subprocess.DEVNULL,
+        return run_command(
+            *arguments, folder=self.project.folder, environment={**self.testbed.environment, **environment},
+            timeout=timeout, modules=("ortflow.launchers.slurm.launcher",),
         )  # fmt: skip
 
     def write(self, name: str, **changes: Any) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster, Run, slow
+from forks import run_command
 from login import HOST, Login, missing
 from messages import mentions
 from project import FEW_CORES, ORTFLOW, Project
@@ -55,10 +56,9 @@ class Laptop:
         return {**self.login.environment, **changes}
 
     def ortflow(self, *arguments: str, timeout: float = 180, **changes: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*ORTFLOW, *arguments], cwd=self.project.folder, env=self.environment(**changes), capture_output=True,
-            text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        return run_command(
+            *arguments, folder=self.project.folder, environment=self.environment(**changes), timeout=timeout
+        )
 
     def far(self, verb: str, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
         return self.ortflow(verb, "--host", HOST, "--host-python", "~/venv/bin/python", *arguments, **changes)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 from kernels import LIBRARY
 from onnx import helper, numpy_helper
 from parts import Parts
@@ -29,6 +28,7 @@ from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.types import LOSS_SUM
 from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions import collectives
 from ortflow.workflow.sessions.session import Sessions
 

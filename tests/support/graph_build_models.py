@@ -12,12 +12,12 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.assembly import build
 from ortflow.workflow.assembly.child import Child
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 Array = npt.NDArray[Any]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
 from ortflow.workflow.kernels.library import find_library, levels, library_at
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 Array = npt.NDArray[Any]
 LIBRARY = find_library()

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 import yaml
+from forks import run_command
 
 from ortflow.launchers.status import read_status
 from ortflow.workflow.rundir import RunDir
@@ -80,9 +81,14 @@ class Bench:
         self.started.append(process)
         return Running(self, process)
 
-    def run(self, *arguments: str, **options: Any) -> Done:
-        """Start and wait."""
-        return self.start(*arguments, **options).wait()
+    def run(
+        self, *arguments: str, script: dict[int, dict[str, Any]] | None = None, shell: str = "", **fake: Any
+    ) -> Done:
+        """Start and wait; in a fork if there is no shell command before it."""
+        if shell:
+            return self.start(*arguments, script=script, shell=shell, **fake).wait()
+        done = run_command(*arguments, folder=self.folder, environment=self.environment(script, **fake), timeout=60)
+        return Done(done.returncode, done.stdout, done.stderr)
 
     @property
     def run_dir(self) -> Path:

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import onnxruntime
 import pytest
 
 from ortflow.workflow.cuda import SUMMING, operators
 from ortflow.workflow.fusion.source import CONVERSIONS
+from ortflow.workflow.onnx_runtime import onnxruntime
 
 _SOURCE = Path(operators.__file__).parent / "operators.c"
 _HEADERS = _SOURCE.parent.parent / "kernels"

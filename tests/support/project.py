@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from forks import run_command
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "gpt"
 ORTFLOW = [sys.executable, "-m", "ortflow"]
@@ -42,12 +43,8 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def command(*arguments: str, folder: Path, timeout: float = 120, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run `ortflow ARGUMENTS` in a folder."""
-    return subprocess.run(
-        [*ORTFLOW, *arguments],
-        cwd=folder, env=environment(**changes), capture_output=True, text=True, timeout=timeout, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    """Run `ortflow ARGUMENTS` in a folder: in a fork, unless another interpreter would start differently there."""
+    return run_command(*arguments, folder=folder, environment=environment(**changes), timeout=timeout)
 
 
 @functools.cache

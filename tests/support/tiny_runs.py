@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 from data_sets import write_batches
+from forks import Ended, run_command
 from project import ORTFLOW, curve, environment
 from small_network import save_model
 
@@ -77,18 +78,10 @@ class Tiny:
 
     def command(self, *arguments: str, timeout: float = 60, **changes: str) -> Done:
         """Run a command, and measure it."""
-        begun = time.monotonic()
-        with subprocess.Popen(
-            [*ORTFLOW, *arguments], cwd=self.folder, env=environment(**changes), text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ) as child:  # fmt: skip
-            try:
-                out, err = child.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                raise
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        return Done(child.returncode, out, err, time.monotonic() - begun, peak)
+        begun, variables = time.monotonic(), environment(**changes)
+        done = run_command(*arguments, folder=self.folder, environment=variables, timeout=timeout)
+        peak = done.peak if isinstance(done, Ended) else resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - begun, peak)
 
     def half(self, template: Path) -> None:
         """Copy the half-done run of another folder here."""

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import exporters
 import numpy as np
-import onnxruntime as ort
 import torch
 from case import Batch, Case
 from flat import FlatRun, graphs_of
 from reference import OPTIMIZER
 
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 STEPS = 5
 TOLERANCE = 3e-6

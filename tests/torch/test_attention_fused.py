@@ -12,7 +12,6 @@ pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 import numpy as np
 import onnx
-import onnxruntime as ort
 from composed_attention import compose_attention
 from flat import graphs_of
 from reference import OPTIMIZER, torch_gradients
@@ -25,6 +24,7 @@ from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 FUSED = {"gpt2": [1, 1], "llama": [1, 1], "bert": [0, 0], "vit": [0, 0], "whisper": [0, 0, 0, 0, 1, 1]}
 """Case -> its attentions, all of which are found: 1 for each that is causal."""

@@ -13,7 +13,6 @@ from messages import alike
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from onnx import numpy_helper
 from torch import nn
@@ -22,6 +21,7 @@ import ortflow
 import ortflow.export
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 
 class Net(nn.Module):

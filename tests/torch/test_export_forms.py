@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from flat import FlatRun, graphs_of
 from onnx import numpy_helper
@@ -23,6 +22,7 @@ import ortflow
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.export.inference import export_inference
 from ortflow.workflow.graph.intake.inspect import findings
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.spec.optimizers import Adam
 

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from torch import nn
 
 import ortflow
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-12, 1e-20, 1e-30, 2e-38, 1e-38)
 

@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
-import onnxruntime as ort
 import torch
 from following import distances
 from module_models import module_case
@@ -16,6 +15,7 @@ from torch import nn
 
 import ortflow
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -17,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 import ortflow
 import ortflow.export_trace
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 Tensors = dict[str, torch.Tensor]
 

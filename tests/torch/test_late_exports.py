@@ -11,7 +11,6 @@ pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from case import Batch
 from flat import FlatRun, graphs_of
@@ -21,6 +20,7 @@ from torch import nn
 import ortflow
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.model import CrossEntropy, Loss, OutputLoss
 from ortflow.workflow.trainer import MicroBatch

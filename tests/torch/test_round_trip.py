@@ -10,7 +10,6 @@ pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from flat import FlatRun
 from onnx import numpy_helper
@@ -18,6 +17,7 @@ from reference import OPTIMIZER
 from workshop import CASES, Workshop
 
 from ortflow.workflow.graph.export.inference import export_inference
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "efficientnet", "lstm"])

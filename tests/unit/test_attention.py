@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from composed_attention import compose_attention
 from onnx import numpy_helper, parser
@@ -17,6 +16,7 @@ from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.ir.edit import attributes_of, constants_of
 from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.types import SEED
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 BATCH, TIME, CONTEXT = 2, 12, 16
 SCALE = 0.25

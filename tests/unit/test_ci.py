@@ -354,6 +354,16 @@ def test_lanes_go_on_beside_a_failure_and_all_failures_are_listed(tmp_path: Path
     assert sorted((tmp_path / "failed").read_text().split()) == ["first", "here", "torch", "wrong"]
 
 
+def test_what_lanes_and_attempts_spend_is_recorded(tmp_path: Path) -> None:
+    """With all that they waited for, also where they fail; a lane's includes its attempts'."""
+    busy = f"{sys.executable} -c 'import time\nwhile time.process_time() < {{}}: pass'"
+    two = f"two() {{ attempt part {busy.format(0.3)}; {busy.format(0.2)}; }}\n"
+    done = run_lanes(tmp_path, f"{two}beside both two\nattempt none false\nawait both\n")
+    assert done.returncode == 0, done.stderr
+    lines = load("minutes").processor_table((tmp_path / "spent").read_text(), os.sysconf("SC_CLK_TCK"))
+    assert [line.split() for line in lines[1:]] == [["1", "lane", "both"], ["0", "part"], ["0", "none"]]
+
+
 def test_what_must_have_passed_ends_all(tmp_path: Path) -> None:
     done = run_lanes(tmp_path, "beside packages false; await packages || exit 1; echo unreached\n")
     assert done.returncode == 1
@@ -382,13 +392,15 @@ def test_tests_are_counted_by_lane(tmp_path: Path) -> None:
     spent = [("a", "setup", 2.0, "passed"), ("a", "call", 1.0, "failed"), ("b", "setup", 0.1, "skipped")]
     for lane, times in (("unit", 1), ("slurm", 10)):
         lines = [
-            {"$report_type": "TestReport", "nodeid": f"{lane}::{test}", "duration": times * seconds, "outcome": outcome}
+            {"$report_type": "TestReport", "nodeid": f"{lane}::{test}", "duration": times * seconds, "outcome": outcome,
+             "user_properties": [["processor seconds", 0.5 / times]] if test == "a" else []}
             for test, _, seconds, outcome in spent
-        ]
+        ]  # fmt: skip
         (tmp_path / f"{lane}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert [line.split() for line in reports.figures(reports.tests_by_lane(tmp_path))] == [
-        ["tests", "seconds", "lane"], ["1", "30", "slurm"], ["1", "3", "unit"], [],
-        ["seconds", "the", "slowest", "tests"], ["30.0", "slurm::a"], ["3.0", "unit::a"],
+    lines = list(reports.figures(reports.tests_by_lane(tmp_path), reports.processor_seconds(tmp_path)))
+    assert [line.split() for line in lines if "most" not in line] == [
+        ["tests", "seconds", "processor", "lane"], ["1", "30", "0", "slurm"], ["1", "3", "1", "unit"],
+        [], ["30.0", "slurm::a"], ["3.0", "unit::a"], [], ["1.0", "unit::a"], ["0.1", "slurm::a"],
     ]  # fmt: skip
 
 
@@ -456,7 +468,7 @@ def test_processes_are_counted_by_unit_test_file(tmp_path: Path) -> None:
     """With those of fixtures. Files that start none are counted."""
     folder = tmp_path / "tests" / "unit"
     folder.mkdir(parents=True)
-    (tmp_path / "conftest.py").write_text("from started_processes import pytest_runtest_makereport\n")
+    (tmp_path / "conftest.py").write_text("from costs import pytest_runtest_makereport\n")
     (folder / "test_alone.py").write_text("def test_1(): pass\n")
     (folder / "test_starting.py").write_text(
         "import os, subprocess, pytest\n"
@@ -469,10 +481,23 @@ def test_processes_are_counted_by_unit_test_file(tmp_path: Path) -> None:
     command = [*PYTEST, "-c", "/dev/null", "--rootdir", str(tmp_path), "--report-log=unit.jsonl", str(tmp_path)]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     reports = load("reports")
+    assert reports.processor_seconds(tmp_path)["tests/unit/test_starting.py::test_1"] > 0
     assert list(reports.starting(reports.processes_by_unit_file(tmp_path))) == [
         "1 of 2 unit test files started 3 processes",
         "       3  tests/unit/test_starting.py",
     ]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
+def test_an_environment_is_that_of_the_extras_that_it_has() -> None:
+    """Another extra's requirements are not asked for: a new one would have every environment installed again."""
+    of = load("requirements").requirements
+    project = {"dependencies": ["a"], "optional-dependencies": {"x": ["b", "c>=1"], "y": ["d"], "z": ["e"]}}
+    assert of(["/dist/ortflow-0.1.0-py3-none-any.whl[x,z]", "pytest"], project) == ["a", "b", "c>=1", "e"]
+    assert of(["/dist/ortflow-0.1.0-py3-none-any.whl", "pytest"], project) == ["a"]
+    assert of(["pytest"], project) == []
+    with pytest.raises(KeyError):
+        of(["/dist/ortflow-0.1.0-py3-none-any.whl[w]"], project)
 
 
 def test_a_command_has_shared_memory_of_its_own(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from kernels import LIBRARY, needs_kernels
 from onnx import TensorProto, helper
@@ -24,6 +23,7 @@ from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, in_order, is_collective, kind_of
 from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.sessions import collectives
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from operators_on_cpu import CXX, needs_compilers
@@ -23,6 +22,7 @@ from ortflow.workflow.fusion.scalars import scalars_in_one
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.layout import ALIGNMENT
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import queued_gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import guarded

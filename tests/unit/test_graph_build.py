@@ -103,7 +103,7 @@ def test_same_bytes_and_same_numbers(tmp_path: Path) -> None:
     subprocess.run(arguments, check=True, env={"PYTHONHASHSEED": "4321", "PATH": ""})
     assert {path.name: path.read_bytes() for path in graphs.root.iterdir()} == first
     feeds = feeds_of(graphs)
-    import onnxruntime as ort
+    from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
     results = set()
     for _ in range(10):

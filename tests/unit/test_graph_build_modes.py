@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from graph_build_models import Array, built, run_graph, save_model, tensors_of, value
 from messages import mentions
@@ -15,6 +14,7 @@ from onnx import helper, numpy_helper
 from ortflow.export_gradients import training_graph
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 RNG = np.random.default_rng(3)
 MSE = {"kind": "mse", "label": "target"}

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -18,6 +17,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 RNG = np.random.default_rng(0)
 TIME, WIDTH = 5, 3

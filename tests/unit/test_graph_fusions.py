@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from graph_build_models import built, run_graph, save_model, tensors_of, value
 from onnx import helper
-from onnxruntime.capi import _pybind_state as runtime
 from random_graphs import RandomGraph
 
 from ortflow.workflow.graph.export.inference import export_inference
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms, avoid_wrong_normalizations
 from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.onnx_runtime import native as runtime
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 ort.set_default_logger_severity(4)
 GRAPHS = 300

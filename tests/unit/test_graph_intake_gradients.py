@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -17,6 +16,7 @@ from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 ort.set_default_logger_severity(4)
 

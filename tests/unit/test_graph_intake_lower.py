@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from messages import alike, says
 from onnx import TensorProto, helper, numpy_helper
@@ -16,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.read import read_model
 from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 4, 6, 6)).astype(np.float32)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 import pytest
 from graph_build_models import built, save_model, value
 from onnx import TensorProto, helper
@@ -26,6 +25,7 @@ from ortflow.workflow.graph.shards.layers import Layer, block_of, layers_of
 from ortflow.workflow.graph.shards.program import Fetch, Program, Send
 from ortflow.workflow.graph.types import with_kernels_of
 from ortflow.workflow.kernels.library import find_library
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.sessions.shards import listen
 from ortflow.workflow.trainer.exchange import memory_at
 

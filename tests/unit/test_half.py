@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
@@ -18,6 +17,7 @@ from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.fusion.half import half
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels import Array, compute, needs_kernels, normal, off, view
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from ortflow.workflow.onnx_runtime import native
 
 pytestmark = needs_kernels
 PLAIN = {"turn_a": 0, "turn_b": 0, "view_a": 0, "view_b": 0, "view_y": 0, "alpha": 1.0}
@@ -228,7 +229,7 @@ def test_adam(count: int) -> None:
 def test_moments_of_another_length_are_refused(operator: str) -> None:
     flags = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "decay": 0.1}
     tensors = [normal(1, *dims) for dims in ((1,), (5,), (5,), (5,), (6,))]
-    with pytest.raises(InvalidArgument, match="not as long as the parameters"):
+    with pytest.raises(native.InvalidArgument, match="not as long as the parameters"):
         compute(operator, np.array([1]), *tensors, outputs=3, **flags)
 
 
@@ -280,7 +281,7 @@ def test_moments_of_another_length_are_refused(operator: str) -> None:
 def test_tensors_that_do_not_fit_are_refused_by_a_sentence(
     operator: str, inputs: list[tuple[int, ...]], outputs: int, attributes: dict[str, float], expected_text: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match=expected_text):
+    with pytest.raises(native.InvalidArgument, match=expected_text):
         compute(operator, *(normal(1, *dims) for dims in inputs), outputs=outputs, **attributes)
 
 
@@ -292,7 +293,7 @@ def test_a_transposed_convolution_of_one_place_adds_the_bias() -> None:
 
 
 def test_labels_and_indices_outside_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="label"):
+    with pytest.raises(native.InvalidArgument, match="label"):
         compute("CrossEntropy", np.array([0, 5]), normal(1, 2, 5), outputs=2, ignore=-100)
-    with pytest.raises(InvalidArgument, match="an index lies outside of the table"):
+    with pytest.raises(native.InvalidArgument, match="an index lies outside of the table"):
         compute("TableGrad", np.array([5, 2]), np.array([5]), normal(1, 1, 2))

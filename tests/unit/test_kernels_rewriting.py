@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from kernels import LEVELS, Array, library_of, needs_kernels
 from onnx import TensorProto, helper, numpy_helper
@@ -22,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.normalize.tidy import drop_transposes_that_move_nothing
 from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 pytestmark = needs_kernels
 CASES = 500

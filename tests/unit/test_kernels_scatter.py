@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from kernels import LEVELS, Array, compute, library_of, needs_kernels, normal
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.onnx_runtime import native
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 pytestmark = needs_kernels
 SIZES = (1, 1, 2, 3, 5, 16, 17, 40, 150)
@@ -74,18 +74,18 @@ def test_sums_do_not_depend_on_the_threads() -> None:
 @pytest.mark.parametrize("outside", [4, -5])
 def test_indices_outside_are_refused(outside: int) -> None:
     indices = np.array([[0], [outside]])
-    with pytest.raises(InvalidArgument, match="an index lies outside of the data"):
+    with pytest.raises(native.InvalidArgument, match="an index lies outside of the data"):
         compute("ScatterAdd", indices, normal(1, 2, 3), normal(2, 4, 3), axis=0)
-    with pytest.raises(InvalidArgument, match="an index lies outside of the data"):
+    with pytest.raises(native.InvalidArgument, match="an index lies outside of the data"):
         compute("GatherElements", np.array([2, 3]), indices, normal(2, 4, 3), axis=0)
 
 
 @pytest.mark.parametrize("dims", [(3, 3), (2, 4), (2, 3, 1)])
 def test_tensors_that_do_not_fit_are_refused(dims: tuple[int, ...]) -> None:
     indices = np.zeros((2, 1), np.int64)
-    with pytest.raises(InvalidArgument, match="do not fit each other"):
+    with pytest.raises(native.InvalidArgument, match="do not fit each other"):
         compute("ScatterAdd", indices, normal(1, *dims), normal(2, 4, 3), axis=0)
-    with pytest.raises(InvalidArgument, match="do not fit each other"):
+    with pytest.raises(native.InvalidArgument, match="do not fit each other"):
         compute("GatherElements", np.array(dims), indices, normal(2, 4, 3), axis=0)
 
 

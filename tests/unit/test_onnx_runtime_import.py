@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,9 @@ def test_one_module_alone_imports_onnx_runtime() -> None:
         if name.partition(".")[0] == "onnxruntime"
     ]
     assert set(found) == {"onnx_runtime.py"}
+
+
+def test_tests_import_it_from_there_too() -> None:
+    """Or each rank that a test starts spends a third of its start on the search for PyTorch."""
+    paths = Path(__file__).parent.parent.rglob("*.py")
+    assert [path for path in paths if re.search(r"^ *(import|from) onnxruntime\b", path.read_text(), re.M)] == []

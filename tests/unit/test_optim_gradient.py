@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 import pytest
 from kernels import LIBRARY, needs_kernels
 
 from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.optim.gradient import gradient_graph
 
 Array = npt.NDArray[Any]

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import (
     EPSILON,
     FACTOR,

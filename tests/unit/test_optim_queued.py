@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -16,6 +15,7 @@ from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.layout import ALIGNMENT
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.optim.gradient import FACTOR, gradient_graph, queued_gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import guarded

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from composed_attention import compose_attention
 from cuda_composed import composed
@@ -22,6 +21,7 @@ from ortflow.workflow.graph.attention.find import GRADIENT, OPERATOR
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.graph.types import half_of
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
 from model import Config, build

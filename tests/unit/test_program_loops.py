@@ -6,10 +6,12 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from forks import Forks
 from program_server import ProgramServer
 
 from ortflow.program import trees
@@ -97,16 +99,36 @@ def run(folder: Path, *arguments: str, attempt: int = 0, period: int = 3, ranks:
         return [process.communicate(timeout=60)[0].splitlines() for process in processes]
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks("numpy", "ortflow.program.run", environment=os.environ)
+    yield forks
+    forks.end()
+
+
 @pytest.mark.parametrize("loops", ["", "epochs", "phases"])
 @pytest.mark.parametrize("kind", ["replay", "state", "sampler"])
-def test_a_program_that_is_killed_anywhere_continues_exactly(tmp_path: Path, kind: str, loops: str) -> None:
-    (calm,) = run(tmp_path / "calm", kind, "0", loops)
+def test_a_program_that_is_killed_anywhere_continues_exactly(
+    tmp_path: Path, forks: Forks, kind: str, loops: str
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+
+    def forked(folder: Path, kill: int, attempt: int = 0) -> list[str]:
+        with ProgramServer(folder, attempt=attempt, period={"steps": 3, "seconds": None}) as server:
+            ended = forks.run(
+                str(script), kind, str(kill), loops, folder=tmp_path, environment=server.environment(), timeout=60
+            )
+            return [*ended.stdout.splitlines(), *ended.stderr.splitlines()]
+
+    calm = forked(tmp_path / "calm", 0)
     assert calm[-1].startswith("final"), calm[-20:]
     for kill in (4, 5, 6, 8, 9, 10, 13, 20):
         folder = tmp_path / f"killed-{kill}"
-        (first,) = run(folder, kind, str(kill), loops)
+        first = forked(folder, kill)
+        assert len(first) >= kill
         assert first == calm[: len(first)]
-        (second,) = run(folder, kind, "0", loops, attempt=1)
+        second = forked(folder, 0, attempt=1)
         saved = [step for step in range(kill) if step % 3 == 0 or (step == 8 and loops == "phases")]
         steps = [line for line in second if line[0].isdigit()]
         assert int(steps[0].split()[0]) == saved[-1]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from fake_cuda import FakeCuda
 from graph_build_models import Array, built, run_file
@@ -19,6 +18,7 @@ from trainers import trainer_on
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.after_step import loss_scale_graph, statistics_graph
 from ortflow.workflow.trainer import StepOutcome
 from ortflow.workflow.trainer.loss_scale import LARGEST, PERIOD, SMALLEST, LossScale

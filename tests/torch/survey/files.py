@@ -30,11 +30,11 @@ from typing import Any
 import children
 import numpy as np
 import onnx
-import onnxruntime as ort
 import yaml
 from onnx import numpy_helper, shape_inference, version_converter
 
 from ortflow.workflow.assembly.build import build_graphs
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 SECONDS = 900

@@ -23,10 +23,11 @@ from unittest import mock
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from onnx import TensorProto, helper
 from safetensors.numpy import load_file
+
+from ortflow.workflow.onnx_runtime import onnxruntime
 
 sys.path.extend(str(Path(__file__).parents[number] / name) for number, name in ((1, ""), (2, "support")))
 from case import Case

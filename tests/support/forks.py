@@ -1,0 +1,199 @@
+"""Commands of tests in forks of one Python process that has imported what they need, instead of new interpreters.
+
+An interpreter and the imports of a command cost 0.4 s of a core, a fork 0.05 s. A fork has the arguments, folder,
+environment, streams and end of a process of its own. It does not have its command line in /proc, and does not show that
+a module lacks an import: commands that a test watches from outside are started anew.
+
+python forks.py SOCKET MODULE…      # the process that forks, for `Forks`
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+LARGEST = 1 << 17
+"""Bytes of a request: arguments and environment."""
+FREE = ("MPIR_", "ORTFLOW_", "XDG_", "OMP_", "PYTEST_", "SLURM_", "KUBE", "PATH", "FAKE_")
+"""Beginnings of the variables that no interpreter and no module looks at when it starts."""
+MOST = 4
+"""Processes that fork, at most, for commands under different environments."""
+
+
+class Ended(subprocess.CompletedProcess[str]):
+    """How a fork ended."""
+
+    def __init__(self, args: list[str], code: int, out: str, err: str, peak: int) -> None:
+        super().__init__(args, code, out, err)
+        self.peak = peak
+        """Bytes of memory at most, of the fork or a process it waited for."""
+
+
+class Forks:
+    """A process that forks, with some modules; it ends with this one."""
+
+    def __init__(self, *modules: str, environment: Mapping[str, str]) -> None:
+        self.environment = dict(environment)
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), *modules], pass_fds=[theirs.fileno()],
+                env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        self.socket.close()
+        self.process.wait()
+
+    def run(self, program: str, *arguments: str, folder: Path, environment: Mapping[str, str], timeout: float) -> Ended:
+        """As `subprocess.run` with a script, or with the name of a module, and its output captured.
+
+        Raises
+        ------
+        subprocess.TimeoutExpired
+            If it has not ended, or something that it started has not closed its output. It is killed.
+        """
+        request = {"program": program, "arguments": arguments, "folder": str(folder), "environment": dict(environment)}
+        with contextlib.ExitStack() as ends:
+            pairs = [os.pipe() for _ in range(3)]
+            out, err, status = (ends.enter_context(os.fdopen(end, "rb", buffering=0)) for end, _ in pairs)
+            socket.send_fds(self.socket, [json.dumps(request).encode()], [end for _, end in pairs])
+            for _, end in pairs:
+                os.close(end)
+            pid = int(status.readline())
+            try:
+                texts = read_all([out, err, status], time.monotonic() + timeout)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired([program, *arguments], timeout) from None
+        code, seconds, peak = texts[2].split()
+        SPENT[0] += float(seconds)
+        return Ended([program, *arguments], int(code), texts[0], texts[1], int(peak))
+
+
+def run_command(
+    *arguments: str, folder: Path, environment: Mapping[str, str], timeout: float, modules: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run `ortflow ARGUMENTS`: in a fork, unless a new interpreter would start in a way of its own there.
+
+    The process that forks has `modules` besides what most commands import.
+    """
+    if (forks := _forks_for(folder, environment, (*COMMAND, *modules))) is not None:
+        return forks.run("ortflow", *arguments, folder=folder, environment=environment, timeout=timeout)
+    return subprocess.run(
+        [sys.executable, "-m", "ortflow", *arguments], cwd=folder, env=dict(environment), capture_output=True,
+        text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+COMMAND = (
+    "ortflow.cli.app", "ortflow.cli.runs", "ortflow.launchers.starting", "ortflow.launchers.supervisor",
+    "ortflow.workflow.spec.file.load",
+)  # fmt: skip
+_KNOWN: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], Forks | None] = {}
+"""By modules and environment; None behind its first command."""
+
+
+def _forks_for(folder: Path, environment: Mapping[str, str], modules: tuple[str, ...]) -> Forks | None:
+    """None for the first command under an environment, for modules in the folder, and for what Python itself reads."""
+    fixed = frozenset((name, text) for name, text in environment.items() if not name.startswith(FREE))
+    if any(name.startswith("PYTHON") and os.environ.get(name) != text for name, text in fixed - {WARNINGS}):
+        return None
+    key = (modules, fixed)
+    if key not in _KNOWN:
+        _KNOWN[key] = None
+    elif _KNOWN[key] is None and sum(forks is not None for forks in _KNOWN.values()) < MOST:
+        _KNOWN[key] = Forks(*modules, environment=environment)
+    return None if any(folder.glob("*.py")) else _KNOWN[key]
+
+
+WARNINGS = ("PYTHONWARNINGS", "default")
+"""Of every command of a test."""
+SPENT = [0.0]
+"""Processor seconds of all forks that have ended, and of what they waited for: they are no children of this process."""
+
+
+def read_all(files: list, deadline: float) -> list[str]:  # type: ignore[type-arg]
+    """Each file's content to its end."""
+    contents = dict.fromkeys(files, b"")
+    with selectors.DefaultSelector() as selector:
+        for file in files:
+            selector.register(file, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                part = os.read(key.fd, 1 << 16)
+                contents[key.fileobj] += part  # type: ignore[index]
+                if not part:
+                    selector.unregister(key.fileobj)
+    return [contents[file].decode() for file in files]
+
+
+def main(number: int, modules: list[str]) -> None:
+    """Fork for each request, until the process of tests has ended."""
+    for module in modules:
+        __import__(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes away those that watch
+    with socket.socket(fileno=number) as requests:
+        while True:
+            content, files, *_ = socket.recv_fds(requests, LARGEST, 3)
+            if not content:
+                return
+            if os.fork() == 0:
+                break
+            for file in files:
+                os.close(file)
+    out, err, status = files
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if child == 0:
+        os.close(status)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        begin(json.loads(content))
+    os.close(out)
+    os.close(err)
+    os.write(status, f"{child}\n".encode())
+    _, ending, usage = os.wait4(child, 0)
+    os.write(
+        status,
+        f"{os.waitstatus_to_exitcode(ending)} {usage.ru_utime + usage.ru_stime} {usage.ru_maxrss * 1024}".encode(),
+    )
+    os._exit(0)
+
+
+def begin(request: dict) -> None:  # type: ignore[type-arg]
+    """Become the process of a request."""
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv[1:] = request["arguments"]
+    if request["program"].endswith(".py"):
+        sys.argv[0] = request["program"]
+        sys.path[0] = str(Path(request["program"]).parent)
+        runpy.run_path(request["program"], run_name="__main__")
+    else:
+        sys.path[0] = request["folder"]
+        runpy.run_module(request["program"], run_name="__main__", alter_sys=True)
+    sys.exit()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
