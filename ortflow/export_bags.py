@@ -40,7 +40,8 @@ def embedding_bag(
         rows = rows * per_sample_weights[:, None]
     if mode == 2:
         lowest = torch.finfo(rows.dtype).min
-        largest = torch.where(inside[:, :, None], rows, lowest).amax(1)
+        # Of equal elements only the first has a gradient; amax would share it.
+        largest = torch.where(inside[:, :, None], rows, lowest).max(1).values
         return torch.where(inside.any(1)[:, None], largest, 0.0), None, None, None
     total = inside.to(rows.dtype) @ rows
     if mode == 1:

@@ -6,7 +6,7 @@ precision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +17,10 @@ NOT_FINITE = "not finite"
 _ROUNDING = 30.0
 """Allowed error of the file relative to double precision, as a multiple of the error of PyTorch's single precision."""
 _FLOOR = 1e-4
-"""Fraction of the largest gradient that counts as rounding: the gradient of a bias before a normalisation is zero."""
+"""Fraction of the largest gradient that counts as rounding: the gradient of a bias before a normalisation is zero.
+
+Of the largest in either precision: where a chain of normalisations of equal rows multiplies rounding by 1e9, the
+module's own single precision is as far off, and a gradient that happens to be 0 in it is not exact."""
 _ABSOLUTE = 1e-7
 """Norm that counts as rounding: that of a difference of equal numbers near 1."""
 _EXACT = 1e-4
@@ -59,7 +62,7 @@ def output_differences(
 ) -> dict[str, str]:
     """The outputs that differ where the module's are finite, and how."""
     found = {
-        f"output {name!r}": difference(_where_finite(*values), relative, 0.0)
+        f"output {name!r}": difference(where_finite(*values), relative, 0.0)
         for name, *values in zip(names, actual, single, double, strict=True)
     }
     return {what: fault for what, fault in found.items() if fault}
@@ -73,8 +76,7 @@ def gradient_differences(
     ignored: Mapping[str, int],
 ) -> dict[str, str]:
     """The gradients that differ where the module's are finite, and how; without the `ignored` row of a parameter."""
-    norms = (norm(np.nan_to_num(gradient, posinf=0.0, neginf=0.0)) for gradient in double.values())
-    floor = _FLOOR * max(norms, default=0.0)
+    floor = _FLOOR * max(largest(single.values()), largest(double.values()))
     found = {}
     for name, gradient in actual.items():
         nothing = np.zeros_like(gradient)
@@ -83,11 +85,11 @@ def gradient_differences(
             arrays = [np.delete(array, ignored[name], axis=0) for array in arrays]
         if single is double:
             arrays[1] = arrays[2]
-        found[f"{GRADIENT}{name!r}"] = difference(_where_finite(*arrays), relative, floor)
+        found[f"{GRADIENT}{name!r}"] = difference(where_finite(*arrays), relative, floor)
     return {what: fault for what, fault in found.items() if fault}
 
 
-def _where_finite(actual: np.ndarray, single: np.ndarray, double: np.ndarray) -> list[np.ndarray]:
+def where_finite(actual: np.ndarray, single: np.ndarray, double: np.ndarray) -> list[np.ndarray]:
     """The arrays with 0 where the module's are infinite or NaN."""
     if not (actual.shape == single.shape == double.shape) or not np.issubdtype(single.dtype, np.floating):
         return [actual, single, double]
@@ -96,6 +98,11 @@ def _where_finite(actual: np.ndarray, single: np.ndarray, double: np.ndarray) ->
         return [actual, single, double]
     exact = np.where(finite, double, 0)
     return [np.where(finite, actual, 0), exact if single is double else np.where(finite, single, 0), exact]
+
+
+def largest(gradients: Iterable[np.ndarray]) -> float:
+    """The largest norm, of what is finite; 0 if there is none."""
+    return max((norm(np.nan_to_num(gradient, posinf=0.0, neginf=0.0)) for gradient in gradients), default=0.0)
 
 
 def norm(array: np.ndarray) -> float:

@@ -18,6 +18,7 @@ from ortflow import export_limits as limits
 from ortflow.export_bags import embedding_bag
 from ortflow.export_branches import finite_values
 from ortflow.export_ctc import ctc_loss
+from ortflow.export_einsum import contraction_order
 from ortflow.export_norms import batch_norm, batch_norm_forward, instance_norm
 from ortflow.export_products import log_determinant, running_product
 from ortflow.export_reasons import refusal
@@ -125,6 +126,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(replaced(torch, "embedding_bag", embedding_bag))
         stack.enter_context(replaced(torch, "ctc_loss", ctc_loss))
         stack.enter_context(finite_values())
+        stack.enter_context(contraction_order())
         for owner, name, replacement in _compositions():
             stack.enter_context((shadowed if isinstance(owner, type) else replaced)(owner, name, replacement))
         stack.enter_context(replaced(torch, "instance_norm", instance_norm(torch.instance_norm)))

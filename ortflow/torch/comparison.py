@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ def compare(
             with contextlib.suppress(Exception):  # a module may mix precisions
                 exact = verify.eager(module, call, point, plans.wanted, single.weights, roots, double=True)
         allowed = verify.HALF if plans.place.precision == "tf32" else verify.Tolerance()
+        allowed = replace(allowed, takes_single_for_exact=not double)
         return verify.differences(actual, single, exact, names=names, allowed=allowed)
 
     try:

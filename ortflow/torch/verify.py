@@ -186,6 +186,8 @@ class Tolerance:
     floor: float = FLOOR
     rounding: float = 30.0
     """A multiple of PyTorch's own error."""
+    takes_single_for_exact: bool = False
+    """Where there is no double precision: at a first look, after which what differs is compared again."""
 
 
 HALF = Tolerance(2e-2, 2e-2, 4.0)
@@ -198,27 +200,33 @@ def differences(
     """What differs by more than rounding, and how. `names`: of the outputs."""
     found: dict[str, str] = {}
 
-    def difference(arrays: list[np.ndarray], floor: float) -> str:
-        return export_difference.difference(arrays, allowed.relative, floor, allowed.rounding)
+    def difference(arrays: Sequence[np.ndarray], floor: float) -> str:
+        mine, other, exact = export_difference.where_finite(*arrays)
+        if single is double:
+            exact = other.copy() if allowed.takes_single_for_exact else other
+        return export_difference.difference([mine, other, exact], allowed.relative, floor, allowed.rounding)
 
     if len(actual.outputs) != len(single.outputs) or actual.shape != single.shape:
         return {"the result": "of another structure"}
     for name, *values in zip(names, actual.outputs, single.outputs, double.outputs, strict=True):
-        found[name] = difference(_finite(*values), 0.0)
+        found[name] = difference(values, 0.0)
     for name, mine, other in zip(names, actual.differentiable, single.differentiable, strict=True):
         if mine != other:
             found[name] = f"{'with' if mine else 'without'} a gradient"
-    norms = [np.linalg.norm(np.nan_to_num(g, posinf=0, neginf=0)) for g in double.gradients.values() if g is not None]
-    floor = allowed.floor * float(max(norms, default=0.0))
+    floor = allowed.floor * max(_largest(single), _largest(double))
     for name, gradient in actual.gradients.items():
         others = [step.gradients[name] for step in (single, double)]
         shapes = [each.shape for each in (gradient, *others) if each is not None]
         if shapes:
             arrays = [np.zeros(shapes[0], np.float32) if each is None else each for each in (gradient, *others)]
-            found[f"the gradient of {name!r}"] = difference(_finite(*arrays), floor)
+            found[f"the gradient of {name!r}"] = difference(arrays, floor)
     for name, value in actual.buffers.items():
-        found[f"buffer {name!r}"] = difference(_finite(value, single.buffers[name], double.buffers[name]), 0.0)
+        found[f"buffer {name!r}"] = difference([value, single.buffers[name], double.buffers[name]], 0.0)
     return {what: fault for what, fault in found.items() if fault}
+
+
+def _largest(step: Step) -> float:
+    return export_difference.largest(each for each in step.gradients.values() if each is not None)
 
 
 def is_small(tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -248,11 +256,3 @@ def array(tensor: torch.Tensor) -> np.ndarray:
     value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
     copied: np.ndarray = value.numpy().copy()
     return copied
-
-
-def _finite(actual: np.ndarray, single: np.ndarray, double: np.ndarray) -> list[np.ndarray]:
-    """The arrays with 0 where the module's are infinite or NaN."""
-    if not (actual.shape == single.shape == double.shape) or not np.issubdtype(single.dtype, np.floating):
-        return [actual, single, double]
-    where = np.isfinite(single) & np.isfinite(double)
-    return [np.where(where, each, 0) for each in (actual, single, double)]

@@ -65,7 +65,8 @@ class Watch:
                         first[id(tensor)] = path
                         self._places[path] = getattr(part, store), name
                     state.append((path, None if tensor is None else first[id(tensor)]))
-        self._constants = list({id(tensor): tensor for tensor in constants}.values())
+        # Not a parameter in a list, as an LSTM has them: each step of an optimizer would need another graph.
+        self._constants = list({id(tensor): tensor for tensor in constants if id(tensor) not in first}.values())
         self._views = _views(holders)
         self._objects = list(chain.from_iterable(self._views))
         self._number = self._numbers.setdefault(tuple(state), len(self._numbers))
@@ -90,8 +91,7 @@ class Watch:
 
     def unregistered(self) -> list[str]:
         """Shapes of the constants with a gradient that are not parameters or buffers: a trace ignores it."""
-        stored = {id(d[name]) for d, name in self._places.values()}
-        return [str(tuple(t.shape)) for t in self._constants if t.requires_grad and id(t) not in stored]
+        return [str(tuple(t.shape)) for t in self._constants if t.requires_grad]
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Parameters and buffers by their first names, as of the last key."""

@@ -265,3 +265,27 @@ def test_settings_of_transformers_that_help(
     module.config.use_cache = cache
     with pytest.raises(UserError, match=says):
         ortflow.export_for_training(module, TOKENS, tmp_path / "moe.onnx")
+
+
+class Trilinear(nn.Module):
+    """A product of three tensors, in both forms that `torch.einsum` takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        named = torch.einsum("bij,jk,ik->bk", x, self.left, self.right)
+        return named + torch.einsum(x, [0, 1, 2], self.left, [2, 3], self.right, [1, 3], [0, 3])
+
+
+def test_opt_einsum_fixes_no_size(tmp_path: Path) -> None:
+    """JAX installs that package; PyTorch lets it order products of three tensors by their sizes."""
+    package = pytest.importorskip("opt_einsum", reason="opt_einsum is not installed")
+    own = package.contract_path
+    module, path = Trilinear(), tmp_path / "model.onnx"
+    ortflow.export_for_training(module, torch.randn(3, 3, 4), path)
+    x = torch.randn(5, 3, 4)
+    (value,) = outputs(path, {"x": x}).values()
+    np.testing.assert_allclose(value, module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+    assert package.contract_path is own

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
+import numpy as np
 import torch
 from ortmodule_models import Gpt, Images
 from torch import nn
 
-from ortflow.torch import DebugOptions, LogLevel, ORTModule
+from ortflow.torch import DebugOptions, LogLevel, ORTModule, verify
 from ortflow.torch.settings import settings
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.rules import RULES
@@ -389,3 +390,16 @@ def test_graphs_are_cached_by_their_hash_and_saved(tmp_path: Path, monkeypatch: 
     for file in cache.iterdir():
         file.write_bytes(b"damaged")
     close(ORTModule(copy.deepcopy(eager), cache=cache)(x), eager(x))
+
+
+def test_single_precision_counts_as_exact_at_the_first_look_only() -> None:
+    """A module of more than 50 million parameters has no double precision to compare with."""
+    rounding, own = np.full(4, 1e-8, np.float32), np.zeros(4, np.float32)
+    actual, single = (verify.Step([value], {}, {}, [], [True]) for value in (rounding, own))
+
+    def faults(allowed: verify.Tolerance, double: verify.Step) -> dict[str, str]:
+        return verify.differences(actual, single, double, names=["the output"], allowed=allowed)
+
+    assert "the output" in faults(verify.Tolerance(takes_single_for_exact=True), single)
+    assert faults(verify.Tolerance(), single) == {}
+    assert "the output" in faults(verify.Tolerance(), dataclasses.replace(single, outputs=[own.copy()]))

@@ -164,3 +164,33 @@ def test_data_replaced_before_backward_and_spectral_norm() -> None:
         y.sum().backward()
         gradients.append([x.grad, *each.buffers()])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+
+
+class Listed(nn.Module):
+    """Reads its parameter through a list, as torch.nn.LSTM does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.listed = [self.layer.weight]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        CALLS.append(x.shape)
+        return x @ self.listed[0].T + self.layer.bias
+
+
+CALLS: list[torch.Size] = []
+
+
+def test_a_step_of_a_parameter_in_a_list_needs_no_other_graph() -> None:
+    module = ORTModule(Listed(), verify=False)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    counts = []
+    for x in torch.randn(3, 5, 4):
+        expected = x @ module.layer.weight.T + module.layer.bias
+        result = module(x)
+        torch.testing.assert_close(result, expected)
+        result.sum().backward()
+        optimizer.step()
+        counts.append(len(CALLS))
+    assert counts[0] == counts[-1] > 0
