@@ -59,6 +59,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "status": Verb("status", "status", reachable=True),
         "list": Verb("status", "list_runs", reachable=True),
         "logs": Verb("logs", "logs", reachable=True),
+        "report": Verb("report", "report"),
         "goodput": Verb("goodput", "goodput"),
     },
     "Models, checkpoints and data": {

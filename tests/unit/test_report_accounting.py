@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortflow.launchers.report.accounting import Account, account
-from ortflow.launchers.report.causes import MEANINGS, LABELS, Cause
+from ortflow.launchers.report.causes import LABELS, MEANINGS, Cause
 from ortflow.launchers.report.restarts import restarts
 from ortflow.launchers.report.timeline import MICRO
 
