@@ -98,7 +98,7 @@ class Watch:
                 hung = liveness.hung(moment) if liveness is not None else None
                 if hung is not None and asked_at is None:
                     attempt.kill()
-                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, hung)
+                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, hung, hung=True)
                 dead = self._dead()
                 dead_since = (dead_since or moment) if dead else None
                 # Another rank's report may mean that its call to the dead one failed: mpirun must name that one.
