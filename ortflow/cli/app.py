@@ -61,6 +61,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "logs": Verb("logs", "logs", reachable=True),
         "report": Verb("report", "report"),
         "goodput": Verb("goodput", "goodput"),
+        "top": Verb("top", "top"),
     },
     "Models, checkpoints and data": {
         "export": Verb("export", "export"),
