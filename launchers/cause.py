@@ -37,6 +37,8 @@ class Cause:
     """The rank that ended first, if known."""
     reported: bool = False
     """Whether the rank itself recorded the cause."""
+    hung: bool = False
+    """Whether the attempt was ended because it made no progress."""
 
 
 def statuses(

@@ -140,6 +140,7 @@ def supervise(request: LocalRequest, view: View) -> int:
         grace=grace_of(spec),
         room_seconds=spec.checkpoint.wait_for_room,
         nodes=nodes,
+        notify=spec.monitor.notify,
     )
     try:
         return Supervisor(job, view, Stop(run.stop_request, parse_time(limit) if limit else None)).supervise()

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from ortflow.launchers.best import best_of, main_metric
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.plain import total_steps
 from ortflow.launchers.progress import Progress
@@ -42,6 +43,12 @@ class RunStatus:
     total_steps: int | None = None
     loss: float | None = None
     evaluation: dict[str, float | None] = field(default_factory=dict)
+    metric: str | None = None
+    """The metric of the evaluations by which the run is judged."""
+    best_value: float | None = None
+    """Its best value so far."""
+    best_step: int | None = None
+    """The step after which that was measured."""
     checkpoint: int | None = None
     """Step of the newest recorded checkpoint."""
     phase: str | None = None
@@ -94,6 +101,8 @@ def read_status(
     reported, unread = status_records(run.events(0))
     for record in reported:
         progress.apply(record)
+    metric = main_metric(progress.evaluation)
+    best = best_of(run.events(0), metric) if metric is not None else None
     budget, end = used(records), last_end(records)
     found = state(records, holder is not None if alive is None else alive)
     submits = [record for record in records if record.get("event") == "submit"]
@@ -108,6 +117,9 @@ def read_status(
         total_steps=progress.total_steps,
         loss=progress.loss,
         evaluation=progress.evaluation,
+        metric=metric,
+        best_value=None if best is None else best.value,
+        best_step=None if best is None else best.step,
         checkpoint=progress.checkpoint,
         phase=progress.phase if found is State.RUNNING else None,
         seconds_left=progress.seconds_left if found is State.RUNNING else None,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ortflow.launchers.cause import Cause
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.notify import Notify
 from ortflow.workflow.spec.run import Restart, RunSpec
 
 GRACE = 30.0
@@ -113,3 +114,5 @@ class Job:
     """Seconds to wait for space on a full disk."""
     nodes: Nodes | None = None
     """Chooses the number of ranks of each attempt, which `start` then starts; None: always `world_size`."""
+    notify: Sequence[Notify] = ()
+    """Who is sent messages about the run."""

@@ -18,14 +18,15 @@ from ortflow.launchers.cause import SAVED, Cause, agreed, cause
 from ortflow.launchers.disk_wait import DiskWait
 from ortflow.launchers.moved_directory import between_attempts, location_of, recorded_end
 from ortflow.launchers.nccl_log import explained
-from ortflow.launchers.records import Outcome, attempts_without_step, next_attempt, open_attempt, used
+from ortflow.launchers.notices import Notices, NoticingView, kinds_after
+from ortflow.launchers.records import Outcome, Used, attempts_without_step, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop
 from ortflow.launchers.supervised import AttemptNodes, Job, View
 from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records, newest
 from ortflow.launchers.watch import ASKED, TICK, Watch, failures
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.disk_space import RECORDS, OutOfDisk, has_room
-from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, Preempted
 from ortflow.workflow.oom import oom_kills
 from ortflow.workflow.own_files import sweep_temporaries
 
@@ -55,8 +56,10 @@ class Supervisor:
     """
 
     def __init__(self, job: Job, view: View, stop: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._job, self._run, self._view, self._stop, self._clock = job, job.run, view, stop, clock
-        self._disk = DiskWait(job, view, stop, clock)
+        self._job, self._run, self._stop, self._clock = job, job.run, stop, clock
+        self._notices = Notices(job.notify, job.run, view, clock)
+        self._view: View = NoticingView(view, self._notices) if job.notify else view
+        self._disk = DiskWait(job, self._view, stop, clock)
         self._chosen: AttemptNodes | None = None
         self._location = location_of(job.run)
 
@@ -80,7 +83,12 @@ class Supervisor:
         try:
             with self._stop.listening():
                 return self._keep_going()
+        except OrtflowError as error:
+            if not isinstance(error, Preempted):
+                self._notices.send("failed", str(error))
+            raise
         finally:
+            self._notices.close()
             # The request has been carried out, and no rank is left to read it.
             if not self._moved:
                 with suppress(OSError):
@@ -156,6 +164,7 @@ class Supervisor:
         )  # fmt: skip
         if not decision.again:
             self._view.message(f"{self._job.lost}; giving up: {decision.why}")
+            self._notices.send("failed", f"{self._job.lost}; giving up: {decision.why}")
         return decision.again
 
     def _attempt(self, number: int) -> tuple[Outcome, Decision]:
@@ -277,7 +286,15 @@ class Supervisor:
             pause = f" in {decision.pause:g} s" if decision.pause else ""
             reason = "" if found.outcome is Outcome.FAILURE else f"{found.sentence}; "
             self._view.message(f"{reason}restarting{pause} ({decision.why})")
+        self._notify(found, decision, used(records), asked=bool(asked), step=end["step"])
         return decision
+
+    def _notify(self, found: Cause, decision: Decision, total: Used, *, asked: bool, step: int) -> None:
+        """Send the messages about the end of an attempt."""
+        text = found.sentence if found.outcome is Outcome.FINISHED else f"{found.sentence}; {decision.why}"
+        kinds = kinds_after(found.outcome, decision, total, self._job.restart, hung=found.hung, asked=asked)
+        for kind in kinds:
+            self._notices.send(kind, text, step=step, restarts=decision.again)
 
     def _step(self) -> int:
         """The last step that was recorded."""

@@ -101,7 +101,7 @@ class Watch:
                     attempt.kill()
                     stacks = stacks_of(self._job.run, attempt.number, self._job.world_size)
                     sentence = "; ".join(filter(None, (hung, where(stacks))))
-                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
+                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence, hung=True)
                 dead = self._dead()
                 dead_since = (dead_since or moment) if dead else None
                 # Another rank's report may mean that its call to the dead one failed: mpirun must name that one.

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,10 @@ class EventLog:
                 self._file.reopen()
         if found.newest is not None:
             more = {"to_save": True} if to_save else {}
-            self.write("rewind", from_step=max(found.newest, step + 1), to_step=step, seconds=found.seconds, **more)
+            self.write(
+                "rewind", from_step=max(found.newest, step + 1), to_step=step, seconds=found.seconds,
+                spans=[[attempt, *span] for attempt, span in found.spans.items()], **more,
+            )  # fmt: skip
         if message := damage_message(self.path, found.damaged, aside=True):
             warn(self, message)
 
@@ -86,6 +89,8 @@ class Lost:
     """Seconds that they took."""
     damaged: list[int]
     """Numbers of the lines that are not events."""
+    spans: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """When the steps of each attempt ran: from the start of the first to the end of the last, in Unix time."""
 
 
 def line_of_save(path: Path, step: int) -> int | None:
@@ -107,6 +112,7 @@ def find_lost(path: Path, step: int, start: int | None = None) -> Lost:
     With `start`, it removes the records of steps behind this line, and no others.
     """
     newest, seconds, damaged = None, 0.0, []
+    spans: dict[int, tuple[float, float]] = {}
     for number, line in enumerate(lines_of(path), 1):
         record = parse(line, EVENTS)
         if record is None:
@@ -114,7 +120,11 @@ def find_lost(path: Path, step: int, start: int | None = None) -> Lost:
         elif _is_behind(record, step, number, start):
             newest = max(record["step"], newest or 0)
             seconds += record.get("seconds") or 0.0
-    return Lost(newest, seconds, damaged)
+            if "time" in record:
+                end, attempt = record["time"], record.get("attempt", 0)
+                since = spans[attempt][0] if attempt in spans else end - (record.get("seconds") or 0.0)
+                spans[attempt] = (round(since, 6), end)
+    return Lost(newest, seconds, damaged, spans)
 
 
 def discard_lost(path: Path, step: int, start: int | None = None) -> None:

@@ -126,6 +126,7 @@ class RunSupervisor:
             grace=grace_of(spec),
             room_seconds=spec.checkpoint.wait_for_room,
             nodes=self._nodes,
+            notify=spec.monitor.notify,
         )
         stop = JobStop(self._run.stop_request, self._job, self._ranks.lead(spec), self._output, self._clock)
         code = Supervisor(job, self._view, stop, self._clock).supervise()

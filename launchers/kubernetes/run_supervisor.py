@@ -175,7 +175,7 @@ class RunSupervisor:
         job = Job(
             self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi),
             self.wait_for_old_ranks, LOST, comes_back=True, grace=ranks_grace(spec.backends.kubernetes.grace_seconds),
-            room_seconds=spec.checkpoint.wait_for_room, nodes=self._nodes,
+            room_seconds=spec.checkpoint.wait_for_room, nodes=self._nodes, notify=spec.monitor.notify,
         )  # fmt: skip
         try:
             return Supervisor(job, self._log_stream, self._stop, self._clock).supervise()

@@ -59,6 +59,9 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "status": Verb("status", "status", reachable=True),
         "list": Verb("status", "list_runs", reachable=True),
         "logs": Verb("logs", "logs", reachable=True),
+        "report": Verb("report", "report"),
+        "goodput": Verb("goodput", "goodput"),
+        "top": Verb("top", "top"),
     },
     "Models, checkpoints and data": {
         "export": Verb("export", "export"),

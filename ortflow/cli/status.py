@@ -119,7 +119,7 @@ def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None
 
 def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
     """Statuses as rows of text; an empty column is left out. Pure."""
-    head = ("NAME", "STATE", "STEP", "LOSS", "UPDATED", "RANKS", "JOB", "WAITS")
+    head = ("NAME", "STATE", "STEP", "LOSS", "UPDATED", "EVALUATION", "BEST", "RANKS", "JOB", "WAITS")
     rows = [
         (
             Path(how.directory).name,
@@ -127,6 +127,8 @@ def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
             _step(how),
             _number(how.loss),
             _ago(how.time, now),
+            "" if how.metric is None else f"{how.metric} {_number(how.evaluation.get(how.metric))}",
+            "" if how.best_value is None else f"{_number(how.best_value)} at {how.best_step}",
             (how.ranks or "").partition(":")[0],
             how.job or "",
             (how.waits or "").partition(";")[0],
@@ -167,6 +169,7 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "step": _step(how),
         "loss": None if how.loss is None else _number(how.loss),
         "evaluation": format_evaluation(how.evaluation) or None,
+        "best": None if how.best_value is None else f"{how.metric} {_number(how.best_value)} at step {how.best_step}",
         "left": None if how.seconds_left is None else duration(how.seconds_left),
         "checkpoint": None if how.checkpoint is None else f"step {how.checkpoint}",
         "attempts": f"{how.attempts} (counted: {ends})",

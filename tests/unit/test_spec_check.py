@@ -362,6 +362,14 @@ def test_a_run_that_agrees_with_itself() -> None:
             {"monitor": {"tensorboard_directory": "logs/tb"}},
             ["monitor.tensorboard_directory: … logs/tb … reserved … another name"],
         ),
+        (
+            {"monitor": {"notify": [{"on": ["failed"]}]}},
+            ["monitor.notify[0]: needs a command or a webhook; give one of them"],
+        ),
+        (
+            {"monitor": {"notify": [{"on": ["failed"], "command": ["a"], "webhook": "ftp://a"}]}},
+            ["monitor.notify[0]: has a command and a webhook … one", "monitor.notify[0].webhook: … URL … https"],
+        ),
         ({"export": {"path": ".stop"}}, ["export.path: … .stop … reserved … another name"]),
         (
             {"export": {"path": "plan.json.damaged"}},

@@ -21,6 +21,7 @@ from ortflow.workflow.spec.base import (
 )
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.model import ModelSection
+from ortflow.workflow.spec.notify import Notify
 from ortflow.workflow.spec.program import ProgramSection
 from ortflow.workflow.spec.sinks import Sink
 from ortflow.workflow.spec.train import TrainSection
@@ -111,6 +112,8 @@ class MonitorSection(Section):
     """Seconds that a run waits at its end for its sinks to send the last steps."""
     runtime_log: Literal["verbose", "info", "warning", "error", "fatal"] = "error"
     """ONNX Runtime's log level."""
+    notify: list[Notify] = Field(default_factory=no_items)
+    """Messages to commands or web addresses when the run has finished, failed or hung, and so on."""
 
 
 class ExportSection(Section):

@@ -7,7 +7,7 @@ run. Only for trainers that can (`Trainer.begins`). Used by step `train`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ortflow.workflow.data.batches import StepBatch
 from ortflow.workflow.progress import dropout_seed
@@ -24,6 +24,8 @@ class Work:
     control_values: list[float]
     saves: int
     """See `Saver.count`."""
+    data_seconds: float | None = None
+    """The step waited so long for its samples; None if it began early, while the device computed."""
 
 
 class Ahead:
@@ -44,7 +46,8 @@ class Ahead:
         """The work of the step that follows `progress`."""
         if self._begun is None:
             self._since = self._context.clock.monotonic()
-            return self._next(self._context.progress.step + 1)
+            work = self._next(self._context.progress.step + 1)
+            return replace(work, data_seconds=self._context.clock.monotonic() - self._since)
         work, self._begun = self._begun, None
         return work
 

@@ -54,8 +54,11 @@ class Monitor:
         )
         print(save_message(context.spec.checkpoint), flush=True)
 
-    def step(self, outcome: StepOutcome, *, lr: float, seconds: float, epoch: int, tokens: int | None) -> None:
-        """Report a training step; `tokens` over all ranks, if the model has tokens."""
+    def step(
+        self, outcome: StepOutcome, *, lr: float, seconds: float, epoch: int, tokens: int | None,
+        data_seconds: float | None = None,
+    ) -> None:  # fmt: skip
+        """Report a training step; `tokens` over all ranks, if the model has tokens; `data_seconds` if measured."""
         context, step = self._context, self._context.progress.step
         if outcome.skipped is not None:
             context.events.write("skipped_step", step=step, reason=outcome.skipped)
@@ -63,6 +66,7 @@ class Monitor:
             "step", step=step, loss=outcome.loss, lr=lr, grad_norm=outcome.grad_norm,
             seconds=round(seconds, 6), samples=outcome.samples, epoch=epoch,
             **({} if tokens is None else {"tokens": tokens}),
+            **({} if data_seconds is None else {"data_seconds": round(data_seconds, 6)}),
         )  # fmt: skip
         speed = outcome.samples / seconds
         self._scalars(

@@ -23,6 +23,7 @@ def resume(context: Context, store: DirectoryStore) -> tuple[int, set[int]]:
     set of int
         The steps of the checkpoints that were rejected; on rank 0.
     """
+    begun = context.clock.monotonic()
     rejected = set[int]()
     targets = {name: window_for(buffer) for name, buffer in context.trainer.state().items()}
 
@@ -53,16 +54,18 @@ def resume(context: Context, store: DirectoryStore) -> tuple[int, set[int]]:
             f"the checkpoint {error}", where=str(store.place(step)), fix="remove it, and resume from an older one"
         ) from error
     context.events.rewind(step)
-    _report(context, step, str(store.place(step)), changed)
+    _report(context, step, str(store.place(step)), changed, context.clock.monotonic() - begun)
     return step, rejected
 
 
-def _report(context: Context, step: int, path: str, changed: list[str]) -> None:
-    """`changed` is what differs in the environment, so that the curve does not continue bit by bit."""
+def _report(context: Context, step: int, path: str, changed: list[str], seconds: float) -> None:
+    """`changed` is what differs in the environment, so that the curve does not continue bit by bit; `seconds` since the
+    search for a checkpoint began.
+    """
     plan = context.plan
     context.events.write(
         "resume", step=step, path=path, world_size=plan.world_size, global_batch=plan.global_batch,
-        micro_batch=plan.micro_batch, gradient_accumulation=plan.gradient_accumulation,
+        micro_batch=plan.micro_batch, gradient_accumulation=plan.gradient_accumulation, seconds=round(seconds, 6),
     )  # fmt: skip
     context.monitor.begin()
     if context.leads:

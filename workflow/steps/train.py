@@ -85,7 +85,9 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
         progress.skipped_in_a_row += not outcome.overflow
     with context.engine.within("monitor"):
         tokens = context.stream.tokens(batch, outcome.samples)
-        context.monitor.step(outcome, lr=lr, seconds=seconds, epoch=epoch, tokens=tokens)
+        context.monitor.step(
+            outcome, lr=lr, seconds=seconds, epoch=epoch, tokens=tokens, data_seconds=work.data_seconds
+        )
     if progress.skipped_in_a_row >= spec.train.max_skipped_steps:
         in_data = bool(in_micro_batches(batch.micro_batches))
         raise unusable_gradient(context, outcome.skipped or "", in_data=in_data)

@@ -15,6 +15,7 @@ from ortflow.workflow.spec.checks.batch import undivided
 from ortflow.workflow.spec.checks.elastic import check_elastic
 from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
+from ortflow.workflow.spec.checks.notify import check_notify
 from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.program import check_program
 from ortflow.workflow.spec.checks.slurm import check_slurm
@@ -271,5 +272,6 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _names,
     check_slurm,
     check_kubernetes,
+    check_notify,
     _launchers,
 )

@@ -1,0 +1,232 @@
+"""The report of a run as one HTML page that loads nothing. Pure; every text is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from html import escape
+from typing import Any
+
+from ortflow.launchers.lines import duration, size
+from ortflow.launchers.report.causes import MEANINGS
+from ortflow.launchers.report.curves import Curves, evaluation_curves, step_curves
+from ortflow.launchers.report.rank_rows import rank_rows
+from ortflow.launchers.report.state import sentence
+from ortflow.launchers.report.style import CAUSES, CSS, SCRIPT, SERIES
+from ortflow.launchers.report.survey import Survey
+from ortflow.launchers.report.svg import legend, line_chart, share_bar, time_axis
+from ortflow.launchers.report.timeline import MICRO
+
+CHARTS = {
+    "loss": "Loss",
+    "lr": "Learning rate",
+    "grad_norm": "Gradient norm",
+    "samples/s": "Samples per second",
+    "tokens/s": "Tokens per second",
+}
+MOST_CHARTS = 40
+Row = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a page shows besides the run's records."""
+
+    rows: Sequence[tuple[str, str]] = ()
+    """The status, as names and values."""
+    run_file: str = ""
+    others: Sequence[Survey] = ()
+    """Runs whose curves are drawn beside this one's."""
+    sections: Sequence[str] = field(default_factory=tuple)
+    """Further sections, as HTML."""
+    refresh: int | None = None
+    """Seconds after which a browser loads the page again."""
+
+
+def page(run: Survey, contents: Contents, now: float) -> str:
+    """The whole page."""
+    moment = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    refresh = f'<meta http-equiv="refresh" content="{contents.refresh}">' if contents.refresh else ""
+    name = escape(run.status.name)
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        f'<meta name="color-scheme" content="light dark">{refresh}<link rel="icon" href="data:,">',
+        f"<title>{name}: {escape(run.status.state.value)}</title>",
+        f"<style>{CSS}{CAUSES}{SERIES}</style></head><body><main>",
+        f'<h1>{name}</h1><p class="lead">{escape(sentence(run))}</p>',
+        _section("Status", table(("", ""), contents.rows, caption=f"As of {moment}")),
+        *contents.sections,
+        _curves([run, *contents.others]),
+        _time(run),
+        _restarts(run),
+        _ranks(run),
+        _records(run, contents.run_file),
+        f"</main><script>{SCRIPT}</script></body></html>",
+    ]
+    return "".join(parts)
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{body}</section>" if body else ""
+
+
+def table(head: Row, rows: Sequence[Row], *, caption: str = "", numbers: Sequence[int] = ()) -> str:
+    """A table; empty without rows. `numbers` are the columns that are aligned to the right."""
+    if not rows:
+        return ""
+    style = dict.fromkeys(numbers, ' class="n"')
+    above = "".join(f'<th scope="col"{style.get(i, "")}>{escape(text)}</th>' for i, text in enumerate(head))
+    body = "".join(
+        "<tr>"
+        + f'<th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td{style.get(i, '')}>{escape(text)}</td>" for i, text in enumerate(row[1:], 1))
+        + "</tr>"
+        for row in rows
+    )
+    heading = f"<thead><tr>{above}</tr></thead>" if any(head) else ""
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f'<div class="scroll"><table>{title}{heading}<tbody>{body}</tbody></table></div>'
+
+
+def _curves(runs: Sequence[Survey]) -> str:
+    steps = [step_curves(run.events) for run in runs]
+    evaluations = [evaluation_curves(run.events) for run in runs]
+    marks = [float(event["step"]) for event in runs[0].events if event["event"] == "resume"]
+    names = list(dict.fromkeys(name for curves in steps for name in curves))
+    names.sort(key=lambda name: [*CHARTS, name].index(name))
+    figures = [_figure(CHARTS.get(name, name), name, steps, runs, marks, f"c{n}") for n, name in enumerate(names)]
+    names = list(dict.fromkeys(name for curves in evaluations for name in curves))
+    figures += [_figure(f"Evaluation: {name}", name, evaluations, runs, marks, f"e{n}") for n, name in enumerate(names)]
+    drawn = [figure for figure in figures if figure]
+    more = f"<p>{len(drawn) - MOST_CHARTS} further curves are not drawn.</p>" if len(drawn) > MOST_CHARTS else ""
+    return _section("Curves", f'<div class="grid-of">{"".join(drawn[:MOST_CHARTS])}</div>{more}' if drawn else "")
+
+
+def _figure(
+    title: str, name: str, curves: Sequence[Curves], runs: Sequence[Survey], marks: Sequence[float], identifier: str
+) -> str:
+    labels = _labels(runs)
+    series = {label: each[name] for label, each in zip(labels, curves, strict=True) if name in each}
+    chart = line_chart(f"{title} over steps", series, identifier=identifier, marks=marks)
+    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}{legend(list(series))}</figure>" if chart else ""
+
+
+def _labels(runs: Sequence[Survey]) -> list[str]:
+    """The runs' names; their directories where names are equal."""
+    names = [run.status.name for run in runs]
+    return [name if names.count(name) == 1 else run.status.directory for name, run in zip(names, runs, strict=True)]
+
+
+def _time(run: Survey) -> str:
+    account = run.account
+    if account.wall <= 0:
+        return ""
+    rows = [
+        (cause.label, duration(value / MICRO), f"{100 * value / account.wall:.1f}%", MEANINGS[cause])
+        for cause, value in account.totals.items()
+        if value
+    ]
+    goodput = f"{100 * (account.goodput or 0.0):.1f}%"
+    keys = "".join(
+        f'<li><span class="key c-{cause.value}"></span>{escape(cause.label)}</li>'
+        for cause, value in account.totals.items()
+        if value
+    )
+    stopped = (
+        f"<p>Not counted: {escape(duration(account.stopped / MICRO))} in which the run was stopped.</p>"
+        if account.stopped
+        else ""
+    )
+    notes = "".join(f"<p>Note: {escape(note)}.</p>" for note in account.notes)
+    lines, more = rank_rows(run)
+    labels = "".join(f"<li>{escape(name)}</li>" for name, _ in lines)
+    seconds = (account.end - account.start) / MICRO
+    axis = (
+        "<figure><figcaption>Attempts and ranks over time (keys + − 0 ← →, or Ctrl and the wheel)</figcaption>"
+        '<div class="axis-box"><div>'
+        '<button type="button" data-key="+">Zoom in</button> <button type="button" data-key="-">Zoom out</button> '
+        '<button type="button" data-key="0">All</button></div>'
+        f'<div class="axis"><ol aria-hidden="true">{labels}</ol><div>'
+        f'<div class="zoom" tabindex="0" role="group" aria-label="Time axis" data-seconds="{seconds:.6f}">'
+        f"{time_axis(lines, account.start, account.end, identifier='axis')}</div>"
+        f'<div class="times">{"<span></span>" * 5}</div></div></div></div>{more}</figure>'
+    )
+    return _section(
+        f"Goodput {goodput} of {duration(account.wall / MICRO)}",
+        f'<figure class="bar">{share_bar(account.totals, identifier="bar")}<ul class="legend">{keys}</ul></figure>'
+        + table(("Cause", "Time", "Share", "Meaning"), rows, numbers=(1, 2))
+        + stopped
+        + notes
+        + axis,
+    )
+
+
+def _restarts(run: Survey) -> str:
+    rows = [
+        (
+            str(one.attempt), one.cause, one.node or "-", one.outcome if one.counts else f"{one.outcome}, not counted",
+            _used(one.failures, one.failures_left), _used(one.preemptions, one.preemptions_left), str(one.steps_lost),
+            duration(one.seconds_lost),
+            "-" if one.seconds_to_first_step is None else duration(one.seconds_to_first_step),
+        )
+        for one in run.restarts
+    ]  # fmt: skip
+    head = (
+        "Attempt", "Cause of its end", "Node", "Kind", "Failures used", "Preemptions used", "Steps run again",
+        "Their time", "Until the next first step",
+    )  # fmt: skip
+    return _section("Restarts", table(head, rows, numbers=(6, 7, 8)) + _risk(run))
+
+
+def _used(used: int, left: int | None) -> str:
+    return str(used) if left is None else f"{used}, {left} left"
+
+
+def _risk(run: Survey) -> str:
+    risk = run.risk
+    if risk is None:
+        return ""
+    newest = "none" if risk.checkpoint is None else f"step {risk.checkpoint}"
+    age = "" if risk.age is None else f", {duration(risk.age)} old"
+    text = f"Work at risk: {risk.steps} steps, {duration(risk.seconds)}. Newest checkpoint: {newest}{age}."
+    return f"<p>{escape(text)}</p>"
+
+
+def _ranks(run: Survey) -> str:
+    if run.waits.slowest is None or len(run.ranks.records) < 2:
+        return ""
+    waits = run.waits
+    text = (
+        f"Rank {waits.slowest} waited longest for its samples: {100 * waits.share:.1f}% of the time of "
+        f"{waits.steps} steps that were compared."
+    )
+    return _section("Slowest rank", f"<p>{escape(text)}</p>")
+
+
+def _records(run: Survey, run_file: str) -> str:
+    parts = []
+    environment = _newest(run.events, "environment")
+    if environment:
+        parts.append(_details("Environment", table(("", ""), _flat(environment))))
+    memory = _newest(run.events, "memory")
+    if memory:
+        rows = [(name, size(value)) for name, value in memory.items() if isinstance(value, int)]
+        parts.append(_details("Memory of rank 0", table(("Part", "Size"), rows, numbers=(1,))))
+    if run_file:
+        parts.append(_details("Run file", f"<pre>{escape(run_file)}</pre>"))
+    return _section("Records", "".join(parts))
+
+
+def _details(title: str, body: str) -> str:
+    return f"<details open><summary>{escape(title)}</summary>{body}</details>"
+
+
+def _newest(events: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any]:
+    found: Mapping[str, Any] = next((event for event in reversed(events) if event["event"] == kind), {})
+    return {key: value for key, value in found.items() if key not in ("event", "time", "attempt", "rank")}
+
+
+def _flat(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, str(value)) for name, value in values.items() if value not in (None, "")]

@@ -1,0 +1,168 @@
+"""`ortflow goodput`: where the time of runs went."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ortflow.cli.runs import RUNS, JsonOption, RunsOption, find_run, is_run, print_json, runs_in
+
+if TYPE_CHECKING:
+    from ortflow.launchers.report.causes import Cause
+    from ortflow.launchers.report.goodput import Sum
+    from ortflow.launchers.report.survey import Survey
+    from ortflow.workflow.rundir import RunDir
+
+
+def goodput(
+    where: Annotated[
+        str | None, typer.Argument(metavar="[RUN|ROOT]", help="A run, or a folder of runs (default: the runs folder).")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="PERIOD", help="Only the newest time, such as 12h, 7d or 4w.")
+    ] = None,
+    as_json: JsonOption = False,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """Print where the time of a run, or of all runs, went."""
+    from ortflow.launchers.report.goodput import Sum, by_user, by_week, seconds_of
+    from ortflow.launchers.report.goodput import since as totals_since
+    from ortflow.launchers.report.timeline import MICRO
+
+    now = time.time()
+    begin = None if since is None else round((now - seconds_of(since)) * MICRO)
+    found, unreadable = surveys(runs_of(where, runs), now)
+    each = [(run, totals_since(run.account, begin)) for run in found]
+    whole = Sum()
+    for _, totals in each:
+        whole.add(totals)
+    users, weeks = by_user(each), by_week(found, begin)
+    if as_json:
+        print_json(_as_json(each, whole, users, weeks, unreadable))
+        return
+    if not found:
+        typer.echo(f"no runs in {where or runs}")
+    elif len(found) == 1:
+        _print_one(found[0], each[0][1])
+    else:
+        rows = [(run.status.name, run.status.state.value, *_row(totals)) for run, totals in each]
+        _print_rows([("RUN", "STATE", *HEAD), *rows, ("all", "", *_row(whole.totals))])
+        if len(users) > 1:
+            _print_rows([("USER", "RUNS", *HEAD), *((n, str(s.runs), *_row(s.totals)) for n, s in users.items())])
+        if len(weeks) > 1:
+            _print_rows([("WEEK", "RUNS", *HEAD), *((n, str(s.runs), *_row(s.totals)) for n, s in weeks.items())])
+    for message in unreadable:
+        typer.echo(f"warning: {message}", err=True)
+
+
+HEAD = ("WALL", "GOODPUT", "LARGEST LOSSES")
+
+
+def runs_of(where: str | None, runs: Path) -> list[RunDir]:
+    """The run, or the runs of the folder, that the command line names; raises UserError if there is neither."""
+    from ortflow.workflow.rundir import RunDir
+
+    if where is None:
+        return runs_in(runs)
+    folder = Path(os.path.abspath(where))
+    # A folder of runs may have a run file of its own, which is not a run's.
+    if folder.is_dir() and not RunDir(folder).is_ours and not is_run(RunDir(runs / where)):
+        return runs_in(folder)
+    return [find_run(where, runs)]
+
+
+def surveys(runs: Sequence[RunDir], now: float) -> tuple[list[Survey], list[str]]:
+    """What the runs' records say, and messages about runs that cannot be read."""
+    from ortflow.launchers.base import statuses
+    from ortflow.launchers.report.survey import survey
+
+    found, messages = [], []
+    for run, status in zip(runs, statuses(runs), strict=True):
+        try:
+            found.append(survey(run, now, status=status))
+        except OSError as error:
+            messages.append(f"{error.filename or run.root}: {error.strerror}")
+    return found, messages
+
+
+def _as_json(
+    each: Sequence[tuple[Survey, dict[Cause, int]]],
+    whole: Sum,
+    users: Mapping[str, Sum],
+    weeks: Mapping[str, Sum],
+    unreadable: Sequence[str],
+) -> dict[str, Any]:
+    from ortflow.launchers.report.goodput import Sum
+
+    rows = []
+    for run, totals in each:
+        one = Sum()
+        one.add(totals)
+        rows.append({**run.to_json(), **one.to_json(), "runs": 1})
+    return {
+        "runs": rows,
+        "total": whole.to_json(),
+        "users": {name: one.to_json() for name, one in users.items()},
+        "weeks": {name: one.to_json() for name, one in weeks.items()},
+        "unreadable": list(unreadable),
+    }
+
+
+def _print_one(run: Survey, totals: Mapping[Cause, int]) -> None:
+    """A table of causes, and what the numbers do not say."""
+    from ortflow.launchers.lines import counted, duration
+    from ortflow.launchers.report.causes import MEANINGS
+    from ortflow.launchers.report.timeline import MICRO
+
+    wall = sum(totals.values())
+    typer.echo(f"{run.status.name}: {run.status.state.value}, goodput {percent(totals)} of {duration(wall / MICRO)}")
+    rows = [
+        (cause.label, duration(value / MICRO), f"{100 * value / wall:.1f}%", bar(value / wall), MEANINGS[cause])
+        for cause, value in totals.items()
+        if value
+    ]
+    if rows:
+        _print_rows([("CAUSE", "TIME", "SHARE", "", ""), *rows])
+    if run.account.stopped:
+        typer.echo(f"not counted: {duration(run.account.stopped / MICRO)} in which the run was stopped")
+    if run.restarts:
+        lost = sum(restart.steps_lost for restart in run.restarts)
+        typer.echo(f"{counted(len(run.restarts), 'disruption')}, {counted(lost, 'step')} run again")
+    for note in run.account.notes:
+        typer.echo(f"note: {note}")
+
+
+def _row(totals: Mapping[Cause, int]) -> tuple[str, str, str]:
+    from ortflow.launchers.lines import duration
+    from ortflow.launchers.report.causes import Cause
+    from ortflow.launchers.report.timeline import MICRO
+
+    wall = sum(totals.values())
+    losses = sorted(((value, cause) for cause, value in totals.items() if cause is not Cause.STEP), reverse=True)
+    largest = ", ".join(f"{cause.label} {100 * value / wall:.0f}%" for value, cause in losses[:2] if value)
+    return duration(wall / MICRO), percent(totals), largest
+
+
+def percent(totals: Mapping[Cause, int]) -> str:
+    """The goodput, for people."""
+    from ortflow.launchers.report.causes import Cause
+
+    wall = sum(totals.values())
+    return f"{100 * totals[Cause.STEP] / wall:.1f}%" if wall else "-"
+
+
+def bar(share: float, width: int = 20) -> str:
+    """A share as a bar of at most `width` characters."""
+    eighths = round(share * width * 8)
+    return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
+    from ortflow.cli.status import print_table
+
+    print_table(rows, (rows[0][-1],))

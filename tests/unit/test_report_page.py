@@ -1,0 +1,222 @@
+"""`ortflow report`: the page, for hostile names too, its numbers and its server; in a browser where there is one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, look_at
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_runs import write_run
+from typer.testing import CliRunner
+
+from ortflow.cli.app import command_line
+from ortflow.launchers.report.curves import reduced, sparkline, ticks
+from ortflow.launchers.report.server import server
+from ortflow.launchers.report.style import CSS
+from ortflow.launchers.report.svg import coarse
+from ortflow.launchers.report.timeline import Segment
+
+EVIL = "<script>alert(1)</script>\"'&"
+VOID = ("meta", "link", "br", "img")
+
+
+class Page(HTMLParser):
+    """Checks the structure while it reads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.scripts = self.pictures = 0
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = dict(attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+        self.ids += [values["id"] or ""] if "id" in values else []
+        self.references += [values[key] or "" for key in ("src", "href", "action") if key in values]
+        self.scripts += tag == "script"
+        if tag == "svg":
+            self.pictures += 1
+            assert values["role"] == "img"
+            self.references += [f"#{one}" for one in (values["aria-labelledby"] or "").split()]
+        assert not [key for key in values if key.startswith("on")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def report(*arguments: str | Path) -> str:
+    done = CliRunner().invoke(command_line("report"), ["report", *map(str, arguments)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0
+    return done.output
+
+
+def checked(text: str) -> Page:
+    page = Page(text)
+    assert page.scripts == 1  # ours
+    assert len(set(page.ids)) == len(page.ids)
+    assert all(one in ("data:,",) or one[1:] in page.ids for one in page.references), page.references
+    assert "http://" not in text
+    assert "https://" not in text
+    return page
+
+
+def test_a_page_says_all_and_loads_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "calm", steps=400, ranks=3, kills=2, slow_rank=2)
+    write_run(tmp_path / "other", steps=300, kills=0)
+    page = tmp_path / "page.html"
+    report(run.root, "-o", page, "--compare", tmp_path / "other")
+    found = checked(page.read_text())
+    text = " ".join(found.texts)
+    assert "calm has finished at step 400 of 400." in text
+    for expected in (
+        "productive step", "lost work", "rank 1 was killed by SIGKILL", "1, 2 left", "Comparison", "Evaluation: set/f1",
+        "Rank 2 waited longest", "resumed at step", "rank 2", "Run file", "Memory of rank 0",
+    ):  # fmt: skip
+        assert expected in text, expected
+    assert found.pictures == 6 + 2
+    numbers = json.loads(report(run.root, "--json"))
+    assert numbers["sentence"] in text
+    assert len(numbers["restarts"]) == 2
+    assert set(numbers["curves"]) == {"loss", "lr", "grad_norm", "samples/s"}
+
+
+def test_names_and_texts_are_escaped(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", name=json.dumps(EVIL))
+    for path in (run.events(0), run.attempts):
+        text = path.read_text().replace("set/f1", json.dumps(EVIL)[1:-1]).replace("n0", json.dumps(EVIL)[1:-1])
+        path.write_text(text.replace("rank 1 was killed", json.dumps(EVIL)[1:-1]))
+    page = tmp_path / "page.html"
+    report(run.root, "-o", page, "--compare", run.root)
+    found = checked(page.read_text())
+    assert "<script>alert" not in page.read_text()
+    assert EVIL in "".join(found.texts)
+
+
+def test_a_page_of_a_run_without_steps_and_of_damaged_records(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "run.yaml").write_text("name: empty\n")
+    report(empty, "-o", tmp_path / "page.html")
+    checked((tmp_path / "page.html").read_text())
+    run = write_run(tmp_path / "a", running=True, begin=time.time() - 60)
+    run.events(0).write_bytes(b"\0" * 100 + b"\n" + run.events(0).read_bytes()[:-20])
+    report(run.root, "-o", tmp_path / "page.html")
+    checked((tmp_path / "page.html").read_text())
+    nan = tmp_path / "nan"
+    write_run(nan, steps=5).events(0).write_text('{"event":"step","time":1.0,"step":1,"loss":null,"seconds":0.0}\n')
+    report(nan, "-o", tmp_path / "page.html")
+    checked((tmp_path / "page.html").read_text())
+
+
+def test_the_page_is_small_however_long_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "long", steps=20_000, ranks=1, kills=3)
+    report(run.root, "-o", tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size < 300_000
+
+
+def test_the_server_makes_the_page_at_each_load_for_this_machine(tmp_path: Path) -> None:
+    pages = iter(["one", "two"])
+    found = server(lambda: next(pages), 0)
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{found.server_port}"
+        assert found.server_address[0] == "127.0.0.1"
+        for expected in ("one", "two"):
+            with urllib.request.urlopen(f"{address}/", timeout=10) as answer:
+                assert answer.read().decode() == expected
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{address}/etc/passwd", timeout=10)
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            urllib.request.urlopen(urllib.request.Request(address, headers={"Host": "evil.example:80"}), timeout=10)
+    finally:
+        found.shutdown()
+        found.server_close()
+        thread.join()
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=500), st.integers(1, 50))
+def test_reduction_keeps_order_ends_and_extremes(values: list[float], columns: int) -> None:
+    points = [(float(place), value) for place, value in enumerate(values)]
+    found = reduced(points, columns)
+    assert len(found) <= 2 * columns or found == points
+    assert found == sorted(found)
+    assert set(found) <= set(points)
+    assert {max(values), min(values)} <= {value for _, value in found}
+    assert len(sparkline(values, 10)) == min(10, len(values))
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+def test_ticks_are_within_and_few(low: float, room: float) -> None:
+    found = ticks(low, low + room)
+    slack = 1e-6 * (abs(low) + room)
+    assert len(found) <= 8
+    assert all(low - slack <= value <= low + room + slack for value in found)
+
+
+def test_coarse_segments_cover_the_same_time() -> None:
+    from ortflow.launchers.report.causes import Cause
+
+    kinds = [Cause.STEP, Cause.SAVE, Cause.STEP, Cause.OTHER]
+    segments = [Segment(10 * n, 10 * n + 10, kinds[n % 4]) for n in range(5000)]
+    found = coarse(segments, 100)
+    assert len(found) <= 101
+    assert (found[0].start, found[-1].end) == (0, 50_000)
+    assert [one.end for one in found[:-1]] == [one.start for one in found[1:]]
+
+
+def test_text_has_contrast_in_both_modes() -> None:
+    blocks = re.findall(r":root\{([^}]*)\}", CSS.replace("\n", ""))
+    modes = [dict(re.findall(r"--(\w+):(#[0-9a-f]{3,6})", block)) for block in blocks]
+    light, dark = modes[0], {**modes[0], **modes[1]}
+    for mode in (light, dark):
+        for text in ("fg", "dim"):
+            for ground in ("bg", "card"):
+                assert contrast(mode[text], mode[ground]) >= 4.5, (text, ground, mode)
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of two colours' luminance, as WCAG 2 defines it."""
+
+    def luminance(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else math.pow((part + 0.055) / 1.055, 2.4) for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium, or ORTFLOW_CHROMIUM)")
+def test_a_browser_shows_it_without_errors(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", steps=400, ranks=3, kills=2)
+    page = tmp_path / "page.html"
+    report(run.root, "-o", page)
+    seen = look_at(page, tmp_path)
+    assert seen.console == []
+    assert re.search(r"<span>\d+(\.\d)? (s|min)</span>", seen.document)  # the script has labelled the time axis
+    assert seen.picture.startswith(b"\x89PNG")
+    assert len(seen.picture) > 50_000
