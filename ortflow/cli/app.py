@@ -62,6 +62,8 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
     },
     "Models, checkpoints and data": {
         "export": Verb("export", "export"),
+        "evaluate": Verb("evaluate", "evaluate"),
+        "predict": Verb("predict", "predict"),
         "checkpoint": Verb("checkpoint", "app"),
         "join": Verb("join", "join"),
         "data": Verb("data", "app"),

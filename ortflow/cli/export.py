@@ -37,7 +37,7 @@ def export(
     ] = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Write the inference model of a checkpoint, or its weights for PyTorch.
+    """Write the model of a checkpoint, or its weights.
 
     The model is checked on real samples.
     """
