@@ -29,7 +29,7 @@ from ortflow.export_checks import (
 )
 from ortflow.export_evaluation import evaluation_form, finish
 from ortflow.export_hooks import check_training, gradient_factors, multiply_gradients
-from ortflow.export_names import rename_outputs, rename_tied, shorten_lines, write_roles
+from ortflow.export_names import rename_outputs, rename_tied, shorten_lines, statistics, write_roles
 from ortflow.export_optimize import optimize
 from ortflow.export_state import (
     changed_buffers,
@@ -38,6 +38,7 @@ from ortflow.export_state import (
     refuse_newer_operators,
     returning,
 )
+from ortflow.export_state_dict import write_state_dict
 from ortflow.export_stops import mark_stops
 from ortflow.export_trace import OPSET, trace
 from ortflow.workflow.errors import UserError
@@ -102,8 +103,9 @@ def export_for_training(
     -----
     The file's metadata lists `ortflow.parameters` (trained), `ortflow.frozen` (parameters that do not require
     gradients, and running statistics of BatchNormalization in evaluation mode) and `ortflow.constants` (all other
-    initializers except running statistics). A tied parameter has the first of its names. Parameters that no output
-    depends on are omitted.
+    initializers except running statistics); `ortflow.state_dict` is the table of PyTorch's names, by which
+    `ortflow export --to state_dict` returns the weights. A tied parameter has the first of its names. Parameters
+    that no output depends on are omitted from the graph.
     """
     require_torch()
     path = Path(path)
@@ -153,6 +155,9 @@ def export_for_training(
             evaluation = evaluation_form(program, module, args, kwargs, lambda: traced(None), changed)
         for message in finish(program.model, module, changed, evaluation):
             warnings.warn(message, stacklevel=2)
+        learned = {name for name, _ in module.named_parameters()} | statistics(module) | set(changed)
+        if lacking := write_state_dict(program.model, module, learned):
+            warnings.warn(lacking, stacklevel=2)
     if left_out:
         warnings.warn(left_out, stacklevel=2)
     try:

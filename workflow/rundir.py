@@ -29,7 +29,7 @@ OWN_FILES = re.compile(
     | \.stop | \.lost_nodes | \.owner | \.run_supervisor | \.heartbeat
     | events/rank-\d{{4,}}\.jsonl(\.damaged)?
     | logs/(attempt-\d{{2,}}/)?[\w-]+\.log
-    | graphs/(\.?[\w.]+\.(onnx|safetensors) | (costs|graphs)\.json)
+    | graphs/(\.?[\w.]+\.(onnx|safetensors) | (costs|graphs|start_from)\.json)
     | slurm/[\w-]+\.(sh|out|pkl)
     | \.launcher/([\w.-]+)?
     | kubernetes/(run\.yaml | files/.+)

@@ -43,6 +43,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "inspect": Verb("inspect", "inspect"),
         "plan": Verb("plan", "plan"),
         "doctor": Verb("doctor", "doctor", reachable=True),
+        "find-lr": Verb("find_lr", "find_lr"),
         "prove": Verb("prove", "prove"),
         "render": Verb("submit", "render", reachable=True),
     },
@@ -65,6 +66,8 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
     },
     "Models, checkpoints and data": {
         "export": Verb("export", "export"),
+        "evaluate": Verb("evaluate", "evaluate"),
+        "predict": Verb("predict", "predict"),
         "checkpoint": Verb("checkpoint", "app"),
         "join": Verb("join", "join"),
         "data": Verb("data", "app"),

@@ -1,8 +1,9 @@
-"""`ortflow export`: writes the inference model of any checkpoint, without a run."""
+"""`ortflow export`: writes the inference model or the weights of any checkpoint, without a run."""
 
 from __future__ import annotations
 
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,26 +12,57 @@ import typer
 from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run
 
 
+class Form(str, Enum):
+    """What is written."""
+
+    onnx = "onnx"
+    state_dict = "state_dict"
+    safetensors = "safetensors"
+
+
 def export(
     run: RunArgument,
     step: Annotated[
         int | None, typer.Option("--step", min=0, help="Step of the checkpoint (default: the newest).")
     ] = None,
+    to: Annotated[Form, typer.Option("--to", help="An ONNX model, or the weights under PyTorch's names.")] = Form.onnx,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write (default: export.path of the run file).")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File to write (default: export.path of the run file, or export/state_dict.pt or "
+            "export/model.safetensors in the run directory).",
+        ),
     ] = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Write the inference model of a checkpoint.
+    """Write the model of a checkpoint, or its weights.
 
-    It is checked on real samples.
+    The model is checked on real samples.
     """
     from ortflow.launchers.interpreter import check, examine
 
     found = find_run(run, runs)
     check(examine(sys.executable))
+    out = output.absolute() if output else None
+    if to is not Form.onnx:
+        from ortflow.workflow.steps.export_weights import export_weights
+
+        written = export_weights(found, step, to.value, out)
+        typer.echo(f"{written.path}: step {written.step}, {written.entries} tensors{_names(written.named)}")
+        return
 
     from ortflow.workflow.steps.export import deviation, export_checkpoint
 
-    done = export_checkpoint(found, step, output.absolute() if output else None)
+    done = export_checkpoint(found, step, out)
     typer.echo(f"{done.path}: step {done.step}, {deviation(done.max_difference)}")
+
+
+def _names(from_torch: bool) -> str:
+    if from_torch:
+        return ""
+    return (
+        " under the names of the ONNX file, which export_for_training did not write: check that they are those of your"
+        " module"
+    )

@@ -1,9 +1,10 @@
-"""`ortflow init`: writes the commented run file of a training program."""
+"""`ortflow init`: writes the commented run file of a training program or a model."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,11 @@ from ortflow.cli.program import (
 from ortflow.workflow.errors import UserError
 
 ProgramArgument = Annotated[
-    Path, typer.Argument(metavar="PROGRAM", help="A Python file or an executable; its arguments behind `--`.")
+    Path,
+    typer.Argument(
+        metavar="PROGRAM|MODEL",
+        help="A Python file or an executable, its arguments behind `--`; or an ONNX model with --data.",
+    ),
 ]
 
 
@@ -37,16 +42,42 @@ def init(
     gpus: GpusOption = None,
     name: NameOption = None,
     start_by: StartOption = None,
+    data: Annotated[Path | None, typer.Option("--data", help="The training set, for an ONNX model.")] = None,
 ) -> None:
-    """Write the run file of a training program, with comments.
+    """Write the run file of a training program or a model, with comments.
 
-    `ortflow run` does the same with it as with PROGRAM and these options. An existing file is not overwritten.
+    `ortflow run` does the same with it as with PROGRAM and these options. For an ONNX model and a set (--data),
+    columns, label, loss and micro-batch are guessed. An existing file is not overwritten.
     """
+    if program.suffix == ".onnx" or data is not None:
+        _init_model(program, data, output, Typed.here(ranks, nodes, gpus, name, start_by))
+        return
     if not program.is_file() or not is_program(program):
         what = "is not a Python file or an executable" if program.exists() else "does not exist"
         raise UserError(f"{program} {what}", fix="give the path of a training program")
     file = output or program.with_suffix(".yaml")
-    text = run_file_of(program, file, Typed.here(ranks, nodes, gpus, name, start_by))
+    _write(file, run_file_of(program, file, Typed.here(ranks, nodes, gpus, name, start_by)))
+
+
+def _init_model(model: Path, data: Path | None, output: Path | None, typed: Typed) -> None:
+    from ortflow.cli.init_model import refuse_options, run_file_of_model
+    from ortflow.launchers.interpreter import check, examine
+
+    if model.suffix != ".onnx":
+        raise UserError("--data is for ONNX models", fix="leave it out")
+    if data is None:
+        raise UserError("an ONNX model needs --data", fix="give its training set")
+    refuse_options(typed)
+    if not model.is_file():
+        raise UserError(f"{model} does not exist", fix="give the path of an ONNX model")
+    check(examine(sys.executable))
+    file = output or model.with_suffix(".yaml")
+    if file.exists():
+        raise UserError(f"{file} exists", fix="remove it, or name another file with --output")
+    _write(file, run_file_of_model(model.absolute(), data.absolute(), file.absolute()))
+
+
+def _write(file: Path, text: str) -> None:
     try:
         with file.open("x", encoding="utf-8") as opened:
             opened.write(text)

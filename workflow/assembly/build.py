@@ -18,7 +18,9 @@ from ortflow.workflow.assembly.evaluating import batch_input, eval_graph, infere
 from ortflow.workflow.assembly.files import serialized, write_files
 from ortflow.workflow.assembly.loading import check_loads, kernels_fault
 from ortflow.workflow.assembly.saving import batch_shapes, saving, without_recomputation
+from ortflow.workflow.assembly.starting import started_from
 from ortflow.workflow.assembly.timing import Timing, costs_of, wants_costs, why_counted
+from ortflow.workflow.assembly.torch_names import torch_names
 from ortflow.workflow.assembly.training import TRAIN, synced_files, training_forms, training_of
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.intake.source import Source, read_source
@@ -35,6 +37,8 @@ from ortflow.workflow.graph.types import SEED, VALID, GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
 from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.weights.kept import FILE as STATE_DICT
+from ortflow.workflow.weights.kept import kept_file
 
 
 def build_graphs(
@@ -43,26 +47,30 @@ def build_graphs(
     length: int = 0,
     lengths: Mapping[str, int] | None = None,
     timing: Timing | None = None,
+    *,
+    resumed: bool = False,
 ) -> GraphSet:
     """Make the training, evaluation and inference graph and the initial tensors of a run, and write them into `out`.
 
     `spec` has absolute paths. `length` is the samples' if the model's second axis is dynamic and it is known, and
     `lengths` has it for each input whose samples all have one length. `timing` measures the nodes of a model that is
-    cut automatically, unless `out` has a record of them. Raises UserError if the model and the run file do not fit
-    together.
+    cut automatically, unless `out` has a record of them. `resumed`: the run continues from a checkpoint. Raises
+    UserError if the model and the run file do not fit together.
     """
     section = spec.onnx_model
     # Sessions are tested in a separate process, which starts while the model is read.
     with Child() as child, ThreadPoolExecutor(1) as beside:
         # The first call compiles for a second or two.
         library = beside.submit(library_for, spec.kernels)
-        source = read_source(section)
+        read = read_source(section)
+        started = started_from(section.start_from, read, torch_names(read), out, resumed=resumed)
+        source = started.source
         check_constants(source.skeleton, section.path)
         output = output_of(source.skeleton.graph, section.loss)
         forward = source.forward(output)
         batch = batch_input(forward.graph, source)
         training = training_of(forward, spec, source, batch, length)
-        notes = [*source.notes, *logits_note(forward.graph, section.loss), *training.notes]
+        notes = [*started.notes, *source.notes, *logits_note(forward.graph, section.loss), *training.notes]
         warnings = [*source.warnings, *_untrained(source, training.trained)]
         evaluate, bounds = eval_graph(output, spec, source, batch)
         data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
@@ -76,6 +84,9 @@ def build_graphs(
         files = {TRAIN.name: serialized(training.plain, order), "eval.onnx": serialized(evaluate, order)}
         if spec.synced_ranks and training.prepared is not None:
             files |= synced_files(forward, spec, source, batch, length, order)
+        files |= started.files
+        if started.table is not None:
+            files[STATE_DICT] = kept_file(started.table)
         if infer is not None:
             files["infer.onnx"] = infer.SerializeToString(deterministic=True)
         for graph in (training.plain, evaluate):

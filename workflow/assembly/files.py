@@ -27,6 +27,7 @@ from ortflow.workflow.graph.types import (
 )
 from ortflow.workflow.parallel.division import NAME
 from ortflow.workflow.rundir import replacing, sync_directory, write_atomically
+from ortflow.workflow.weights.kept import RECORD
 
 
 def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, np.ndarray]) -> None:
@@ -44,7 +45,7 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
             for form in (with_kernels_of, on_cuda_of, placed_of, fused_of, half_of)
             for graph in (result.train, result.optimizer)
         )
-        for graph in (result.infer, result.optimizer, *forms):
+        for graph in (result.infer, result.optimizer, result.state_dict, root / RECORD, *forms):
             # Files of an earlier attempt.
             graph.unlink(missing_ok=True)
         for name, data in files.items():

@@ -108,6 +108,11 @@ class GraphSet:
         return self.root / "initial.safetensors"
 
     @property
+    def state_dict(self) -> Path:
+        """PyTorch's names of the tensors (`ortflow.workflow.weights.kept`); it may not exist."""
+        return self.root / "state_dict.safetensors"
+
+    @property
     def optimizer(self) -> Path:
         """The optimizer's update of flat segments, ortflow's or the user's own."""
         return self.root / "optimizer.onnx"

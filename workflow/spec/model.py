@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Fraction, Section, Text, no_items
+from ortflow.workflow.spec.base import Count, Fraction, Section, Text, no_items, no_keys
 from ortflow.workflow.spec.metrics import Metric
 
 
@@ -85,6 +85,25 @@ class OutputLoss(Section):
 Loss = Annotated[CrossEntropy | Regression | BinaryCrossEntropy | OutputLoss, Field(discriminator="kind")]
 
 
+class StartFrom(Section):
+    """Weights that the run starts with, in place of the model file's."""
+
+    path: Text
+    """A run directory, a folder of checkpoints or one of them, an ONNX model, a safetensors file, a file of
+    `torch.save` with a `state_dict`, the index of their shards, or a folder of transformers; relative to the run file.
+    It is read once, when the run begins."""
+    step: Count | None = None
+    """Step of the checkpoint; by default the newest."""
+    names: dict[Text, Text] = Field(default_factory=no_keys)
+    """Name in the file -> name in the model, where they differ. Names are those of the module's `state_dict`, or of the
+    model's initializers. An asterisk stands for the same text in both: `"module.*": "*"`. The first key that matches
+    applies."""
+    missing: list[Text] = Field(default_factory=no_items)
+    """Glob patterns of tensors of the model that keep their values of the model file, such as a new head: `head.*`."""
+    unexpected: list[Text] = Field(default_factory=no_items)
+    """Glob patterns of entries of the file that are not read."""
+
+
 Recomputed = Literal["layers"] | list[Text] | list[list[Text]]
 """`layers`, patterns, or the tensors that each layer ends with."""
 
@@ -94,6 +113,9 @@ class ModelSection(Section):
 
     path: Text
     """ONNX file of the forward graph, relative to the run file."""
+    start_from: StartFrom | None = None
+    """Weights to start with; without it, the model file's. Every tensor of the model must have a value there, of its
+    shape, and every entry a tensor, except for what `missing` and `unexpected` list."""
     loss: Loss
     """The loss that is minimised."""
     graphs: UserGraphs = UserGraphs.model_construct()

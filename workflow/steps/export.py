@@ -7,6 +7,7 @@ and without MPI.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,7 @@ from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_ot
 from ortflow.workflow.steps.shard import Stream
 from ortflow.workflow.trainer import MicroBatch, Report, TrainerBuilder
 from ortflow.workflow.trainers import builder_of
+from ortflow.workflow.weights.kept import FILE, RECORD
 
 CHECKED_BATCHES = 2
 
@@ -196,10 +198,20 @@ def whole(run_dir: RunDir, spec: TrainerRunSpec) -> Iterator[tuple[TrainerBuilde
         here = RunDir(Path(folder))
         export = spec.export.model_copy(update={"enabled": True, "path": str(here.root / "model.onnx")})
         spec = spec.model_copy(update={"export": export})
+        if spec.model is not None and spec.model.start_from is not None:
+            _take_start(run_dir.graphs, here.graphs)
         builder = builder_of(spec, here, Report())
         prepare(builder, here, spec, Report())
         yield builder, Plan.load(here.plan)
     print(f"warning: {fault}: plan and graphs were rebuilt for this export", file=sys.stderr)
+
+
+def _take_start(graphs: Path, copies: Path) -> None:
+    """Copy what the run keeps of the weights that it started with: their file may be gone."""
+    copies.mkdir()
+    for name in (RECORD, FILE, "initial.safetensors"):
+        if (graphs / name).is_file():
+            shutil.copyfile(graphs / name, copies / name)
 
 
 def find(store: DirectoryStore, step: int | None, targets: Mapping[str, Window], index: FlatIndex) -> Loaded:

@@ -23,6 +23,7 @@ from ortflow.workflow.plan import Plan
 from ortflow.workflow.record import ATTEMPTS, parse
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.weights.kept import read_record
 
 ELSEWHERE = "give this run a folder of its own (checkpoint.directory), or move these checkpoints elsewhere"
 COPIED = "move it elsewhere; to continue a copy of a run, copy its whole run directory"
@@ -43,9 +44,17 @@ def identity_of(run_dir: RunDir, spec: RunSpec, data: str, before: Plan | None) 
         name=spec.name,
         submitted=str(record.get("time", "")),
         seed=str(spec.seed),
-        model=hash_of(Path(spec.model.path)) if spec.model is not None and os.path.isfile(spec.model.path) else "",
+        model=_model(run_dir, spec),
         data=data,
     )
+
+
+def _model(run_dir: RunDir, spec: RunSpec) -> str:
+    """Hash of the model's file, and of the weights that the run starts with."""
+    if spec.model is None or not os.path.isfile(spec.model.path):
+        return ""
+    started = read_record(run_dir.graphs) if spec.model.start_from is not None else None
+    return hash_of(Path(spec.model.path)) + (f"+{started.digest}" if started is not None else "")
 
 
 def recorded_identity(run_dir: RunDir, spec: RunSpec) -> Identity | None:

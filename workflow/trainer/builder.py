@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortflow import __version__
+from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.device import Device
@@ -30,6 +31,7 @@ from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
 from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Prepared, Trainer, TrainerBuilder, TrainerContext
+from ortflow.workflow.weights.kept import read_record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +81,7 @@ class GraphBuilder(TrainerBuilder):
         lengths = lengths_of(dataset, spec.data.train.columns)
         depends = spec.parallel.sequence_parallel or spec.on_gpus
         fingerprint = fingerprint_of(spec, lengths if depends else {})
-        if before is not None and before.fingerprint == fingerprint:
+        if before is not None and before.fingerprint == fingerprint and self._starts_as_before():
             fault = damage(folder, before.files)
             if fault is None:
                 return before
@@ -89,9 +91,24 @@ class GraphBuilder(TrainerBuilder):
             self._report.note(line)
         for message in graphs.warnings:
             self._report.warn(message)
+        if (started := read_record(folder)) is not None:
+            self._report.record("start_from", path=started.section["path"], digest=started.digest)
         self._report_stages()
         trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in TRAINED)
         return Prepared(trained, fingerprint, hashes_of(folder))
+
+    def _starts_as_before(self) -> bool:
+        """Whether the weights that the run starts with are those of the graphs, or are no longer needed."""
+        if self._spec.onnx_model.start_from is None or self._resumed:
+            return True
+        record = read_record(self._context.folder)
+        return record is not None and record.is_current
+
+    @property
+    def _resumed(self) -> bool:
+        """Whether the run continues from a checkpoint."""
+        folder = self._context.folder.parent / self._spec.checkpoint.directory
+        return bool(DirectoryStore(folder).steps())
 
     def _build(self, dataset: Dataset, lengths: Mapping[str, int]) -> GraphSet:
         from ortflow.workflow.assembly.build import build_graphs
@@ -104,7 +121,9 @@ class GraphBuilder(TrainerBuilder):
         spec = self._spec
         timing = timing_of(spec, dataset) if self._context.starting else None
         try:
-            graphs = build_graphs(spec, self._context.folder, longest_sequence(dataset), lengths, timing)
+            graphs = build_graphs(
+                spec, self._context.folder, longest_sequence(dataset), lengths, timing, resumed=self._resumed
+            )
         except UserError as error:
             raise about_model(error, spec) from error
         if not graphs.user_optimizer_graph:
@@ -300,6 +319,11 @@ def about_model(error: UserError, spec: TrainerRunSpec) -> UserError:
     files = {"model.path": model.path}
     files |= {f"model.graphs.{key}": path for key, path in model.graphs.model_dump().items() if path}
     keys = {path: key for key, path in reversed(files.items())}
+    if error.where in ("model.start_from.path", "model.start_from.step"):
+        return error
+    if str(error.where).startswith("model.start_from"):
+        start = model.start_from.path if model.start_from is not None else ""
+        return UserError(f"{start}: {error.what}", where=error.where, fix=error.fix)
     key = keys.get(error.where or "", "model.path" if error.where in (None, "model") else error.where)
     if key == "run_dir":
         return error

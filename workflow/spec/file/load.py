@@ -159,6 +159,7 @@ STAND_INS: dict[KeyPath, Any] = {
     ("program",): {"command": ["-"]},
     ("model",): {"path": "-", "loss": _LOSS},
     ("model", "path"): "-",
+    ("model", "start_from", "path"): "-",
     ("model", "loss"): _LOSS,
     ("model", "loss", "output"): "-",
     ("data",): {"train": _SET, "micro_batch": 1},

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import relocated
+from ortflow.workflow.rundir import RunDir, relocated
 from ortflow.workflow.spec.backends import sections_of
 from ortflow.workflow.spec.launcher_options import Keys
 from ortflow.workflow.spec.problem import Problem, printable
 from ortflow.workflow.spec.run import RunSpec
 
+START = ("model", "start_from", "path")
 INPUTS: tuple[tuple[str, ...], ...] = (
     ("program", "script"),
     ("model", "path"),
+    START,
     ("model", "graphs", "train"),
     ("model", "graphs", "eval"),
     ("model", "graphs", "optimizer"),
@@ -105,20 +107,25 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
     for keys in INPUTS:
         holder = _holder(values, keys)
         path = holder[keys[-1]] if holder is not None else None
-        if path is None:
+        if path is None or (keys == START and _has_begun(spec)):
             continue
         shown = printable(path)
         if not os.path.exists(path):
             if not spec.prepare:
                 fix = "correct the path, or set a `prepare` command that creates it"
                 yield Problem(keys, f"there is no file {shown}", fix)
-        elif keys[0] in _FILES and os.path.isdir(path):
+        elif keys[0] in _FILES and keys != START and os.path.isdir(path):
             yield Problem(keys, f"{shown} is a folder", f"give the path of the {_FILES[keys[0]]}")
         elif not os.access(path, os.R_OK):
             yield Problem(keys, f"{shown} is not readable", "change its permissions")
     if spec.program is not None and spec.program.cwd is not None and not os.path.isdir(spec.program.cwd):
         what = f"there is no folder {printable(spec.program.cwd)}"
         yield Problem(("program", "cwd"), what, "correct the path", others=(("program", "script"),))
+
+
+def _has_begun(spec: RunSpec) -> bool:
+    """Whether the run keeps a copy of the weights that it started with."""
+    return spec.run_dir is not None and (RunDir(Path(spec.run_dir)).graphs / "start_from.json").is_file()
 
 
 def input_keys(spec: RunSpec) -> list[Keys]:

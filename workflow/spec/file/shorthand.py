@@ -19,6 +19,7 @@ OWN = Forms(
         ("program",): "script",
         ("trainer",): "name",
         ("model", "loss"): "kind",
+        ("model", "start_from"): "path",
         ("data", "train"): "path",
         ("data", "eval"): "path",
         ("train", "optimizer"): "name",

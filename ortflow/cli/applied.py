@@ -1,0 +1,54 @@
+"""Shared by `evaluate` and `predict`: what they are applied to, and the options about the samples."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ortflow.cli.runs import complete_run, find_run
+from ortflow.workflow.errors import UserError
+
+if TYPE_CHECKING:
+    from ortflow.workflow.inference.models import Asked
+    from ortflow.workflow.rundir import RunDir
+
+AppliedArgument = Annotated[
+    str, typer.Argument(metavar="RUN|MODEL", help="A run, or an ONNX model.", autocompletion=complete_run)
+]
+DataOption = Annotated[Path, typer.Option("--data", help="The samples, as data.train takes them.")]
+ColumnsOption = Annotated[
+    list[str], typer.Option("--column", metavar="INPUT=COLUMN", help="The column of an input, where the names differ.")
+]
+StepOption = Annotated[
+    int | None, typer.Option("--step", min=0, help="Step of the run's checkpoint (default: the newest).")
+]
+MicroBatchOption = Annotated[int | None, typer.Option("--micro-batch", min=1, help="Samples computed at once.")]
+
+
+def applied(text: str, runs: Path, step: int | None) -> Path | RunDir:
+    """The ONNX model or the run that a text names. Raises UserError."""
+    from ortflow.launchers.interpreter import check, examine
+
+    model = Path(text)
+    found = model if model.suffix == ".onnx" else find_run(text, runs)
+    if found is model:
+        if not model.is_file():
+            raise UserError(f"there is no file {model}", fix="give an ONNX model or a run")
+        if step is not None:
+            raise UserError("--step is for runs", fix="leave it out")
+    check(examine(sys.executable))
+    return found
+
+
+def asked_of(data: Path, columns: list[str], micro_batch: int | None) -> Asked:
+    """The options about the samples. Raises UserError."""
+    from ortflow.workflow.inference.models import Asked
+
+    pairs = [text.partition("=") for text in columns]
+    for name, equals, column in pairs:
+        if not (name and equals and column):
+            raise UserError(f"{name}{equals}{column} is not INPUT=COLUMN", where="--column")
+    return Asked(data.absolute(), {name: column for name, _, column in pairs}, micro_batch)

@@ -1,0 +1,63 @@
+"""`ortflow evaluate`: the loss and the metrics of a model on another set."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ortflow.cli.applied import (
+    AppliedArgument,
+    ColumnsOption,
+    DataOption,
+    MicroBatchOption,
+    StepOption,
+    applied,
+    asked_of,
+)
+from ortflow.cli.runs import RUNS, JsonOption, RunsOption, print_json
+from ortflow.workflow.errors import UserError
+
+
+def evaluate(
+    model: AppliedArgument,
+    data: DataOption,
+    column: ColumnsOption = [],  # noqa: B006 - typer's default
+    step: StepOption = None,
+    loss: Annotated[
+        str | None, typer.Option("--loss", help="Kind of loss of an ONNX model, such as cross_entropy.")
+    ] = None,
+    label: Annotated[str, typer.Option("--label", help="Label of that loss.")] = "labels",
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Output that the loss is computed of.")] = None,
+    metric: Annotated[list[str], typer.Option("--metric", help="A further metric of an ONNX model.")] = [],  # noqa: B006
+    micro_batch: MicroBatchOption = None,
+    json: JsonOption = False,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """Print the loss and the metrics of a run or a model on a set."""
+    found = applied(model, runs, step)
+    asked = asked_of(data, column, micro_batch)
+
+    from ortflow.workflow.inference.evaluate import evaluate_model, evaluate_run
+    from ortflow.workflow.inference.models import Objective
+
+    if isinstance(found, Path):
+        if loss is None:
+            raise UserError("an ONNX model needs --loss", fix="give its kind, such as cross_entropy, mse or l1")
+        section: dict[str, Any] = {"kind": loss, "output": output}
+        section |= {} if loss == "output" else {"label": label}
+        done = evaluate_model(found.absolute(), Objective(section, metric), asked)
+    else:
+        if loss is not None or metric or output is not None:
+            raise UserError("--loss, --metric and --output are for ONNX models", fix="a run has them in its run file")
+        done = evaluate_run(found, step, asked)
+    if json:
+        values = {name: value if math.isfinite(value) else None for name, value in done.metrics.items()}
+        print_json({"step": done.step, "samples": done.samples, **values})
+        return
+    where = "" if done.step is None else f" at step {done.step}"
+    typer.echo(f"{done.samples:,} samples of {data}{where}")
+    for name, value in done.metrics.items():
+        typer.echo(f"{name:12} {value:.6g}")

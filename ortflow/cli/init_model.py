@@ -1,0 +1,135 @@
+"""The commented run file of a model and a set. Called by `ortflow init model.onnx --data SET`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortflow.workflow.errors import UserError
+
+if TYPE_CHECKING:
+    from ortflow.workflow.first_run import Guess
+
+FLOATS = {"float": "float32", "double": "float64"}
+"""ONNX's names of element types, and numpy's."""
+
+
+def run_file_of_model(model: Path, data: Path, file: Path) -> str:
+    """The text of a run file that is valid and trains the model on the set.
+
+    Raises UserError if the model cannot be trained, if its inputs or its label are not found in the set, or if the run
+    does not fit in memory.
+    """
+    from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.first_run import Array, guess, micro_batch
+    from ortflow.workflow.graph.intake.inspect import findings
+    from ortflow.workflow.host_memory import available
+
+    report, dataset = findings(model), Dataset.open(data)
+    values = [[_array(value) for value in side] for side in (report.inputs, report.outputs)]
+    columns = [
+        Array(name, c.dtype.name, (None,) if c.variable else c.shape, c.minimum, c.maximum)
+        for name, c in dataset.columns.items()
+    ]
+    made = guess(*values, columns)
+    sizes = [value.shape[0] for value in report.inputs if value.shape]
+    fixed = next((size for size in sizes if isinstance(size, int)), None)
+    trial = micro_batch(len(dataset), fixed, 0, 0.0, 1)
+    parts = _memory(_text(made, report, model, data, file, trial), file)
+    rest = sum(parts.values()) - parts.get("activations", 0) - parts.get("batch", 0)
+    varying = (parts.get("activations", 0) + parts.get("batch", 0)) / trial
+    size = micro_batch(len(dataset), fixed, rest, varying, available())
+    return _text(made, report, model, data, file, size)
+
+
+def _array(value: Any) -> Any:
+    from ortflow.workflow.first_run import Array
+
+    shape = tuple(size if isinstance(size, int) else None for size in (value.shape or [None])[1:])
+    return Array(value.name, FLOATS.get(value.dtype, value.dtype), shape)
+
+
+def _memory(text: str, file: Path) -> dict[str, int]:
+    """Predicted bytes by part. Building the graphs also shows that the run file works."""
+    from ortflow.workflow.forecast import forecast
+    from ortflow.workflow.spec.file.load import load_run_text
+    from ortflow.workflow.spec.file.paths import resolve_paths
+    from ortflow.workflow.spec.run import trainer_run
+
+    return dict(forecast(trainer_run(resolve_paths(load_run_text(text, file.name), file), "ortflow init")).parts)
+
+
+def _text(made: Guess, report: Any, model: Path, data: Path, file: Path, size: int) -> str:
+    folder = file.absolute().parent
+    lines = "\n".join(f"    {_yaml(key)}: {_yaml(value)}" for key, value in made.loss.items())
+    mapped = "".join(f"      {_yaml(name)}: {_yaml(column)}\n" for name, column in made.columns.items())
+    columns = f"    columns:                   # input: column\n{mapped}" if mapped else ""
+    unused = f"    # Columns that fill no input: {', '.join(made.unused)}\n" if made.unused else ""
+    signs = report.export_warnings
+    accepted = (
+        f"  # {signs[0]}: better export it again with ortflow.export_for_training.\n  accept_inference_export: true\n"
+        if signs
+        else ""
+    )
+    labels = f"  labels: {_yaml(list(made.labels))}\n" if made.labels else ""
+    metrics = f"  metrics: {_yaml(list(made.metrics))}\n" if made.metrics else ""
+    return f"""\
+# Trains {model.name}: `ortflow run {file.name}` here, `ortflow submit -b slurm {file.name}` on a cluster.
+# The values are guesses from the model and the set; docs/run-file.md lists every key.
+name: {_yaml(_name(model))}
+
+model:
+  path: {_yaml(os.path.relpath(model, folder))}
+{accepted}{labels}  loss:                        # {made.reasons.get("loss", "")}
+{lines}
+{metrics}  # start_from: weights.safetensors   # docs/weights.md
+
+data:
+  train:
+    path: {_yaml(os.path.relpath(data, folder))}
+{columns}{unused}  # eval: held-out.arrow       # other samples, for train.evaluation
+  micro_batch: {size:<16}# samples that are computed at once; fits in half of this machine's free memory
+  last_batch: {"pad" if _is_fixed(report) and made.loss["kind"] != "output" else "drop"}
+
+train:
+  epochs: 3
+  optimizer:
+    name: adamw
+    lr: 1.0e-3                 # `ortflow find-lr {file.name}` measures it
+    weight_decay: 0.01
+  clip_norm: 1.0
+  # schedule: {{name: cosine, warmup_steps: 100}}
+  # evaluation: {{every_steps: 100}}
+
+resources:
+  ranks_per_node: 1
+
+checkpoint:
+  every_seconds: 300
+"""
+
+
+def _is_fixed(report: Any) -> bool:
+    return any(value.shape and isinstance(value.shape[0], int) for value in report.inputs)
+
+
+def _name(model: Path) -> str:
+    kept = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in model.stem.lower())
+    return kept.strip("-") or "model"
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    if isinstance(value, list):
+        return json.dumps(value)
+    return yaml.safe_dump(value, width=10**6).removesuffix("\n").removesuffix("\n...")
+
+
+def refuse_options(typed: Any) -> None:
+    """Raise UserError for options of programs."""
+    given = [f"--{name}" for name, value in vars(typed).items() if value is not None and name != "arguments"]
+    if given:
+        raise UserError(f"{given[0]} is for programs", fix="change the run file instead")

@@ -1,0 +1,87 @@
+"""What the commands `evaluate` and `predict` apply: a run's checkpoint, or an ONNX model."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import moved
+from ortflow.workflow.spec.run import TrainerRunSpec, trainer_run
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says about the samples."""
+
+    data: Path
+    columns: Mapping[str, str]
+    """Input -> column, where the names differ; these override the run file's."""
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss of a model without a run."""
+
+    loss: Mapping[str, Any]
+    metrics: Sequence[str] = ()
+
+
+def spec_of_run(run_dir: RunDir, asked: Asked, command: str) -> TrainerRunSpec:
+    """The run file for one process on the CPU, with other samples. Raises UserError."""
+    spec = trainer_run(moved(load_run_file(run_dir.run_file, others=False), run_dir.root), f"ortflow {command}")
+    if spec.model is None:
+        raise UserError(f"the run has the trainer {spec.trainer.name}, and `ortflow {command}` is for ONNX models")
+    before = (spec.data.eval or spec.data.train).columns
+    values = spec.model_dump()
+    values["data"]["train"] = {"path": str(asked.data), "columns": {**before, **asked.columns}}
+    values["data"]["eval"] = None
+    values["data"]["by_length"] = None
+    values["data"]["micro_batch"] = asked.micro_batch or spec.data.eval_micro_batch or spec.data.micro_batch
+    for key in ("parallel", "resources"):
+        values.pop(key)
+    values["train"] = {key: values["train"][key] for key in ("steps", "epochs", "optimizer")}
+    return TrainerRunSpec.model_validate(values)
+
+
+def spec_of_model(model: Path, objective: Objective, asked: Asked) -> TrainerRunSpec:
+    """A run file for an ONNX model. Raises UserError if the loss or a metric is not one."""
+    values = {
+        "name": "model",
+        "model": {
+            "path": str(model),
+            "loss": dict(objective.loss),
+            "metrics": list(objective.metrics),
+            "accept_inference_export": True,
+        },
+        "data": {
+            "train": {"path": str(asked.data), "columns": dict(asked.columns)},
+            "micro_batch": asked.micro_batch or 32,
+            "last_batch": "keep",
+        },
+        "train": {"steps": 1, "optimizer": {"name": "sgd", "lr": 0.1}},
+        "export": {"enabled": False},
+    }
+    try:
+        return TrainerRunSpec.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(first["msg"][:1].lower() + first["msg"][1:], where=place) from None
+
+
+@contextmanager
+def scratch_run() -> Iterator[RunDir]:
+    """A run directory that is removed at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="ortflow-") as folder:
+        yield RunDir(Path(os.path.realpath(folder)))

@@ -1,0 +1,140 @@
+"""The outputs of a model for every sample of a set, written as a table. Called by `ortflow predict`.
+
+One process reads, runs and writes batch after batch, so that memory does not grow with the set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ortflow.workflow.data.batches import evaluation_batches
+from ortflow.workflow.data.check import check_inputs
+from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.inputs import BatchInput, Limits, MicroBatch
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.inference.models import Asked, scratch_run
+from ortflow.workflow.inference.outputs import Rows, writing
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.sessions.failures import SESSION_ERRORS
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import moved
+from ortflow.workflow.spec.run import trainer_run
+from ortflow.workflow.steps.export import export_checkpoint
+from ortflow.workflow.trainer.inference import open_plain
+
+TYPES: Mapping[str, str] = {
+    "tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16", "tensor(int64)": "int64",
+    "tensor(int32)": "int32", "tensor(int16)": "int16", "tensor(int8)": "int8", "tensor(uint8)": "uint8",
+    "tensor(bool)": "bool",
+}  # fmt: skip
+"""ONNX Runtime's element types, and numpy's."""
+PREDICTED = "predicted"
+"""Column with the number of the class of the largest logit."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A file of outputs."""
+
+    path: Path
+    samples: int
+    columns: tuple[str, ...]
+    step: int | None
+    """Of the checkpoint; None for a model file."""
+
+
+def predict_run(run_dir: RunDir, step: int | None, asked: Asked, out: Path) -> Predicted:
+    """Write the outputs of a checkpoint's inference model, of the newest complete one if `step` is None.
+
+    A run that learns classes has a further column `predicted`. Raises UserError.
+    """
+    spec = trainer_run(moved(load_run_file(run_dir.run_file, others=False), run_dir.root), "ortflow predict")
+    data, loss = spec.data, None if spec.model is None else spec.onnx_model.loss
+    columns = {**(data.eval or data.train).columns, **asked.columns}
+    classes = (loss.output or "", loss.class_axis) if loss is not None and loss.kind == "cross_entropy" else None
+    rows = asked.micro_batch or data.eval_micro_batch or data.micro_batch
+    with scratch_run() as here:
+        model = here.root / "model.onnx"
+        reached = export_checkpoint(run_dir, step, model).step
+        return _predicted(model, Asked(asked.data, columns, rows), out, classes, data.pad_value, reached)
+
+
+def predict_model(model: Path, asked: Asked, out: Path) -> Predicted:
+    """Write the outputs of an ONNX model. Raises UserError."""
+    return _predicted(model, asked, out, None, {}, None)
+
+
+def _predicted(
+    model: Path,
+    asked: Asked,
+    out: Path,
+    classes: tuple[str, int] | None,
+    pad: Mapping[str, float],
+    step: int | None,
+) -> Predicted:
+    session = open_plain(model)
+    inputs = [_input(value) for value in session.get_inputs()]
+    outputs = [value.name for value in session.get_outputs()]
+    dataset = Dataset.open(asked.data)
+    names = {each.name for each in inputs}
+    columns = {name: column for name, column in asked.columns.items() if name in names}
+    limits = Limits(pad_value={name: value for name, value in pad.items() if name in names})
+    fixed = next((int(each.shape[0]) for each in inputs if each.shape and each.shape[0]), None)
+    size = fixed or asked.micro_batch or 32
+    feeds = check_inputs(
+        dataset, inputs, columns, limits, micro_batch=size, smaller_batch=fixed is None, where="--data"
+    )
+    if any(feed.length is None and dataset.columns[feed.source.column].variable for feed in feeds):
+        size = 1  # padding would change what the model computes, and the rows' shapes
+    batches = evaluation_batches(
+        dataset, feeds, micro_batch=size, rank=0, world_size=1, mode="replicated",
+        last_batch="keep" if fixed is None else "pad",
+    )  # fmt: skip
+    made: tuple[str, ...] = ()
+    with batches, writing(out, len(dataset)) as writer:
+        for rows in _rows(session, batches, outputs, classes):
+            made = tuple(rows)
+            writer.write(rows)
+    return Predicted(out, len(dataset), made, step)
+
+
+def _rows(
+    session: Any, batches: Iterator[MicroBatch], outputs: list[str], classes: tuple[str, int] | None
+) -> Iterator[Rows]:
+    for batch in batches:
+        try:
+            values = session.run(outputs, dict(batch.arrays))
+        except SESSION_ERRORS as error:
+            raise UserError(f"the model cannot be run on the samples ({' '.join(str(error).split())})") from None
+        length = len(next(iter(batch.arrays.values())))
+        rows: dict[str, Any] = {}
+        for name, value in zip(outputs, values, strict=True):
+            if not np.ndim(value) or len(value) != length:
+                raise UserError(
+                    f"the output {name!r} has the shape {list(np.shape(value))} for {length} samples, so it has no row"
+                    " for each",
+                    fix="export the model without it",
+                )
+            rows[name] = value[: batch.count]
+        yield rows | _classes(rows, outputs, classes)
+
+
+def _classes(rows: Rows, outputs: list[str], classes: tuple[str, int] | None) -> dict[str, Any]:
+    if classes is None:
+        return {}
+    output, axis = classes[0] or (outputs[0] if len(outputs) == 1 else ""), classes[1]
+    if output not in rows or PREDICTED in rows:
+        return {}
+    return {PREDICTED: np.argmax(rows[output], axis=axis)}
+
+
+def _input(value: Any) -> BatchInput:
+    if value.type not in TYPES:
+        raise UserError(f"the input {value.name!r} has the type {value.type}, which samples do not have")
+    shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+    return BatchInput(value.name, TYPES[value.type], shape)

@@ -1,0 +1,71 @@
+"""The weights of a checkpoint under PyTorch's names: `ortflow export --to`. One process, no MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import moved
+from ortflow.workflow.spec.run import trainer_run
+from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
+from ortflow.workflow.weights.checkpoints import read_checkpoint
+from ortflow.workflow.weights.kept import read_kept
+from ortflow.workflow.weights.table import Array, Entry
+from ortflow.workflow.weights.writing import (
+    check_values,
+    refuse_other_files,
+    require_torch,
+    write_safetensors,
+    write_state_dict,
+)
+
+Form = Literal["state_dict", "safetensors"]
+DEFAULTS: Mapping[str, str] = {"state_dict": "export/state_dict.pt", "safetensors": "export/model.safetensors"}
+"""Files of a form, relative to the run directory."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A file of weights."""
+
+    path: Path
+    step: int
+    entries: int
+    named: bool
+    """Whether the model file says PyTorch's names; otherwise they are those of the ONNX file."""
+
+
+def export_weights(run_dir: RunDir, step: int | None, form: Form, path: Path | None) -> Weights:
+    """Write the weights of a checkpoint, the newest complete one if `step` is None.
+
+    Raises UserError if the run has no such checkpoint, or if an entry of the module's `state_dict` has no value.
+    """
+    spec = trainer_run(moved(load_run_file(run_dir.run_file, others=False), run_dir.root), "ortflow export")
+    store = DirectoryStore(run_dir.root / spec.checkpoint.directory)
+    if (run := recorded_identity(run_dir, spec)) is not None:
+        refuse_other_runs(store, run, COPIED)
+    out = path or run_dir.root / DEFAULTS[form]
+    if form == "state_dict":
+        require_torch()
+        if path is not None and path.exists():
+            raise UserError(f"{path} exists, so it is not replaced", fix="choose another path, or remove it")
+    else:
+        refuse_other_files(out)
+    manifest, tensors = read_checkpoint(store, step)
+    table = read_kept(run_dir.graphs)
+    entries = table if table is not None else unnamed(tensors)
+    check_values(entries, tensors)
+    write = write_state_dict if form == "state_dict" else write_safetensors
+    write(out, entries, tensors)
+    return Weights(out, manifest.step, len(entries), table is not None)
+
+
+def unnamed(tensors: Mapping[str, Array]) -> list[Entry]:
+    """The entries of a model file without a table: its tensors, under its own names."""
+    return [Entry(name, "F32", array.shape, name) for name, array in tensors.items()]
