@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from ortflow.workflow.optim import adam, lamb, sgd
+from ortflow.workflow.optim import adagrad, adam, lamb, lion, nadam, radam, rmsprop, sgd
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.optimizers import Optimizer, moments
@@ -57,5 +57,10 @@ UPDATES: dict[str, Callable[[Builder, Any, Sequence[Segment]], None]] = {
     "adamw": adam.update,
     "lamb": lamb.update,
     "sgd": sgd.update,
+    "lion": lion.update,
+    "rmsprop": rmsprop.update,
+    "adagrad": adagrad.update,
+    "nadam": nadam.update,
+    "radam": radam.update,
 }
 """Optimizer name -> the function that appends its update."""

@@ -21,7 +21,7 @@ from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
-from ortflow.workflow.spec.optimizers import Sgd
+from ortflow.workflow.spec.optimizers import Lion, Sgd
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
 from ortflow.workflow.spec.units import parse_memory, parse_time
@@ -78,6 +78,9 @@ def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
     if isinstance(optimizer, Sgd) and optimizer.nesterov and optimizer.momentum == 0:
         path, momentum = ("train", "optimizer", "nesterov"), ("train", "optimizer", "momentum")
         yield Problem(path, "needs momentum", "give train.optimizer.momentum, such as 0.9", others=(momentum,))
+    if isinstance(optimizer, Lion) and optimizer.betas[1] == 0:
+        path = ("train", "optimizer", "betas", 1)
+        yield Problem(path, "is 0, and Lion's moment needs a decay rate above 0", "give a number such as 0.99")
 
 
 def _evaluation(spec: TrainerRunSpec) -> Iterator[Problem]:
