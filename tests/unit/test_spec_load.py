@@ -87,7 +87,7 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
         (
             "  steps: 100",
             "  steps: 100\n  schedule: cosin",
-            "run.yaml:10 train.schedule.name: … constant, linear, polynomial or cosine … 'cosin' … cosine?",
+            "run.yaml:10 train.schedule.name: … constant, linear, polynomial, cosine … 'cosin' … cosine?",
         ),
         ("  micro_batch: 4", "  micro_batch: 4\nparallel: {zero: 4}", "run.yaml:8 parallel.zero: … 0, 1, 2 or 3 … 4"),
         # types

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section
+from ortflow.workflow.spec.base import NonNegativeFloat, Positive, PositiveFloat, Section
 from ortflow.workflow.spec.metrics import Watched
 from ortflow.workflow.spec.optimizers import Optimizer
-
-
-class Schedule(Section):
-    """The learning rate over the steps: a linear warm-up, then `name`."""
-
-    name: Literal["constant", "linear", "polynomial", "cosine"] = "constant"
-    """Shape after the warm-up."""
-    warmup_steps: Count = 0
-    """Steps over which the learning rate rises from 0."""
-    final_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Learning rate at the last step, as a fraction of the peak (linear, polynomial, cosine)."""
-    power: PositiveFloat = 2.0
-    """Exponent of the polynomial."""
+from ortflow.workflow.spec.schedules import Schedule
 
 
 class Evaluation(Section):

@@ -17,6 +17,7 @@ from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.program import check_program
+from ortflow.workflow.spec.checks.schedule import check_schedule
 from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.mapping import parse_reference
@@ -63,14 +64,6 @@ def _global_batch(spec: TrainerRunSpec) -> Iterator[Problem]:
         ranks = ("resources", "nodes"), ("resources", "ranks_per_node")
         others = (("data", "micro_batch"), *ranks, ("train", "gradient_accumulation"))
         yield Problem(("train", "global_batch"), trouble.what, trouble.fix, others=others)
-
-
-def _schedule(spec: TrainerRunSpec) -> Iterator[Problem]:
-    warmup, steps = spec.train.schedule.warmup_steps, spec.train.steps
-    if steps is not None and warmup > steps:
-        what = f"is {warmup}, longer than the run of {steps} steps"
-        path = ("train", "schedule", "warmup_steps")
-        yield Problem(path, what, f"give at most {steps}", others=(("train", "steps"), ("train", "epochs")))
 
 
 def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -252,7 +245,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     _trainer,
     _length,
     _global_batch,
-    _schedule,
+    check_schedule,
     _optimizer,
     _evaluation,
     _metrics,
