@@ -31,6 +31,7 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.pace import pace_of_steps
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.graph import GraphTrainer
@@ -183,6 +184,7 @@ def _train(job: Job, world: Communicator, trainer: GraphTrainer, notes: list[str
     for step in range(job.steps):
         batches = job.batches(step, world.rank, world.world_size)
         seeds = [1] * len(batches)
+        trainer.at(pace_of_steps(step + 1))
         outcome = trainer.step(batches, learning_rate=1e-2, update=updates + 1, seeds=seeds, control_values=[1.0])
         assert outcome.control_values == [world.world_size]
         if outcome.skipped is not None:

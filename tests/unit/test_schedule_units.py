@@ -9,11 +9,11 @@ import pytest
 from messages import mentions
 from run_files import spec_of
 
+from ortflow.workflow.durations import Duration, parse_duration
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.optim.pace import Pace, pace_of_run
 from ortflow.workflow.optim.schedule import learning_rate
+from ortflow.workflow.pace import Pace, pace_of_run
 from ortflow.workflow.spec.checks.check import check
-from ortflow.workflow.spec.durations import Duration, parse_duration
 from ortflow.workflow.spec.schedules import Schedule
 
 EPOCH, BATCH, LENGTH = 25, 8, 16

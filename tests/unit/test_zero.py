@@ -35,7 +35,7 @@ RULES: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", **DECAY},
     "nesterov": {"name": "sgd", "momentum": 0.9, "nesterov": True, **DECAY},
     "lion": {"name": "lion", **DECAY},
-    "rmsprop": {"name": "rmsprop", "momentum": 0.9, "centered": True, **DECAY},
+    "rmsprop": {"name": "rmsprop", "momentum": 0.9, "centered": True, "epsilon": 0.1, **DECAY},
     "adagrad": {"name": "adagrad", **DECAY},
     "nadam": {"name": "nadam", **DECAY},
     "radam": {"name": "radam", **DECAY},

@@ -53,7 +53,7 @@ def apply_graph(pieces: Sequence[Piece], tensors: int) -> onnx.ModelProto:
         for name in ("parameters", "change"):
             build.input(f"{name}.{i}", piece.count)
         build.output(f"parameters.{i}.out", piece.count)
-    rates = build("Mul", lamb.trust_ratios(build, *sums), "learning_rate")
     here = build.constant([piece.number for piece in pieces], "int64")
-    lamb.apply(build, build("Gather", rates, here), len(pieces))
+    ratios = build("Gather", lamb.trust_ratios(build, *sums), here)
+    lamb.apply(build, lamb.scaled_rates(build, ratios, pieces), len(pieces))
     return build.model()

@@ -21,6 +21,7 @@ def update(build: Builder, optimizer: Lion, segments: Sequence[Segment]) -> None
         return build.constant([value], "float32")
 
     for i, segment in enumerate(segments):
+        rate = build.rate(segment.lr_scale)
         parameters, gradients, moment = f"parameters.{i}", f"gradients.{i}", f"moment.{i}"
         # b2 m is the only reader of m: b1 m comes from it, so that m can be written in place.
         kept = build("Mul", moment, constant(second))
@@ -29,5 +30,5 @@ def update(build: Builder, optimizer: Lion, segments: Sequence[Segment]) -> None
         build("Add", kept, build("Mul", gradients, constant(1 - second)), output=f"{moment}.out")
         sign = build("Where", build("Less", mixed, constant(0.0)), constant(-1.0), constant(0.0))
         sign = build("Where", build("Greater", mixed, constant(0.0)), constant(1.0), sign)
-        weights = decayed(build, parameters, segment.weight_decay)
-        build("Sub", weights, build("Mul", sign, "learning_rate"), output=f"{parameters}.out")
+        weights = decayed(build, parameters, segment.weight_decay, rate)
+        build("Sub", weights, build("Mul", sign, rate), output=f"{parameters}.out")

@@ -34,6 +34,7 @@ def update(build: Builder, optimizer: NAdam, segments: Sequence[Segment]) -> Non
     of_root = single(build, build("Div", one, build("Sqrt", correction(build, second, count))))
     epsilon = build.constant([optimizer.epsilon], "float32")
     for i, segment in enumerate(segments):
+        rate = build.rate(segment.lr_scale)
         parameters, gradients, decay = f"parameters.{i}", f"gradients.{i}", segment.weight_decay
         if not optimizer.decoupled_weight_decay:
             gradients = regularized(build, parameters, gradients, decay)
@@ -41,8 +42,8 @@ def update(build: Builder, optimizer: NAdam, segments: Sequence[Segment]) -> Non
         square = average(build, f"moment_2.{i}", build("Mul", gradients, gradients), second)
         root = build("Add", build("Mul", build("Sqrt", square), of_root), epsilon)
         change = build("Add", build("Mul", gradients, of_gradient), build("Mul", moment, of_moment))
-        change = build("Div", build("Mul", change, "learning_rate"), root)
-        weights = decayed(build, parameters, decay) if optimizer.decoupled_weight_decay else parameters
+        change = build("Div", build("Mul", change, rate), root)
+        weights = decayed(build, parameters, decay, rate) if optimizer.decoupled_weight_decay else parameters
         build("Sub", weights, change, output=f"{parameters}.out")
 
 

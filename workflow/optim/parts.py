@@ -25,11 +25,11 @@ def regularized(build: Builder, parameters: str, gradients: str, decay: float) -
     return build("Add", gradients, build("Mul", parameters, build.constant([decay], "float32")))
 
 
-def decayed(build: Builder, parameters: str, decay: float) -> str:
+def decayed(build: Builder, parameters: str, decay: float, rate: str) -> str:
     """The weights behind a decoupled decay: w - lr decay w (Loshchilov & Hutter 2019)."""
     if not decay:
         return parameters
-    lost = build("Mul", "learning_rate", build.constant([decay], "float32"))
+    lost = build("Mul", rate, build.constant([decay], "float32"))
     return build("Sub", parameters, build("Mul", parameters, lost))
 
 

@@ -21,14 +21,15 @@ def update(build: Builder, optimizer: RAdam, segments: Sequence[Segment]) -> Non
     adaptive, plain = _factors(build, optimizer)
     epsilon = build.constant([optimizer.epsilon], "float32")
     for i, segment in enumerate(segments):
+        rate = build.rate(segment.lr_scale)
         parameters, gradients, decay = f"parameters.{i}", f"gradients.{i}", segment.weight_decay
         if not optimizer.decoupled_weight_decay:
             gradients = regularized(build, parameters, gradients, decay)
         moment = average(build, f"moment_1.{i}", gradients, first)
         square = average(build, f"moment_2.{i}", build("Mul", gradients, gradients), second)
         factor = build("Add", build("Div", adaptive, build("Add", build("Sqrt", square), epsilon)), plain)
-        change = build("Mul", build("Mul", moment, "learning_rate"), factor)
-        weights = decayed(build, parameters, decay) if optimizer.decoupled_weight_decay else parameters
+        change = build("Mul", build("Mul", moment, rate), factor)
+        weights = decayed(build, parameters, decay, rate) if optimizer.decoupled_weight_decay else parameters
         build("Sub", weights, change, output=f"{parameters}.out")
 
 

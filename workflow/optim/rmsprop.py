@@ -17,6 +17,7 @@ from ortflow.workflow.spec.optimizers import RmsProp
 def update(build: Builder, optimizer: RmsProp, segments: Sequence[Segment]) -> None:
     """Append the update of `segments`."""
     for i, segment in enumerate(segments):
+        rate = build.rate(segment.lr_scale)
         parameters = f"parameters.{i}"
         change = regularized(build, parameters, f"gradients.{i}", segment.weight_decay)
         square = average(build, f"square_average.{i}", build("Mul", change, change), optimizer.alpha)
@@ -29,4 +30,4 @@ def update(build: Builder, optimizer: RmsProp, segments: Sequence[Segment]) -> N
         if optimizer.momentum:
             kept = build("Mul", f"momentum.{i}", build.constant([optimizer.momentum], "float32"))
             change = build("Add", kept, change, output=f"momentum.{i}.out")
-        build("Sub", parameters, build("Mul", change, "learning_rate"), output=f"{parameters}.out")
+        build("Sub", parameters, build("Mul", change, rate), output=f"{parameters}.out")

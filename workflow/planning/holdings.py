@@ -63,11 +63,11 @@ def staging_elements(index: FlatIndex, spec: TrainerRunSpec) -> int | None:
     """Elements of the GPU through which off-loaded moments pass; None if they are not off-loaded."""
     if spec.train.offload == "none":
         return None
-    from ortflow.workflow.optim.segments import pieces, segments
+    from ortflow.workflow.optim.segments import pieces, segments_of
     from ortflow.workflow.trainer.streamed import groups_of, staging_of
 
     optimizer, ranks = spec.train.optimizer, spec.replicas if spec.parallel.zero else 1
-    mine = pieces(segments(optimizer, index), *share(index.trained, 0, ranks))
+    mine = pieces(segments_of(spec.train, index), *share(index.trained, 0, ranks))
     groups = groups_of(mine, whole=OPTIMIZERS[optimizer.name].whole_tensors)
     return staging_of(groups, len(moments(optimizer)))
 

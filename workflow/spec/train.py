@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ortflow.workflow.spec.base import NonNegativeFloat, Positive, PositiveFloat, Section
+from pydantic import Field
+
+from ortflow.workflow.spec.base import NonNegativeFloat, Positive, PositiveFloat, Section, no_items
+from ortflow.workflow.spec.groups import LayerDecay, ParameterGroup
 from ortflow.workflow.spec.metrics import Watched
 from ortflow.workflow.spec.optimizers import Optimizer
 from ortflow.workflow.spec.schedules import Schedule
@@ -39,6 +42,10 @@ class TrainSection(Section):
     """The update rule."""
     schedule: Schedule = Schedule.model_construct()
     """The learning rate over the steps."""
+    groups: list[ParameterGroup] = Field(default_factory=no_items)
+    """Parameters with another learning rate or weight decay, or that are frozen at first."""
+    layer_decay: LayerDecay | None = None
+    """Learning rates that fall from the last layer to the first."""
     global_batch: Positive | None = None
     """Samples of an optimizer step over all ranks, which determines gradient_accumulation. A resumed
     run keeps its first value unless another one is set here."""

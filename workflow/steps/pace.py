@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ortflow.workflow.durations import parse_duration
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.optim.pace import Pace, pace_of_run
 from ortflow.workflow.optim.schedule import learning_rate
+from ortflow.workflow.pace import Pace, pace_of_run
 from ortflow.workflow.spec.schedules import units
 from ortflow.workflow.steps.context import Context
 
@@ -34,10 +35,13 @@ def rate_of(context: Context, total: int) -> float:
 
 def check_units(context: Context) -> None:
     """Raise UserError if the schedule counts tokens and samples have no fixed number of them."""
-    if "tokens" in units(context.spec.train.schedule) and context.stream.tokens_per_sample is None:
+    train = context.spec.train
+    counted = units(train.schedule)
+    counted |= {parse_duration(group.frozen_until).unit for group in train.groups if group.frozen_until is not None}
+    if "tokens" in counted and context.stream.tokens_per_sample is None:
         raise UserError(
-            "has a duration in tokens, and samples have no fixed number of them: no label has one class per token, or "
-            "its length varies",
-            where="train.schedule",
+            "has a duration in tokens (schedule or groups), and samples have no fixed number of them: no label has "
+            "one class per token, or its length varies",
+            where="train",
             fix="give durations in steps, epochs or samples",
         )

@@ -18,7 +18,7 @@ from ortflow.workflow.steps.ahead import Ahead
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
 from ortflow.workflow.steps.not_finite import cause_in_evaluation, in_micro_batches, is_finite
-from ortflow.workflow.steps.pace import check_units, rate_of
+from ortflow.workflow.steps.pace import check_units, pace_of, rate_of
 from ortflow.workflow.steps.plateau import judge_plateau
 from ortflow.workflow.steps.usable import check_usable
 from ortflow.workflow.strike import strike_of
@@ -70,6 +70,8 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
     spec, progress = context.spec, context.progress
     work = ahead.take()
     batch, lr = work.batch, rate_of(context, total)
+    if any(group.frozen_until for group in spec.train.groups):
+        context.trainer.at(pace_of(context))
     outcome = context.trainer.step(
         batch.micro_batches,
         learning_rate=lr,

@@ -19,6 +19,7 @@ from ortflow.workflow.device import Buffer, Device
 from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.pace import Pace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -270,6 +271,11 @@ class Trainer(Protocol):
         StepOutcome
             Equal on all ranks.
         """
+
+    def at(self, pace: Pace) -> None:
+        """Take note of the run's position; called by all ranks before each step of a run that has groups of parameters
+        that are frozen at first."""
+        return
 
     def begin(self, batches: Sequence[MicroBatch], *, seeds: Sequence[int], control_values: Sequence[float]) -> None:
         """Queue the passes of the next step while the present one is computed; called by `before_wait` only.

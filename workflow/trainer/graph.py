@@ -18,6 +18,7 @@ from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.pace import Pace
 from ortflow.workflow.progress import evaluation_seed
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
@@ -67,6 +68,7 @@ class GraphTrainer(BoundGraphs):
         if weight <= 0:
             return StepOutcome(math.nan, math.nan, int(samples), summed_control_values, "no label of the batch counts")
 
+        self._thaw.silence()
         loss, norm = loss_sum / weight, self._scale_gradients(weight)
         outcome = StepOutcome(loss, norm, round(samples), summed_control_values, fault_in(loss, norm))
         self.before_update()
@@ -79,6 +81,18 @@ class GraphTrainer(BoundGraphs):
             # Scaling by what is NaN or infinite reached the padding, which no later step writes and every norm reads.
             self._forget_gradients()
         return outcome
+
+    def at(self, pace: Pace) -> None:
+        """See the protocol."""
+        self._thaw.at(pace)
+
+    def numbers(self) -> Mapping[str, float]:
+        """See the protocol."""
+        return self._thaw.numbers()
+
+    def restore(self, numbers: Mapping[str, float]) -> None:
+        """See the protocol."""
+        self._thaw.restore(numbers)
 
     def _sum_over_ranks(self) -> None:
         self._comm.all_reduce(self._sync)

@@ -26,7 +26,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import gradient_graph, square_sum_graph, square_sums_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import CHANGES, GRADIENTS
-from ortflow.workflow.optim.segments import Piece, pieces, segments
+from ortflow.workflow.optim.segments import Piece, by_thaw, pieces, segments_of
 from ortflow.workflow.optim.whole_tensors import NormGraphs, norm_graphs
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, moments
@@ -124,7 +124,7 @@ class ZeroTrainer(GraphTrainer):
         self._scaling = self._bind_scaling()
         self._rate = device.allocate(1, np.float32)
         self._update_number = device.allocate(1, np.int64)
-        whole = segments(optimizer, self.index)
+        whole = segments_of(self._spec.train, self.index)
         mine = pieces(whole, self._own.start, self._own.stop)
         self._changes_kept = False
         if OPTIMIZERS[optimizer.name].whole_tensors:
@@ -135,7 +135,9 @@ class ZeroTrainer(GraphTrainer):
             session = self._open(optimizer_graph(optimizer, some, kernels=self._own_kernels))
             return self._bind_pieces(session, some, self._own, kept)
 
-        self._updates = self._passes("the update", mine, bind)
+        for group, some in by_thaw(mine).items():
+            runs = self._passes("the update", some, bind)
+            self._updates += [self._thawing(group, some, run, self._own) for run in runs]
 
     def _passes(
         self, name: str, mine: Sequence[Piece], bind: Callable[[Sequence[Piece], Moments], Binding]

@@ -14,6 +14,7 @@ from ortflow.workflow.spec.backends import BUILT_IN, sections_of
 from ortflow.workflow.spec.checks.batch import undivided
 from ortflow.workflow.spec.checks.elastic import check_elastic
 from ortflow.workflow.spec.checks.gpus import check_gpus
+from ortflow.workflow.spec.checks.groups import check_groups
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.program import check_program
@@ -246,6 +247,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     _length,
     _global_batch,
     check_schedule,
+    check_groups,
     _optimizer,
     _evaluation,
     _metrics,

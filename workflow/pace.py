@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ortflow.workflow.spec.durations import Duration, Unit
+from ortflow.workflow.durations import Duration, Unit
 
 
 @dataclass(frozen=True)
