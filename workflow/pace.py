@@ -35,6 +35,10 @@ class Pace:
         rest = duration.amount - self.before[duration.unit]
         return self.before["steps"] + rest / self.each[duration.unit]
 
+    def next(self) -> Pace:
+        """The pace behind the step."""
+        return Pace({unit: self.before[unit] + each for unit, each in self.each.items()}, self.each)
+
     def length(self, duration: Duration) -> Fraction:
         """The number of steps that a duration takes."""
         return duration.amount / self.each[duration.unit]

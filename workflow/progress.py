@@ -42,6 +42,8 @@ class Progress:
     """Evaluations that do not count yet."""
     plateau_reductions: int = 0
     """How often the learning rate was decayed."""
+    averaged: int = 0
+    """How many weights are in the average of `train.average`."""
     trainer: dict[str, float] = field(default_factory=dict)
     """The trainer's own numbers."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import onnx
 from onnx import TensorProto
 
-from ortflow.workflow.optim import lamb
+from ortflow.workflow.optim import average, lamb
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Piece
 from ortflow.workflow.spec.optimizers import Lamb, moments
@@ -56,4 +56,5 @@ def apply_graph(pieces: Sequence[Piece], tensors: int) -> onnx.ModelProto:
     here = build.constant([piece.number for piece in pieces], "int64")
     ratios = build("Gather", lamb.trust_ratios(build, *sums), here)
     lamb.apply(build, lamb.scaled_rates(build, ratios, pieces), len(pieces))
+    average.update(build, pieces)
     return build.model()

@@ -26,6 +26,8 @@ class Segment:
     """Factor of the learning rate."""
     frozen: int | None = field(default=None, kw_only=True)
     """Number of the run file's group that is not updated at first; None if there is none."""
+    averaged: bool = field(default=False, kw_only=True)
+    """Whether the update also writes the average of the parameters."""
 
     @property
     def count(self) -> int:
@@ -48,7 +50,7 @@ def pieces(whole: Sequence[Segment], start: int, stop: int) -> list[Piece]:
     clipped = (
         Piece(
             max(segment.start, start), min(segment.stop, stop), segment.weight_decay, number,
-            lr_scale=segment.lr_scale, frozen=segment.frozen,
+            lr_scale=segment.lr_scale, frozen=segment.frozen, averaged=segment.averaged,
         )
         for number, segment in enumerate(whole)
     )  # fmt: skip
@@ -57,7 +59,8 @@ def pieces(whole: Sequence[Segment], start: int, stop: int) -> list[Piece]:
 
 def segments_of(train: TrainSection, index: FlatIndex) -> list[Segment]:
     """The segments of a run."""
-    return segments(train.optimizer, index, treatment_of(train))
+    cuts = segments(train.optimizer, index, treatment_of(train))
+    return cuts if train.average is None else [replace(cut, averaged=True) for cut in cuts]
 
 
 def by_thaw(cuts: Sequence[AnySegment]) -> dict[int | None, list[AnySegment]]:

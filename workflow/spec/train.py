@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from ortflow.workflow.spec.averages import BUFFER, Average
 from ortflow.workflow.spec.base import NonNegativeFloat, Positive, PositiveFloat, Section, no_items
 from ortflow.workflow.spec.groups import LayerDecay, ParameterGroup
 from ortflow.workflow.spec.metrics import Watched
-from ortflow.workflow.spec.optimizers import Optimizer
+from ortflow.workflow.spec.optimizers import Optimizer, moments
 from ortflow.workflow.spec.schedules import Schedule
 
 
@@ -46,6 +47,8 @@ class TrainSection(Section):
     """Parameters with another learning rate or weight decay, or that are frozen at first."""
     layer_decay: LayerDecay | None = None
     """Learning rates that fall from the last layer to the first."""
+    average: Average | None = None
+    """Averaged weights, which are evaluated and exported in place of the trained ones."""
     global_batch: Positive | None = None
     """Samples of an optimizer step over all ranks, which determines gradient_accumulation. A resumed
     run keeps its first value unless another one is set here."""
@@ -74,3 +77,8 @@ class TrainSection(Section):
     check_gradient: bool = True
     """Check the gradient on a micro-batch before the first step, against ONNX Runtime's operators and against finite
     differences of the loss. A passed check is not repeated for the same graphs, kernels and runtime."""
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the flat buffers beside the parameters: the optimizer's moments, and the average of the weights."""
+        return (*moments(self.optimizer), *(() if self.average is None else (BUFFER,)))

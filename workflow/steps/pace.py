@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ortflow.workflow.durations import parse_duration
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.optim.average import average_rate
 from ortflow.workflow.optim.schedule import learning_rate
 from ortflow.workflow.pace import Pace, pace_of_run
 from ortflow.workflow.spec.schedules import units
@@ -33,11 +34,19 @@ def rate_of(context: Context, total: int) -> float:
     )  # fmt: skip
 
 
+def average_of(context: Context) -> tuple[float, bool]:
+    """How much of the next step's weights goes into their average, and whether they are one more of those in it."""
+    section = context.spec.train.average
+    return (0.0, False) if section is None else average_rate(section, pace_of(context), context.progress.averaged)
+
+
 def check_units(context: Context) -> None:
     """Raise UserError if the schedule counts tokens and samples have no fixed number of them."""
     train = context.spec.train
     counted = units(train.schedule)
     counted |= {parse_duration(group.frozen_until).unit for group in train.groups if group.frozen_until is not None}
+    if train.average is not None:
+        counted |= {parse_duration(text).unit for text in (train.average.start, train.average.every) if text}
     if "tokens" in counted and context.stream.tokens_per_sample is None:
         raise UserError(
             "has a duration in tokens (schedule or groups), and samples have no fixed number of them: no label has "

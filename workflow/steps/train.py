@@ -18,7 +18,7 @@ from ortflow.workflow.steps.ahead import Ahead
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
 from ortflow.workflow.steps.not_finite import cause_in_evaluation, in_micro_batches, is_finite
-from ortflow.workflow.steps.pace import check_units, pace_of, rate_of
+from ortflow.workflow.steps.pace import average_of, check_units, pace_of, rate_of
 from ortflow.workflow.steps.plateau import judge_plateau
 from ortflow.workflow.steps.usable import check_usable
 from ortflow.workflow.strike import strike_of
@@ -70,8 +70,9 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
     spec, progress = context.spec, context.progress
     work = ahead.take()
     batch, lr = work.batch, rate_of(context, total)
-    if any(group.frozen_until for group in spec.train.groups):
-        context.trainer.at(pace_of(context))
+    rate, counts = average_of(context)
+    if spec.train.average is not None or any(group.frozen_until for group in spec.train.groups):
+        context.trainer.at(pace_of(context), rate)
     outcome = context.trainer.step(
         batch.micro_batches,
         learning_rate=lr,
@@ -84,6 +85,7 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
     progress.epoch, progress.sample = batch.next.epoch, batch.next.sample
     if outcome.skipped is None:
         progress.updates += 1
+        progress.averaged += counts
         progress.skipped_in_a_row = 0
     else:
         progress.skipped += 1
@@ -133,7 +135,11 @@ def evaluate(context: Context) -> bool:
     """Run the evaluation set. Returns False if a rank was asked to exit, so that there is no result."""
     start = context.clock.monotonic()
     batches = takewhile(lambda batch: not context.stop, context.stream.evaluation())
+    if context.spec.train.average is not None:
+        context.trainer.exchange_average()
     outcome = context.trainer.evaluate(batches, lambda: [float(bool(context.stop))])
+    if context.spec.train.average is not None:
+        context.trainer.exchange_average()
     if outcome.control_values[0] > 0:
         return False
     progress = context.progress

@@ -272,9 +272,18 @@ class Trainer(Protocol):
             Equal on all ranks.
         """
 
-    def at(self, pace: Pace) -> None:
-        """Take note of the run's position; called by all ranks before each step of a run that has groups of parameters
-        that are frozen at first."""
+    def at(self, pace: Pace, average_rate: float = 0.0) -> None:
+        """Take note of the run's position and of how much of the new weights goes into their average.
+
+        Called by all ranks before each step of a run with `train.average`, or with groups that are frozen at first.
+        """
+        return
+
+    def exchange_average(self) -> None:
+        """Exchange the weights and their average, of a run with `train.average`.
+
+        Called by all ranks before and after an evaluation, and before `before_export`.
+        """
         return
 
     def begin(self, batches: Sequence[MicroBatch], *, seeds: Sequence[int], control_values: Sequence[float]) -> None:

@@ -20,11 +20,12 @@ from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, Gra
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.optim.average import RATE
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import Segment, by_thaw, segments_of
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.optimizers import moments
+from ortflow.workflow.spec.averages import BUFFER
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, Trainer
 from ortflow.workflow.trainer.thaw import Thaw
@@ -55,6 +56,8 @@ class BoundGraphs(Trainer):
         self._moments: Mapping[str, Buffer | Shard] = {}
         if training:
             self._open_for_training()
+        elif spec.train.average is not None:
+            self._moments = {BUFFER: self._sessions.device.allocate(self.index.trained, np.float32)}
 
     def _allocate_parameters(self) -> None:
         """The whole flat buffer, and this rank's part of it: all of it."""
@@ -76,6 +79,7 @@ class BoundGraphs(Trainer):
         self._sums = device.allocate(2, np.float32)
         self._updates: list[Callable[[], None]] = []
         self._thaw = Thaw(self._spec.train)
+        self._average_rate = device.allocate(1, np.float32)
         self._allocate_for_update()
 
         self._open_passes()
@@ -116,7 +120,7 @@ class BoundGraphs(Trainer):
     def _allocate_for_update(self) -> None:
         """The moments, and the buffer for the gradients of further micro-batches."""
         device, spec, trained = self._sessions.device, self._spec, self.index.trained
-        self._moments = {name: device.allocate(trained, np.float32) for name in moments(spec.train.optimizer)}
+        self._moments = {name: device.allocate(trained, np.float32) for name in spec.train.buffers}
         self._scratch = device.allocate(trained, np.float32) if spec.accumulation > 1 else None
 
     def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
@@ -195,6 +199,8 @@ class BoundGraphs(Trainer):
         update = Binding(session, self._sessions.device)
         update.read_from("learning_rate", self._rate, (1,))
         update.read_from("step", self._update_number, (1,))
+        if self._spec.train.average is not None:
+            update.read_from(RATE, self._average_rate, (1,))
         flat: dict[str, Sliced] = {"parameters": self._here, "gradients": gradients, **(moments_ or self._moments)}
         for number, piece in enumerate(cuts):
             for name, buffer in flat.items():

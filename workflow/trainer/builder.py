@@ -351,6 +351,7 @@ def fingerprint_of(spec: TrainerRunSpec, lengths: Mapping[str, int] | None = Non
         "model": model.model_dump(mode="json"),
         "optimizer": spec.train.optimizer.model_dump(mode="json", exclude={"lr"}),
         "groups": _groups_of(spec),
+        "averaged": spec.train.average is not None,
         "last_batch": spec.data.last_batch,
         "parallel": spec.parallel.model_dump(exclude={"data", "zero", "schedule"}) if spec.divides else None,
         "synced": spec.synced_ranks,

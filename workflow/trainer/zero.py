@@ -29,7 +29,7 @@ from ortflow.workflow.optim.guard import CHANGES, GRADIENTS
 from ortflow.workflow.optim.segments import Piece, by_thaw, pieces, segments_of
 from ortflow.workflow.optim.whole_tensors import NormGraphs, norm_graphs
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.spec.optimizers import OPTIMIZERS, moments
+from ortflow.workflow.spec.optimizers import OPTIMIZERS
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.bound_graphs import TAIL
 from ortflow.workflow.trainer.graph import GraphTrainer
@@ -43,7 +43,7 @@ class ZeroTrainer(GraphTrainer):
     def _allocate_for_update(self) -> None:
         device, spec, trained = self._sessions.device, self._spec, self.index.trained
         start, stop = share(trained, self._sharers.rank, self._sharers.world_size)
-        kept = moments(spec.train.optimizer)
+        kept = spec.train.buffers
         self._moments = self._allocate_moments(kept, start, stop)
         self._each = spec.parallel.zero == 3 or (spec.parallel.zero == 2 and spec.accumulation > 1)
         """Gradients are reduced over the ranks after each micro-batch, not after the last."""
@@ -224,6 +224,16 @@ class ZeroTrainer(GraphTrainer):
 
     def _apply(self) -> None:
         super()._apply()
+        self._gather_parameters()
+
+    def exchange_average(self) -> None:
+        """See the protocol."""
+        super().exchange_average()
+        if self._spec.train.average is not None:
+            self._gather_parameters()
+
+    def _gather_parameters(self) -> None:
+        """Let every rank have the parameters that the others update."""
         self._sharers.all_gather(self._parameters.slice(0, self.index.trained))
 
     def _forget_gradients(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.backends import BUILT_IN, sections_of
+from ortflow.workflow.spec.checks.average import check_average
 from ortflow.workflow.spec.checks.batch import undivided
 from ortflow.workflow.spec.checks.elastic import check_elastic
 from ortflow.workflow.spec.checks.gpus import check_gpus
@@ -248,6 +249,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     _global_batch,
     check_schedule,
     check_groups,
+    check_average,
     _optimizer,
     _evaluation,
     _metrics,
