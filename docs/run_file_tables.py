@@ -95,9 +95,7 @@ def _optimizers() -> Iterator[str]:
     yield "What each `train.optimizer.name` keeps for every trained parameter besides value and gradient.\n"
     yield "| optimizer | kept | updates |\n|---|---|---|"
     for name, known in OPTIMIZERS.items():
-        kept = ", ".join(
-            f"`{moment}`" + (f" if `{key}` is not 0" if key else "") for moment, key in known.moments.items()
-        )
+        kept = ", ".join(f"`{moment}`" + (f" with `{key}`" if key else "") for moment, key in known.moments.items())
         updates = "tensor by tensor" if known.whole_tensors else "element by element"
         yield f"| `{name}` | {kept or 'nothing'} | {updates} |"
     yield ""

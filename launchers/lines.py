@@ -117,7 +117,9 @@ def _phase_end(record: Mapping[str, Any]) -> str | None:
 
 
 def _evaluation(record: Mapping[str, Any]) -> str:
-    return f"evaluation at step {record.get('step')}: {format_evaluation(metrics(record))}"
+    weights = record.get("weights")
+    of = f" of the {weights.upper()} weights" if isinstance(weights, str) else ""
+    return f"evaluation{of} at step {record.get('step')}: {format_evaluation(metrics(record))}"
 
 
 def _early_stop(record: Mapping[str, Any]) -> str:

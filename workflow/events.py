@@ -20,7 +20,7 @@ from ortflow.workflow.files import lines_of, mend_torn_line
 from ortflow.workflow.record import EVENTS, damage_message, parse, rewrite
 
 SCHEMA_VERSION = 1
-REWOUND = frozenset({"step", "evaluation", "skipped_step", "early_stop"})
+REWOUND = frozenset({"step", "evaluation", "skipped_step", "early_stop", "lr_reduced"})
 """Kinds that belong to a step and are written again when the step is repeated."""
 MOST_OWED = 200_000
 """Largest number of events that wait for space on a full disk: some 50 MB of memory."""

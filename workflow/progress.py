@@ -32,6 +32,18 @@ class Progress:
     """What `best_metric` was measured on; None if an earlier version saved it."""
     evaluations_without_improvement: int = 0
     stopped_early: bool = False
+    plateau_best: float | None = None
+    """The best metric of the schedule reduce_on_plateau."""
+    plateau_of: str | None = None
+    """What `plateau_best` was measured on."""
+    plateau_evaluations: int = 0
+    """Evaluations without improvement since the last one or the last decay."""
+    plateau_cooldown: int = 0
+    """Evaluations that do not count yet."""
+    plateau_reductions: int = 0
+    """How often the learning rate was decayed."""
+    averaged: int = 0
+    """How many weights are in the average of `train.average`."""
     trainer: dict[str, float] = field(default_factory=dict)
     """The trainer's own numbers."""
 

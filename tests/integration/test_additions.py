@@ -60,13 +60,13 @@ OPTIMIZER = Addition(
             'class SignSgd(OptimizerBase):\n    """The sign of the gradient."""\n\n    name: Literal["signsgd"]\n'
             '    """The update rule."""\n\n\n',
         ),
-        ("workflow/spec/optimizers.py", "Adam | Lamb | Sgd, Field", "SignSgd | "),
+        ("workflow/spec/optimizers.py", "Adam | Lamb | Sgd | ", "SignSgd | "),
         (
             "workflow/spec/optimizers.py",
             '    "sgd": Properties',
             '    "signsgd": Properties(moments={"last_sign": None}),\n',
         ),
-        ("workflow/optim/graph.py", "adam, lamb, sgd\n", "signsgd, "),
+        ("workflow/optim/graph.py", "adagrad, adam, ", "signsgd, "),
         ("workflow/optim/graph.py", '    "sgd": sgd.update', '    "signsgd": signsgd.update,\n'),
     ],
     {

@@ -71,6 +71,7 @@ class FakeStream:
     """The same sample without end."""
 
     batch = MicroBatch({"x": np.zeros((4, 1), "float32")}, 4)
+    tokens_per_sample = None
 
     def next(self) -> Any:
         return SimpleNamespace(micro_batches=[self.batch], next=Position(0, 4))

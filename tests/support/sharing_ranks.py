@@ -31,6 +31,7 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.pace import pace_of_steps
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.graph import GraphTrainer
@@ -183,6 +184,7 @@ def _train(job: Job, world: Communicator, trainer: GraphTrainer, notes: list[str
     for step in range(job.steps):
         batches = job.batches(step, world.rank, world.world_size)
         seeds = [1] * len(batches)
+        trainer.at(pace_of_steps(step + 1), 0.25)
         outcome = trainer.step(batches, learning_rate=1e-2, update=updates + 1, seeds=seeds, control_values=[1.0])
         assert outcome.control_values == [world.world_size]
         if outcome.skipped is not None:
@@ -214,6 +216,11 @@ def take_up(trainer: GraphTrainer, store: DirectoryStore) -> None:
     targets = {name: window_for(buffer) for name, buffer in trainer.state().items()}
     load(store, 1, targets, index=trainer.index)
     trainer.after_load()
+
+
+def saved_buffers(folder: Path) -> dict[str, Array]:
+    """Whole flat buffers of a checkpoint that `leave` made."""
+    return dict(load(DirectoryStore(folder), 1).buffers)
 
 
 def leave(trainer: GraphTrainer, store: DirectoryStore, world: Communicator) -> None:

@@ -13,7 +13,7 @@ from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
-from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.optim.segments import segments_of
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
@@ -30,7 +30,7 @@ def trainer_on(graphs: GraphSet, spec: TrainerRunSpec) -> GraphTrainer:
 
 def write_update(graphs: GraphSet, spec: TrainerRunSpec) -> None:
     """Write the update's graphs beside the others."""
-    rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
+    rule, cuts = spec.train.optimizer, segments_of(spec.train, graphs.index)
     plain, own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
     for path, each in ((graphs.optimizer, plain), (with_kernels_of(graphs.optimizer), own)):
         path.write_bytes(compose(each).SerializeToString())

@@ -16,7 +16,18 @@ from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import Segment, segments
-from ortflow.workflow.spec.optimizers import Adam, Lamb, Optimizer, Sgd, moments
+from ortflow.workflow.spec.optimizers import (
+    Adagrad,
+    Adam,
+    Lamb,
+    Lion,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RmsProp,
+    Sgd,
+    moments,
+)
 
 Array = npt.NDArray[Any]
 
@@ -41,7 +52,19 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "momentum": Sgd(name="sgd", lr=1e-2, weight_decay=0.1, momentum=0.9),
     "nesterov": Sgd(name="sgd", lr=1e-2, weight_decay=0.1, momentum=0.9, nesterov=True),
 }
+STANDARD: dict[str, Optimizer] = {
+    "lion": Lion(name="lion", lr=1e-2, weight_decay=0.1),
+    "rmsprop": RmsProp(name="rmsprop", lr=1e-2, weight_decay=0.1),
+    "rmsprop with all": RmsProp(name="rmsprop", lr=1e-2, weight_decay=0.1, momentum=0.9, centered=True),
+    "adagrad": Adagrad(name="adagrad", lr=1e-2, weight_decay=0.1, initial_sum=0.1),
+    "nadam": NAdam(name="nadam", lr=1e-2, weight_decay=0.1, decoupled_weight_decay=True),
+    "radam": RAdam(name="radam", lr=1e-2, weight_decay=0.1),
+}
+"""Those of ONNX's operators alone; their numbers are compared with torch.optim's in tests/torch/test_optim_rules.py."""
 optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+all_optimizers = pytest.mark.parametrize(
+    "optimizer", [*OPTIMIZERS.values(), *STANDARD.values()], ids=[*OPTIMIZERS, *STANDARD]
+)
 
 
 class Bound:
@@ -59,7 +82,8 @@ class Bound:
             assert not any(node.domain for node in model.graph.node)
         if self.kernels == "ours":
             model = compose(with_kernels(optimizer_graph(optimizer, parts, kernels=True)))
-            assert isinstance(optimizer, Adam) or {node.domain for node in model.graph.node} == {"ortflow"}
+            standard = isinstance(optimizer, Adam) or optimizer in STANDARD.values()
+            assert standard or {node.domain for node in model.graph.node} == {"ortflow"}
             options.register_custom_ops_library(str(LIBRARY.path))
         self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         self.binding = self.session.io_binding()
@@ -158,7 +182,7 @@ def test_twenty_steps_follow_the_float64_reference(optimizer: Optimizer, threads
         assert not buffer[~used].any(), f"padding of {name}"
 
 
-@optimizers
+@all_optimizers
 @pytest.mark.parametrize("count", [64, 64 * 17, 64 * 16411])
 def test_in_place_is_what_out_of_place_is_every_time(optimizer: Optimizer, count: int) -> None:
     parts = [Segment(0, count, optimizer.weight_decay), Segment(count, 2 * count, 0.0)]
@@ -182,7 +206,7 @@ def test_in_place_is_what_out_of_place_is_every_time(optimizer: Optimizer, count
                     np.testing.assert_array_equal(got, expected[f"{name}.{i}.out"])
 
 
-@optimizers
+@all_optimizers
 def test_readers_of_an_input_run_before_its_memory_is_written(optimizer: Optimizer) -> None:
     graph = optimizer_graph(optimizer, segments(optimizer, INDEX)).graph
     writer = {name: node for node in graph.node for name in node.output if name}

@@ -20,7 +20,7 @@ from ortflow.workflow.optim.gradient import FACTOR, gradient_graph, queued_gradi
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import guarded
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.spec.optimizers import Adam, Lamb, Optimizer, Sgd, moments
+from ortflow.workflow.spec.optimizers import Adagrad, Adam, Lamb, Lion, NAdam, Optimizer, RAdam, RmsProp, Sgd, moments
 
 SEGMENTS = [Segment(0, 3 * ALIGNMENT, 0.1), Segment(3 * ALIGNMENT, 8 * ALIGNMENT, 0.0)]
 OPTIMIZERS: list[Optimizer] = [
@@ -29,6 +29,11 @@ OPTIMIZERS: list[Optimizer] = [
     Lamb(name="lamb", lr=1e-3, weight_decay=0.1),
     Sgd(name="sgd", lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1),
     Sgd(name="sgd", lr=1e-2),
+    Lion(name="lion", lr=1e-3, weight_decay=0.1),
+    RmsProp(name="rmsprop", lr=1e-3, weight_decay=0.1, momentum=0.9, centered=True),
+    Adagrad(name="adagrad", lr=1e-2, weight_decay=0.1),
+    NAdam(name="nadam", lr=1e-3, weight_decay=0.1),
+    RAdam(name="radam", lr=1e-3, weight_decay=0.1),
 ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ortflow.workflow.optim.schedule import learning_rate
-from ortflow.workflow.spec.train import Schedule
+from ortflow.workflow.spec.schedules import Schedule
 
 Name = Literal["constant", "linear", "polynomial", "cosine"]
 NAMES: tuple[Name, ...] = ("constant", "linear", "polynomial", "cosine")

@@ -33,7 +33,8 @@ def test_keys_table_and_updates_name_the_same_optimizers() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_update_writes_the_moments_of_the_table(name: str, kernels: bool) -> None:
     known = OPTIMIZERS[name]
-    rule = optimizer(name, **{key: 0.5 for key in known.moments.values() if key is not None})
+    keys = [key for key in known.moments.values() if key is not None]
+    rule = optimizer(name, **{key: True if key == "centered" else 0.5 for key in keys})
     assert moments(rule) == tuple(known.moments)
     parts = segments(rule, INDEX)
     assert len(parts) == (2 if known.whole_tensors else 1)
@@ -50,5 +51,5 @@ def test_a_moment_is_kept_only_with_its_key(name: str) -> None:
 
 def test_the_advice_on_memory_names_every_optimizer() -> None:
     _, fix = HELP["moments"]
-    assert mentions(fix, "adamw 2, lamb 2, sgd 1 … momentum")
+    assert mentions(fix, "adamw 2, lamb 2, sgd 1 … momentum … rmsprop 1 … centered and momentum")
     assert all(name in fix for name in OPTIMIZERS)

@@ -66,13 +66,13 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
             "run.yaml:10 train.optimizer.lr: is missing … learning rate",
         ),
         ("    lr: 1e-3", "    lr:", "run.yaml:12 train.optimizer.lr: is missing … learning rate"),
-        ("    name: adamw", "", "run.yaml:10 train.optimizer.name: is missing … adam, adamw, lamb or sgd"),
+        ("    name: adamw", "", "run.yaml:10 train.optimizer.name: is missing … adam, adamw, lamb, sgd, lion, rmsprop, adagrad, nadam or radam"),
         ("  loss: cross_entropy", "  loss: output", "run.yaml:4 model.loss.output: is missing … output"),
         # choices
         (
             "    name: adamw",
             "    name: adan",
-            "run.yaml:11 train.optimizer.name: … adam, adamw, lamb or sgd … 'adan' … adam?",
+            "run.yaml:11 train.optimizer.name: … adam, adamw, lamb, sgd, lion, rmsprop, adagrad, nadam or radam … 'adan' … adam?",
         ),
         (
             "  loss: cross_entropy",
@@ -87,7 +87,7 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
         (
             "  steps: 100",
             "  steps: 100\n  schedule: cosin",
-            "run.yaml:10 train.schedule.name: … constant, linear, polynomial or cosine … 'cosin' … cosine?",
+            "run.yaml:10 train.schedule.name: … constant, linear, polynomial, cosine … 'cosin' … cosine?",
         ),
         ("  micro_batch: 4", "  micro_batch: 4\nparallel: {zero: 4}", "run.yaml:8 parallel.zero: … 0, 1, 2 or 3 … 4"),
         # types
@@ -327,7 +327,7 @@ class TestOverrides:
             ("=3", "on the command line: '=3' … override … key.path=value"),
             ("a..b=3", "on the command line: 'a..b=3' … override … key.path=value"),
             ("train.steps.x=3", "on the command line, train.steps.x: … train.steps has no keys"),
-            ("train.optimizer={lr: 1}", "on the command line, train.optimizer.name: is missing … adam, adamw, lamb or sgd"),
+            ("train.optimizer={lr: 1}", "on the command line, train.optimizer.name: is missing … adam, adamw, lamb, sgd, lion, rmsprop, adagrad, nadam or radam"),
             (
                 "model.parameters.freeze=[*.bias]",
                 "on the command line, model.parameters.freeze: … YAML … '.' … begins with * in quotes",

@@ -34,6 +34,11 @@ RULES: dict[str, dict[str, Any]] = {
     "lamb": {"name": "lamb", **DECAY},
     "sgd": {"name": "sgd", **DECAY},
     "nesterov": {"name": "sgd", "momentum": 0.9, "nesterov": True, **DECAY},
+    "lion": {"name": "lion", **DECAY},
+    "rmsprop": {"name": "rmsprop", "momentum": 0.9, "centered": True, "epsilon": 0.1, **DECAY},
+    "adagrad": {"name": "adagrad", **DECAY},
+    "nadam": {"name": "nadam", **DECAY},
+    "radam": {"name": "radam", **DECAY},
 }
 FROZEN = {"model__parameters": {"freeze": ["first"]}}
 CLIP = 0.1

@@ -16,6 +16,7 @@ import onnx
 from ortflow.workflow.assembly.child import Child
 from ortflow.workflow.assembly.evaluating import batch_input, eval_graph, inference_graph
 from ortflow.workflow.assembly.files import serialized, write_files
+from ortflow.workflow.assembly.groups import check_groups
 from ortflow.workflow.assembly.loading import check_loads, kernels_fault
 from ortflow.workflow.assembly.saving import batch_shapes, saving, without_recomputation
 from ortflow.workflow.assembly.starting import started_from
@@ -174,6 +175,7 @@ def _in_order(
 
 def _index(spec: TrainerRunSpec, source: Source, trained: Collection[str]) -> FlatIndex:
     """Where each tensor lies in the flat buffers, by its group."""
+    check_groups(spec.train, trained)
     patterns = spec.train.optimizer.no_decay
     named: set[str] = set()
     for place, pattern in enumerate(patterns or []):

@@ -33,7 +33,7 @@ def update(build: Builder, optimizer: Adam, segments: Sequence[Segment]) -> None
             build,
             optimizer,
             i,
-            rate="learning_rate",
+            rate=build.rate(segment.lr_scale),
             gradients=gradients,
             weight_decay=decay,
             parameters_out=f"parameters.{i}.out",

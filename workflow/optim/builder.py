@@ -48,6 +48,12 @@ class Builder(Writer):
         self.graph.value_info.append(helper.make_tensor_value_info(name, element, [1]))
         return name
 
+    def rate(self, scale: float) -> str:
+        """The learning rate of a segment, fp32 [1]."""
+        if scale == 1:
+            return "learning_rate"
+        return self("Mul", "learning_rate", self.constant([scale], "float32"))
+
     def square_sum(self, values: str, output: str | None = None) -> str:
         """Sum of squares, double [1], of a vector whose length is a multiple of `ROW`.
 

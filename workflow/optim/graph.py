@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from ortflow.workflow.optim import adam, lamb, sgd
+from ortflow.workflow.optim import adagrad, adam, average, lamb, lion, nadam, radam, rmsprop, sgd
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.optimizers import Optimizer, moments
@@ -23,7 +23,8 @@ def optimizer_graph(optimizer: Optimizer, segments: Sequence[Segment], *, kernel
 
     Inputs are `learning_rate` fp32 [1], `step` int64 [1] (1 for the first step; only if the rule has bias correction),
     and for segment i `parameters.i`, `gradients.i` and `<moment>.i`, fp32 [count]. Outputs are `parameters.i.out` and
-    `<moment>.i.out`, to be bound to the memory of the inputs. The contents of the gradients are undefined afterwards.
+    `<moment>.i.out`, to be bound to the memory of the inputs. With averaged segments there is the input `average_rate`
+    fp32 [1] too, and `average.i` is one more moment. The contents of the gradients are undefined afterwards.
 
     Parameters
     ----------
@@ -49,6 +50,7 @@ def update_of(optimizer: Optimizer, segments: Sequence[Segment], *, kernels: boo
         for name in kept:
             build.output(f"{name}.out", segment.count)
     UPDATES[optimizer.name](build, optimizer, segments)
+    average.update(build, segments)
     return build
 
 
@@ -57,5 +59,10 @@ UPDATES: dict[str, Callable[[Builder, Any, Sequence[Segment]], None]] = {
     "adamw": adam.update,
     "lamb": lamb.update,
     "sgd": sgd.update,
+    "lion": lion.update,
+    "rmsprop": rmsprop.update,
+    "adagrad": adagrad.update,
+    "nadam": nadam.update,
+    "radam": radam.update,
 }
 """Optimizer name -> the function that appends its update."""

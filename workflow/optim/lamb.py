@@ -23,7 +23,7 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
             kept = [f"{moment}.{i}" for moment in moments(optimizer)]
             build.write(
                 "Lamb",
-                ["step", "learning_rate", f"parameters.{i}", f"gradients.{i}", *kept],
+                ["step", build.rate(segment.lr_scale), f"parameters.{i}", f"gradients.{i}", *kept],
                 [*(f"{moment}.out" for moment in kept), f"parameters.{i}.out"],
                 domain=CPU_DOMAIN,
                 beta_1=optimizer.betas[0],
@@ -35,7 +35,7 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
     changes(build, optimizer, segments)
     # One vector of ratios: several scalar nodes per parameter would double the time to open a session.
     squares = (square_sums(build, name, len(segments)) for name in ("parameters", "change"))
-    rates = build("Mul", trust_ratios(build, *squares), "learning_rate")
+    rates = scaled_rates(build, trust_ratios(build, *squares), segments)
     apply(build, rates, len(segments))
 
 
@@ -64,6 +64,13 @@ def trust_ratios(build: Builder, weights: str, changes: str) -> str:
     """Append r for each tensor, fp32 [tensors], from the sums of squares of w and u, double [tensors]."""
     both = build("Greater", build("Min", weights, changes), build.constant([0.0], "float64"))
     return build.root(build("Where", both, build("Div", weights, changes), build.constant([1.0], "float64")))
+
+
+def scaled_rates(build: Builder, ratios: str, segments: Sequence[Segment]) -> str:
+    """Append the rate of each segment, fp32 [segments], from their trust ratios."""
+    rates = build("Mul", ratios, "learning_rate")
+    scales = [segment.lr_scale for segment in segments]
+    return rates if all(scale == 1 for scale in scales) else build("Mul", rates, build.constant(scales, "float32"))
 
 
 def apply(build: Builder, rates: str, count: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import onnx
 from onnx import TensorProto
 
-from ortflow.workflow.optim import lamb
+from ortflow.workflow.optim import average, lamb
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Piece
 from ortflow.workflow.spec.optimizers import Lamb, moments
@@ -53,7 +53,8 @@ def apply_graph(pieces: Sequence[Piece], tensors: int) -> onnx.ModelProto:
         for name in ("parameters", "change"):
             build.input(f"{name}.{i}", piece.count)
         build.output(f"parameters.{i}.out", piece.count)
-    rates = build("Mul", lamb.trust_ratios(build, *sums), "learning_rate")
     here = build.constant([piece.number for piece in pieces], "int64")
-    lamb.apply(build, build("Gather", rates, here), len(pieces))
+    ratios = build("Gather", lamb.trust_ratios(build, *sums), here)
+    lamb.apply(build, lamb.scaled_rates(build, ratios, pieces), len(pieces))
+    average.update(build, pieces)
     return build.model()

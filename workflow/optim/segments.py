@@ -1,4 +1,4 @@
-"""The slices of the flat buffer that an optimizer graph updates, each with one weight decay.
+"""The slices of the flat buffer that an optimizer graph updates, each with one weight decay and one learning rate.
 
 Called by `configure` to build the graph and by the trainer to bind it; both must get the same list.
 """
@@ -6,10 +6,13 @@ Called by `configure` to build the graph and by the trainer to bind it; both mus
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from ortflow.workflow.layout import ALIGNMENT, FlatIndex
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, Optimizer
+from ortflow.workflow.spec.train import TrainSection
+from ortflow.workflow.spec.treatments import PLAIN, Treat, treatment_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,12 @@ class Segment:
     start: int
     stop: int
     weight_decay: float
+    lr_scale: float = field(default=1.0, kw_only=True)
+    """Factor of the learning rate."""
+    frozen: int | None = field(default=None, kw_only=True)
+    """Number of the run file's group that is not updated at first; None if there is none."""
+    averaged: bool = field(default=False, kw_only=True)
+    """Whether the update also writes the average of the parameters."""
 
     @property
     def count(self) -> int:
@@ -33,28 +42,62 @@ class Piece(Segment):
     number: int
 
 
+AnySegment = TypeVar("AnySegment", bound=Segment)
+
+
 def pieces(whole: Sequence[Segment], start: int, stop: int) -> list[Piece]:
     """The part of each segment in elements [start, stop); segments without any are omitted."""
     clipped = (
-        Piece(max(segment.start, start), min(segment.stop, stop), segment.weight_decay, number)
+        Piece(
+            max(segment.start, start), min(segment.stop, stop), segment.weight_decay, number,
+            lr_scale=segment.lr_scale, frozen=segment.frozen, averaged=segment.averaged,
+        )
         for number, segment in enumerate(whole)
-    )
+    )  # fmt: skip
     return [piece for piece in clipped if piece.start < piece.stop]
 
 
-def segments(optimizer: Optimizer, index: FlatIndex) -> list[Segment]:
+def segments_of(train: TrainSection, index: FlatIndex) -> list[Segment]:
+    """The segments of a run."""
+    cuts = segments(train.optimizer, index, treatment_of(train))
+    return cuts if train.average is None else [replace(cut, averaged=True) for cut in cuts]
+
+
+def by_thaw(cuts: Sequence[AnySegment]) -> dict[int | None, list[AnySegment]]:
+    """Segments by the group that is frozen at first; those of no such group under None."""
+    found: dict[int | None, list[AnySegment]] = {}
+    for cut in cuts:
+        found.setdefault(cut.frozen, []).append(cut)
+    return found
+
+
+def segments(optimizer: Optimizer, index: FlatIndex, treat: Treat = lambda name: PLAIN) -> list[Segment]:
     """The trained part of the flat buffer, cut where `optimizer` treats it differently.
 
     A rule that uses norms of whole tensors (LAMB) has one segment per parameter, any other rule one per group. Frozen
-    tensors and state are in no segment.
+    tensors and state are in no segment. `treat` tells what is special about a parameter.
     """
     decays = {"decay": optimizer.weight_decay, "no_decay": 0.0}
-    if OPTIMIZERS[optimizer.name].whole_tensors:
-        return [
-            Segment(entry.offset, -(-entry.end // ALIGNMENT) * ALIGNMENT, decays[entry.tensor.group])
-            for entry in index
-            if entry.tensor.group in decays and entry.tensor.count
-        ]
-    decayed, plain = index.span("decay"), index.span("no_decay")
-    spans = ((*decayed, decays["decay"]), (*plain, decays["no_decay"]))
-    return [Segment(start, stop, decay) for start, stop, decay in spans if stop > start]
+    whole = OPTIMIZERS[optimizer.name].whole_tensors
+    found: list[Segment] = []
+    for entry in index:
+        if entry.tensor.group not in decays or not entry.tensor.count:
+            continue
+        special = treat(entry.name)
+        decay = decays[entry.tensor.group]
+        if entry.tensor.group == "decay" and special.weight_decay is not None:
+            decay = special.weight_decay
+        stop = -(-entry.end // ALIGNMENT) * ALIGNMENT
+        segment = Segment(entry.offset, stop, decay, lr_scale=special.lr_scale, frozen=special.frozen)
+        if not whole and found and _alike(found[-1], segment, index):
+            found[-1] = replace(found[-1], stop=stop)
+        else:
+            found.append(segment)
+    return found
+
+
+def _alike(one: Segment, next_one: Segment, index: FlatIndex) -> bool:
+    """Whether two segments that follow each other are updated alike; decay and no decay stay apart, even if it is 0."""
+    edge = index.span("no_decay")[0]
+    same = (one.weight_decay, one.lr_scale, one.frozen) == (next_one.weight_decay, next_one.lr_scale, next_one.frozen)
+    return same and next_one.start != edge

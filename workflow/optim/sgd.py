@@ -21,7 +21,7 @@ def update(build: Builder, optimizer: Sgd, segments: Sequence[Segment]) -> None:
     for i, segment in enumerate(segments):
         parameters, change = f"parameters.{i}", f"gradients.{i}"
         if build.kernels:
-            _kernel(build, optimizer, i, segment.weight_decay)
+            _kernel(build, optimizer, i, segment)
             continue
         if segment.weight_decay:
             decay = build.constant([segment.weight_decay], "float32")
@@ -31,12 +31,13 @@ def update(build: Builder, optimizer: Sgd, segments: Sequence[Segment]) -> None:
             kept = build("Mul", f"{MOMENT}.{i}", momentum)
             summed = build("Add", kept, change, output=f"{MOMENT}.{i}.out")
             change = build("Add", change, build("Mul", summed, momentum)) if optimizer.nesterov else summed
-        build("Sub", parameters, build("Mul", change, "learning_rate"), output=f"{parameters}.out")
+        build("Sub", parameters, build("Mul", change, build.rate(segment.lr_scale)), output=f"{parameters}.out")
 
 
-def _kernel(build: Builder, optimizer: Sgd, i: int, decay: float) -> None:
+def _kernel(build: Builder, optimizer: Sgd, i: int, segment: Segment) -> None:
     """The update of segment `i` in one pass over memory."""
-    inputs = ["learning_rate", f"parameters.{i}", f"gradients.{i}"]
+    decay = segment.weight_decay
+    inputs = [build.rate(segment.lr_scale), f"parameters.{i}", f"gradients.{i}"]
     if optimizer.momentum:
         outputs = [f"parameters.{i}.out", f"{MOMENT}.{i}.out"]
         further = {"momentum": optimizer.momentum, "nesterov": int(optimizer.nesterov)}

@@ -7,7 +7,6 @@ from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import ITEM, OFFLOADED
 from ortflow.workflow.planning.exchange import Exchange
 from ortflow.workflow.planning.holdings import staging_elements
-from ortflow.workflow.spec.optimizers import moments
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 BUS = (25, 50)
@@ -47,7 +46,7 @@ def _formulas(index: FlatIndex, spec: TrainerRunSpec, messages: tuple[int, int] 
     """Of the parts that all devices have. Elements include padding; a share is rounded up to a multiple of
     `layout.ALIGNMENT`.
     """
-    zero, kept = spec.parallel.zero, len(moments(spec.train.optimizer))
+    zero, kept = spec.parallel.zero, len(spec.train.buffers)
     trained, (start, end) = f"{index.trained:,}", index.span("state")
     ranks = f" / {spec.replicas} rank(s)"
     accumulated = "" if spec.accumulation == spec.parallel.chunks == 1 else f" + {trained}{ranks if zero >= 2 else ''}"

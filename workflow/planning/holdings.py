@@ -9,7 +9,7 @@ from ortflow.workflow.device.prefetch import SLOTS, WORTHWHILE
 from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.memory import ITEM, KEPT, buffers
 from ortflow.workflow.parallel.division import Division
-from ortflow.workflow.spec.optimizers import OPTIMIZERS, moments
+from ortflow.workflow.spec.optimizers import OPTIMIZERS
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 
@@ -31,7 +31,7 @@ def state_of(
     messages
         Elements of the buffers through which layers are fetched (ZeRO 3).
     """
-    kept = len(moments(spec.train.optimizer))
+    kept = len(spec.train.buffers)
     index, replica, replicas = whole, rank, spec.world_size
     if division is not None:
         place = division.grid.place(rank)
@@ -63,13 +63,13 @@ def staging_elements(index: FlatIndex, spec: TrainerRunSpec) -> int | None:
     """Elements of the GPU through which off-loaded moments pass; None if they are not off-loaded."""
     if spec.train.offload == "none":
         return None
-    from ortflow.workflow.optim.segments import pieces, segments
+    from ortflow.workflow.optim.segments import pieces, segments_of
     from ortflow.workflow.trainer.streamed import groups_of, staging_of
 
     optimizer, ranks = spec.train.optimizer, spec.replicas if spec.parallel.zero else 1
-    mine = pieces(segments(optimizer, index), *share(index.trained, 0, ranks))
+    mine = pieces(segments_of(spec.train, index), *share(index.trained, 0, ranks))
     groups = groups_of(mine, whole=OPTIMIZERS[optimizer.name].whole_tensors)
-    return staging_of(groups, len(moments(optimizer)))
+    return staging_of(groups, len(spec.train.buffers))
 
 
 def _canonical(whole: FlatIndex, moments: int, rank: int, world: int) -> int:

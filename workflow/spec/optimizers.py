@@ -61,7 +61,73 @@ class Sgd(OptimizerBase):
     """Use Nesterov momentum."""
 
 
-Optimizer = Annotated[Adam | Lamb | Sgd, Field(discriminator="name")]
+class Lion(OptimizerBase):
+    """Lion (Chen et al. 2023): the sign of a moving average; decoupled weight decay."""
+
+    name: Literal["lion"]
+    """The update rule."""
+    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.99), strict=False)
+    """Decay rate of the moment in the update, and of the moment that is stored; the second is above 0."""
+
+
+class RmsProp(OptimizerBase):
+    """RMSprop (Tieleman & Hinton 2012), as torch.optim.RMSprop defines it."""
+
+    name: Literal["rmsprop"]
+    """The update rule."""
+    alpha: Fraction = 0.99
+    """Decay rate of the mean square of the gradient."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the root of the mean square."""
+    momentum: Fraction = 0.0
+    """Factor of the previous update."""
+    centered: bool = False
+    """Divide by the gradient's standard deviation in place of its root mean square."""
+
+
+class Adagrad(OptimizerBase):
+    """Adagrad (Duchi et al. 2011), as torch.optim.Adagrad defines it."""
+
+    name: Literal["adagrad"]
+    """The update rule."""
+    epsilon: PositiveFloat = 1e-10
+    """Added to the root of the sum of squares."""
+    initial_sum: NonNegativeFloat = 0.0
+    """The sum of squares before the first step (torch.optim's initial_accumulator_value)."""
+
+
+class NAdam(OptimizerBase):
+    """NAdam (Dozat 2016): Adam with Nesterov momentum, as torch.optim.NAdam defines it."""
+
+    name: Literal["nadam"]
+    """The update rule."""
+    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), strict=False)
+    """Decay rates of the first and second moment."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
+    momentum_decay: NonNegativeFloat = 4e-3
+    """How fast the momentum rises to the first of `betas` over the steps."""
+    decoupled_weight_decay: bool = False
+    """Decay the weights themselves, as AdamW does, in place of adding the decay to the gradient."""
+
+
+class RAdam(OptimizerBase):
+    """RAdam (Liu et al. 2020): Adam with a rectified rate in the first steps, as torch.optim.RAdam defines it."""
+
+    name: Literal["radam"]
+    """The update rule."""
+    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), strict=False)
+    """Decay rates of the first and second moment."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
+    decoupled_weight_decay: bool = False
+    """Decay the weights themselves, as AdamW does, in place of adding the decay to the gradient."""
+
+
+Optimizer = Annotated[
+    Adam | Lamb | Sgd | Lion | RmsProp | Adagrad | NAdam | RAdam,
+    Field(discriminator="name"),
+]
 
 
 @dataclass(frozen=True)
@@ -69,7 +135,7 @@ class Properties:
     """Properties of an update rule."""
 
     moments: Mapping[str, str | None]
-    """Each value stored per trained parameter, 0 at first, and the key that must not be 0 for it (None: always)."""
+    """Each value stored per trained parameter, 0 at first, and the key that it needs, other than 0 (None: always)."""
     whole_tensors: bool = False
     """Whether an update depends on a whole parameter tensor rather than on single elements."""
 
@@ -80,6 +146,13 @@ OPTIMIZERS: dict[str, Properties] = {
     "adamw": Properties(moments=_ADAM_MOMENTS),
     "lamb": Properties(moments=_ADAM_MOMENTS, whole_tensors=True),
     "sgd": Properties(moments={"momentum": "momentum"}),
+    "lion": Properties(moments={"moment": None}),
+    "rmsprop": Properties(
+        moments={"square_average": None, "gradient_average": "centered", "momentum": "momentum"},
+    ),
+    "adagrad": Properties(moments={"square_sum": None}),
+    "nadam": Properties(moments=_ADAM_MOMENTS),
+    "radam": Properties(moments=_ADAM_MOMENTS),
 }
 """`train.optimizer.name` -> properties."""
 
@@ -97,5 +170,8 @@ def moment_counts() -> str:
 
 def _count(known: Properties) -> str:
     needed = [key for key in known.moments.values() if key is not None]
+    always = len(known.moments) - len(needed)
+    if always and needed:
+        return f"{always}, and one more each with {' and '.join(needed)}"
     condition = f" if {' and '.join(needed)} is not 0" if needed else ""
     return f"{len(known.moments)}{condition}"

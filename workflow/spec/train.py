@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section
+from ortflow.workflow.spec.averages import BUFFER, Average
+from ortflow.workflow.spec.base import NonNegativeFloat, Positive, PositiveFloat, Section, no_items
+from ortflow.workflow.spec.groups import LayerDecay, ParameterGroup
 from ortflow.workflow.spec.metrics import Watched
-from ortflow.workflow.spec.optimizers import Optimizer
-
-
-class Schedule(Section):
-    """The learning rate over the steps: a linear warm-up, then `name`."""
-
-    name: Literal["constant", "linear", "polynomial", "cosine"] = "constant"
-    """Shape after the warm-up."""
-    warmup_steps: Count = 0
-    """Steps over which the learning rate rises from 0."""
-    final_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Learning rate at the last step, as a fraction of the peak (linear, polynomial, cosine)."""
-    power: PositiveFloat = 2.0
-    """Exponent of the polynomial."""
+from ortflow.workflow.spec.optimizers import Optimizer, moments
+from ortflow.workflow.spec.schedules import Schedule
 
 
 class Evaluation(Section):
@@ -53,6 +43,12 @@ class TrainSection(Section):
     """The update rule."""
     schedule: Schedule = Schedule.model_construct()
     """The learning rate over the steps."""
+    groups: list[ParameterGroup] = Field(default_factory=no_items)
+    """Parameters with another learning rate or weight decay, or that are frozen at first."""
+    layer_decay: LayerDecay | None = None
+    """Learning rates that fall from the last layer to the first."""
+    average: Average | None = None
+    """Averaged weights, which are evaluated and exported in place of the trained ones."""
     global_batch: Positive | None = None
     """Samples of an optimizer step over all ranks, which determines gradient_accumulation. A resumed
     run keeps its first value unless another one is set here."""
@@ -81,3 +77,8 @@ class TrainSection(Section):
     check_gradient: bool = True
     """Check the gradient on a micro-batch before the first step, against ONNX Runtime's operators and against finite
     differences of the loss. A passed check is not repeated for the same graphs, kernels and runtime."""
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the flat buffers beside the parameters: the optimizer's moments, and the average of the weights."""
+        return (*moments(self.optimizer), *(() if self.average is None else (BUFFER,)))

@@ -82,6 +82,8 @@ def export(context: Context) -> None:
     if not context.spec.export.enabled:
         return
     asked = False
+    if context.spec.train.average is not None:
+        context.trainer.exchange_average()
     context.trainer.before_export()
     if context.leads:
         path = output(context)
@@ -166,6 +168,7 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
         if (run := recorded_identity(run_dir, spec)) is not None:
             refuse_other_runs(store, run, COPIED)
         loaded = find(store, step, targets, trainer.index)
+        trainer.exchange_average()
         path = path or run_dir.root / spec.export.path
         batches: list[MicroBatch] = []
         if Path((spec.data.eval or spec.data.train).path).exists():

@@ -83,11 +83,16 @@ class Monitor:
     def evaluation(self, metrics: Mapping[str, float], samples: int, seconds: float) -> None:
         """Report the result of the evaluation set."""
         context, step = self._context, self._context.progress.step
-        context.events.write("evaluation", step=step, samples=samples, seconds=round(seconds, 6), **metrics)
+        average = context.spec.train.average
+        context.events.write(
+            "evaluation", step=step, samples=samples, seconds=round(seconds, 6),
+            **({} if average is None else {"weights": average.name}), **metrics,
+        )  # fmt: skip
         self._scalars(step, {f"eval/{name}": value for name, value in metrics.items()})
         if context.leads:
             reported = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-            print(f"evaluation at step {step}  {reported}", flush=True)
+            of = "" if average is None else f" of the {average.name.upper()} weights"
+            print(f"evaluation{of} at step {step}  {reported}", flush=True)
 
     def stall(self, step: int, seconds: float) -> None:
         """Report that training waited for a checkpoint."""

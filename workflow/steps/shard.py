@@ -109,6 +109,16 @@ class Stream:
         """Tokens among the samples of a step over all ranks; None if there are none."""
         return count_tokens(batch.micro_batches, self._token_labels, self._limits.ignore_index, samples)
 
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Labels of a sample, counted or not; None if their number varies, or if there are no tokens."""
+        for feed in self._sets[0][1]:
+            if feed.input == self._token_labels:
+                column = self._sets[0][0].columns[feed.source.column]
+                fixed = len(column.shape) == 1 and not column.variable
+                return len(range(column.shape[0])[feed.source.slice]) if fixed else None
+        return None
+
     def evaluation(self) -> Iterator[MicroBatch]:
         """The replica's part of the evaluation set, once."""
         mode = self._spec.data.eval_mode

@@ -12,12 +12,14 @@ from itertools import takewhile
 
 from ortflow.workflow.comm import first_of
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.optim.schedule import learning_rate
 from ortflow.workflow.plan import total_steps
+from ortflow.workflow.spec.train import EarlyStop
 from ortflow.workflow.steps.ahead import Ahead
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
 from ortflow.workflow.steps.not_finite import cause_in_evaluation, in_micro_batches, is_finite
+from ortflow.workflow.steps.pace import average_of, check_units, pace_of, rate_of
+from ortflow.workflow.steps.plateau import judge_plateau
 from ortflow.workflow.steps.usable import check_usable
 from ortflow.workflow.strike import strike_of
 from ortflow.workflow.trainer import EvaluationOutcome
@@ -31,6 +33,7 @@ def train(context: Context) -> None:
     """
     rule, progress = context.spec.train.early_stop, context.progress
     progress.stopped_early = still_stopped(rule, progress, watched(rule, context.spec.data) if rule else "")
+    check_units(context)
     total = total_of(context)
     ahead = Ahead(context, lambda step: step >= total or evaluation_due(context, step))
     strike = strike_of(context.place.rank, context.attempt)
@@ -66,7 +69,10 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
     """Run one optimizer step. Returns whether any rank was asked to exit."""
     spec, progress = context.spec, context.progress
     work = ahead.take()
-    batch, lr = work.batch, learning_rate(spec.train.schedule, spec.train.optimizer.lr, progress.step + 1, total)
+    batch, lr = work.batch, rate_of(context, total)
+    rate, counts = average_of(context)
+    if spec.train.average is not None or any(group.frozen_until for group in spec.train.groups):
+        context.trainer.at(pace_of(context), rate)
     outcome = context.trainer.step(
         batch.micro_batches,
         learning_rate=lr,
@@ -79,6 +85,7 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
     progress.epoch, progress.sample = batch.next.epoch, batch.next.sample
     if outcome.skipped is None:
         progress.updates += 1
+        progress.averaged += counts
         progress.skipped_in_a_row = 0
     else:
         progress.skipped += 1
@@ -130,7 +137,11 @@ def evaluate(context: Context) -> bool:
     """Run the evaluation set. Returns False if a rank was asked to exit, so that there is no result."""
     start = context.clock.monotonic()
     batches = takewhile(lambda batch: not context.stop, context.stream.evaluation())
+    if context.spec.train.average is not None:
+        context.trainer.exchange_average()
     outcome = context.trainer.evaluate(batches, lambda: [float(bool(context.stop))])
+    if context.spec.train.average is not None:
+        context.trainer.exchange_average()
     if outcome.control_values[0] > 0:
         return False
     progress = context.progress
@@ -141,6 +152,7 @@ def evaluate(context: Context) -> bool:
     if not is_finite(outcome):
         _report_not_finite(context, outcome)
         return True
+    _judge_schedule(context, outcome)
     rule = context.spec.train.early_stop
     if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], watched(rule, context.spec.data)):
         progress.stopped_early = True
@@ -152,6 +164,19 @@ def evaluate(context: Context) -> bool:
             best_step=progress.best_step,
         )
     return True
+
+
+def _judge_schedule(context: Context, outcome: EvaluationOutcome) -> None:
+    """Decay the learning rate of reduce_on_plateau if the evaluation did not improve."""
+    schedule, progress = context.spec.train.schedule, context.progress
+    if schedule.name != "reduce_on_plateau" or schedule.pieces:
+        return
+    what = watched(EarlyStop(metric=schedule.metric), context.spec.data)
+    if judge_plateau(schedule, progress, outcome.metrics[schedule.metric], what):
+        lr = rate_of(context, context.plan.total_steps)
+        context.events.write(
+            "lr_reduced", step=progress.step, metric=schedule.metric, best=progress.plateau_best, lr=lr
+        )
 
 
 def _report_not_finite(context: Context, outcome: EvaluationOutcome) -> None:

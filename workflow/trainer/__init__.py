@@ -19,6 +19,7 @@ from ortflow.workflow.device import Buffer, Device
 from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.pace import Pace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -270,6 +271,20 @@ class Trainer(Protocol):
         StepOutcome
             Equal on all ranks.
         """
+
+    def at(self, pace: Pace, average_rate: float = 0.0) -> None:
+        """Take note of the run's position and of how much of the new weights goes into their average.
+
+        Called by all ranks before each step of a run with `train.average`, or with groups that are frozen at first.
+        """
+        return
+
+    def exchange_average(self) -> None:
+        """Exchange the weights and their average, of a run with `train.average`.
+
+        Called by all ranks before and after an evaluation, and before `before_export`.
+        """
+        return
 
     def begin(self, batches: Sequence[MicroBatch], *, seeds: Sequence[int], control_values: Sequence[float]) -> None:
         """Queue the passes of the next step while the present one is computed; called by `before_wait` only.

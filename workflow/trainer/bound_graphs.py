@@ -15,15 +15,20 @@ import numpy as np
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.shard import Shard, Sliced
+from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet, synced_of
+from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.optim.segments import Segment, segments
+from ortflow.workflow.optim.average import RATE
+from ortflow.workflow.optim.graph import optimizer_graph
+from ortflow.workflow.optim.segments import Segment, by_thaw, segments_of
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.optimizers import moments
+from ortflow.workflow.spec.averages import BUFFER
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, Trainer
+from ortflow.workflow.trainer.thaw import Thaw
 
 SILENT = Report()
 TAIL = 64
@@ -51,6 +56,8 @@ class BoundGraphs(Trainer):
         self._moments: Mapping[str, Buffer | Shard] = {}
         if training:
             self._open_for_training()
+        elif spec.train.average is not None:
+            self._moments = {BUFFER: self._sessions.device.allocate(self.index.trained, np.float32)}
 
     def _allocate_parameters(self) -> None:
         """The whole flat buffer, and this rank's part of it: all of it."""
@@ -71,6 +78,8 @@ class BoundGraphs(Trainer):
         self._running = device.allocate(states, np.float32)
         self._sums = device.allocate(2, np.float32)
         self._updates: list[Callable[[], None]] = []
+        self._thaw = Thaw(self._spec.train)
+        self._average_rate = device.allocate(1, np.float32)
         self._allocate_for_update()
 
         self._open_passes()
@@ -111,7 +120,7 @@ class BoundGraphs(Trainer):
     def _allocate_for_update(self) -> None:
         """The moments, and the buffer for the gradients of further micro-batches."""
         device, spec, trained = self._sessions.device, self._spec, self.index.trained
-        self._moments = {name: device.allocate(trained, np.float32) for name in moments(spec.train.optimizer)}
+        self._moments = {name: device.allocate(trained, np.float32) for name in spec.train.buffers}
         self._scratch = device.allocate(trained, np.float32) if spec.accumulation > 1 else None
 
     def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
@@ -143,14 +152,34 @@ class BoundGraphs(Trainer):
         scaling.write_to("norm", self._norm, (1,))
         return scaling
 
+    def _open_update(self, cuts: Sequence[Segment]) -> onnxruntime.InferenceSession:
+        """The update of some segments, for ranks that make its graph themselves."""
+        own = bool(self._sessions.kernels)
+        model = optimizer_graph(self._spec.train.optimizer, cuts, kernels=own)
+        return self._sessions.open(compose(with_kernels(model) if own else model).SerializeToString())
+
+    def _thawing(
+        self, group: int | None, cuts: Sequence[Segment], run: Callable[[], None], gradients: Sliced
+    ) -> Callable[[], None]:
+        """The update of a group's segments, which is skipped while the group is frozen."""
+        if group is None:
+            return run
+        self._thaw.hold(group, [gradients.slice(cut.start, cut.stop) for cut in cuts])
+        return self._thaw.skipping(group, run, self._update_number)
+
     def _bind_update(self) -> None:
         device = self._sessions.device
         self._scaling = self._bind_scaling()
         self._rate = device.allocate(1, np.float32)
         self._update_number = device.allocate(1, np.int64)
-        cuts = segments(self._spec.train.optimizer, self.index)
-        update = self._bind_pieces(self._sessions.open_fastest(self._graphs.optimizer), cuts, self._gradients)
-        self._updates = [self._repeated("the update", update.run)]
+        cuts = segments_of(self._spec.train, self.index)
+        if not self._thaw:
+            update = self._bind_pieces(self._sessions.open_fastest(self._graphs.optimizer), cuts, self._gradients)
+            self._updates = [self._repeated("the update", update.run)]
+            return
+        for group, some in by_thaw(cuts).items():
+            update = self._bind_pieces(self._open_update(some), some, self._gradients)
+            self._updates.append(self._thawing(group, some, update.run, self._gradients))
 
     def _repeated(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
         """Work that every step repeats on the same memory; `name` is its name in the log."""
@@ -170,6 +199,8 @@ class BoundGraphs(Trainer):
         update = Binding(session, self._sessions.device)
         update.read_from("learning_rate", self._rate, (1,))
         update.read_from("step", self._update_number, (1,))
+        if self._spec.train.average is not None:
+            update.read_from(RATE, self._average_rate, (1,))
         flat: dict[str, Sliced] = {"parameters": self._here, "gradients": gradients, **(moments_ or self._moments)}
         for number, piece in enumerate(cuts):
             for name, buffer in flat.items():

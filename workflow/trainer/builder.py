@@ -116,7 +116,7 @@ class GraphBuilder(TrainerBuilder):
         from ortflow.workflow.kernels.graph import with_kernels
         from ortflow.workflow.optim.gradient import gradient_graph
         from ortflow.workflow.optim.graph import optimizer_graph
-        from ortflow.workflow.optim.segments import segments
+        from ortflow.workflow.optim.segments import segments_of
 
         spec = self._spec
         timing = timing_of(spec, dataset) if self._context.starting else None
@@ -127,7 +127,7 @@ class GraphBuilder(TrainerBuilder):
         except UserError as error:
             raise about_model(error, spec) from error
         if not graphs.user_optimizer_graph:
-            rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
+            rule, cuts = spec.train.optimizer, segments_of(spec.train, graphs.index)
             plain, own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
             for path, each in ((graphs.optimizer, plain), (with_kernels_of(graphs.optimizer), own)):
                 write_atomically(path, compose(each).SerializeToString())
@@ -355,6 +355,15 @@ def _check_export(path: Path, spec: TrainerRunSpec) -> None:
     check_export(path)
 
 
+def _groups_of(spec: TrainerRunSpec) -> object:
+    """What the run file says of groups; a learning rate of a group is a multiple of all others'."""
+    train = spec.train
+    if not train.groups and train.layer_decay is None:
+        return None
+    layers = None if train.layer_decay is None else train.layer_decay.model_dump(mode="json")
+    return [[group.model_dump(mode="json") for group in train.groups], layers, train.optimizer.lr]
+
+
 def fingerprint_of(spec: TrainerRunSpec, lengths: Mapping[str, int] | None = None) -> str:
     """A hash of everything the graphs are made from: model file, its section, optimizer, precision, ortflow's version.
 
@@ -365,6 +374,8 @@ def fingerprint_of(spec: TrainerRunSpec, lengths: Mapping[str, int] | None = Non
         "version": __version__,
         "model": model.model_dump(mode="json"),
         "optimizer": spec.train.optimizer.model_dump(mode="json", exclude={"lr"}),
+        "groups": _groups_of(spec),
+        "averaged": spec.train.average is not None,
         "last_batch": spec.data.last_batch,
         "parallel": spec.parallel.model_dump(exclude={"data", "zero", "schedule"}) if spec.divides else None,
         "synced": spec.synced_ranks,

@@ -18,10 +18,13 @@ from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.pace import Pace
 from ortflow.workflow.progress import evaluation_seed
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.spec.averages import BUFFER
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, StepOutcome
+from ortflow.workflow.trainer.averaged import exchange
 from ortflow.workflow.trainer.bound_graphs import TAIL, BoundGraphs
 from ortflow.workflow.trainer.evaluation import evaluated
 from ortflow.workflow.trainer.inference import export_checked
@@ -46,6 +49,28 @@ class GraphTrainer(BoundGraphs):
         """Set every tensor of the index to the values given by name."""
         for entry in self.index:
             self._here.slice(entry.offset, entry.end).write(tensors[entry.name])
+        self._begin_average()
+
+    def _begin_average(self) -> None:
+        """Let the average equal the weights."""
+        if (both := self._averaged_here()) is not None:
+            weights, average = both
+            average.copy_from(weights)
+
+    def _averaged_here(self) -> tuple[Buffer, Buffer] | None:
+        """The weights that this rank averages, and their average; None if the run has none."""
+        average = self._moments.get(BUFFER)
+        if average is None:
+            return None
+        if isinstance(average, Shard):
+            return self._here.slice(average.start, average.stop), average.part
+        return self._here.slice(0, average.count), average
+
+    def exchange_average(self) -> None:
+        """See the protocol."""
+        if (both := self._averaged_here()) is not None:
+            self.before_update()
+            exchange(*both)
 
     def step(
         self,
@@ -67,6 +92,7 @@ class GraphTrainer(BoundGraphs):
         if weight <= 0:
             return StepOutcome(math.nan, math.nan, int(samples), summed_control_values, "no label of the batch counts")
 
+        self._thaw.silence()
         loss, norm = loss_sum / weight, self._scale_gradients(weight)
         outcome = StepOutcome(loss, norm, round(samples), summed_control_values, fault_in(loss, norm))
         self.before_update()
@@ -79,6 +105,19 @@ class GraphTrainer(BoundGraphs):
             # Scaling by what is NaN or infinite reached the padding, which no later step writes and every norm reads.
             self._forget_gradients()
         return outcome
+
+    def at(self, pace: Pace, average_rate: float = 0.0) -> None:
+        """See the protocol."""
+        self._average_rate.write(np.array([average_rate], np.float32))
+        self._thaw.at(pace)
+
+    def numbers(self) -> Mapping[str, float]:
+        """See the protocol."""
+        return self._thaw.numbers()
+
+    def restore(self, numbers: Mapping[str, float]) -> None:
+        """See the protocol."""
+        self._thaw.restore(numbers)
 
     def _sum_over_ranks(self) -> None:
         self._comm.all_reduce(self._sync)

@@ -17,7 +17,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.guard import GRADIENTS
-from ortflow.workflow.optim.segments import Piece, pieces, segments
+from ortflow.workflow.optim.segments import Piece, pieces, segments_of
 from ortflow.workflow.optim.whole_tensors import NormGraphs
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, moments
@@ -32,7 +32,7 @@ class OffloadedTrainer(QueuedZeroTrainer):
 
     def _allocate_moments(self, kept: Sequence[str], start: int, stop: int) -> Mapping[str, Shard]:
         optimizer, trained = self._spec.train.optimizer, self.index.trained
-        mine = pieces(segments(optimizer, self.index), start, stop)
+        mine = pieces(segments_of(self._spec.train, self.index), start, stop)
         self._groups = groups_of(mine, whole=OPTIMIZERS[optimizer.name].whole_tensors)
         try:
             self._streamed = Streamed(self._device, kept, (start, stop, trained), self._groups)

@@ -18,7 +18,7 @@ from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import TRAINED
-from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.optim.segments import segments_of
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.parallel.region import Region
 from ortflow.workflow.parallel.ties import common, ties
@@ -126,7 +126,7 @@ class PartTrainer(ZeroTrainer):
         self._ranks.world.all_reduce(self._squares)
 
     def _sum_norms(self, sums: Buffer) -> None:
-        cuts = segments(self._spec.train.optimizer, self.index)
+        cuts = segments_of(self._spec.train, self.index)
         offsets = {entry.offset: entry.name for entry in self.index if entry.tensor.count}
         # The norm of a tensor that every part holds whole is complete; of a divided one, each part has one term.
         mine = np.array([self.predicts(offsets[cut.start]) for cut in cuts])

@@ -184,6 +184,9 @@ class ShardedTrainer(ZeroTrainer):
         for run in self._updates:
             run()
 
+    def _gather_parameters(self) -> None:
+        """Parameters are fetched where they are read."""
+
     def evaluate(
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
     ) -> EvaluationOutcome:
@@ -218,6 +221,7 @@ class ShardedTrainer(ZeroTrainer):
             if start < stop:
                 values = tensors[entry.name].reshape(-1)
                 self._here.slice(start, stop).write(values[start - entry.offset : stop - entry.offset])
+        self._begin_average()
 
     def _saved_by(self, rank: int) -> Range:
         return share(self.index.size, rank, self._comm.world_size)

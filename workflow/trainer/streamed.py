@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,10 +29,7 @@ def groups_of(pieces: Sequence[Piece], *, whole: bool, largest: int = LARGEST) -
     """Consecutive pieces of at most `largest` elements together; with `whole`, none is cut, however long. Pure."""
     if not whole:
         starts = ((piece, start) for piece in pieces for start in range(piece.start, piece.stop, largest))
-        return [
-            [Piece(start, min(start + largest, piece.stop), piece.weight_decay, piece.number)]
-            for piece, start in starts
-        ]
+        return [[replace(piece, start=start, stop=min(start + largest, piece.stop))] for piece, start in starts]
     groups: list[list[Piece]] = []
     for piece in pieces:
         if groups and piece.stop - groups[-1][0].start <= largest:

@@ -26,10 +26,10 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import gradient_graph, square_sum_graph, square_sums_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import CHANGES, GRADIENTS
-from ortflow.workflow.optim.segments import Piece, pieces, segments
+from ortflow.workflow.optim.segments import Piece, by_thaw, pieces, segments_of
 from ortflow.workflow.optim.whole_tensors import NormGraphs, norm_graphs
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.spec.optimizers import OPTIMIZERS, moments
+from ortflow.workflow.spec.optimizers import OPTIMIZERS
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.bound_graphs import TAIL
 from ortflow.workflow.trainer.graph import GraphTrainer
@@ -43,7 +43,7 @@ class ZeroTrainer(GraphTrainer):
     def _allocate_for_update(self) -> None:
         device, spec, trained = self._sessions.device, self._spec, self.index.trained
         start, stop = share(trained, self._sharers.rank, self._sharers.world_size)
-        kept = moments(spec.train.optimizer)
+        kept = spec.train.buffers
         self._moments = self._allocate_moments(kept, start, stop)
         self._each = spec.parallel.zero == 3 or (spec.parallel.zero == 2 and spec.accumulation > 1)
         """Gradients are reduced over the ranks after each micro-batch, not after the last."""
@@ -124,7 +124,7 @@ class ZeroTrainer(GraphTrainer):
         self._scaling = self._bind_scaling()
         self._rate = device.allocate(1, np.float32)
         self._update_number = device.allocate(1, np.int64)
-        whole = segments(optimizer, self.index)
+        whole = segments_of(self._spec.train, self.index)
         mine = pieces(whole, self._own.start, self._own.stop)
         self._changes_kept = False
         if OPTIMIZERS[optimizer.name].whole_tensors:
@@ -135,7 +135,9 @@ class ZeroTrainer(GraphTrainer):
             session = self._open(optimizer_graph(optimizer, some, kernels=self._own_kernels))
             return self._bind_pieces(session, some, self._own, kept)
 
-        self._updates = self._passes("the update", mine, bind)
+        for group, some in by_thaw(mine).items():
+            runs = self._passes("the update", some, bind)
+            self._updates += [self._thawing(group, some, run, self._own) for run in runs]
 
     def _passes(
         self, name: str, mine: Sequence[Piece], bind: Callable[[Sequence[Piece], Moments], Binding]
@@ -222,6 +224,16 @@ class ZeroTrainer(GraphTrainer):
 
     def _apply(self) -> None:
         super()._apply()
+        self._gather_parameters()
+
+    def exchange_average(self) -> None:
+        """See the protocol."""
+        super().exchange_average()
+        if self._spec.train.average is not None:
+            self._gather_parameters()
+
+    def _gather_parameters(self) -> None:
+        """Let every rank have the parameters that the others update."""
         self._sharers.all_gather(self._parameters.slice(0, self.index.trained))
 
     def _forget_gradients(self) -> None:

@@ -11,18 +11,21 @@ from pathlib import PurePosixPath
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.backends import BUILT_IN, sections_of
+from ortflow.workflow.spec.checks.average import check_average
 from ortflow.workflow.spec.checks.batch import undivided
 from ortflow.workflow.spec.checks.elastic import check_elastic
 from ortflow.workflow.spec.checks.gpus import check_gpus
+from ortflow.workflow.spec.checks.groups import check_groups
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.checks.notify import check_notify
 from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.program import check_program
+from ortflow.workflow.spec.checks.schedule import check_schedule
 from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
-from ortflow.workflow.spec.optimizers import Sgd
+from ortflow.workflow.spec.optimizers import Lion, Sgd
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
 from ortflow.workflow.spec.units import parse_memory, parse_time
@@ -66,19 +69,14 @@ def _global_batch(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield Problem(("train", "global_batch"), trouble.what, trouble.fix, others=others)
 
 
-def _schedule(spec: TrainerRunSpec) -> Iterator[Problem]:
-    warmup, steps = spec.train.schedule.warmup_steps, spec.train.steps
-    if steps is not None and warmup > steps:
-        what = f"is {warmup}, longer than the run of {steps} steps"
-        path = ("train", "schedule", "warmup_steps")
-        yield Problem(path, what, f"give at most {steps}", others=(("train", "steps"), ("train", "epochs")))
-
-
 def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
     optimizer = spec.train.optimizer
     if isinstance(optimizer, Sgd) and optimizer.nesterov and optimizer.momentum == 0:
         path, momentum = ("train", "optimizer", "nesterov"), ("train", "optimizer", "momentum")
         yield Problem(path, "needs momentum", "give train.optimizer.momentum, such as 0.9", others=(momentum,))
+    if isinstance(optimizer, Lion) and optimizer.betas[1] == 0:
+        path = ("train", "optimizer", "betas", 1)
+        yield Problem(path, "is 0, and Lion's moment needs a decay rate above 0", "give a number such as 0.99")
 
 
 def _evaluation(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -250,7 +248,9 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     _trainer,
     _length,
     _global_batch,
-    _schedule,
+    check_schedule,
+    check_groups,
+    check_average,
     _optimizer,
     _evaluation,
     _metrics,

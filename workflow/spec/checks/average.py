@@ -1,0 +1,36 @@
+"""Rules of `train.average`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ortflow.workflow.durations import parse_duration
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.problem import KeyPath, Problem
+from ortflow.workflow.spec.run import TrainerRunSpec
+
+PATH: KeyPath = ("train", "average")
+
+
+def check_average(spec: TrainerRunSpec) -> Iterator[Problem]:
+    """Report durations that are none, and runs whose weights are not averaged."""
+    section = spec.train.average
+    if section is None:
+        return
+    for key in ("start", "every"):
+        text = getattr(section, key)
+        if text is not None:
+            try:
+                parse_duration(text)
+            except UserError as error:
+                yield Problem((*PATH, key), error.what, error.fix)
+    if spec.model is None:
+        yield Problem(PATH, "is for the trainer graph", "remove it", others=(("trainer", "name"),))
+    elif spec.onnx_model.graphs.optimizer:
+        what = "is part of the update, which model.graphs.optimizer replaces"
+        yield Problem(PATH, what, "remove one of them", others=(("model", "graphs", "optimizer"),))
+    elif spec.on_gpus:
+        yield Problem(PATH, "is not supported on GPUs", "remove it", others=(("resources", "gpus_per_rank"),))
+    elif spec.divides:
+        fix = "remove it, or set parallel.pipeline and horizontal to 1"
+        yield Problem(PATH, "is not supported in a divided model", fix, others=(("parallel",),))

@@ -1,0 +1,51 @@
+"""Rules of `train.groups` and `train.layer_decay`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ortflow.workflow.durations import parse_duration
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.optimizers import OPTIMIZERS
+from ortflow.workflow.spec.problem import KeyPath, Problem
+from ortflow.workflow.spec.run import TrainerRunSpec
+
+GROUPS: KeyPath = ("train", "groups")
+
+
+def check_groups(spec: TrainerRunSpec) -> Iterator[Problem]:
+    """Report groups that contradict themselves, or that the run's trainer or layout does not have."""
+    train = spec.train
+    for key, given in (("groups", train.groups), ("layer_decay", train.layer_decay)):
+        if not given:
+            continue
+        if spec.model is None:
+            yield Problem(("train", key), "is for the trainer graph", "remove it", others=(("trainer", "name"),))
+        elif spec.onnx_model.graphs.optimizer:
+            what = "divides the parameters, and model.graphs.optimizer updates all of them together"
+            yield Problem(("train", key), what, "remove one of them", others=(("model", "graphs", "optimizer"),))
+    for place, group in enumerate(train.groups):
+        path = (*GROUPS, place)
+        if group.lr is not None and group.lr_scale is not None:
+            yield Problem((*path, "lr_scale"), "cannot be combined with lr", "use one of them")
+        if not any(value is not None for key, value in group if key != "match"):
+            yield Problem(path, "changes nothing", "give lr, lr_scale, weight_decay or frozen_until")
+        if group.frozen_until is not None:
+            yield from _frozen(spec, (*path, "frozen_until"), group.frozen_until)
+
+
+def _frozen(spec: TrainerRunSpec, path: KeyPath, text: str) -> Iterator[Problem]:
+    try:
+        parse_duration(text)
+    except UserError as error:
+        yield Problem(path, error.what, error.fix)
+    never = "use model.parameters.freeze to freeze the parameters for the whole run"
+    if spec.on_gpus:
+        what = "is not supported on GPUs, whose update is queued as a whole"
+        yield Problem(path, what, never, others=(("resources", "gpus_per_rank"),))
+    elif spec.divides:
+        what = "is not supported in a divided model"
+        yield Problem(path, what, f"{never}, or set parallel.pipeline and horizontal to 1", others=(("parallel",),))
+    elif spec.parallel.zero and OPTIMIZERS[spec.train.optimizer.name].whole_tensors:
+        what = f"is not supported with {spec.train.optimizer.name} under ZeRO, where ranks share the norms of tensors"
+        yield Problem(path, what, "set parallel.zero to 0", others=(("parallel", "zero"),))

@@ -1,0 +1,56 @@
+"""Where a run is in the units of its schedule, and the learning rate there. Called by step `train`."""
+
+from __future__ import annotations
+
+from ortflow.workflow.durations import parse_duration
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.optim.average import average_rate
+from ortflow.workflow.optim.schedule import learning_rate
+from ortflow.workflow.pace import Pace, pace_of_run
+from ortflow.workflow.spec.schedules import units
+from ortflow.workflow.steps.context import Context
+
+
+def pace_of(context: Context) -> Pace:
+    """The pace of the next step."""
+    progress, plan = context.progress, context.plan
+    return pace_of_run(
+        step=progress.step,
+        epoch=progress.epoch,
+        sample=progress.sample,
+        samples=plan.samples,
+        steps_per_epoch=plan.steps_per_epoch,
+        global_batch=plan.global_batch,
+        tokens_per_sample=context.stream.tokens_per_sample,
+    )
+
+
+def rate_of(context: Context, total: int) -> float:
+    """The learning rate of the next step, of a run of `total` steps."""
+    section, progress = context.spec.train, context.progress
+    return learning_rate(
+        section.schedule, section.optimizer.lr, progress.step + 1, total,
+        pace=pace_of(context), reductions=progress.plateau_reductions,
+    )  # fmt: skip
+
+
+def average_of(context: Context) -> tuple[float, bool]:
+    """How much of the next step's weights goes into their average, and whether they are one more of those in it."""
+    section = context.spec.train.average
+    return (0.0, False) if section is None else average_rate(section, pace_of(context), context.progress.averaged)
+
+
+def check_units(context: Context) -> None:
+    """Raise UserError if the schedule counts tokens and samples have no fixed number of them."""
+    train = context.spec.train
+    counted = units(train.schedule)
+    counted |= {parse_duration(group.frozen_until).unit for group in train.groups if group.frozen_until is not None}
+    if train.average is not None:
+        counted |= {parse_duration(text).unit for text in (train.average.start, train.average.every) if text}
+    if "tokens" in counted and context.stream.tokens_per_sample is None:
+        raise UserError(
+            "has a duration in tokens (schedule or groups), and samples have no fixed number of them: no label has "
+            "one class per token, or its length varies",
+            where="train",
+            fix="give durations in steps, epochs or samples",
+        )

@@ -1,0 +1,34 @@
+"""The schedule reduce_on_plateau: counts evaluations without improvement. Pure except for the counters in the progress.
+
+The counters are part of every checkpoint, so that a resumed run decays its rate after the same evaluation.
+"""
+
+from __future__ import annotations
+
+from ortflow.workflow.progress import Progress
+from ortflow.workflow.spec.metrics import higher_is_better
+from ortflow.workflow.spec.schedules import Schedule
+
+
+def judge_plateau(schedule: Schedule, progress: Progress, value: float, what: str = "") -> bool:
+    """Count an evaluation; returns True if the learning rate is decayed after it.
+
+    The rule is torch.optim.lr_scheduler.ReduceLROnPlateau's with `threshold_mode="abs"`. The count restarts if `what`
+    differs from what was measured before. `value` must be finite.
+    """
+    if progress.plateau_of not in (None, what):
+        progress.plateau_best, progress.plateau_evaluations = None, 0
+    progress.plateau_of = what
+    sign, best = -1.0 if higher_is_better(schedule.metric) else 1.0, progress.plateau_best
+    if best is None or sign * (best - value) > schedule.min_delta:
+        progress.plateau_best, progress.plateau_evaluations = value, 0
+    else:
+        progress.plateau_evaluations += 1
+    if progress.plateau_cooldown:
+        progress.plateau_cooldown -= 1
+        progress.plateau_evaluations = 0
+    if progress.plateau_evaluations <= schedule.patience:
+        return False
+    progress.plateau_reductions += 1
+    progress.plateau_cooldown, progress.plateau_evaluations = schedule.cooldown, 0
+    return True
