@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ortflow.workflow.data.ahead import WORTHWHILE_SECONDS, ReadAhead
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
 from ortflow.workflow.data.check import check_inputs
-from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.plan import Position
+from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.scan import first_not_finite
+from ortflow.workflow.data.sources import open_samples
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
@@ -26,7 +26,7 @@ from ortflow.workflow.trainer import MicroBatch
 
 CHECK = "check"
 """Phase of the trainer's check before the first step, which may take longer than the rest of the step."""
-Source = tuple[Dataset, tuple[Feed, ...]]
+Source = tuple[Samples, tuple[Feed, ...]]
 
 
 class Stream:
@@ -86,7 +86,7 @@ class Stream:
 
     def _open(self, data: DataSet, where: str) -> Source:
         section = self._spec.data
-        dataset = Dataset.open(Path(data.path))
+        dataset = open_samples(data)
         evaluating = where == "data.eval"
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ortflow.workflow.assembly.timing import Timing
-    from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.data.samples import Samples
     from ortflow.workflow.sessions.session import Sessions
     from ortflow.workflow.trainer.graph import GraphTrainer
 
@@ -71,7 +71,7 @@ class GraphBuilder(TrainerBuilder):
             )
         return outcome.settings
 
-    def prepare(self, dataset: Dataset, before: Prepared | None) -> Prepared:
+    def prepare(self, dataset: Samples, before: Prepared | None) -> Prepared:
         """The graphs: those of the previous attempt if they are complete and nothing has changed, else new ones."""
         spec, folder = self._spec, self._context.folder
         if self._context.export_path is not None:
@@ -93,7 +93,7 @@ class GraphBuilder(TrainerBuilder):
         trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in TRAINED)
         return Prepared(trained, fingerprint, hashes_of(folder))
 
-    def _build(self, dataset: Dataset, lengths: Mapping[str, int]) -> GraphSet:
+    def _build(self, dataset: Samples, lengths: Mapping[str, int]) -> GraphSet:
         from ortflow.workflow.assembly.build import build_graphs
         from ortflow.workflow.graph.autodiff.compose import compose
         from ortflow.workflow.kernels.graph import with_kernels
@@ -187,7 +187,7 @@ class GraphBuilder(TrainerBuilder):
         return trainer
 
 
-def timing_of(spec: TrainerRunSpec, dataset: Dataset) -> Timing:
+def timing_of(spec: TrainerRunSpec, dataset: Samples) -> Timing:
     """How to time the nodes of the model: on the first samples of the training set."""
     import numpy as np
 
@@ -306,12 +306,12 @@ def about_model(error: UserError, spec: TrainerRunSpec) -> UserError:
     return UserError(f"{files.get(str(key), model.path)}: {error.what}", where=key, fix=error.fix)
 
 
-def longest_sequence(dataset: Dataset) -> int:
+def longest_sequence(dataset: Samples) -> int:
     """Length of the longest column with a single axis; 0 if there is none of fixed length."""
     return max((column.shape[0] for column in dataset.columns.values() if len(column.shape) == 1), default=0)
 
 
-def lengths_of(dataset: Dataset, columns: Mapping[str, str]) -> dict[str, int]:
+def lengths_of(dataset: Samples, columns: Mapping[str, str]) -> dict[str, int]:
     """Input -> length of its samples, where all have one axis of that length; `columns` as in the run file."""
     references = {name: ColumnReference(name) for name in dataset.columns}
     references |= {name: parse_reference(text, f"data.train.columns.{name}") for name, text in columns.items()}

@@ -1,0 +1,59 @@
+"""What the loop, the checks and the commands need of a set of samples, whatever it is stored as.
+
+`Dataset` (mapped Arrow files) is one implementation; `ortflow.workflow.data.sources` opens others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.data.schema import Array, Column, Ragged
+
+Indices = npt.NDArray[np.int64]
+
+
+class Samples(Protocol):
+    """Samples by number, in columns of numbers."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder, for messages."""
+        ...
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Each column's element type and shape of a sample."""
+        ...
+
+    @property
+    def shard_counts(self) -> Sequence[int]:
+        """Number of samples of each file."""
+        ...
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether the minimum and maximum of every column are known without reading the samples."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, name: str, indices: Indices) -> Array:
+        """Samples of a fixed-size column, [len(indices), *shape]."""
+        ...
+
+    def read_ragged(self, name: str, indices: Indices) -> list[Array]:
+        """Samples of a variable-length column, one array each."""
+        ...
+
+    def lengths(self, name: str) -> Indices:
+        """Number of elements of every sample of a variable-length column, [len(self)]."""
+        ...
+
+    def scan(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
+        """A column in order, in parts, each with the number of its first sample."""
+        ...

@@ -1,0 +1,39 @@
+"""Opens a set of samples by what it is stored as: one entry of `FORMATS` each, the first that matches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.samples import Samples
+from ortflow.workflow.spec.data import DataSet
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way in which samples are stored."""
+
+    name: str
+    """The name that people know it by."""
+    matches: Callable[[Path], bool]
+    """Whether a file or folder is stored so, by its name and its content's names."""
+    open: Callable[[DataSet], Samples]
+    """The samples of a section. Raises UserError, naming the file."""
+
+
+def _arrow(section: DataSet) -> Samples:
+    return Dataset.open(Path(section.path))
+
+
+FORMATS: tuple[Format, ...] = (Format("Arrow IPC", lambda path: True, _arrow),)
+"""The last one takes what no other does."""
+
+
+def open_samples(section: DataSet) -> Samples:
+    """The samples of a `data.train` or `data.eval` section.
+
+    Raises UserError, naming the file, if they cannot be read.
+    """
+    return next(form for form in FORMATS if form.matches(Path(section.path))).open(section)
