@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
-from ortflow.workflow.data.samples import Samples
+from ortflow.workflow.data.samples import Samples, fault_of
 from ortflow.workflow.data.scan import first_outside
 from ortflow.workflow.data.schema import Column, Range
 from ortflow.workflow.errors import Faults, UserError
@@ -102,6 +102,8 @@ def _feed(dataset: Samples, given: BatchInput, columns: Mapping[str, str], limit
     place = f"{where}.columns.{name}"
     reference = parse_reference(columns[name], place) if name in columns else ColumnReference(name)
     column = dataset.columns.get(reference.column)
+    if (misfit := fault_of(dataset, reference.column)) is not None:
+        raise misfit
     if column is None:
         known = list(dataset.columns)
         raise UserError(
@@ -166,7 +168,7 @@ def _dtype_fault(dataset: Samples, given: BatchInput, reference: ColumnReference
             f"column {reference.column!r} is {column.dtype.name}, which cannot be converted to the {wanted.name} "
             f"of input {given.name!r}"
         )
-    only_truths = given.role != "label" or given.name in limits.truths
+    only_truths = (given.role != "label" and not column.quantity) or given.name in limits.truths
     if column.dtype.kind in "iu" and wanted.kind == "f":
         span = (0, 1) if only_truths else _whole_numbers(wanted)
     elif np.can_cast(column.dtype, wanted, "safe"):

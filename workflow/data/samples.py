@@ -7,14 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.data.schema import Array, Column, Ragged
+from ortflow.workflow.errors import UserError
 
 Indices = npt.NDArray[np.int64]
+
+
+def fault_of(samples: Samples, name: str) -> UserError | None:
+    """Why a column that is stored cannot fill an input, such as missing values; None if it can, or is not stored."""
+    return samples.fault_of(name) if isinstance(samples, Faulty) else None
+
+
+@runtime_checkable
+class Faulty(Protocol):
+    """Samples whose columns may not all be fit for an input."""
+
+    def fault_of(self, name: str) -> UserError | None:
+        """Why a column cannot fill an input."""
+        ...
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """Samples that know a hash of their content."""
+
+    @property
+    def digest(self) -> str:
+        """The hash, as hexadecimal digits."""
+        ...
 
 
 class Samples(Protocol):

@@ -42,12 +42,12 @@ def configure(context: Context) -> None:
 def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: TrainerRunSpec, report: Report) -> None:
     """Write the plan, and the trainer's files for all ranks. Raises OrtflowError."""
     from ortflow.workflow.data.digest import digest_of
-    from ortflow.workflow.data.sources import open_samples
+    from ortflow.workflow.data.sources import open_training
 
     if spec.export.enabled:
         check_output(run_dir, spec)
     before = plan_before(run_dir, report)
-    dataset = open_samples(spec.data.train)
+    dataset = open_training(spec.data, spec.seed)
     samples, data = len(dataset), digest_of(dataset)
     if before is not None:
         _check_data(before, samples, data, spec.data.train.path, report, saved=saved(run_dir, spec))

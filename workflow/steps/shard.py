@@ -13,7 +13,7 @@ from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.scan import first_not_finite
-from ortflow.workflow.data.sources import open_samples
+from ortflow.workflow.data.sources import open_evaluation, open_training
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
@@ -86,13 +86,14 @@ class Stream:
 
     def _open(self, data: DataSet, where: str) -> Source:
         section = self._spec.data
-        dataset = open_samples(data)
         evaluating = where == "data.eval"
+        found = (open_evaluation if evaluating else open_training)(section, self._spec.seed)
+        dataset = found if found is not None else open_training(section, self._spec.seed)
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(
             dataset,
             self._inputs,
-            data.columns,
+            data.references,
             self._limits,
             micro_batch=micro_batch,
             smaller_batch=section.last_batch == "keep" or (evaluating and section.last_batch == "drop"),

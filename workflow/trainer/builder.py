@@ -76,7 +76,7 @@ class GraphBuilder(TrainerBuilder):
         spec, folder = self._spec, self._context.folder
         if self._context.export_path is not None:
             _check_export(self._context.export_path, spec)
-        lengths = lengths_of(dataset, spec.data.train.columns)
+        lengths = lengths_of(dataset, spec.data.train.references)
         depends = spec.parallel.sequence_parallel or spec.on_gpus
         fingerprint = fingerprint_of(spec, lengths if depends else {})
         if before is not None and before.fingerprint == fingerprint:
@@ -200,7 +200,7 @@ def timing_of(spec: TrainerRunSpec, dataset: Samples) -> Timing:
 
     def batch(inputs: Sequence[BatchInput]) -> Mapping[str, npt.NDArray[np.generic]]:
         limits = Limits(pad_value=data.pad_value)
-        columns = data.train.columns
+        columns = data.train.references
         feeds = check_inputs(
             dataset, inputs, columns, limits, micro_batch=rows, smaller_batch=False, where="data.train"
         )  # fmt: skip
