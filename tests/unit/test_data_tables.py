@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from data_sets import write_batches
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from messages import mentions
+from pyarrow import feather, parquet
 
 from ortflow.workflow.data.batches import Batches
 from ortflow.workflow.data.check import check_inputs
@@ -24,7 +26,7 @@ from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.order import SampleOrder
 from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.sources import open_evaluation, open_samples, open_training
-from ortflow.workflow.data.tables import pieces, scan, store
+from ortflow.workflow.data.tables import columnar, pieces, scan, store
 from ortflow.workflow.data.tables.samples import TableSamples
 from ortflow.workflow.data.tables.text_table import TextTable
 from ortflow.workflow.errors import UserError
@@ -33,9 +35,10 @@ from ortflow.workflow.spec.mapping import ColumnReference
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "tables"
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("ORTFLOW_CACHE", str(folder))
+    return folder / "tables"
 
 
 def written(path: Path, text: str) -> Path:
@@ -206,7 +209,7 @@ def test_bad_rows_up_to_a_share_are_skipped_and_counted(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", "\n".join(["a,b", *lines]))
     fields = [{"columns": ["a"], "type": "number"}]
     samples = opened(path, bad_rows=0.02, fields=fields)
-    assert (len(samples), samples.skipped) == (98, 2)
+    assert (len(samples), samples.reading.skipped) == (98, 2)
     assert samples.read("b", np.array([97, 7, 6, 39])).tolist() == [99, 8, 6, 41]
     with pytest.raises(UserError, match=r"more than the 1\.00% that"):
         opened(path, bad_rows=0.01, fields=fields)
@@ -406,3 +409,55 @@ def test_a_share_of_an_arrow_set_is_held_out(tmp_path: Path) -> None:
     train, evaluation = split(tmp_path / "set.arrow", {"fraction": 0.25, "group": "user"})
     assert sorted(values(train, "n") + values(evaluation, "n")) == list(range(40))
     assert len(set(values(evaluation, "user"))) == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather", "arrow", "hugging face"])
+def test_columnar_files(kind: str, tmp_path: Path) -> None:
+    count = 300
+    table = pa.table(
+        {
+            "n": pa.array(range(count), pa.int32()),
+            "y": pa.array(["ab"[n % 2] for n in range(count)]).dictionary_encode(),
+            "t": [list(range(n % 3 + 1)) for n in range(count)],
+            "gap": pa.array([None if n == 7 else n / 2 for n in range(count)]),
+            "odd": [{"a": n} for n in range(count)],
+        }
+    )
+    path = tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, path, row_group_size=70)
+    elif kind == "feather":
+        feather.write_feather(table, path, chunksize=70)
+    elif kind == "arrow":
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=70)
+    else:
+        path = tmp_path / "set"
+        path.mkdir()
+        (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+        with pa.ipc.new_stream(str(path / "data.arrow"), table.schema) as writer:
+            writer.write_table(table, max_chunksize=70)
+    samples = opened(path)
+    order = np.array([299, 0, 150, 70, 69, 150])
+    assert samples.read("n", order).tolist() == order.tolist()
+    assert samples.read("y", order).tolist() == [n % 2 for n in order]
+    assert [row.tolist() for row in samples.read_ragged("t", order)] == [list(range(n % 3 + 1)) for n in order]
+    assert np.concatenate([part for _, part in samples.scan("n")]).tolist() == list(range(count))
+    assert mentions(str(samples.fault_of("gap")), "row 7", "'gap'")
+    assert mentions(str(samples.fault_of("odd")), "'odd'", "structures")
+    assert digest_of(opened(path)) == digest_of(samples)
+
+
+def test_columnar_files_in_several_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar, "_ROWS", 16)
+    monkeypatch.setattr(columnar, "_BATCH_BYTES", 100)
+    for part in range(2):
+        rows = pa.table({"n": range(part * 50, part * 50 + 50), "t": [f"{n}" for n in range(50)]})
+        parquet.write_table(rows, tmp_path / f"{part}.parquet")
+    samples = opened(tmp_path)
+    order = np.random.default_rng(0).permutation(100)
+    assert samples.read("n", order).tolist() == order.tolist()
+    assert mentions(samples.table.name_of(60), "1.parquet, row 10")
+    (tmp_path / "0.parquet").write_bytes((tmp_path / "0.parquet").read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"0\.parquet.*damaged"):
+        opened(tmp_path)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,33 @@ class Faulty(Protocol):
 
     def fault_of(self, name: str) -> UserError | None:
         """Why a column cannot fill an input."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a set says about how it is read."""
+
+    skipped: int = 0
+    """Bad rows, which are not among the samples."""
+    bad_rows: Sequence[str] = ()
+    """The first of them, each with file and line."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Column or input -> how it is made, as plain data: classes, means, deviations."""
+
+
+def reading_of(samples: Samples) -> Reading:
+    """How a set is read; empty for sets whose samples are stored as they are."""
+    return samples.reading if isinstance(samples, Read) else Reading()
+
+
+@runtime_checkable
+class Read(Protocol):
+    """Samples that are made from something else."""
+
+    @property
+    def reading(self) -> Reading:
+        """How they are made."""
         ...
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from ortflow.workflow.data.samples import Identified, Indices, Samples, fault_of
+from ortflow.workflow.data.samples import Identified, Indices, Reading, Samples, fault_of, reading_of
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.errors import UserError
 
@@ -46,6 +46,11 @@ class Selected:
     def fault_of(self, name: str) -> UserError | None:
         """Why a column cannot fill an input; None if it can."""
         return fault_of(self.samples, name)
+
+    @property
+    def reading(self) -> Reading:
+        """How the samples of the whole set are made."""
+        return reading_of(self.samples)
 
     def read(self, name: str, indices: Indices) -> Array:
         """Samples of a fixed-size column, [len(indices), *shape]."""

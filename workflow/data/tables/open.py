@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.selected import selected
 from ortflow.workflow.data.split import Mask, Values, column_of, held_out
+from ortflow.workflow.data.tables.columnar import ColumnarTable
 from ortflow.workflow.data.tables.fields import fit
-from ortflow.workflow.data.tables.files import files_of
+from ortflow.workflow.data.tables.files import TEXT, files_of
 from ortflow.workflow.data.tables.samples import Table, TableSamples
 from ortflow.workflow.data.tables.store import entry, key_of
 from ortflow.workflow.data.tables.summary import NUMERIC, Summary
@@ -37,7 +38,7 @@ def open_table(path: Path, types: dict[str, str]) -> Table:
     if len({file.suffix.lower() for file in files}) > 1:
         names = ", ".join(sorted({file.suffix for file in files}))
         raise UserError(f"names files of several formats ({names})", where=str(path), fix="give files of one table")
-    return TextTable(files, types)
+    return TextTable(files, types) if files[0].suffix.lower() in TEXT else ColumnarTable(files)
 
 
 def open_samples_of_table(section: DataSet) -> TableSamples:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ortflow.workflow.data.samples import Indices
+from ortflow.workflow.data.samples import Indices, Reading
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.tables.fields import Source, missing_value, recorded, unusable
 from ortflow.workflow.data.tables.summary import Summary
@@ -79,9 +79,9 @@ class TableSamples:
         return True
 
     @property
-    def skipped(self) -> int:
-        """Bad rows, which are not among the samples."""
-        return self.table.bad
+    def reading(self) -> Reading:
+        """Bad rows that are skipped, and what becomes of columns."""
+        return Reading(self.table.bad, self.table.bad_rows, recorded(self.sources))
 
     @property
     def digest(self) -> str:

@@ -73,7 +73,7 @@ def entry(key: str, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict
         partial = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder))
         try:
             record = build(partial)
-            hashes = {file.name: _hash(file) for file in sorted(partial.iterdir())}
+            hashes = {file.name: hash_of(file) for file in sorted(partial.iterdir())}
             (partial / "record.json").write_text(_sealed({"files": hashes, "record": record}))
             shutil.rmtree(folder / key, ignore_errors=True)  # a damaged one
             with contextlib.suppress(FileExistsError):
@@ -96,7 +96,7 @@ def _load(place: Path) -> dict[str, Any] | None:
         body = json.loads(text)
         if xxhash.xxh3_128_hexdigest(text.encode()) != seal:
             return None
-        if any(_hash(place / name) != value for name, value in body["files"].items()):
+        if any(hash_of(place / name) != value for name, value in body["files"].items()):
             return None
         record: dict[str, Any] = body["record"]
         return record
@@ -104,7 +104,8 @@ def _load(place: Path) -> dict[str, Any] | None:
         return None
 
 
-def _hash(file: Path) -> str:
+def hash_of(file: Path) -> str:
+    """Hash of a file's content."""
     hashing = xxhash.xxh3_128()
     with os.fdopen(open_regular(file), "rb") as stream:
         while part := stream.read(1 << 20):
