@@ -389,6 +389,36 @@ def test_a_run_that_agrees_with_itself() -> None:
             ["backends.kubernetes.env.ORTFLOW_JOB: … set by ortflow … leave it out"],
         ),
         (
+            {"data": {**DATA, "eval": {"path": "other", "fraction": 0.1, "group": "a", "time": "b"}}},
+            [
+                "data.eval.path: … data.train.path … data.eval.fraction … one of them",
+                "data.eval.time: … data.eval.group … one of them",
+            ],
+        ),
+        (
+            {"data": {**DATA, "eval": {"path": "other", "stratify": "a"}}},
+            ["data.eval.stratify: … share … data.eval.fraction"],
+        ),
+        (
+            {"data": {**DATA, "eval": {"fraction": 0.0}}},
+            ["data.eval.fraction: is 0 … 0.1"],
+        ),
+        (
+            {
+                "data": {
+                    **DATA,
+                    "train": {
+                        "path": "t",
+                        "fields": [{"columns": ["a"], "standardize": True, "std": 2.0, "one_hot": True}],
+                    },
+                }
+            },
+            [
+                "data.train.fields[0].standardize: … one_hot … one of them",
+                "data.train.fields[0].std: … standardize … one of them",
+            ],
+        ),
+        (
             {"export": {"path": "./checkpoints/"}},
             ["export.path: … ./checkpoints/ … checkpoint.directory … different"],
         ),

@@ -15,11 +15,11 @@ import numpy as np
 from typing_extensions import assert_never
 
 from ortflow.workflow.data.ahead import ReadAhead
-from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed, collate
 from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.data.order import Indices, SampleOrder
 from ortflow.workflow.data.plan import LastBatch, Plan, Position, Step
+from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSection
 
@@ -50,7 +50,7 @@ class Batches:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Samples,
         order: SampleOrder,
         feeds: Sequence[Feed],
         *,
@@ -112,7 +112,7 @@ class Batches:
 
 
 def evaluation_batches(
-    dataset: Dataset,
+    dataset: Samples,
     feeds: Sequence[Feed],
     *,
     micro_batch: int,
@@ -156,7 +156,7 @@ def evaluation_batches(
     return ReadAhead(read(), _AHEAD)
 
 
-def sample_order(dataset: Dataset, section: DataSection, seed: int) -> SampleOrder:
+def sample_order(dataset: Samples, section: DataSection, seed: int) -> SampleOrder:
     """The training order for the run file's `data` section.
 
     Raises UserError if `by_length` does not name a column whose length or value can be a cost.
@@ -192,7 +192,7 @@ def _filled_up(indices: Indices, count: int) -> Indices:
     return np.resize(indices, count)
 
 
-def _bytes_per_sample(dataset: Dataset, feeds: Sequence[Feed]) -> int:
+def _bytes_per_sample(dataset: Samples, feeds: Sequence[Feed]) -> int:
     """Bytes of one sample in a micro-batch; an estimate if its length varies."""
     total = 0
     for feed in feeds:

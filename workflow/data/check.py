@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
+from ortflow.workflow.data.samples import Samples, fault_of
 from ortflow.workflow.data.scan import first_outside
 from ortflow.workflow.data.schema import Column, Range
 from ortflow.workflow.errors import Faults, UserError
@@ -27,7 +27,7 @@ ROUNDING = 1e-6
 
 
 def check_inputs(
-    dataset: Dataset,
+    dataset: Samples,
     inputs: Sequence[BatchInput],
     columns: Mapping[str, str],
     limits: Limits,
@@ -97,11 +97,13 @@ def _choose(name: str, names: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"choose of: {', '.join(names)}"
 
 
-def _feed(dataset: Dataset, given: BatchInput, columns: Mapping[str, str], limits: Limits, where: str) -> Feed:
+def _feed(dataset: Samples, given: BatchInput, columns: Mapping[str, str], limits: Limits, where: str) -> Feed:
     name = given.name
     place = f"{where}.columns.{name}"
     reference = parse_reference(columns[name], place) if name in columns else ColumnReference(name)
     column = dataset.columns.get(reference.column)
+    if (misfit := fault_of(dataset, reference.column)) is not None:
+        raise misfit
     if column is None:
         known = list(dataset.columns)
         raise UserError(
@@ -119,7 +121,7 @@ def _feed(dataset: Dataset, given: BatchInput, columns: Mapping[str, str], limit
     return Feed(name, np.dtype(given.dtype), reference, pad, length)
 
 
-def _shape_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference, column: Column) -> str | None:
+def _shape_fault(dataset: Samples, given: BatchInput, reference: ColumnReference, column: Column) -> str | None:
     reported = f"column {str(reference)!r} holds samples of {column}"
     wanted = given.shape[1:]
     asked = f"input {given.name!r} takes {_axes(wanted)}"
@@ -159,14 +161,14 @@ def _sliced_lengths(lengths: npt.NDArray[np.int64], part: slice) -> npt.NDArray[
     return left
 
 
-def _dtype_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference, limits: Limits) -> str | None:
+def _dtype_fault(dataset: Samples, given: BatchInput, reference: ColumnReference, limits: Limits) -> str | None:
     column, wanted = dataset.columns[reference.column], np.dtype(given.dtype)
     if column.dtype.kind == "f" and wanted.kind != "f":
         return (
             f"column {reference.column!r} is {column.dtype.name}, which cannot be converted to the {wanted.name} "
             f"of input {given.name!r}"
         )
-    only_truths = given.role != "label" or given.name in limits.truths
+    only_truths = (given.role != "label" and not column.quantity) or given.name in limits.truths
     if column.dtype.kind in "iu" and wanted.kind == "f":
         span = (0, 1) if only_truths else _whole_numbers(wanted)
     elif np.can_cast(column.dtype, wanted, "safe"):
@@ -235,7 +237,7 @@ def _check_batch_axis(given: BatchInput, micro_batch: int, smaller_batch: bool) 
         raise UserError(f"{reported}, but the last one is smaller", where="data.last_batch", fix="set it to pad")
 
 
-def _check_bound(dataset: Dataset, given: BatchInput, feed: Feed, limits: Limits) -> None:
+def _check_bound(dataset: Samples, given: BatchInput, feed: Feed, limits: Limits) -> None:
     bound, are_classes = limits.bounds.get(given.name), given.name in limits.classes
     if bound is None and not are_classes:
         return
@@ -259,7 +261,7 @@ def _check_bound(dataset: Dataset, given: BatchInput, feed: Feed, limits: Limits
     )
 
 
-def _check_truths(dataset: Dataset, given: BatchInput, feed: Feed, limits: Limits) -> None:
+def _check_truths(dataset: Samples, given: BatchInput, feed: Feed, limits: Limits) -> None:
     """Floating-point targets of a binary cross-entropy: outside 0 to 1, the loss has no minimum."""
     if given.name not in limits.truths or dataset.columns[feed.source.column].dtype.kind != "f":
         return

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ortflow.workflow.data.dataset import Dataset, Indices
+from ortflow.workflow.data.samples import Identified, Indices, Samples
 
 WHOLE = 256 << 20
 """Sets up to this size, in bytes, are hashed as a whole; of larger ones, equally spaced samples of about that size."""
@@ -19,8 +19,10 @@ _AT_A_TIME = 4 << 20
 """Bytes hashed at a time."""
 
 
-def digest_of(dataset: Dataset, whole: int = WHOLE) -> str:
+def digest_of(dataset: Samples, whole: int = WHOLE) -> str:
     """Return the hash as 32 hexadecimal digits."""
+    if isinstance(dataset, Identified):
+        return dataset.digest
     hashing = xxhash.xxh3_128()
     count = len(dataset)
     sizes = {name: _bytes(dataset, name) for name in dataset.columns}
@@ -36,13 +38,13 @@ def digest_of(dataset: Dataset, whole: int = WHOLE) -> str:
     return hashing.hexdigest()
 
 
-def _bytes(dataset: Dataset, name: str) -> int:
+def _bytes(dataset: Samples, name: str) -> int:
     column = dataset.columns[name]
     elements = dataset.lengths(name).sum() if column.variable else len(dataset) * np.prod(column.shape, dtype=np.int64)
     return int(elements) * column.dtype.itemsize
 
 
-def _read(dataset: Dataset, name: str, indices: Indices) -> list[npt.NDArray[Any]]:
+def _read(dataset: Samples, name: str, indices: Indices) -> list[npt.NDArray[Any]]:
     if not dataset.columns[name].variable:
         return [dataset.read(name, indices)]
     samples = dataset.read_ragged(name, indices)

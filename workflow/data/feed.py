@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflow.workflow.data.dataset import Dataset, Indices
+from ortflow.workflow.data.samples import Indices, Samples
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.spec.mapping import ColumnReference
 
@@ -31,7 +31,7 @@ class Feed:
     length: int | None = None
 
 
-def collate(dataset: Dataset, feeds: Sequence[Feed], batches: Sequence[Indices]) -> list[dict[str, Array]]:
+def collate(dataset: Samples, feeds: Sequence[Feed], batches: Sequence[Indices]) -> list[dict[str, Array]]:
     """The samples of each micro-batch, as {input: array [samples, ...]}.
 
     Samples of all micro-batches are read together, and a column that fills several inputs only once: for small batches,

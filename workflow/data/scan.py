@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.schema import Array, Ragged, Range
 from ortflow.workflow.spec.mapping import ColumnReference
 
@@ -16,7 +16,7 @@ _ROWS = 1 << 12
 
 
 def first_outside(
-    dataset: Dataset, reference: ColumnReference, span: Range, allowed: int | None = None
+    dataset: Samples, reference: ColumnReference, span: Range, allowed: int | None = None
 ) -> tuple[int, float] | None:
     """The first sample with a number outside `span` (smallest and largest), and that number; None if there is none.
 
@@ -35,7 +35,7 @@ def first_outside(
     return None
 
 
-def first_not_finite(dataset: Dataset, reference: ColumnReference) -> tuple[int, float] | None:
+def first_not_finite(dataset: Samples, reference: ColumnReference) -> tuple[int, float] | None:
     """The first sample with NaN or infinity, and that value; None if there is none."""
     column = dataset.columns[reference.column]
     if column.dtype.kind != "f" or column.is_finite:

@@ -40,7 +40,8 @@ class UnusableError(Exception):
 class Column:
     """Samples of one column: each has `shape` and `dtype` or, if `variable`, one axis of its own length.
 
-    `minimum` and `maximum` are over all elements; None if no shard records them.
+    `minimum` and `maximum` are over all elements; None if no shard records them. The integers of a `quantity` are
+    numbers like any other, not bytes of an image or numbers of classes: an input of floats takes them.
     """
 
     dtype: np.dtype[Any]
@@ -48,6 +49,7 @@ class Column:
     variable: bool = False
     minimum: float | None = None
     maximum: float | None = None
+    quantity: bool = False
 
     def __str__(self) -> str:
         shape = "variable" if self.variable else "x".join(map(str, self.shape)) or "scalar"

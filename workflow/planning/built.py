@@ -52,7 +52,7 @@ def built(spec: TrainerRunSpec) -> Iterator[Built]:
         If its model or data is unusable, or its trainer is another one than `graph`.
     """
     from ortflow.workflow.assembly.timing import copy_record
-    from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.data.sources import open_training
     from ortflow.workflow.plan import Plan
     from ortflow.workflow.progress import Progress
     from ortflow.workflow.ranks import Place
@@ -81,6 +81,6 @@ def built(spec: TrainerRunSpec) -> Iterator[Built]:
             batch = stream.next().micro_batches[0]
         finally:
             stream.close()
-        dataset = Dataset.open(Path(spec.data.train.path))
-        length, lengths = longest_sequence(dataset), lengths_of(dataset, spec.data.train.columns)
+        dataset = open_training(spec.data, spec.seed)
+        length, lengths = longest_sequence(dataset), lengths_of(dataset, spec.data.train.references)
         yield Built(run_dir, builder, GraphSet.load(run_dir.graphs), batch, length, lengths, tuple(warnings))

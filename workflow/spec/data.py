@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from ortflow.workflow.spec.base import Number, Positive, Section, Text, no_keys
+from ortflow.workflow.spec.base import Fraction, Number, Positive, Section, Text, no_items, no_keys
+from ortflow.workflow.spec.split import HeldOut
+from ortflow.workflow.spec.tables import Field as TableField
 
 
 class DataSet(Section):
-    """An Arrow IPC file, or a folder of such shards, as `ortflow data convert` writes them."""
+    """A set of samples: an Arrow IPC file or a folder of shards, as `ortflow data convert` writes them, or a table."""
 
     path: Text
-    """File or folder, relative to the run file."""
-    columns: dict[Text, Text] = Field(default_factory=no_keys)
-    """Graph input -> column, where the names differ: `tokens`, or a slice along the first axis, `tokens[:-1]`."""
+    """File, folder or glob pattern, relative to the run file."""
+    columns: dict[Text, Text | list[Text]] = Field(default_factory=no_keys)
+    """Graph input -> column, where the names differ: `tokens`, or a slice along the first axis, `tokens[:-1]`. A list
+    of a table's columns or glob patterns becomes one vector."""
+    fields: list[TableField] = Field(default_factory=no_items)
+    """What becomes of columns of a table; the first entry that names a column applies. Only for the training set: the
+    evaluation set is read in the same way."""
+    bad_rows: Fraction = 0.0
+    """Largest share of a table's rows that are skipped because they do not fit; by default the first one stops the
+    run."""
+
+    @property
+    def references(self) -> dict[str, str]:
+        """Graph input -> column or slice of one, without the inputs that the set itself puts together."""
+        return {name: given for name, given in self.columns.items() if isinstance(given, str)}
+
+
+class EvalSet(DataSet, HeldOut):
+    """The evaluation set: a set of its own, or a share of the training set."""
 
 
 class ByLength(Section):
@@ -32,7 +50,7 @@ class DataSection(Section):
 
     train: DataSet
     """Training set."""
-    eval: DataSet | None = None
+    eval: EvalSet | None = None
     """Evaluation set."""
     micro_batch: Positive
     """Samples per rank and micro-batch."""
@@ -51,3 +69,15 @@ class DataSection(Section):
     """Samples of an evaluation micro-batch; by default `micro_batch`."""
     eval_samples: Positive | None = None
     """Number of samples to evaluate on, from the first; by default all."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _held_out(cls, values: Any) -> Any:
+        """A share of the training set is read like it."""
+        if not isinstance(values, dict):
+            return values
+        train, held_out = values.get("train"), values.get("eval")
+        if not isinstance(train, dict) or not isinstance(held_out, dict) or held_out.get("fraction") is None:
+            return values
+        shared = {key: value for key, value in train.items() if key != "fields"}
+        return {**values, "eval": {**shared, **held_out}}

@@ -6,7 +6,6 @@ Every rank finds its trainer; rank 0 prepares the run, and the others read what 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -42,13 +41,13 @@ def configure(context: Context) -> None:
 
 def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: TrainerRunSpec, report: Report) -> None:
     """Write the plan, and the trainer's files for all ranks. Raises OrtflowError."""
-    from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.data.digest import digest_of
+    from ortflow.workflow.data.sources import open_training
 
     if spec.export.enabled:
         check_output(run_dir, spec)
     before = plan_before(run_dir, report)
-    dataset = Dataset.open(Path(spec.data.train.path))
+    dataset = open_training(spec.data, spec.seed)
     samples, data = len(dataset), digest_of(dataset)
     if before is not None:
         _check_data(before, samples, data, spec.data.train.path, report, saved=saved(run_dir, spec))

@@ -6,6 +6,7 @@ and without MPI.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -20,6 +21,7 @@ from ortflow.workflow.checkpoint.load import Loaded, Window, load, load_newest, 
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.data.tables.files import exists
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.disk_space import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -28,7 +30,7 @@ from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import TrainerRunSpec, trainer_run
@@ -99,6 +101,7 @@ def export(context: Context) -> None:
         except Exception as error:  # whatever the error, the training before it is done
             raise OrtflowError(_after_training(context, error)) from error
         else:
+            _write_fields(path, context.stream)
             context.events.write("export", path=str(path), max_difference=difference)
             print(f"exported {path}, {deviation(difference)}", flush=True)
         finally:
@@ -107,6 +110,10 @@ def export(context: Context) -> None:
         context.trainer.lend()
     if context.world.broadcast_object(asked):
         context.leave(context.stop.reason or "another rank")
+
+
+FIELDS = "inputs.json"
+"""File beside the model: how its inputs were made from a table's columns, with the tables of classes."""
 
 
 class _Asked(Exception):
@@ -124,6 +131,11 @@ def _export_when_there_is_room(context: Context, path: Path) -> float | None:
                 if context.stop:
                     raise _Asked from None
                 raise
+
+
+def _write_fields(path: Path, stream: Stream) -> None:
+    if fields := stream.fields:
+        write_atomically(path.with_name(FIELDS), (json.dumps(fields, indent=2) + "\n").encode())
 
 
 def output(context: Context) -> Path:
@@ -171,12 +183,15 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
         trainer.exchange_average()
         path = path or run_dir.root / spec.export.path
         batches: list[MicroBatch] = []
-        if Path((spec.data.eval or spec.data.train).path).exists():
+        stream = None
+        if exists(Path((spec.data.eval or spec.data.train).path)):
             alone = Place(0, 1, 0, 1, "none", "")
             stream = Stream(spec, plan, *builder.inputs(), alone, Progress())
             batches = list(islice(stream.samples(), CHECKED_BATCHES))
             stream.close()
         difference = trainer.export(path, batches, spec.export.tolerance)
+        if stream is not None:
+            _write_fields(path, stream)
     return Exported(path, loaded.manifest.step, difference)
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 from ortflow.workflow.data.ahead import WORTHWHILE_SECONDS, ReadAhead
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
 from ortflow.workflow.data.check import check_inputs
-from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.plan import Position
+from ortflow.workflow.data.samples import Samples, reading_of
 from ortflow.workflow.data.scan import first_not_finite
+from ortflow.workflow.data.sources import open_evaluation, open_training
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
@@ -26,7 +27,7 @@ from ortflow.workflow.trainer import MicroBatch
 
 CHECK = "check"
 """Phase of the trainer's check before the first step, which may take longer than the rest of the step."""
-Source = tuple[Dataset, tuple[Feed, ...]]
+Source = tuple[Samples, tuple[Feed, ...]]
 
 
 class Stream:
@@ -86,13 +87,14 @@ class Stream:
 
     def _open(self, data: DataSet, where: str) -> Source:
         section = self._spec.data
-        dataset = Dataset.open(Path(data.path))
         evaluating = where == "data.eval"
+        found = (open_evaluation if evaluating else open_training)(section, self._spec.seed)
+        dataset = found if found is not None else open_training(section, self._spec.seed)
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(
             dataset,
             self._inputs,
-            data.columns,
+            data.references,
             self._limits,
             micro_batch=micro_batch,
             smaller_batch=section.last_batch == "keep" or (evaluating and section.last_batch == "drop"),
@@ -155,6 +157,23 @@ class Stream:
             if source[0].has_ranges and (text := first_not_finite_of(source))
         ]
 
+    def skipped(self) -> list[dict[str, Any]]:
+        """Sets with bad rows that are skipped: where, how many of how many, and the first."""
+        sets = [("data.train", self._sets[0]), *([("data.eval", self._sets[1])] if self._spec.data.eval else [])]
+        readings = [(where, reading_of(source[0]), len(source[0])) for where, source in sets]
+        return [
+            {"set": where, "skipped": reading.skipped, "samples": samples, "first": reading.bad_rows[0]}
+            for where, reading, samples in readings
+            if reading.skipped
+        ]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Input -> how the training set makes it, as plain data; empty if its samples are stored as they are."""
+        dataset, feeds = self._sets[0]
+        made = reading_of(dataset).fields
+        return {feed.input: made[feed.source.column] for feed in feeds if feed.source.column in made}
+
     def first_not_finite(self) -> str:
         """The first sample of the training set with NaN or infinity; empty if there is none."""
         return first_not_finite_of(self._sets[0])
@@ -214,6 +233,11 @@ def shard(context: Context) -> None:
     if context.leads:
         for warning in context.stream.not_finite():
             context.monitor.warn(warning)
+        for record in context.stream.skipped():
+            context.events.write("bad_rows", **record)
+            print(
+                f"{record['set']}: {record['skipped']} bad rows are skipped; the first: {record['first']}", flush=True
+            )
     try_export(context)
     context.leave_if_asked()
     with context.engine.apart(CHECK, "shard"):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.data.inputs import BatchInput, Limits
+    from ortflow.workflow.data.samples import Samples
     from ortflow.workflow.spec.base import Section
     from ortflow.workflow.spec.run import TrainerRunSpec
 
@@ -129,7 +129,7 @@ class TrainerBuilder(Protocol):
         """
         return None
 
-    def prepare(self, dataset: Dataset, before: Prepared | None) -> Prepared:
+    def prepare(self, dataset: Samples, before: Prepared | None) -> Prepared:
         """Check the run and create the files that all ranks read.
 
         Called only by rank 0, in every attempt, and by `validate`.

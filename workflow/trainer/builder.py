@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ortflow.workflow.assembly.timing import Timing
-    from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.data.samples import Samples
     from ortflow.workflow.sessions.session import Sessions
     from ortflow.workflow.trainer.graph import GraphTrainer
 
@@ -73,12 +73,12 @@ class GraphBuilder(TrainerBuilder):
             )
         return outcome.settings
 
-    def prepare(self, dataset: Dataset, before: Prepared | None) -> Prepared:
+    def prepare(self, dataset: Samples, before: Prepared | None) -> Prepared:
         """The graphs: those of the previous attempt if they are complete and nothing has changed, else new ones."""
         spec, folder = self._spec, self._context.folder
         if self._context.export_path is not None:
             _check_export(self._context.export_path, spec)
-        lengths = lengths_of(dataset, spec.data.train.columns)
+        lengths = lengths_of(dataset, spec.data.train.references)
         depends = spec.parallel.sequence_parallel or spec.on_gpus
         fingerprint = fingerprint_of(spec, lengths if depends else {})
         if before is not None and before.fingerprint == fingerprint and self._starts_as_before():
@@ -110,7 +110,7 @@ class GraphBuilder(TrainerBuilder):
         folder = self._context.folder.parent / self._spec.checkpoint.directory
         return bool(DirectoryStore(folder).steps())
 
-    def _build(self, dataset: Dataset, lengths: Mapping[str, int]) -> GraphSet:
+    def _build(self, dataset: Samples, lengths: Mapping[str, int]) -> GraphSet:
         from ortflow.workflow.assembly.build import build_graphs
         from ortflow.workflow.graph.autodiff.compose import compose
         from ortflow.workflow.kernels.graph import with_kernels
@@ -206,7 +206,7 @@ class GraphBuilder(TrainerBuilder):
         return trainer
 
 
-def timing_of(spec: TrainerRunSpec, dataset: Dataset) -> Timing:
+def timing_of(spec: TrainerRunSpec, dataset: Samples) -> Timing:
     """How to time the nodes of the model: on the first samples of the training set."""
     import numpy as np
 
@@ -219,7 +219,7 @@ def timing_of(spec: TrainerRunSpec, dataset: Dataset) -> Timing:
 
     def batch(inputs: Sequence[BatchInput]) -> Mapping[str, npt.NDArray[np.generic]]:
         limits = Limits(pad_value=data.pad_value)
-        columns = data.train.columns
+        columns = data.train.references
         feeds = check_inputs(
             dataset, inputs, columns, limits, micro_batch=rows, smaller_batch=False, where="data.train"
         )  # fmt: skip
@@ -330,12 +330,12 @@ def about_model(error: UserError, spec: TrainerRunSpec) -> UserError:
     return UserError(f"{files.get(str(key), model.path)}: {error.what}", where=key, fix=error.fix)
 
 
-def longest_sequence(dataset: Dataset) -> int:
+def longest_sequence(dataset: Samples) -> int:
     """Length of the longest column with a single axis; 0 if there is none of fixed length."""
     return max((column.shape[0] for column in dataset.columns.values() if len(column.shape) == 1), default=0)
 
 
-def lengths_of(dataset: Dataset, columns: Mapping[str, str]) -> dict[str, int]:
+def lengths_of(dataset: Samples, columns: Mapping[str, str]) -> dict[str, int]:
     """Input -> length of its samples, where all have one axis of that length; `columns` as in the run file."""
     references = {name: ColumnReference(name) for name in dataset.columns}
     references |= {name: parse_reference(text, f"data.train.columns.{name}") for name, text in columns.items()}

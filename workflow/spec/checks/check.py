@@ -23,6 +23,7 @@ from ortflow.workflow.spec.checks.program import check_program
 from ortflow.workflow.spec.checks.schedule import check_schedule
 from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
+from ortflow.workflow.spec.checks.tables import check_tables
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import Lion, Sgd
@@ -123,7 +124,7 @@ def _padding(spec: TrainerRunSpec) -> Iterator[Problem]:
 
 def _columns(spec: TrainerRunSpec) -> Iterator[Problem]:
     for key, data_set in (("train", spec.data.train), ("eval", spec.data.eval)):
-        for name, text in (data_set.columns if data_set is not None else {}).items():
+        for name, text in (data_set.references if data_set is not None else {}).items():
             try:
                 parse_reference(text)
             except UserError as error:
@@ -258,6 +259,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     _columns,
     check_parallel,
     check_sync,
+    check_tables,
     _recompute,
     _device,
 )

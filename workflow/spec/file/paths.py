@@ -6,6 +6,7 @@ elsewhere do not call it.
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,8 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
         if path is None or (keys == START and _has_begun(spec)):
             continue
         shown = printable(path)
+        if keys[0] == "data" and not os.path.exists(path) and glob.has_magic(path) and glob.glob(path, recursive=True):
+            continue
         if not os.path.exists(path):
             if not spec.prepare:
                 fix = "correct the path, or set a `prepare` command that creates it"

@@ -1,0 +1,134 @@
+"""Opens tables as sets of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ortflow.workflow.data.samples import Samples
+from ortflow.workflow.data.selected import selected
+from ortflow.workflow.data.split import Mask, Values, column_of, held_out
+from ortflow.workflow.data.tables.columnar import ColumnarTable
+from ortflow.workflow.data.tables.fields import fit
+from ortflow.workflow.data.tables.files import TEXT, files_of
+from ortflow.workflow.data.tables.samples import Table, TableSamples
+from ortflow.workflow.data.tables.store import entry, key_of
+from ortflow.workflow.data.tables.summary import NUMERIC, Summary
+from ortflow.workflow.data.tables.text_table import TextTable
+from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.spec.data import DataSection, DataSet
+from ortflow.workflow.spec.split import HeldOut
+
+_LISTED = 20
+"""Bad rows that an error lists."""
+
+
+def open_table(path: Path, types: dict[str, str]) -> Table:
+    """The table of a path. Raises UserError, naming the file."""
+    files = files_of(path)
+    missing = next((file for file in files if not file.exists()), None)
+    if missing is not None:
+        raise UserError("no such file or folder", where=str(missing), fix="correct the path")
+    if len({file.suffix.lower() for file in files}) > 1:
+        names = ", ".join(sorted({file.suffix for file in files}))
+        raise UserError(f"names files of several formats ({names})", where=str(path), fix="give files of one table")
+    return TextTable(files, types) if files[0].suffix.lower() in TEXT else ColumnarTable(files)
+
+
+def open_samples_of_table(section: DataSet) -> TableSamples:
+    """All samples of a section. Raises UserError, naming the file and the lines, if rows are bad."""
+    table = _checked(open_table(Path(section.path), _types(section)), section, "data.train")
+    return TableSamples(Path(section.path), table, fit(section.columns, section.fields, table.summaries))
+
+
+def open_part_of_table(data: DataSection, seed: int, *, evaluating: bool) -> Samples:
+    """The training or the evaluation set of a run; what becomes of columns is fitted on the training set.
+
+    Raises UserError, naming the file and the lines, if rows are bad and the section does not skip so many.
+    """
+    train, evaluation = data.train, data.eval
+    table = _checked(open_table(Path(train.path), _types(train)), train, "data.train")
+    mask = None
+    summaries = table.summaries
+    if evaluation is not None and evaluation.fraction is not None:
+        mask = _split(table, evaluation, seed)
+        summaries = _of_rows(table, train, ~mask, [evaluation.model_dump(), seed])
+    section = evaluation if evaluating and evaluation is not None else train
+    where = "data.eval" if section is evaluation else "data.train"
+    if section is evaluation and mask is None:
+        table = _checked(open_table(Path(evaluation.path), _types(train)), evaluation, where)
+    samples = TableSamples(Path(section.path), table, fit(section.columns, train.fields, summaries, where))
+    return samples if mask is None else selected(samples, np.flatnonzero(mask == evaluating))
+
+
+def _types(section: DataSet) -> dict[str, str]:
+    """Pattern of columns -> stated type."""
+    types: dict[str, str] = {}
+    for rule in section.fields:
+        for pattern in rule.columns:
+            if rule.type is not None:
+                types.setdefault(pattern, rule.type)
+    return types
+
+
+def _split(table: Table, section: HeldOut, seed: int) -> Mask:
+    by = column_of(section)
+    if by is None:
+        return held_out(len(table), section, seed)
+    key, name = by
+    if name not in table.summaries:
+        known = ", ".join(table.summaries)
+        raise UserError(f"the table has no column {name!r}", where=f"data.eval.{key}", fix=f"choose of: {known}")
+    column = pa.chunked_array([chunk for _, part in table.parts([name]) for chunk in part.column(name).chunks])
+    if column.null_count:
+        row = pc.index(column.is_null(), True).as_py()
+        raise UserError(f"has no value for {name!r}", where=table.name_of(row), fix=f"split by another data.eval.{key}")
+    values = column.unique()
+    values = values.take(pc.sort_indices(values))
+    codes = pc.index_in(column, value_set=values).to_numpy().astype(np.int64)
+    return held_out(len(table), section, seed, Values(codes, [str(value) for value in values.to_pylist()]))
+
+
+def _of_rows(table: Table, train: DataSet, mask: Mask, options: Any) -> dict[str, Summary]:
+    """The summaries with the means and deviations of some rows. Classes remain those of the whole table."""
+    names = [name for name, summary in table.summaries.items() if summary.kind in NUMERIC]
+    if not names or not any(rule.standardize or rule.missing == "mean" for rule in train.fields):
+        return table.summaries
+
+    def build(folder: Path) -> dict[str, Any]:
+        found = {name: Summary(classes=None) for name in names}
+        for first, part in table.parts(names):
+            chosen = part.filter(pa.array(mask[first : first + part.num_rows]))
+            for name, summary in found.items():
+                summary.add(chosen.column(name))
+        return {name: [summary.mean, summary.squares, summary.present] for name, summary in found.items()}
+
+    _, record = entry(key_of(table.files, ["rows", sorted(_types(train).items()), options]), build)
+    result = dict(table.summaries)
+    for name, (mean, squares, present) in record.items():
+        whole = table.summaries[name]
+        # A deviation is per value: scaled to the number of values of the whole table, it remains the same.
+        result[name] = replace(whole, mean=mean, squares=squares * whole.present / max(1, present))
+    return result
+
+
+def _checked(table: Table, section: DataSet, where: str) -> Table:
+    total = len(table) + table.bad
+    if table.bad and table.bad > section.bad_rows * total:
+        raise Faults(_bad(table.bad_rows, table.bad, total, section.bad_rows, where))
+    if not len(table):
+        raise UserError("holds no row", where=section.path, fix="give a table with rows")
+    return table
+
+
+def _bad(named: Sequence[str], bad: int, total: int, allowed: float, where: str) -> list[UserError]:
+    listed = [UserError(what, where=place) for place, _, what in (line.partition(": ") for line in named[:_LISTED])]
+    limit = f", more than the {allowed:.2%} that {where}.bad_rows allows" if allowed else ""
+    fix = f"correct them, or set {where}.bad_rows to the largest share to skip"
+    return [*listed, UserError(f"{bad} of {total} rows are bad{limit}", fix=fix)]

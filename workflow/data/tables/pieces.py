@@ -1,0 +1,160 @@
+"""Reads a CSV or a file of JSON lines once, in pieces of whole records. Memory is constant.
+
+Called by the pass that indexes a table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from ortflow.workflow.data.tables.parse import Dialect
+from ortflow.workflow.data.tables.records import Places, UnclosedError, blank, line_ends
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import open_regular
+
+PIECE = 16 << 20
+"""Bytes read at a time."""
+LONGEST_RECORD = 256 << 20
+_BOM = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Whole records: record i is `data[starts[i]:ends[i]]`. `data` begins at `offset`, in line `line` of the file."""
+
+    data: bytes
+    offset: int
+    line: int
+    starts: Places
+    ends: Places
+
+    def line_of(self, number: int) -> int:
+        """The line of the file, from 1, in which a record begins."""
+        return self.line + self.data.count(b"\n", 0, int(self.starts[number]))
+
+    def records(self, good: Places) -> bytes:
+        """Some of the records."""
+        places = zip(self.starts[good].tolist(), self.ends[good].tolist(), strict=True)
+        return b"".join(_ended(self.data[start:end]) for start, end in places)
+
+
+def _ended(record: bytes) -> bytes:
+    """A record with a line end, which the last one of a file may lack."""
+    return record if record.endswith((b"\n", b"\r")) else record + b"\n"
+
+
+def dialect_of(path: Path, is_json: bool) -> tuple[Dialect, int]:
+    """How a file is written, and where its records begin: behind the header of a CSV.
+
+    Raises UserError if it has no header or an encoding other than UTF-8.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        head = file.read(1 << 20)
+    if head.startswith(_UTF_16):
+        raise UserError("is encoded as UTF-16", where=str(path), fix="save it as UTF-8")
+    if b"\0" in head[:4096]:
+        raise UserError("contains NUL bytes, so it is no text", where=str(path), fix="give the original file")
+    start = len(_BOM) if head.startswith(_BOM) else 0
+    if is_json:
+        return Dialect(None), start
+    while head[start : start + 1] in (b"\n", b"\r"):
+        start += 1
+    delimiter = "\t" if path.suffix.lower() in (".tsv", ".tab") else _delimiter(head[start:])
+    ends = line_ends(head[start:], delimiter, last=False)
+    if not len(ends) and start < len(head) < 1 << 20:
+        ends = np.array([len(head) - start])
+    if not len(ends):
+        raise UserError("has no header line with the names of the columns", where=str(path), fix="add one")
+    if head[start + ends[0] - 1 : start + ends[0] + 1] == b"\r\n":
+        ends[0] += 1
+    try:
+        header = head[start : start + ends[0]].decode()
+    except UnicodeDecodeError:
+        raise UserError("has a header that is not UTF-8", where=str(path), fix="save it as UTF-8") from None
+    names = tuple(name.strip() for name in next(csv.reader(io.StringIO(header, newline=""), delimiter=delimiter)))
+    _check_names(names, path)
+    return Dialect(delimiter, names), start + int(ends[0])
+
+
+def _delimiter(head: bytes) -> str:
+    line = head.splitlines()[0] if head else b""
+    return max(",;\t|", key=lambda mark: line.count(mark.encode()))
+
+
+def _check_names(names: tuple[str, ...], path: Path) -> None:
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    where = f"{path}, line 1"
+    if twice is not None:
+        what = f"names the column {twice!r} twice" if twice else "has columns without a name"
+        raise UserError(what, where=where, fix="give each column a name of its own")
+    if all(_is_number(name) for name in names):
+        raise UserError("is a row of numbers, not the names of the columns", where=where, fix="add a line with names")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def pieces(path: Path, dialect: Dialect, start: int, hashing: xxhash.xxh3_128 | None = None) -> Iterator[Piece]:
+    """All records of a file in order; the next piece is read while one is used.
+
+    Raises UserError for a quoted field without an end, naming its line.
+    """
+    with os.fdopen(open_regular(path), "rb") as file, ThreadPoolExecutor(1) as reader:
+        head = file.read(start)
+        if hashing is not None:
+            hashing.update(head)
+        source = _pieces(file, path, dialect, start, head.count(b"\n") + 1, hashing)
+        following = reader.submit(next, source, None)
+        while (piece := following.result()) is not None:
+            following = reader.submit(next, source, None)
+            yield piece
+
+
+def _pieces(
+    file: io.BufferedReader, path: Path, dialect: Dialect, offset: int, line: int, hashing: xxhash.xxh3_128 | None
+) -> Iterator[Piece]:
+    rest, last = b"", False
+    while not last:
+        more = file.read(max(PIECE, len(rest)))
+        if hashing is not None:
+            hashing.update(more)
+        last = not more
+        data = rest + more
+        try:
+            ends = line_ends(data, dialect.delimiter, last)
+        except UnclosedError as error:
+            raise _unclosed(path, line + data.count(b"\n", 0, error.place)) from None
+        # The line feed behind a return at the end of the piece may come with the next one.
+        if not last and data.endswith(b"\r") and len(ends) and ends[-1] == len(data):
+            ends = ends[:-1]
+        if not len(ends):
+            rest = data
+            if len(data) > LONGEST_RECORD:
+                raise _unclosed(path, line)
+            continue
+        whole = int(ends[-1])
+        starts = np.concatenate([[0], ends[:-1]])
+        given = ~blank(data, starts, ends, dialect.is_json)
+        if given.any():
+            yield Piece(data[:whole], offset, line, starts[given], ends[given])
+        line += data.count(b"\n", 0, whole)
+        offset, rest = offset + whole, data[whole:]
+
+
+def _unclosed(path: Path, line: int) -> UserError:
+    return UserError("begins a quoted field that has no end", where=f"{path}, line {line}", fix="correct the quotes")

@@ -1,0 +1,242 @@
+"""One pass over the files of a text table: where its records are, which are bad, and the summary of each column."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from ortflow.workflow.data.tables.parse import Dialect, json_faults, parse
+from ortflow.workflow.data.tables.pieces import Piece, dialect_of, pieces
+from ortflow.workflow.data.tables.records import Places
+from ortflow.workflow.data.tables.summary import KINDS, Summary, kind_of, wider
+from ortflow.workflow.errors import UserError
+
+MOST_NAMED = 100
+"""Bad rows that are named."""
+_QUIET = 2.0
+"""Seconds before progress is printed."""
+Append = Callable[[npt.NDArray[np.int64], npt.NDArray[np.uint32]], None]
+
+
+@dataclass
+class Scan:
+    """What one pass over a table says."""
+
+    dialect: Dialect
+    columns: dict[str, Summary] = field(default_factory=dict)
+    file_rows: list[int] = field(default_factory=list)
+    """Good rows of each file."""
+    rows: int = 0
+    bad: int = 0
+    named: list[str] = field(default_factory=list)
+    """The first bad rows, each as a sentence with file and line."""
+    digest: str = ""
+    """Hash of the files' content."""
+
+
+def scan(
+    files: Sequence[Path],
+    is_json: bool,
+    types: Mapping[str, str],
+    append: Append,
+    note: Callable[[str], None] = lambda line: None,
+) -> Scan:
+    """Read all files once.
+
+    Parameters
+    ----------
+    files
+        The files, in order. All CSV files have the same header.
+    is_json
+        JSON lines; else CSV.
+    types
+        Column or glob pattern -> `number` or `text`, as the run file states. Rows whose value is no number are bad.
+    append
+        Called with the offsets and sizes, in bytes, of the good records of each piece.
+    note
+        Called with progress.
+
+    Raises
+    ------
+    UserError
+        If a file cannot be divided into records, naming the line.
+    """
+    dialect, _ = dialect_of(files[0], is_json)
+    result, hashing = Scan(dialect), xxhash.xxh3_128()
+    total, began, noted = sum(file.stat().st_size for file in files), time.monotonic(), time.monotonic()
+    before = 0
+    # Values of JSON have types of their own: a field's other kind is a bad row.
+    types = {name: kind for name in dialect.names if (kind := _stated(name, types)) is not None}
+    for path in files:
+        own, start = dialect_of(path, is_json)
+        if own != dialect:
+            raise UserError(
+                f"has the columns {', '.join(own.names)}, but {files[0].name} has {', '.join(dialect.names)}",
+                where=str(path),
+                fix="give files of one table",
+            )
+        first = result.rows
+        for piece in pieces(path, dialect, start, hashing):
+            good = _add(result, piece, path, types)
+            append((piece.starts + piece.offset)[good], (piece.ends - piece.starts)[good].astype(np.uint32))
+            if time.monotonic() - noted > _QUIET:
+                noted = time.monotonic()
+                share = (before + piece.offset + len(piece.data)) / max(1, total)
+                note(f"indexing {path.name}: {share:.0%}, {share * total / (noted - began) / 1e6:.0f} MB/s")
+        before += path.stat().st_size
+        result.file_rows.append(result.rows - first)
+    _read_text_again(result, files, types)
+    result.digest = hashing.hexdigest()
+    return result
+
+
+def _stated(name: str, types: Mapping[str, str]) -> str | None:
+    """The stated type of a column: that of the first pattern that names it."""
+    return next(
+        (kind for pattern, kind in types.items() if name == pattern or fnmatch.fnmatchcase(name, pattern)), None
+    )
+
+
+def _add(result: Scan, piece: Piece, path: Path, types: Mapping[str, str]) -> Places:
+    """Add a piece to the summaries; the numbers of its good records."""
+    table, faults = _table(result, piece, path, types)
+    count = len(piece.starts)
+    good = np.delete(np.arange(count), sorted(faults))
+    if table.num_rows != len(good):
+        raise UserError(
+            f"has {len(good)} records in lines {piece.line_of(0)} to {piece.line_of(count - 1)}, of which "
+            f"{table.num_rows} can be read",
+            where=str(path),
+            fix="correct the quotes and line ends of its fields",
+        )
+    table, wrong = _as_stated(table, types)
+    for row, fault in sorted(wrong.items()):
+        faults[int(good[row])] = fault
+    for number in sorted(faults)[: max(0, MOST_NAMED - len(result.named))]:
+        result.named.append(f"{path}, line {piece.line_of(number)}: {faults[number]}")
+    result.bad += len(faults)
+    good = np.delete(good, sorted(wrong))
+    for name in table.column_names:
+        if name not in result.columns:
+            result.columns[name] = Summary()
+            if result.rows:
+                result.columns[name].add(pa.chunked_array([pa.nulls(result.rows)]))
+    for name, summary in result.columns.items():
+        present = name in table.column_names
+        column = table.column(name) if present else pa.chunked_array([pa.nulls(len(good))])
+        summary.add(column, written=not result.dialect.is_json)
+    result.rows += len(good)
+    return good
+
+
+def _table(result: Scan, piece: Piece, path: Path, types: Mapping[str, str]) -> tuple[pa.Table, dict[int, str]]:
+    kinds = {} if result.dialect.is_json else dict.fromkeys(types, "text")
+    try:
+        table, faults = parse(piece.data, result.dialect, kinds, threads=True)
+        if not result.dialect.is_json or not _clashes(result, table):
+            return table, faults
+    except pa.ArrowInvalid as error:
+        if not result.dialect.is_json:
+            where = f"{path}, lines {piece.line_of(0)} to {piece.line_of(len(piece.starts) - 1)}"
+            raise UserError(f"cannot be read ({_first_line(error)})", where=where, fix="correct these lines") from None
+    lines = [piece.data[start:end] for start, end in zip(piece.starts.tolist(), piece.ends.tolist(), strict=True)]
+    faults = json_faults(lines, {name: summary.kind for name, summary in result.columns.items()})
+    good = np.delete(np.arange(len(lines)), sorted(faults))
+    if not len(good):
+        return pa.table({name: pa.nulls(0) for name in result.columns}), faults
+    try:
+        return parse(piece.records(good), result.dialect, {})[0], faults
+    except pa.ArrowInvalid as error:
+        where = f"{path}, lines {piece.line_of(0)} to {piece.line_of(len(lines) - 1)}"
+        raise UserError(f"cannot be read ({_first_line(error)})", where=where, fix="correct these lines") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _clashes(result: Scan, table: pa.Table) -> bool:
+    """Whether a field of JSON lines has another kind than before, which no kind holds both of."""
+    for name in table.column_names:
+        before, kind = result.columns.get(name, Summary()).kind, kind_of(table.schema.field(name).type)
+        merged = wider(before, kind)
+        if "missing" not in (before, kind) and merged in ("text", "unsupported") and (before, kind) != (merged, merged):
+            return True
+    return False
+
+
+def _as_stated(table: pa.Table, types: Mapping[str, str]) -> tuple[pa.Table, dict[int, str]]:
+    """Columns of the type `number` as numbers, without the rows in which one is none."""
+    faults: dict[int, str] = {}
+    for name in [name for name, kind in types.items() if kind == "number" and name in table.column_names]:
+        column = table.column(name)
+        if kind_of(column.type) != "text":
+            continue
+        texts = pc.utf8_trim_whitespace(column)
+        texts = pc.if_else(pc.is_in(texts, pa.array(_missing())), None, texts)
+        try:
+            numbers = texts.cast(pa.float64())
+        except pa.ArrowInvalid:
+            values = texts.to_pylist()
+            wrong = {row for row, text in enumerate(values) if text is not None and _number(text) is None}
+            faults |= {row: f"has {values[row]!r} as {name!r}, which is no number" for row in sorted(wrong)}
+            numbers = pa.chunked_array(
+                [pa.array([None if text is None else _number(text) for text in values], pa.float64())]
+            )
+        table = table.set_column(table.column_names.index(name), name, numbers)
+    if faults:
+        table = table.filter(pa.array(np.isin(np.arange(table.num_rows), list(faults), invert=True)))
+    return table, faults
+
+
+def _number(text: str) -> float | None:
+    """A number as Arrow reads it."""
+    try:
+        number: float = pa.scalar(text).cast(pa.float64()).as_py()
+    except pa.ArrowInvalid:
+        return None
+    return number
+
+
+def _missing() -> list[str]:
+    from pyarrow import csv
+
+    names: list[str] = csv.ConvertOptions().null_values
+    return names
+
+
+def _read_text_again(result: Scan, files: Sequence[Path], types: Mapping[str, str]) -> None:
+    """Summaries of columns whose first part looked like something else than text."""
+    names = [name for name, summary in result.columns.items() if summary.reread]
+    if not names:
+        return
+    again = {name: Summary("text") for name in names}
+    wanted = [*names, *(name for name, kind in types.items() if kind == "number" and name in result.columns)]
+    kinds = dict.fromkeys(wanted, "text")
+    for table in _tables(files, result.dialect, kinds, wanted):
+        kept, _ = _as_stated(table, types)
+        for name in names:
+            again[name].add(kept.column(name))
+    result.columns |= again
+
+
+def _tables(
+    files: Sequence[Path], dialect: Dialect, kinds: Mapping[str, str], only: Sequence[str]
+) -> Iterator[pa.Table]:
+    for path in files:
+        for piece in pieces(path, dialect, dialect_of(path, dialect.is_json)[1]):
+            yield parse(piece.data, dialect, kinds, only, threads=True)[0]
+
+
+def text_kinds(columns: Mapping[str, Summary]) -> dict[str, str]:
+    """The kinds as which the columns are read."""
+    return {name: summary.kind for name, summary in columns.items() if summary.kind in KINDS}
