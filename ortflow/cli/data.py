@@ -25,7 +25,7 @@ def convert(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...", help=".npz or .npy files; with --text or --lines files, folders or patterns."
+            metavar="SOURCE...", help="A table; .npz or .npy files; with --text or --lines files, folders or patterns."
         ),
     ],
     output: Annotated[
@@ -49,11 +49,22 @@ def convert(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing data set.")] = False,
 ) -> None:
-    """Convert arrays or text into a data set."""
+    """Convert a table, arrays or text into a data set."""
     _require_packages()
     from ortflow.workflow.data.convert import convert_arrays, convert_text
     from ortflow.workflow.data.text import find_files
 
+    if not (text or lines) and len(sources) == 1 and column is None:
+        from ortflow.workflow.data.tables.files import is_table
+
+        if is_table(Path(sources[0])):
+            from ortflow.cli.tables import convert_table
+
+            if eval_fraction:
+                fix = "set data.eval.fraction in the run file, which holds samples out of any set"
+                raise UserError("--eval-fraction is not for tables", fix=fix)
+            convert_table(Path(sources[0]), output, shard_samples, force)
+            return
     if text and lines:
         raise UserError("--text and --lines cannot be combined", fix="use one of them")
     if text != (length is not None):
@@ -76,7 +87,13 @@ def show(
     """Print a set's columns, number of samples, minima and maxima."""
     _require_packages()
     from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.data.tables.files import is_table
 
+    if is_table(path):
+        from ortflow.cli.tables import show_table
+
+        show_table(path, as_json)
+        return
     reported = describe(Dataset.open(path))
     if as_json:
         typer.echo(json.dumps(reported))
@@ -91,6 +108,28 @@ def show(
             shape = f"{shortest} to {longest} elements"
         span = "" if column["minimum"] is None else f", {column['minimum']:g} to {column['maximum']:g}"
         typer.echo(f"  {name}: {column['dtype']}, {shape}{span}")
+
+
+@app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="File, folder or quoted pattern.")],
+) -> None:
+    """Read all samples of a set once, and list bad ones; exit code 2 if there are any."""
+    _require_packages()
+    from ortflow.workflow.data.tables.files import is_table
+
+    if is_table(path):
+        from ortflow.cli.tables import verify_table
+
+        verify_table(path)
+        return
+    from ortflow.workflow.data.dataset import Dataset
+
+    dataset = Dataset.open(path)
+    for name in dataset.columns:
+        for _, samples in dataset.scan(name):
+            len(samples)
+    typer.echo(f"{path}: {len(dataset)} samples, all of them can be read")
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:

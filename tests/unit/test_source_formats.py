@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from in_process import command_here
+from messages import mentions
 
+from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.source_formats import way_to_a_set, way_to_lines
 
 
@@ -29,14 +31,34 @@ def refused(folder: Path, *words: str) -> str:
     return done.stderr
 
 
-def test_a_table_is_no_circle(folder: Path) -> None:
-    """`data show` sent to `data convert`, and that to --text."""
-    for words in (("show", "flowers.csv"), ("convert", "flowers.csv", "-o", "flowers.arrow")):
-        reported = refused(folder, "data", *words)
-        assert "pandas.read_csv('flowers.csv')" in reported
-        assert "ortflow data convert flowers.npz" in reported
-        assert "--text" not in reported
+def test_a_table_is_shown_and_converted(folder: Path) -> None:
+    shown = command_here("data", "show", "flowers.csv", "--json", folder=folder)
+    reported = json.loads(shown.stdout)
+    assert (reported["format"], reported["rows"], reported["bad_rows"]) == ("CSV", 2, 0)
+    assert reported["columns"]["length"]["mean"] == pytest.approx(1.45)
+    assert reported["columns"]["species"]["most"] == {"setosa": 2}
+    assert reported["first"][1] == {"length": 1.4, "width": 0.1, "species": "setosa"}
+    for name in ("flowers.csv", "texts.jsonl"):
+        assert "species" in command_here("data", "show", "flowers.csv", folder=folder).stdout
+        done = command_here("data", "convert", name, "-o", f"{name}.arrow", folder=folder)
+        assert done.returncode == 0, done.stderr
+        assert "2 samples" in done.stdout
+        assert "samples/s" in done.stdout
+    dataset = Dataset.open(folder / "flowers.csv.arrow")
+    assert dataset.read("length", np.array([1, 0])).tolist() == [1.4, 1.5]
+    assert json.loads((folder / "flowers.csv.classes.json").read_text()) == {"species": ["setosa"]}
     assert "ortflow data convert arrays.npz" in refused(folder, "data", "show", "arrays.npz")
+
+
+def test_a_table_is_verified(folder: Path) -> None:
+    assert command_here("data", "verify", "flowers.csv", folder=folder).returncode == 0
+    (folder / "bad.csv").write_text("a,b\n1,2\n3\n4,5\n6,7,8\n")
+    done = command_here("data", "verify", "bad.csv", folder=folder)
+    assert done.returncode == 2
+    assert mentions(done.stdout, "2 rows can be read", "2 are bad", "bad.csv, line 3", "bad.csv, line 5")
+    assert mentions(command_here("data", "show", "bad.csv", folder=folder).stdout, "bad.csv, line 3")
+    assert mentions(refused(folder, "data", "convert", "bad.csv", "-o", "bad.arrow"), "bad.csv, line 3", "verify")
+    assert not (folder / "bad.arrow").exists()
 
 
 @pytest.mark.parametrize(
@@ -80,10 +102,11 @@ def test_other_files_in_place_of_a_run_file(folder: Path, name: str, kind: str, 
     [
         ("a.npz", "`ortflow data convert a.npz --output a.arrow`", "leave --text and --lines out"),
         ("A.NPY", "`ortflow data convert A.NPY --output A.arrow`", "leave --text and --lines out"),
-        ("t.csv", "pandas.read_csv('t.csv')", "one column"),
-        ("t.TSV", "pandas.read_csv('t.TSV', sep='\\t')", "one column"),
-        ("t.ndjson", "pandas.read_json('t.ndjson', lines=True)", "jq -r .text t.ndjson > t.txt"),
-        ("t.parquet", "pandas.read_parquet('t.parquet')", "one column"),
+        ("t.csv", "read where it is", "one column"),
+        ("t.TSV", "`ortflow data convert t.TSV`", "one column"),
+        ("t.ndjson", "read where it is", "jq -r .text t.ndjson > t.txt"),
+        ("t.parquet", "read where it is", "one column"),
+        ("t.json", "jq -c '.[]' t.json > t.jsonl", "give text"),
         ("notes", ".npz file, or give text", "give text"),
     ],
 )

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-READERS = {
-    ".csv": "read_csv({0!r})",
-    ".tsv": "read_csv({0!r}, sep='\\t')",
-    ".parquet": "read_parquet({0!r})",
-    ".feather": "read_feather({0!r})",
-    ".json": "read_json({0!r})",
-    ".jsonl": "read_json({0!r}, lines=True)",
-    ".ndjson": "read_json({0!r}, lines=True)",
-}
-"""Name's end of a table -> the function of pandas that reads it."""
+TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".parquet", ".pq", ".feather")
+"""Name's ends of tables, which a run reads where they are."""
 RECORDS = (".jsonl", ".ndjson")
 ARRAYS = (".npz", ".npy")
 NOT_TEXT = (*RECORDS, *ARRAYS, ".parquet", ".feather", ".arrow")
@@ -26,12 +18,10 @@ def way_to_a_set(path: Path) -> str:
     end, arrow = path.suffix.lower(), f"{path.stem}.arrow"
     if end in ARRAYS:
         return f"convert it with `ortflow data convert {path.name} --output {arrow}`"
-    if end in READERS:
-        return (
-            f"save its columns as arrays with numpy and pandas: t = pandas.{READERS[end].format(path.name)}; "
-            f"numpy.savez('{path.stem}.npz', x=t[['a', 'b']].to_numpy('float32'), labels=t['c'].to_numpy()); "
-            f"then `ortflow data convert {path.stem}.npz --output {arrow}`"
-        )
+    if end in TABLES:
+        return f"give its path alone: it is a table, which is read where it is, or `ortflow data convert {path.name}`"
+    if end == ".json":
+        return f"save it as JSON lines, as `jq -c '.[]' {path.name} > {path.stem}.jsonl` does"
     return (
         "save it as arrays in a .npz file, or give text with --text or --lines, to `ortflow data convert`, "
         "which docs/data.md describes"
@@ -43,6 +33,6 @@ def way_to_lines(path: Path) -> str:
     end = path.suffix.lower()
     if end in RECORDS:
         return f"write one field of each record to a text file, as `jq -r .text {path.name} > {path.stem}.txt` does"
-    if end in READERS:
+    if end in TABLES:
         return f"write one column to a text file, or {way_to_a_set(path)}"
     return "leave --text and --lines out, which are for text" if end in ARRAYS else "give text"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -123,9 +124,10 @@ class Summary:
             lossless = ("text",) if written else ("text", "missing")
             self.reread = self.reread or self.kind not in lossless or kind not in lossless
         self.kind = merged
-        missing = empty(column) if kind == "text" else column.is_null()
-        absent = pc.sum(missing).as_py() or 0
+        counted = pc.value_counts(column) if kind == "text" and self.classes is not None else None
+        absent = _absent(column, kind, counted)
         if absent and self.first_missing is None:
+            missing = empty(column) if kind == "text" else column.is_null()
             self.first_missing = self.rows + pc.index(missing, True).as_py()
         present = len(column) - absent
         before = self.present
@@ -134,9 +136,10 @@ class Summary:
         if not present or self.reread or merged == "unsupported":
             return
         if kind == "text":
-            column = column.filter(pc.invert(missing)) if absent else column
-            self._add_lengths(pc.utf8_length(column))
-            self._add_classes(column)
+            texts = column if counted is None else counted.field("values")
+            self._add_lengths(pc.utf8_length(texts.filter(pc.invert(empty(texts))) if absent else texts))
+            if counted is not None:
+                self._add_classes(counted)
         elif kind in ("integers", "numbers"):
             self._add_lengths(pc.list_value_length(column))
             flat = pc.list_flatten(column)
@@ -147,26 +150,30 @@ class Summary:
             self._add_numbers(column, before)
             if kind == "number":
                 self.classes = None
-            else:
-                self._add_classes(column)
+            elif self.classes is not None:
+                self._add_classes(pc.value_counts(column))
         else:
             ends = pc.min_max(column.cast(pa.int32() if kind == "date" else pa.int64())).as_py()
             self._widen(ends["min"], ends["max"])
             self.classes = None
 
     def _add_numbers(self, column: pa.ChunkedArray, before: int) -> None:
-        numbers = column.drop_null().cast(pa.float64(), safe=False)
-        if not len(numbers):
+        if column.null_count:
+            column = column.drop_null()
+        numbers = column.cast(pa.float64(), safe=False).to_numpy()
+        count = len(numbers)
+        if not count:
             return
-        self.not_numbers += pc.sum(pc.is_nan(numbers)).as_py() or 0
+        mean = float(numbers.mean())
+        if mean != mean:
+            self.not_numbers += int(np.isnan(numbers).sum())
         ends = pc.min_max(column)
         self._widen(ends["min"].as_py(), ends["max"].as_py())
-        count, mean = len(numbers), pc.mean(numbers).as_py()
-        squares = pc.variance(numbers, ddof=0).as_py() * count
+        away = numbers - mean
         # Chan, Golub & LeVeque 1979: parts are added without a second pass and without cancellation.
         delta, total = mean - self.mean, before + count
         self.mean += delta * count / total
-        self.squares += squares + delta * delta * before * count / total
+        self.squares += float(away @ away) + delta * delta * before * count / total
 
     def _add_lengths(self, lengths: pa.ChunkedArray) -> None:
         ends = pc.min_max(lengths).as_py()
@@ -174,17 +181,15 @@ class Summary:
             self.shortest = ends["min"] if self.shortest is None else min(self.shortest, ends["min"])
             self.longest = ends["max"] if self.longest is None else max(self.longest, ends["max"])
 
-    def _add_classes(self, column: pa.ChunkedArray) -> None:
-        if self.classes is None:
-            return
-        counted = pc.value_counts(column)
-        if len(counted) + len(self.classes) > 2 * MOST_CLASSES:
+    def _add_classes(self, counted: pa.StructArray) -> None:
+        """Add counts of values, as `value_counts` returns them."""
+        if self.classes is None or len(counted) > MOST_CLASSES + 2:
             self.classes = None
             return
-        for entry in counted.to_pylist():
-            if entry["values"] is not None:
-                name = class_name(entry["values"])
-                self.classes[name] = self.classes.get(name, 0) + entry["counts"]
+        for value, count in zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True):
+            if value is not None and value != "":
+                name = class_name(value)
+                self.classes[name] = self.classes.get(name, 0) + count
         if len(self.classes) > MOST_CLASSES:
             self.classes = None
 
@@ -200,6 +205,15 @@ class Summary:
     def from_json(cls, values: Mapping[str, Any]) -> Summary:
         """The inverse of `to_json`."""
         return cls(**values)
+
+
+def _absent(column: pa.ChunkedArray, kind: str, counted: pa.StructArray | None) -> int:
+    """Rows without a value; in text also those with an empty one."""
+    if kind != "text":
+        return int(column.null_count)
+    if counted is None:
+        return int(pc.sum(empty(column)).as_py() or 0)
+    return int(pc.sum(counted.field("counts").filter(empty(counted.field("values")))).as_py() or 0)
 
 
 def class_name(value: object) -> str:
