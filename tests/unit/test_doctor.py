@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import run_command
 from messages import mentions, says
 from run_files import SMALL, spec_of
 from slurm_site import CONFIG, NODE, PARTITIONS, PLUGINS
@@ -217,10 +218,7 @@ def test_a_site_without_accounting_commands(tmp_path: Path) -> None:
 
 
 def ortflow(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ortflow", "doctor", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, **environment},
-    )  # fmt: skip
+    return run_command("doctor", *arguments, folder=folder, environment={**os.environ, **environment}, timeout=120)
 
 
 def test_the_command(tmp_path: Path) -> None:

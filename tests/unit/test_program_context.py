@@ -41,7 +41,7 @@ def test_every_rank_stops_at_the_same_check_while_one_sleeps(tmp_path: Path) -> 
     script = program(tmp_path, LOOP.format(body="time.sleep(0.3 if run.rank == 1 else 0.03)"))
     with ProgramServer(tmp_path / "checkpoints", world_size=2) as server:
         processes = server.start(script)
-        server.wait(lambda s: s.steps(0) and s.steps(1) and s.steps(0)[-1] > 10)
+        server.wait(lambda s: s.steps(0) and s.steps(1) and s.steps(0)[-1] >= 3)
         started = time.monotonic()
         check = server.ask("preemption")
         assert time.monotonic() - started < 0.4  # the thread answers while the loop sleeps
