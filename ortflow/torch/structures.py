@@ -45,7 +45,9 @@ class Structure:
         return frozenset(scalars) if len(scalars) == 1 else self.differentiable
 
     def run(self, given: Sequence[torch.Tensor], tensors: Tensors) -> Any:
-        """Call the module as a graph."""
+        """Call the module as a graph. Raises UserError if a label or an index is out of range."""
+        for each in self.traced.ranges:
+            each.check(given[each.place])
         feed = {**dict(zip(self.traced.inputs, given, strict=True)), **tensors}
         plan = self.plan_for(self._roots, feed)
         if SEED in plan.reads:

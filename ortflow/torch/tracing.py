@@ -18,6 +18,7 @@ from ortflow.export_optimize import optimize
 from ortflow.export_state import changed_buffers, name_updates, refuse_changed_parameters
 from ortflow.export_stops import mark_stops
 from ortflow.export_trace import trace
+from ortflow.torch.ranges import Range, ranges_of
 from ortflow.torch.refusals import functions_refused, generators_refused
 from ortflow.torch.sizes import Sizes
 from ortflow.torch.structure import Flat, flat, rebuilt
@@ -57,6 +58,8 @@ class Traced:
     """The sizes that it is right for."""
     constants_with_gradient: tuple[str, ...] = ()
     """Shapes of tensors with a gradient that are neither parameters nor arguments."""
+    ranges: tuple[Range, ...] = ()
+    """The numbers that its arguments may have."""
 
     def result(self, tensors: Sequence[Any]) -> Any:
         """What forward returns, with these tensors."""
@@ -92,7 +95,7 @@ def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *,
     )
     graph = program.model.graph
     result = returned[-1]
-    sizes = Sizes.of(program.exported_program)
+    sizes, ranges = Sizes.of(program.exported_program), ranges_of(program.exported_program)
     rename_tied(graph, module)
     stored = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     outputs = _name_outputs(graph, [tensor.dtype for tensor in result.tensors], names, stored)
@@ -111,6 +114,7 @@ def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *,
         result.spec,
         sizes,
         lost,
+        ranges,
     )
 
 

@@ -194,3 +194,33 @@ def test_a_step_of_a_parameter_in_a_list_needs_no_other_graph() -> None:
         optimizer.step()
         counts.append(len(CALLS))
     assert counts[0] == counts[-1] > 0
+
+
+class NextToken(nn.Module):
+    """Seven tokens, of which five are classes. The last one of a row is no index, the first one no label."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(7, 4), nn.Linear(4, 5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = self.layer(self.table(tokens[:, :-1])).gather(2, tokens[:, :-1, None].clamp(max=4).expand(-1, -1, 5))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].reshape(-1))
+
+
+def test_labels_and_indices_out_of_range_are_refused_as_in_pytorch() -> None:
+    eager = NextToken()
+    module = ORTModule(copy.deepcopy(eager), verify=False)
+    module(torch.tensor([[0, 1, 2], [3, 4, 0]]))
+    for tokens in ([[6, 4, -100], [5, 0, 1]], [[0, 0, 4]]):
+        torch.testing.assert_close(module(torch.tensor(tokens)), eager(torch.tensor(tokens)))
+    for tokens, says in (
+        ([[0, 1, 5]], r"a label at test_ortmodule_state.py line \d+ is 5, .* give 0 to 4, or -100"),
+        ([[0, 1, -1]], "a label at .* is -1"),
+        ([[7, 1, 2]], "an index of a table at .* is 7, which is out of range; give 0 to 6$"),
+        ([[-1, 1, 2]], "an index of a table at .* is -1"),
+    ):
+        with pytest.raises((IndexError, RuntimeError)):
+            eager(torch.tensor(tokens))
+        with pytest.raises(UserError, match=says):
+            module(torch.tensor(tokens))
