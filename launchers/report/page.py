@@ -195,14 +195,25 @@ def _risk(run: Survey) -> str:
 
 
 def _ranks(run: Survey) -> str:
-    if run.waits.slowest is None or len(run.ranks.records) < 2:
+    if len(run.ranks.records) < 2 or (run.waits.slowest is None and not run.times):
         return ""
-    waits = run.waits
-    text = (
-        f"Rank {waits.slowest} waited longest for its samples: {100 * waits.share:.1f}% of the time of "
-        f"{waits.steps} steps that were compared."
-    )
-    return _section("Slowest rank", f"<p>{escape(text)}</p>")
+    waits, parts = run.waits, []
+    if run.straggler is not None:
+        parts.append(run.straggler.sentence())
+    elif run.times:
+        parts.append("No rank is slower than its peers by a tenth of a step.")
+    if waits.slowest is not None:
+        parts.append(
+            f"Rank {waits.slowest} waited longest for its samples: {100 * waits.share:.1f}% of the time of "
+            f"{waits.steps} steps that were compared."
+        )
+    rows = [
+        (str(one.rank), *(f"{1000 * value:.2f}" for value in (one.step, one.compute, one.data, one.comm)))
+        for one in run.times
+    ]
+    head = ("Rank", "Step", "Compute", "Data wait", "Calls to other ranks")
+    shown = table(head, rows, caption="Average milliseconds of a step", numbers=(1, 2, 3, 4))
+    return _section("Slowest rank", "".join(f"<p>{escape(part)}</p>" for part in parts) + shown)
 
 
 def _records(run: Survey, run_file: str) -> str:

@@ -40,6 +40,8 @@ class RankRecord:
     """By step, seconds of waiting for samples."""
     seconds: dict[int, float] = field(default_factory=dict)
     """By step, its seconds."""
+    comm: dict[int, float] = field(default_factory=dict)
+    """By step, seconds in calls to other ranks."""
     missing: bool = False
     """It has no file, or one that cannot be read."""
 
@@ -153,6 +155,8 @@ def _add(found: RankRecord, records: Iterable[Mapping[str, Any]]) -> None:
             found.seconds[step] = record.get("seconds") or 0.0
             if isinstance(record.get("data_seconds"), float):
                 found.waits[step] = record["data_seconds"]
+            if isinstance(record.get("comm_seconds"), float):
+                found.comm[step] = record["comm_seconds"]
 
 
 @dataclass(frozen=True)

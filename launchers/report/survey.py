@@ -14,6 +14,7 @@ from ortflow.launchers.report.accounting import Account, account, newest_checkpo
 from ortflow.launchers.report.causes import Cause
 from ortflow.launchers.report.rank_records import Ranks, Waits, read_ranks, waits_of
 from ortflow.launchers.report.restarts import Restart, restarts
+from ortflow.launchers.report.stragglers import StepTimes, Straggler, step_times, straggler
 from ortflow.launchers.report.timeline import MICRO
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.workflow.files import read_whole
@@ -47,6 +48,9 @@ class Survey:
     """None if the run is not active."""
     ranks: Ranks = field(default_factory=lambda: Ranks([], False))
     waits: Waits = field(default_factory=Waits)
+    times: list[StepTimes] = field(default_factory=list)
+    """Of the ranks that measure the parts of their steps."""
+    straggler: Straggler | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
     """Rank 0's."""
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -70,6 +74,8 @@ class Survey:
             **self.account.to_json(),
             "restarts": [restart.to_json() for restart in self.restarts],
             "at_risk": None if self.risk is None else vars(self.risk),
+            "straggler": None if self.straggler is None else self.straggler.to_json(),
+            "ranks": [{**vars(one), "compute": one.compute} for one in self.times],
             "data_wait": {
                 "slowest_rank": self.waits.slowest, "share": self.waits.share, "steps_compared": self.waits.steps
             },
@@ -111,6 +117,8 @@ def survey(run: RunDir, now: float, *, status: RunStatus | None = None, all_rank
     if ranks.sampled and waits.steps:
         found.notes.append(f"waits for data are estimated from {waits.steps} of {steps} steps of each rank")
     limits = budget(run)
+    each = (step_times(one.rank, one.seconds, one.comm, one.waits) for one in ranks.records)
+    times = [one for one in each if one is not None]
     return Survey(
         status=status,
         account=found,
@@ -118,6 +126,8 @@ def survey(run: RunDir, now: float, *, status: RunStatus | None = None, all_rank
         risk=at_risk(events, found, now) if status.state.active else None,
         ranks=ranks,
         waits=waits,
+        times=times,
+        straggler=straggler(times),
         events=events,
         records=records,
         budget=limits,

@@ -133,6 +133,8 @@ def _print_one(run: Survey, totals: Mapping[Cause, int]) -> None:
     if run.restarts:
         lost = sum(restart.steps_lost for restart in run.restarts)
         typer.echo(f"{counted(len(run.restarts), 'disruption')}, {counted(lost, 'step')} run again")
+    if run.straggler is not None:
+        typer.echo(run.straggler.sentence())
     for note in run.account.notes:
         typer.echo(f"note: {note}")
 

@@ -56,7 +56,8 @@ def write_run(
             lines.append(
                 {"event": "step", "time": clock, "attempt": attempt, "step": step,
                  "loss": 3.0 / math.sqrt(step) + 0.1 * math.sin(step), "lr": 0.001, "grad_norm": 1.0 + math.cos(step),
-                 "seconds": step_seconds, "samples": 8, "epoch": step // 20, "data_seconds": 0.001}
+                 "seconds": step_seconds, "samples": 8, "epoch": step // 20, "data_seconds": 0.001,
+                 "comm_seconds": 0.21 * step_seconds}
             )  # fmt: skip
             if step % every == 0:
                 lines.append({"event": "checkpoint_start", "time": clock, "attempt": attempt, "step": step})
@@ -90,5 +91,6 @@ def write_run(
         text = whole.replace('"rank":0,"host":"n0"', f'"rank":{rank},"host":"n{rank // 2}"')
         if rank == slow_rank:
             text = text.replace('"data_seconds":0.001', f'"data_seconds":{step_seconds / 5}')
+            text = text.replace(f'"comm_seconds":{0.21 * step_seconds}', '"comm_seconds":0.001')
         run.events(rank).write_text(text)
     return run

@@ -34,6 +34,7 @@ def test_one_run_is_a_table_of_causes(tmp_path: Path) -> None:
     assert "a: finished, goodput" in text
     for title in ("productive step", "data wait", "lost work", "recovery", "2 disruptions, 4 steps run again"):
         assert title in text
+    assert "Rank 1 is slower than its peers" in text
     found = json.loads(goodput(run.root, "--json"))
     (row,) = found["runs"]
     assert sum(row["seconds"].values()) == pytest.approx(row["wall_seconds"], abs=1e-6)

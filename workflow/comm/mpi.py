@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ortflow.workflow.comm import TAGS, Communicator, Request
 from ortflow.workflow.comm.fresh_memory import fresh_memory
-from ortflow.workflow.comm.mpi_errors import mpi_errors
+from ortflow.workflow.comm.mpi_errors import CallTime, mpi_errors
 from ortflow.workflow.comm.segments import Start
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
@@ -54,6 +54,11 @@ class MpiRanks(Communicator):
     def world_size(self) -> int:
         """Number of ranks."""
         return int(self._ranks.Get_size())
+
+    @property
+    def call_seconds(self) -> float:
+        """Seconds that this process has spent in calls of MPI so far."""
+        return CallTime.seconds
 
     @mpi_errors
     def all_reduce(self, buffer: Buffer) -> None:

@@ -1,9 +1,10 @@
-"""Errors of MPI as one sentence. Imports mpi4py only once a call has failed."""
+"""Errors of MPI as one sentence, and the time of its calls. Imports mpi4py only once a call has failed."""
 
 from __future__ import annotations
 
 import functools
 import re
+import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -21,11 +22,18 @@ class MpiError(CommunicationError):
     """A call of MPI's failed."""
 
 
+class CallTime:
+    """The time of this process in calls of MPI: it waits there for slower ranks. Only one thread calls MPI."""
+
+    seconds = 0.0
+
+
 def mpi_errors(method: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that calls MPI: it raises MpiError instead of mpi4py's exceptions."""
+    """Decorate a function that calls MPI: it raises MpiError instead of mpi4py's exceptions, and is timed."""
 
     @functools.wraps(method)
     def call(*arguments: P.args, **options: P.kwargs) -> T:
+        begun = time.perf_counter()
         try:
             return method(*arguments, **options)
         except RuntimeError as error:
@@ -34,6 +42,8 @@ def mpi_errors(method: Callable[P, T]) -> Callable[P, T]:
             if not isinstance(error, MPI.Exception):
                 raise
             raise MpiError(sentence(str(error))) from error
+        finally:
+            CallTime.seconds += time.perf_counter() - begun
 
     return call
 

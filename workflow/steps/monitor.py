@@ -56,9 +56,9 @@ class Monitor:
 
     def step(
         self, outcome: StepOutcome, *, lr: float, seconds: float, epoch: int, tokens: int | None,
-        data_seconds: float | None = None,
+        data_seconds: float | None = None, comm_seconds: float | None = None,
     ) -> None:  # fmt: skip
-        """Report a training step; `tokens` over all ranks, if the model has tokens; `data_seconds` if measured."""
+        """Report a training step; `tokens` over all ranks, if the model has tokens; the last two if measured."""
         context, step = self._context, self._context.progress.step
         if outcome.skipped is not None:
             context.events.write("skipped_step", step=step, reason=outcome.skipped)
@@ -67,6 +67,7 @@ class Monitor:
             seconds=round(seconds, 6), samples=outcome.samples, epoch=epoch,
             **({} if tokens is None else {"tokens": tokens}),
             **({} if data_seconds is None else {"data_seconds": round(data_seconds, 6)}),
+            **({} if comm_seconds is None else {"comm_seconds": round(comm_seconds, 6)}),
         )  # fmt: skip
         speed = outcome.samples / seconds
         self._scalars(

@@ -69,6 +69,7 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
     """Run one optimizer step. Returns whether any rank was asked to exit."""
     spec, progress = context.spec, context.progress
     work = ahead.take()
+    calls = call_seconds(context)
     batch, lr = work.batch, rate_of(context, total)
     rate, counts = average_of(context)
     if spec.train.average is not None or any(group.frozen_until for group in spec.train.groups):
@@ -93,14 +94,21 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
     with context.engine.within("monitor"):
         tokens = context.stream.tokens(batch, outcome.samples)
         context.monitor.step(
-            outcome, lr=lr, seconds=seconds, epoch=epoch, tokens=tokens, data_seconds=work.data_seconds
-        )
+            outcome, lr=lr, seconds=seconds, epoch=epoch, tokens=tokens, data_seconds=work.data_seconds,
+            comm_seconds=None if calls is None else (call_seconds(context) or calls) - calls,
+        )  # fmt: skip
     if progress.skipped_in_a_row >= spec.train.max_skipped_steps:
         in_data = bool(in_micro_batches(batch.micro_batches))
         raise unusable_gradient(context, outcome.skipped or "", in_data=in_data)
     with context.engine.within("checkpoint"):
         context.saver.count(outcome.control_values[1:].tolist(), work.saves)
     return bool(outcome.control_values[0] > 0)
+
+
+def call_seconds(context: Context) -> float | None:
+    """Seconds in calls to other ranks so far; None where a device exchanges data, and the host does not wait for it."""
+    seconds: float | None = getattr(context.world, "call_seconds", None)
+    return seconds if context.environment.get("device") == "cpu" else None
 
 
 def unusable_gradient(context: Context, reason: str, *, in_data: bool) -> UserError:
