@@ -18,6 +18,7 @@ class Form(str, Enum):
     onnx = "onnx"
     state_dict = "state_dict"
     safetensors = "safetensors"
+    lora = "lora"
 
 
 def export(
@@ -25,7 +26,9 @@ def export(
     step: Annotated[
         int | None, typer.Option("--step", min=0, help="Step of the checkpoint (default: the newest).")
     ] = None,
-    to: Annotated[Form, typer.Option("--to", help="An ONNX model, or the weights under PyTorch's names.")] = Form.onnx,
+    to: Annotated[
+        Form, typer.Option("--to", help="An ONNX model, the weights under PyTorch's names, or the LoRA adapters alone.")
+    ] = Form.onnx,
     output: Annotated[
         Path | None,
         typer.Option(

@@ -107,7 +107,7 @@ def test_weights_load_strictly_and_compute_what_the_export_does(name: str, works
     entries = read_kept(graphs.root)
     assert entries is not None
     write_state_dict(tmp_path / "w.pt", entries, tensors)
-    write_safetensors(tmp_path / "w.safetensors", entries, tensors)
+    write_safetensors(tmp_path / "w.safetensors", entries, tensors, {})
 
     state = torch.load(tmp_path / "w.pt", weights_only=True)
     module, fresh = case.module(), case.module()

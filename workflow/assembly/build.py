@@ -24,6 +24,7 @@ from ortflow.workflow.assembly.timing import Timing, costs_of, wants_costs, why_
 from ortflow.workflow.assembly.torch_names import torch_names
 from ortflow.workflow.assembly.training import TRAIN, synced_files, training_forms, training_of
 from ortflow.workflow.graph.file.limits import check_constants
+from ortflow.workflow.graph.intake.lora import with_lora
 from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.intake.user_graphs import user_optimizer_graph
 from ortflow.workflow.graph.objective.logits import logits_note, unproved_logits
@@ -65,7 +66,7 @@ def build_graphs(
         library = beside.submit(library_for, spec.kernels)
         read = read_source(section)
         started = started_from(section.start_from, read, torch_names(read), out, resumed=resumed)
-        source = started.source
+        source = with_lora(started.source, section.lora, spec.seed)
         check_constants(source.skeleton, section.path)
         output = output_of(source.skeleton.graph, section.loss)
         forward = source.forward(output)

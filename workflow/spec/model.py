@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Count, Fraction, Section, Text, no_items, no_keys
+from ortflow.workflow.spec.base import Count, Fraction, Positive, PositiveFloat, Section, Text, no_items, no_keys
 from ortflow.workflow.spec.metrics import Metric
 
 
@@ -104,6 +104,20 @@ class StartFrom(Section):
     """Glob patterns of entries of the file that are not read."""
 
 
+class Lora(Section):
+    """Low-rank adapters: the named weights are trained as their value plus a product of two small matrices, and all
+    other parameters keep their values."""
+
+    match: list[Text] = Field(min_length=1)
+    """Glob patterns of weights, of which matrices get an adapter: `*.q_proj.weight`."""
+    rank: Positive = 8
+    """Rank of the product."""
+    alpha: PositiveFloat = 16.0
+    """The product is multiplied by alpha / rank."""
+    train: list[Text] = Field(default_factory=no_items)
+    """Glob patterns of parameters that are trained as a whole, such as a new head."""
+
+
 Recomputed = Literal["layers"] | list[Text] | list[list[Text]]
 """`layers`, patterns, or the tensors that each layer ends with."""
 
@@ -122,6 +136,8 @@ class ModelSection(Section):
     """Custom graphs that replace those built from `path`."""
     parameters: ParameterPatterns = ParameterPatterns.model_construct()
     """Patterns that override which initializers are trained."""
+    lora: Lora | None = None
+    """Train low-rank adapters."""
     recompute: Recomputed = Field(default_factory=no_items)
     """What is recomputed for the backward pass, which takes less memory and more time, with the same results:
     `layers`, found by what repeats in the graph; glob patterns over modules (`h.*`) or node names; or the tensors that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,10 +12,12 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
+from ortflow.workflow.spec.model import Lora
 from ortflow.workflow.spec.run import trainer_run
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
 from ortflow.workflow.weights.checkpoints import read_checkpoint
 from ortflow.workflow.weights.kept import read_kept
+from ortflow.workflow.weights.lora import A, B, adapted, merged
 from ortflow.workflow.weights.table import Array, Entry
 from ortflow.workflow.weights.writing import (
     check_values,
@@ -25,8 +27,12 @@ from ortflow.workflow.weights.writing import (
     write_state_dict,
 )
 
-Form = Literal["state_dict", "safetensors"]
-DEFAULTS: Mapping[str, str] = {"state_dict": "export/state_dict.pt", "safetensors": "export/model.safetensors"}
+Form = Literal["state_dict", "safetensors", "lora"]
+DEFAULTS: Mapping[str, str] = {
+    "state_dict": "export/state_dict.pt",
+    "safetensors": "export/model.safetensors",
+    "lora": "export/adapter_model.safetensors",
+}
 """Files of a form, relative to the run directory."""
 
 
@@ -50,6 +56,7 @@ def export_weights(run_dir: RunDir, step: int | None, form: Form, path: Path | N
     store = DirectoryStore(run_dir.root / spec.checkpoint.directory)
     if (run := recorded_identity(run_dir, spec)) is not None:
         refuse_other_runs(store, run, COPIED)
+    lora = None if spec.model is None else spec.model.lora
     out = path or run_dir.root / DEFAULTS[form]
     if form == "state_dict":
         require_torch()
@@ -59,11 +66,33 @@ def export_weights(run_dir: RunDir, step: int | None, form: Form, path: Path | N
         refuse_other_files(out)
     manifest, tensors = read_checkpoint(store, step)
     table = read_kept(run_dir.graphs)
-    entries = table if table is not None else unnamed(tensors)
+    if form == "lora":
+        entries, metadata = _adapters(tensors, table, lora)
+    else:
+        tensors = tensors if lora is None else merged(tensors, lora)
+        entries, metadata = table if table is not None else unnamed(tensors), {}
     check_values(entries, tensors)
-    write = write_state_dict if form == "state_dict" else write_safetensors
-    write(out, entries, tensors)
+    if form == "state_dict":
+        write_state_dict(out, entries, tensors)
+    else:
+        write_safetensors(out, entries, tensors, metadata)
     return Weights(out, manifest.step, len(entries), table is not None)
+
+
+def _adapters(
+    tensors: Mapping[str, Array], table: Sequence[Entry] | None, lora: Lora | None
+) -> tuple[list[Entry], dict[str, str]]:
+    """The adapters alone, under the names that peft gives them. Raises UserError if the run has none."""
+    if lora is None:
+        raise UserError("the run has no adapters", where="model.lora", fix="use --to safetensors")
+    names = {entry.tensor: entry.name for entry in reversed(table or ())}
+
+    def entry(weight: str, end: str) -> Entry:
+        layer = f"base_model.model.{names.get(weight, weight).removesuffix('.weight')}"
+        return Entry(f"{layer}{end}.weight", "F32", tensors[weight + end].shape, weight + end)
+
+    rows = [entry(weight, end) for weight in adapted(tensors) for end in (A, B)]
+    return rows, {"rank": str(lora.rank), "alpha": f"{lora.alpha:g}"}
 
 
 def unnamed(tensors: Mapping[str, Array]) -> list[Entry]:

@@ -41,11 +41,13 @@ def value_of(entry: Entry, tensors: Mapping[str, Array]) -> Array:
     return as_dtype(tensors[str(entry.tensor)].reshape(entry.shape), entry.dtype)
 
 
-def write_safetensors(path: Path, entries: Sequence[Entry], tensors: Mapping[str, Array]) -> None:
+def write_safetensors(
+    path: Path, entries: Sequence[Entry], tensors: Mapping[str, Array], metadata: Mapping[str, str]
+) -> None:
     """Write a safetensors file. Raises OSError."""
     by_name = {entry.name: entry for entry in entries}
     rows = [(entry.name, entry.dtype, entry.shape) for entry in entries]
-    write_file(path, rows, lambda name: value_of(by_name[name], tensors), PRODUCER)
+    write_file(path, rows, lambda name: value_of(by_name[name], tensors), {**PRODUCER, **metadata})
 
 
 def require_torch() -> None:

@@ -116,6 +116,14 @@ def _recompute(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield Problem(("model", "recompute"), what, "remove one of them", others=(("model", "graphs", "train"),))
 
 
+def _lora(spec: TrainerRunSpec) -> Iterator[Problem]:
+    if spec.model is not None and spec.model.lora is not None:
+        for key, path in spec.model.graphs.model_dump().items():
+            if path and key != "optimizer":
+                what = f"adapts the graphs that ortflow builds, and model.graphs.{key} replaces one"
+                yield Problem(("model", "lora"), what, "remove one of them", others=(("model", "graphs", key),))
+
+
 def _padding(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
         what = "cannot be pad if the loss is an output of the graph: the padding samples would count"
@@ -261,6 +269,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     check_sync,
     check_tables,
     _recompute,
+    _lora,
     _device,
 )
 

@@ -160,6 +160,7 @@ STAND_INS: dict[KeyPath, Any] = {
     ("model",): {"path": "-", "loss": _LOSS},
     ("model", "path"): "-",
     ("model", "start_from", "path"): "-",
+    ("model", "lora", "match"): ["*"],
     ("model", "loss"): _LOSS,
     ("model", "loss", "output"): "-",
     ("data",): {"train": _SET, "micro_batch": 1},
