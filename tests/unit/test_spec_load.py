@@ -66,13 +66,13 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
             "run.yaml:10 train.optimizer.lr: is missing … learning rate",
         ),
         ("    lr: 1e-3", "    lr:", "run.yaml:12 train.optimizer.lr: is missing … learning rate"),
-        ("    name: adamw", "", "run.yaml:10 train.optimizer.name: is missing … adam, adamw, lamb, sgd, lion, rmsprop, adagrad, nadam or radam"),
+        ("    name: adamw", "", "run.yaml:10 train.optimizer.name: is missing … adam, adamw, lamb, sgd, lion, rmsprop, adagrad, nadam, radam, adafactor or muon"),
         ("  loss: cross_entropy", "  loss: output", "run.yaml:4 model.loss.output: is missing … output"),
         # choices
         (
             "    name: adamw",
             "    name: adan",
-            "run.yaml:11 train.optimizer.name: … adam, adamw, lamb, sgd, lion, rmsprop, adagrad, nadam or radam … 'adan' … adam?",
+            "run.yaml:11 train.optimizer.name: … adam, adamw, lamb, sgd, lion, rmsprop, adagrad, nadam, radam, adafactor or muon … 'adan' … adam?",
         ),
         (
             "  loss: cross_entropy",
@@ -327,7 +327,7 @@ class TestOverrides:
             ("=3", "on the command line: '=3' … override … key.path=value"),
             ("a..b=3", "on the command line: 'a..b=3' … override … key.path=value"),
             ("train.steps.x=3", "on the command line, train.steps.x: … train.steps has no keys"),
-            ("train.optimizer={lr: 1}", "on the command line, train.optimizer.name: is missing … adam, adamw, lamb, sgd, lion, rmsprop, adagrad, nadam or radam"),
+            ("train.optimizer={lr: 1}", "on the command line, train.optimizer.name: is missing … adam, adamw, lamb, sgd, lion, rmsprop, adagrad, nadam, radam, adafactor or muon"),
             (
                 "model.parameters.freeze=[*.bias]",
                 "on the command line, model.parameters.freeze: … YAML … '.' … begins with * in quotes",

@@ -82,7 +82,8 @@ def shared(job: Job) -> tuple[int, ...]:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     bench = Bench(tmp_path_factory.mktemp("zero"))
-    assert {rule["name"] for rule in RULES.values()} == set(OPTIMIZERS), "every optimizer"
+    whole = {name for name, known in OPTIMIZERS.items() if not known.shapes}
+    assert {rule["name"] for rule in RULES.values()} == whole, "every optimizer that pieces fit"
     for rule in RULES:
         bench.add(rule, changes_of(rule, clip=False))
         bench.add(f"{rule}-clipped", changes_of(rule, clip=True, **FROZEN), micro_batches=2)

@@ -15,6 +15,8 @@ def check_groups(train: TrainSection, trained: Collection[str]) -> None:
 
     Raises UserError if a pattern matches none, if a parameter is in two groups or layers, or if it is in no layer.
     """
+    for number, pattern in enumerate(train.optimizer.adamw if train.optimizer.name == "muon" else ()):
+        matches(pattern, trained, f"train.optimizer.adamw[{number}]", "trained parameter")
     for place, group in enumerate(train.groups):
         for number, pattern in enumerate(group.match):
             matches(pattern, trained, f"train.groups[{place}].match[{number}]", "trained parameter")

@@ -15,7 +15,7 @@ from typing_extensions import assert_never
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.spec.optimizers import Adam, Lamb, moments
+from ortflow.workflow.spec.optimizers import Adam, Lamb, Muon, moments
 
 
 def update(build: Builder, optimizer: Adam, segments: Sequence[Segment]) -> None:
@@ -52,7 +52,7 @@ def own_steps(build: Builder, count: int) -> None:
 
 def kernel(
     build: Builder,
-    optimizer: Adam | Lamb,
+    optimizer: Adam | Lamb | Muon,
     i: int,
     *,
     rate: str,

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from ortflow.workflow.optim import adagrad, adam, average, lamb, lion, nadam, radam, rmsprop, sgd
+from ortflow.workflow.optim import adafactor, adagrad, adam, average, lamb, lion, muon, nadam, radam, rmsprop, sgd
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.optimizers import Optimizer, moments
@@ -45,6 +45,8 @@ def update_of(optimizer: Optimizer, segments: Sequence[Segment], *, kernels: boo
     build.input("step", 1, TensorProto.INT64)
     for i, segment in enumerate(segments):
         kept = [f"{name}.{i}" for name in ("parameters", *moments(optimizer))]
+        if optimizer.name == "muon" and segment.shape is not None:
+            kept = [f"{name}.{i}" for name in ("parameters", "moment_1")]
         for name in (*kept, f"gradients.{i}"):
             build.input(name, segment.count)
         for name in kept:
@@ -64,5 +66,7 @@ UPDATES: dict[str, Callable[[Builder, Any, Sequence[Segment]], None]] = {
     "adagrad": adagrad.update,
     "nadam": nadam.update,
     "radam": radam.update,
+    "adafactor": adafactor.update,
+    "muon": muon.update,
 }
 """Optimizer name -> the function that appends its update."""

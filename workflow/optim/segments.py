@@ -26,6 +26,8 @@ class Segment:
     """Factor of the learning rate."""
     frozen: int | None = field(default=None, kw_only=True)
     """Number of the run file's group that is not updated at first; None if there is none."""
+    shape: tuple[int, ...] | None = field(default=None, kw_only=True)
+    """Shape of the parameter, where the rule reads it; None too for what Muon leaves to AdamW."""
     averaged: bool = field(default=False, kw_only=True)
     """Whether the update also writes the average of the parameters."""
 
@@ -50,7 +52,7 @@ def pieces(whole: Sequence[Segment], start: int, stop: int) -> list[Piece]:
     clipped = (
         Piece(
             max(segment.start, start), min(segment.stop, stop), segment.weight_decay, number,
-            lr_scale=segment.lr_scale, frozen=segment.frozen, averaged=segment.averaged,
+            lr_scale=segment.lr_scale, frozen=segment.frozen, averaged=segment.averaged, shape=segment.shape,
         )
         for number, segment in enumerate(whole)
     )  # fmt: skip
@@ -78,7 +80,7 @@ def segments(optimizer: Optimizer, index: FlatIndex, treat: Treat = lambda name:
     tensors and state are in no segment. `treat` tells what is special about a parameter.
     """
     decays = {"decay": optimizer.weight_decay, "no_decay": 0.0}
-    whole = OPTIMIZERS[optimizer.name].whole_tensors
+    known = OPTIMIZERS[optimizer.name]
     found: list[Segment] = []
     for entry in index:
         if entry.tensor.group not in decays or not entry.tensor.count:
@@ -88,8 +90,11 @@ def segments(optimizer: Optimizer, index: FlatIndex, treat: Treat = lambda name:
         if entry.tensor.group == "decay" and special.weight_decay is not None:
             decay = special.weight_decay
         stop = -(-entry.end // ALIGNMENT) * ALIGNMENT
-        segment = Segment(entry.offset, stop, decay, lr_scale=special.lr_scale, frozen=special.frozen)
-        if not whole and found and _alike(found[-1], segment, index):
+        shape, scale = entry.tensor.shape if known.shapes else None, special.lr_scale
+        if optimizer.name == "muon" and not optimizer.has(entry.name, entry.tensor.shape):
+            shape, scale = None, scale if special.own_lr else scale * optimizer.adamw_lr / optimizer.lr
+        segment = Segment(entry.offset, stop, decay, lr_scale=scale, frozen=special.frozen, shape=shape)
+        if not known.whole_tensors and found and _alike(found[-1], segment, index):
             found[-1] = replace(found[-1], stop=stop)
         else:
             found.append(segment)

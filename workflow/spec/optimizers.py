@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Fraction, NonNegativeFloat, PositiveFloat, Section, Text
+from ortflow.workflow.spec.base import Fraction, NonNegativeFloat, PositiveFloat, Section, Text, no_items
 
 
 class OptimizerBase(Section):
@@ -124,8 +125,49 @@ class RAdam(OptimizerBase):
     """Decay the weights themselves, as AdamW does, in place of adding the decay to the gradient."""
 
 
+class Adafactor(OptimizerBase):
+    """Adafactor (Shazeer & Stern 2018), as torch.optim.Adafactor defines it."""
+
+    name: Literal["adafactor"]
+    """The update rule."""
+    lr: PositiveFloat
+    """Largest relative step at the schedule's peak; that of step t is at most 1 / sqrt(t)."""
+    beta2_decay: Annotated[float, Field(le=0, allow_inf_nan=False)] = -0.8
+    """Exponent of the step that gives the weight of the new squares in their average."""
+    epsilon: tuple[PositiveFloat, NonNegativeFloat] = Field(default=(2.0**-23, 1e-3), strict=False)
+    """Smallest root of the mean square of a gradient, and of a parameter in the size of its step."""
+    clip_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    """Root mean square of an update above which it is scaled down."""
+
+
+class Muon(OptimizerBase):
+    """Muon (Jordan et al. 2024): orthogonalized momentum for matrices, and AdamW for all other parameters."""
+
+    name: Literal["muon"]
+    """The update rule."""
+    lr: PositiveFloat
+    """Learning rate of matrices at the schedule's peak; such as 0.02."""
+    momentum: Fraction = 0.95
+    """Factor of the previous momentum."""
+    nesterov: bool = True
+    """Use Nesterov momentum."""
+    adamw: list[Text] = Field(default_factory=no_items)
+    """Glob patterns of matrices that AdamW updates, as is usual for embeddings and the last layer; it updates all
+    parameters with less than two axes anyway."""
+    adamw_lr: PositiveFloat = 3e-4
+    """Learning rate of AdamW at the schedule's peak."""
+    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.95), strict=False)
+    """AdamW's decay rates of the first and second moment."""
+    epsilon: PositiveFloat = 1e-10
+    """Added to the root of AdamW's second moment."""
+
+    def has(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether Muon updates a parameter, and not AdamW."""
+        return len(shape) >= 2 and not any(fnmatchcase(name, pattern) for pattern in self.adamw)
+
+
 Optimizer = Annotated[
-    Adam | Lamb | Sgd | Lion | RmsProp | Adagrad | NAdam | RAdam,
+    Adam | Lamb | Sgd | Lion | RmsProp | Adagrad | NAdam | RAdam | Adafactor | Muon,
     Field(discriminator="name"),
 ]
 
@@ -138,6 +180,8 @@ class Properties:
     """Each value stored per trained parameter, 0 at first, and the key that it needs, other than 0 (None: always)."""
     whole_tensors: bool = False
     """Whether an update depends on a whole parameter tensor rather than on single elements."""
+    shapes: bool = False
+    """Whether it depends on the tensor's shape too, so that no rank may have only a piece of it."""
 
 
 _ADAM_MOMENTS = {"moment_1": None, "moment_2": None}
@@ -153,6 +197,8 @@ OPTIMIZERS: dict[str, Properties] = {
     "adagrad": Properties(moments={"square_sum": None}),
     "nadam": Properties(moments=_ADAM_MOMENTS),
     "radam": Properties(moments=_ADAM_MOMENTS),
+    "adafactor": Properties(moments={"square_average": None}, whole_tensors=True, shapes=True),
+    "muon": Properties(moments=_ADAM_MOMENTS, whole_tensors=True, shapes=True),
 }
 """`train.optimizer.name` -> properties."""
 

@@ -21,6 +21,8 @@ class Treatment:
     """Settings of a parameter that differ from the optimizer's."""
 
     lr_scale: float = 1.0
+    own_lr: bool = False
+    """Whether `lr_scale` stands for a rate of the parameter's group, and not for a factor."""
     weight_decay: float | None = None
     frozen: int | None = None
     """Number of the group that is frozen at first and has this parameter."""
@@ -39,14 +41,15 @@ def treatment_of(train: TrainSection) -> Treat:
     def treat(name: str) -> Treatment:
         group = next(iter(holders(name, [group.match for group in train.groups])), None)
         layer = next(iter(holders(name, [[pattern] for pattern in layers])), None)
-        scale, decay, frozen = 1.0, None, None
+        scale, own, decay, frozen = 1.0, False, None, None
         if train.layer_decay is not None and layer is not None:
             scale = train.layer_decay.factor ** (len(layers) - 1 - layer)
         if group is not None:
             here = train.groups[group]
             scale *= here.lr / train.optimizer.lr if here.lr is not None else here.lr_scale or 1.0
+            own = here.lr is not None
             decay, frozen = here.weight_decay, group if here.frozen_until is not None else None
-        return Treatment(scale, decay, frozen)
+        return Treatment(scale, own, decay, frozen)
 
     return treat
 

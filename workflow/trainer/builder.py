@@ -356,9 +356,9 @@ def _check_export(path: Path, spec: TrainerRunSpec) -> None:
 
 
 def _groups_of(spec: TrainerRunSpec) -> object:
-    """What the run file says of groups; a learning rate of a group is a multiple of all others'."""
+    """What the run file says of groups; a learning rate of its own is a multiple of the optimizer's."""
     train = spec.train
-    if not train.groups and train.layer_decay is None:
+    if not train.groups and train.layer_decay is None and train.optimizer.name != "muon":
         return None
     layers = None if train.layer_decay is None else train.layer_decay.model_dump(mode="json")
     return [[group.model_dump(mode="json") for group in train.groups], layers, train.optimizer.lr]

@@ -26,7 +26,7 @@ from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.checks.tables import check_tables
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
-from ortflow.workflow.spec.optimizers import Lion, Sgd
+from ortflow.workflow.spec.optimizers import OPTIMIZERS, Lion, Sgd
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
 from ortflow.workflow.spec.units import parse_memory, parse_time
@@ -75,6 +75,17 @@ def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
     if isinstance(optimizer, Sgd) and optimizer.nesterov and optimizer.momentum == 0:
         path, momentum = ("train", "optimizer", "nesterov"), ("train", "optimizer", "momentum")
         yield Problem(path, "needs momentum", "give train.optimizer.momentum, such as 0.9", others=(momentum,))
+    if OPTIMIZERS[optimizer.name].shapes:
+        path, name = ("train", "optimizer", "name"), optimizer.name
+        if spec.on_gpus:
+            what = f"is {name}, which is not supported on GPUs"
+            yield Problem(path, what, "use another optimizer", others=(("resources", "gpus_per_rank"),))
+        if spec.parallel.zero:
+            what = f"is {name}, which needs whole tensors, and parallel.zero divides them over ranks"
+            yield Problem(path, what, "set parallel.zero to 0", others=(("parallel", "zero"),))
+        if spec.divides:
+            what = f"is {name}, which needs whole tensors, and is not supported in a divided model"
+            yield Problem(path, what, "set parallel.pipeline and horizontal to 1", others=(("parallel",),))
     if isinstance(optimizer, Lion) and optimizer.betas[1] == 0:
         path = ("train", "optimizer", "betas", 1)
         yield Problem(path, "is 0, and Lion's moment needs a decay rate above 0", "give a number such as 0.99")
