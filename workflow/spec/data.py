@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from ortflow.workflow.spec.base import Number, Positive, Section, Text, no_keys
+from ortflow.workflow.spec.media import ImagesSection, TokensSection
 
 
 class DataSet(Section):
@@ -16,6 +17,10 @@ class DataSet(Section):
     """File or folder, relative to the run file."""
     columns: dict[Text, Text] = Field(default_factory=no_keys)
     """Graph input -> column, where the names differ: `tokens`, or a slice along the first axis, `tokens[:-1]`."""
+    tokens: TokensSection | None = None
+    """Windows of a file of tokens."""
+    images: ImagesSection | None = None
+    """Preparation of image files."""
 
 
 class ByLength(Section):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.samples import Samples
+from ortflow.workflow.data.sources import numpy_files, token_files
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSet
 
 
@@ -21,14 +23,24 @@ class Format:
     """Whether a file or folder is stored so, by its name and its content's names."""
     open: Callable[[DataSet], Samples]
     """The samples of a section. Raises UserError, naming the file."""
+    takes: tuple[str, ...] = ()
+    """Keys of `PREPARATIONS` that such a set can have."""
 
 
 def _arrow(section: DataSet) -> Samples:
     return Dataset.open(Path(section.path))
 
 
-FORMATS: tuple[Format, ...] = (Format("Arrow IPC", lambda path: True, _arrow),)
+FORMATS: tuple[Format, ...] = (
+    Format("NumPy", numpy_files.matches, numpy_files.open_numpy, ("tokens",)),
+    Format("tokens", token_files.matches, token_files.open_tokens, ("tokens",)),
+    Format("Arrow IPC", lambda path: True, _arrow),
+)
 """The last one takes what no other does."""
+
+
+PREPARATIONS = ("tokens", "images")
+"""Keys of a set that say how files of certain formats become samples."""
 
 
 def open_samples(section: DataSet) -> Samples:
@@ -36,4 +48,8 @@ def open_samples(section: DataSet) -> Samples:
 
     Raises UserError, naming the file, if they cannot be read.
     """
-    return next(form for form in FORMATS if form.matches(Path(section.path))).open(section)
+    form = next(form for form in FORMATS if form.matches(Path(section.path)))
+    for key in PREPARATIONS:
+        if getattr(section, key) is not None and key not in form.takes:
+            raise UserError(f"is read as {form.name}, which has no {key}", where=section.path, fix=f"remove {key}")
+    return form.open(section)
