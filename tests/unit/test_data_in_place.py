@@ -107,7 +107,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes,
 
 def test_a_preparation_that_a_format_has_not_is_refused(tmp_path: Path) -> None:
     numbered(tmp_path / "set.arrow", 3)
-    with pytest.raises(UserError, match="set.arrow: is read as Arrow IPC, which has no tokens; remove tokens"):
+    with pytest.raises(UserError, match=r"set\.arrow: is read as Arrow IPC, which has no tokens; remove tokens"):
         opened(tmp_path / "set.arrow", length=4)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ortflow.workflow.data.samples import Indices, Samples
+from ortflow.workflow.data.samples import Identified, Indices, Samples
 
 WHOLE = 256 << 20
 """Sets up to this size, in bytes, are hashed as a whole; of larger ones, equally spaced samples of about that size."""
@@ -21,6 +21,8 @@ _AT_A_TIME = 4 << 20
 
 def digest_of(dataset: Samples, whole: int = WHOLE) -> str:
     """Return the hash as 32 hexadecimal digits."""
+    if isinstance(dataset, Identified):
+        return dataset.identity
     hashing = xxhash.xxh3_128()
     count = len(dataset)
     sizes = {name: _bytes(dataset, name) for name in dataset.columns}

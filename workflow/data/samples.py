@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -56,4 +56,28 @@ class Samples(Protocol):
 
     def scan(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
         """A column in order, in parts, each with the number of its first sample."""
+        ...
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """Samples whose content has a hash that takes less time than reading them: names and sizes of files."""
+
+    @property
+    def identity(self) -> str:
+        """The hash."""
+        ...
+
+
+@runtime_checkable
+class Classified(Protocol):
+    """Samples whose labels are numbers of named classes."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Name of each class; empty if the labels have no names."""
+        ...
+
+    def with_classes(self, classes: tuple[str, ...], where: str) -> Samples:
+        """The samples with the numbers of another table. Raises UserError at `where` for a class that it lacks."""
         ...

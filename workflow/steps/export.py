@@ -19,6 +19,7 @@ from ortflow.workflow.checkpoint.load import Loaded, Window, load, load_newest, 
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.data.classes import write_classes
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.disk_space import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -95,6 +96,8 @@ def export(context: Context) -> None:
         except Exception as error:  # whatever the error, the training before it is done
             raise OrtflowError(_after_training(context, error)) from error
         else:
+            if (fault := write_classes(path.parent, context.plan.classes)) is not None:
+                context.monitor.warn(fault)
             context.events.write("export", path=str(path), max_difference=difference)
             print(f"exported {path}, {deviation(difference)}", flush=True)
         finally:
@@ -172,6 +175,8 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
             batches = list(islice(stream.samples(), CHECKED_BATCHES))
             stream.close()
         difference = trainer.export(path, batches, spec.export.tolerance)
+        if (fault := write_classes(path.parent, plan.classes)) is not None:
+            print(f"warning: {fault}", file=sys.stderr)
     return Exported(path, loaded.manifest.step, difference)
 
 

@@ -11,7 +11,7 @@ from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.plan import Position
-from ortflow.workflow.data.samples import Samples
+from ortflow.workflow.data.samples import Classified, Samples
 from ortflow.workflow.data.scan import first_not_finite
 from ortflow.workflow.data.sources import open_samples
 from ortflow.workflow.errors import Faults, UserError
@@ -75,7 +75,7 @@ class Stream:
         sets = [(section.train, "data.train"), *([(section.eval, "data.eval")] if section.eval else [])]
         for data, where in sets:
             try:
-                sources.append(self._open(data, where))
+                sources.append(self._open(data, where, sources[0][0] if sources else None))
             except Faults as error:
                 faults += error.faults
             except UserError as error:
@@ -84,9 +84,11 @@ class Stream:
             raise Faults(faults)
         return sources[0], sources[-1]
 
-    def _open(self, data: DataSet, where: str) -> Source:
+    def _open(self, data: DataSet, where: str, training: Samples | None) -> Source:
         section = self._spec.data
         dataset = open_samples(data)
+        if isinstance(dataset, Classified) and isinstance(training, Classified):
+            dataset = dataset.with_classes(training.classes, f"{where}.path")
         evaluating = where == "data.eval"
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(
