@@ -81,3 +81,12 @@ class Classified(Protocol):
     def with_classes(self, classes: tuple[str, ...], where: str) -> Samples:
         """The samples with the numbers of another table. Raises UserError at `where` for a class that it lacks."""
         ...
+
+
+@runtime_checkable
+class Epochs(Protocol):
+    """Samples that differ between epochs, as those with transforms do; `read` gives those of epoch 0."""
+
+    def at(self, epoch: int) -> Samples:
+        """The samples of an epoch."""
+        ...

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ortflow.workflow.data.ahead import WORTHWHILE_SECONDS, ReadAhead
+from ortflow.workflow.data.augmented import augmented, with_probabilities
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.feed import Feed
@@ -89,6 +90,10 @@ class Stream:
         dataset = open_samples(data)
         if isinstance(dataset, Classified) and isinstance(training, Classified):
             dataset = dataset.with_classes(training.classes, f"{where}.path")
+        if data.transforms:
+            dataset = augmented(dataset, data.transforms, self._spec.seed, where)
+        elif training is not None:
+            dataset = with_probabilities(dataset, training)
         evaluating = where == "data.eval"
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(

@@ -19,6 +19,7 @@ from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.program import check_program
 from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
+from ortflow.workflow.spec.checks.transforms import check_transforms
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import Sgd
@@ -259,6 +260,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     check_sync,
     _recompute,
     _device,
+    check_transforms,
 )
 
 CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
