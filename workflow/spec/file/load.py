@@ -166,6 +166,8 @@ STAND_INS: dict[KeyPath, Any] = {
     ("data", "train", "path"): "-",
     ("data", "eval"): _SET,
     ("data", "eval", "path"): "-",
+    ("data", "train", "tokens", "length"): 1,
+    ("data", "eval", "tokens", "length"): 1,
     ("data", "by_length", "column"): "-",
     ("data", "micro_batch"): 1,
     ("train",): {"steps": 1, "optimizer": _OPTIMIZER},
