@@ -11,7 +11,7 @@ import pytest
 from data_sets import feed, ragged, write_batches
 from pictures import write_classes
 
-from ortflow.workflow.data.augmented import augmented, with_probabilities
+from ortflow.workflow.data.augmented import augmented, like_training
 from ortflow.workflow.data.batches import Batches
 from ortflow.workflow.data.draws import Draws
 from ortflow.workflow.data.order import SampleOrder
@@ -130,7 +130,7 @@ def test_mixed_images_have_mixed_labels(pictures: Samples, kind: str) -> None:
             near = [np.abs(share * plain[number] + (1 - share) * other - image).max() for other in plain]
             assert min(near) < 1e-5
     assert mixed
-    held_out = with_probabilities(pictures, samples)
+    held_out = like_training(pictures, samples, "data.eval")
     assert held_out.read("label", np.array([0, 12])).tolist() == [[1, 0], [0, 1]]
 
 

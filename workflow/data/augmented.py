@@ -138,10 +138,17 @@ def augmented(dataset: Samples, transforms: Sequence[Transform], seed: int, wher
     return Augmented(dataset, steps, seed, columns, changed, crop)
 
 
-def with_probabilities(dataset: Samples, training: Samples) -> Samples:
-    """An evaluation set whose labels are probabilities, if those of the training set are."""
-    mixed = next((step for step in getattr(training, "steps", ()) if isinstance(step, OneHot)), None)
-    if mixed is None:
+def like_training(dataset: Samples, training: Samples | None, where: str) -> Samples:
+    """An evaluation set with the training set's numbers of classes, as probabilities if its labels are.
+
+    Raises UserError for a class that the training set lacks.
+    """
+    steps = training.steps if isinstance(training, Augmented) else ()
+    plain = training.dataset if isinstance(training, Augmented) else training
+    if isinstance(dataset, Classified) and isinstance(plain, Classified):
+        dataset = dataset.with_classes(plain.classes, f"{where}.path")
+    mixed = next((step for step in steps if isinstance(step, OneHot)), None)
+    if mixed is None or mixed.label not in dataset.columns:
         return dataset
     made = mixed.changed(dataset.columns)
     return Augmented(dataset, [mixed], 0, {**dataset.columns, **made}, [frozenset(made)], None)
@@ -201,7 +208,9 @@ def _steps(transform: Transform, dataset: Samples, columns: dict[str, Column]) -
     label = columns.get(LABEL)
     if label is None:
         raise UserError(f"needs the classes in a column {LABEL!r}", fix=f"name it {LABEL}")
-    steps: list[Step] = [Mix(column, LABEL, axes, parameter, transform.cutmix is not None, len(dataset))]
+    shape = columns[column].shape if column in columns else ()
+    size = (shape[-2:] if axes.first else shape[:2]) if len(shape) == 3 else (0, 0)
+    steps: list[Step] = [Mix(column, LABEL, axes, parameter, transform.cutmix is not None, len(dataset), size)]
     if label.dtype.kind in "iu" and not label.shape:
         steps.insert(0, OneHot(LABEL, _classes(dataset, label)))
     return steps

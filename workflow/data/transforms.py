@@ -168,6 +168,8 @@ class Mix:
     parameter: float
     cut: bool
     count: int
+    size: tuple[int, int]
+    """Height and width of an image."""
 
     def changed(self, columns: Columns) -> dict[str, Column]:
         return {self.column: _image(columns, self.column, numbers=True), self.label: columns[self.label]}
@@ -176,21 +178,18 @@ class Mix:
         partner, share = draws.below(self.count), draws.beta(self.parameter)
         own, other = before(name, number), before(name, partner)
         if self.cut:
-            return self._cut(name, own, other, share, draws, number, before)
+            return self._cut(name, own, other, share, draws)
         return (own * np.float32(share) + other * np.float32(1 - share)).astype(own.dtype)
 
-    def _cut(
-        self, name: str, own: Array, other: Array, share: float, draws: Draws, number: int, before: Before
-    ) -> Array:
-        image = self.axes.of(own if name == self.column else before(self.column, number))
-        height, width = image.shape[1:]
+    def _cut(self, name: str, own: Array, other: Array, share: float, draws: Draws) -> Array:
+        height, width = self.size
         side = math.sqrt(1 - share)
         across, down = int(width * side), int(height * side)
         x, y = draws.below(width), draws.below(height)
         left, right = max(0, x - across // 2), min(width, x + across // 2)
         top, bottom = max(0, y - down // 2), min(height, y + down // 2)
         if name == self.column:
-            mixed = image.copy()
+            mixed = self.axes.of(own).copy()
             mixed[:, top:bottom, left:right] = self.axes.of(other)[:, top:bottom, left:right]
             return self.axes.back(mixed)
         given = np.float32((right - left) * (bottom - top) / (height * width))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Number, Positive, Section, Text, no_items, no_keys
+from ortflow.workflow.spec.base import Count, Number, Positive, Section, Text, no_items, no_keys
 from ortflow.workflow.spec.media import ImagesSection, TokensSection
 from ortflow.workflow.spec.transforms import Transform
 
@@ -44,6 +44,9 @@ class DataSection(Section):
     """Evaluation set."""
     micro_batch: Positive
     """Samples per rank and micro-batch."""
+    workers: Count | None = None
+    """Processes of a rank that decode images and call functions of `transforms`; by default one for each of its cores.
+    With 0 the rank does it."""
     shuffle: bool = True
     """Use a new order each epoch, computed only from seed and epoch."""
     by_length: ByLength | None = None

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from ortflow.workflow.cores import cores_per_rank
 from ortflow.workflow.data.ahead import WORTHWHILE_SECONDS, ReadAhead
-from ortflow.workflow.data.augmented import augmented, with_probabilities
+from ortflow.workflow.data.augmented import augmented, like_training
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.plan import Position
-from ortflow.workflow.data.samples import Classified, Samples
+from ortflow.workflow.data.pooled import pooled
+from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.scan import first_not_finite
 from ortflow.workflow.data.sources import open_samples
+from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
@@ -54,6 +57,10 @@ class Stream:
         section = spec.data
         self._limits = replace(limits, pad_value=section.pad_value)
         self._token_labels = token_labels(inputs)
+        resources = spec.resources
+        cores = cores_per_rank(resources.cpus_per_rank, resources.ranks_per_node)
+        self._workers = Workers(cores if section.workers is None else section.workers)
+        self._opened: Samples | None = None
         self._sets = self._open_both(section)
         (dataset, feeds), self._held_out = self._sets
         batches = Batches(
@@ -76,7 +83,7 @@ class Stream:
         sets = [(section.train, "data.train"), *([(section.eval, "data.eval")] if section.eval else [])]
         for data, where in sets:
             try:
-                sources.append(self._open(data, where, sources[0][0] if sources else None))
+                sources.append(self._open(data, where))
             except Faults as error:
                 faults += error.faults
             except UserError as error:
@@ -85,16 +92,15 @@ class Stream:
             raise Faults(faults)
         return sources[0], sources[-1]
 
-    def _open(self, data: DataSet, where: str, training: Samples | None) -> Source:
+    def _open(self, data: DataSet, where: str) -> Source:
         section = self._spec.data
-        dataset = open_samples(data)
-        if isinstance(dataset, Classified) and isinstance(training, Classified):
-            dataset = dataset.with_classes(training.classes, f"{where}.path")
-        if data.transforms:
-            dataset = augmented(dataset, data.transforms, self._spec.seed, where)
-        elif training is not None:
-            dataset = with_probabilities(dataset, training)
         evaluating = where == "data.eval"
+        dataset = open_samples(data)
+        if evaluating:
+            dataset = like_training(dataset, self._opened, where)
+        changed = augmented(dataset, data.transforms, self._spec.seed, where) if data.transforms else dataset
+        self._opened = changed if not evaluating else self._opened
+        dataset = pooled(changed, data, self._spec.seed, where, self._workers)
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(
             dataset,
@@ -175,6 +181,7 @@ class Stream:
         """Stop reading training samples."""
         self._training.close()
         self._read.close()
+        self._workers.close()
 
 
 def first_not_finite_of(source: Source) -> str:
