@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -60,6 +61,8 @@ class Stream:
         resources = spec.resources
         cores = cores_per_rank(resources.cpus_per_rank, resources.ranks_per_node)
         self._workers = Workers(cores if section.workers is None else section.workers)
+        self.waited, self._begun = 0.0, False
+        """Seconds in which steps after the first waited for their samples."""
         self._opened: Samples | None = None
         self._sets = self._open_both(section)
         (dataset, feeds), self._held_out = self._sets
@@ -116,7 +119,13 @@ class Stream:
 
     def next(self) -> StepBatch:
         """The micro-batches of the next step. Never ends."""
-        return next(self._training)
+        begun = time.perf_counter()
+        batch = next(self._training)
+        # The first step's samples have no step before them, during which they could be read.
+        if self._begun:
+            self.waited += time.perf_counter() - begun
+        self._begun = True
+        return batch
 
     def tokens(self, batch: StepBatch, samples: int) -> int | None:
         """Tokens among the samples of a step over all ranks; None if there are none."""

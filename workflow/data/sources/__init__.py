@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.samples import Samples
-from ortflow.workflow.data.sources import image_folder, numpy_files, token_files
+from ortflow.workflow.data.sources import image_folder, numpy_files, tar_shards, token_files
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSet
 
@@ -34,6 +34,7 @@ def _arrow(section: DataSet) -> Samples:
 FORMATS: tuple[Format, ...] = (
     Format("NumPy", numpy_files.matches, numpy_files.open_numpy, ("tokens",)),
     Format("tokens", token_files.matches, token_files.open_tokens, ("tokens",)),
+    Format("tar shards", tar_shards.matches, tar_shards.open_shards, ("images",)),
     Format("a folder of images", image_folder.matches, image_folder.open_folder, ("images",)),
     Format("Arrow IPC", lambda path: True, _arrow),
 )
