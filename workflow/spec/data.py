@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from ortflow.workflow.spec.base import Count, Number, Positive, Section, Text, no_items, no_keys
-from ortflow.workflow.spec.media import ImagesSection, TokensSection
+from ortflow.workflow.spec.media import ImagesSection, TextSection, TokensSection
 from ortflow.workflow.spec.transforms import Transform
 
 
@@ -22,6 +22,8 @@ class DataSet(Section):
     """Windows of a file of tokens."""
     images: ImagesSection | None = None
     """Preparation of image files."""
+    text: TextSection | None = None
+    """Tokens of text files."""
     transforms: list[Transform] = Field(default_factory=no_items)
     """Random changes of the samples, in this order. An evaluation set has its own, those of epoch 0 each time."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Count, Positive, PositiveFloat, Section, no_items
+from ortflow.workflow.spec.base import Count, Positive, PositiveFloat, Section, Text, no_items
 
 Channel = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -39,3 +39,19 @@ class ImagesSection(Section):
     """Axes of a sample: channels, height, width, or height, width, channels."""
     channels: Literal[1, 3] = 3
     """Channels of a sample: 3 for RGB, 1 for grey."""
+
+
+class TextSection(Section):
+    """How `.txt` files become tokens. The tokens are kept in the cache by the content of texts and tokenizer."""
+
+    tokenizer: Text
+    """A `tokenizer.json` of the package tokenizers, relative to the run file."""
+    length: Positive | None = None
+    """Tokens of a window; without it, each document is a sample of variable length."""
+    pack: bool = False
+    """Pack whole documents into windows, with columns for mask, positions and labels. Otherwise windows of `length` + 1
+    tokens run over the documents' ends."""
+    documents: Literal["lines", "files"] = "lines"
+    """What a document is: a line that is not empty, or a file."""
+    end: Text | None = None
+    """Token that is added to the end of each document, such as <|endoftext|>."""

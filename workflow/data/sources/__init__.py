@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.samples import Samples
-from ortflow.workflow.data.sources import image_folder, numpy_files, tar_shards, token_files
+from ortflow.workflow.data.sources import image_folder, numpy_files, tar_shards, text_files, token_files
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSet
 
@@ -36,12 +36,13 @@ FORMATS: tuple[Format, ...] = (
     Format("tokens", token_files.matches, token_files.open_tokens, ("tokens",)),
     Format("tar shards", tar_shards.matches, tar_shards.open_shards, ("images",)),
     Format("a folder of images", image_folder.matches, image_folder.open_folder, ("images",)),
+    Format("text", text_files.matches, text_files.open_text, ("text",)),
     Format("Arrow IPC", lambda path: True, _arrow),
 )
 """The last one takes what no other does."""
 
 
-PREPARATIONS = ("tokens", "images")
+PREPARATIONS = ("tokens", "images", "text")
 """Keys of a set that say how files of certain formats become samples."""
 
 

@@ -168,6 +168,8 @@ STAND_INS: dict[KeyPath, Any] = {
     ("data", "eval", "path"): "-",
     ("data", "train", "tokens", "length"): 1,
     ("data", "eval", "tokens", "length"): 1,
+    ("data", "train", "text", "tokenizer"): "-",
+    ("data", "eval", "text", "tokenizer"): "-",
     ("data", "by_length", "column"): "-",
     ("data", "micro_batch"): 1,
     ("train",): {"steps": 1, "optimizer": _OPTIMIZER},
