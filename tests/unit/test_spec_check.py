@@ -434,10 +434,10 @@ def test_every_check_has_a_contradiction_that_it_alone_finds() -> None:
     specs = [spec_of(**sections) for sections, _ in marks["parametrize"].args[1]]
     for find in (*OF_TRAINERS, *CHECKS):
         # What `_launchers` finds are the rules of packages: tests/integration/test_launcher_package.py.
-        # Those of `check_program` are in test_program_spec.py.
-        assert find.__name__ in ("_launchers", "check_program") or any(list(find(spec)) for spec in specs), (
-            find.__name__
-        )
+        # Those of `check_program` are in test_program_spec.py, and of `check_transforms` in test_transforms.py.
+        assert find.__name__ in ("_launchers", "check_program", "check_transforms") or any(
+            list(find(spec)) for spec in specs
+        ), find.__name__
 
 
 def test_every_problem_gives_the_fix() -> None:

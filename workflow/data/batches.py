@@ -19,7 +19,8 @@ from ortflow.workflow.data.feed import Feed, collate
 from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.data.order import Indices, SampleOrder
 from ortflow.workflow.data.plan import LastBatch, Plan, Position, Step
-from ortflow.workflow.data.samples import Samples
+from ortflow.workflow.data.samples import Epochs, Samples
+from ortflow.workflow.data.schema import Array
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSection
 
@@ -89,7 +90,7 @@ class Batches:
     def _read(self, steps: Sequence[Step]) -> list[StepBatch]:
         accumulation = self.plan.accumulation
         wanted = [self._indices(step, number) for step in steps for number in range(accumulation)]
-        collated = collate(self._dataset, self._feeds, [indices for indices, _ in wanted])
+        collated = self._collate(steps, [indices for indices, _ in wanted])
         made = [MicroBatch(arrays, count) for arrays, (_, count) in zip(collated, wanted, strict=True)]
         return [
             StepBatch(
@@ -101,6 +102,16 @@ class Batches:
             )
             for number, step in enumerate(steps)
         ]
+
+    def _collate(self, steps: Sequence[Step], batches: list[Indices]) -> list[dict[str, Array]]:
+        if not isinstance(self._dataset, Epochs):
+            return collate(self._dataset, self._feeds, batches)
+        collated: list[dict[str, Array]] = []
+        for epoch, same in itertools.groupby(steps, lambda step: step.epoch):
+            count = len(list(same)) * self.plan.accumulation
+            part = batches[len(collated) : len(collated) + count]
+            collated += collate(self._dataset.at(epoch), self._feeds, part)
+        return collated
 
     def _indices(self, step: Step, number: int) -> tuple[Indices, int]:
         """The samples of a micro-step, and the number of real ones."""

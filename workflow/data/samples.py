@@ -110,3 +110,26 @@ class Samples(Protocol):
     def scan(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
         """A column in order, in parts, each with the number of its first sample."""
         ...
+
+
+@runtime_checkable
+class Classified(Protocol):
+    """Samples whose labels are numbers of named classes."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Name of each class; empty if the labels have no names."""
+        ...
+
+    def with_classes(self, classes: tuple[str, ...], where: str) -> Samples:
+        """The samples with the numbers of another table. Raises UserError at `where` for a class that it lacks."""
+        ...
+
+
+@runtime_checkable
+class Epochs(Protocol):
+    """Samples that differ between epochs, as those with transforms do; `read` gives those of epoch 0."""
+
+    def at(self, epoch: int) -> Samples:
+        """The samples of an epoch."""
+        ...

@@ -6,9 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from ortflow.workflow.spec.base import Fraction, Number, Positive, Section, Text, no_items, no_keys
+from ortflow.workflow.spec.base import Count, Fraction, Number, Positive, Section, Text, no_items, no_keys
+from ortflow.workflow.spec.media import ImagesSection, TextSection, TokensSection
 from ortflow.workflow.spec.split import HeldOut
 from ortflow.workflow.spec.tables import Field as TableField
+from ortflow.workflow.spec.transforms import Transform
 
 
 class DataSet(Section):
@@ -25,6 +27,14 @@ class DataSet(Section):
     bad_rows: Fraction = 0.0
     """Largest share of a table's rows that are skipped because they do not fit; by default the first one stops the
     run."""
+    tokens: TokensSection | None = None
+    """Windows of a file of tokens."""
+    images: ImagesSection | None = None
+    """Preparation of image files."""
+    text: TextSection | None = None
+    """Tokens of text files."""
+    transforms: list[Transform] = Field(default_factory=no_items)
+    """Random changes of the samples, in this order. An evaluation set has its own, those of epoch 0 each time."""
 
     @property
     def references(self) -> dict[str, str]:
@@ -54,6 +64,9 @@ class DataSection(Section):
     """Evaluation set."""
     micro_batch: Positive
     """Samples per rank and micro-batch."""
+    workers: Count | None = None
+    """Processes of a rank that decode images and call functions of `transforms`; by default one for each of its cores.
+    With 0 the rank does it."""
     shuffle: bool = True
     """Use a new order each epoch, computed only from seed and epoch."""
     by_length: ByLength | None = None
@@ -79,5 +92,5 @@ class DataSection(Section):
         train, held_out = values.get("train"), values.get("eval")
         if not isinstance(train, dict) or not isinstance(held_out, dict) or held_out.get("fraction") is None:
             return values
-        shared = {key: value for key, value in train.items() if key != "fields"}
+        shared = {key: value for key, value in train.items() if key not in ("fields", "transforms")}
         return {**values, "eval": {**shared, **held_out}}

@@ -41,6 +41,7 @@ def configure(context: Context) -> None:
 
 def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: TrainerRunSpec, report: Report) -> None:
     """Write the plan, and the trainer's files for all ranks. Raises OrtflowError."""
+    from ortflow.workflow.data.classes import classes_of
     from ortflow.workflow.data.digest import digest_of
     from ortflow.workflow.data.sources import open_training
 
@@ -57,7 +58,7 @@ def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: TrainerRunSpec, repo
         spec, samples=samples, data=data, parameters=made.parameters, fingerprint=made.fingerprint, graphs=made.files
     )
     run = identity_of(run_dir, spec, data, before).to_json()
-    replace(plan, run=run).save(run_dir.plan)
+    replace(plan, run=run, classes=classes_of(dataset)).save(run_dir.plan)
 
 
 def _check_data(before: Plan, samples: int, data: str, path: str, report: Report, *, saved: bool) -> None:

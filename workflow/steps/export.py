@@ -21,6 +21,7 @@ from ortflow.workflow.checkpoint.load import Loaded, Window, load, load_newest, 
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.data.classes import write_classes
 from ortflow.workflow.data.tables.files import exists
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.disk_space import Notice, OutOfDisk, wait_for_room
@@ -102,6 +103,8 @@ def export(context: Context) -> None:
             raise OrtflowError(_after_training(context, error)) from error
         else:
             _write_fields(path, context.stream)
+            if (fault := write_classes(path.parent, context.plan.classes)) is not None:
+                context.monitor.warn(fault)
             context.events.write("export", path=str(path), max_difference=difference)
             print(f"exported {path}, {deviation(difference)}", flush=True)
         finally:
@@ -192,6 +195,8 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
         difference = trainer.export(path, batches, spec.export.tolerance)
         if stream is not None:
             _write_fields(path, stream)
+        if (fault := write_classes(path.parent, plan.classes)) is not None:
+            print(f"warning: {fault}", file=sys.stderr)
     return Exported(path, loaded.manifest.step, difference)
 
 

@@ -23,6 +23,8 @@ class Monitor:
         self._context = context
         self._every = context.spec.monitor.every_steps
         self._writer: ScalarLog | None = None
+        self.seconds: float | None = None
+        """Duration of the steps after the first of this attempt; None before it."""
 
     def begin(self) -> None:
         """Report what changed since the previous attempt, and open TensorBoard's file.
@@ -60,6 +62,7 @@ class Monitor:
     ) -> None:  # fmt: skip
         """Report a training step; `tokens` over all ranks, if the model has tokens; the last two if measured."""
         context, step = self._context, self._context.progress.step
+        self.seconds = 0.0 if self.seconds is None else self.seconds + seconds
         if outcome.skipped is not None:
             context.events.write("skipped_step", step=step, reason=outcome.skipped)
         context.events.write(
@@ -124,7 +127,27 @@ def monitor(context: Context) -> None:
     if context.leads:
         print("memory: " + ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in parts.items()), flush=True)
     report_waits(context)
+    report_data_wait(context)
     context.monitor.close()
+
+
+SLOW_DATA = 0.03
+"""Share of the steps' time from which on a wait for samples is printed."""
+
+
+def report_data_wait(context: Context) -> None:
+    """Report the share of the steps' time in which they waited for samples."""
+    seconds, waited = context.monitor.seconds, context.stream.waited
+    if not seconds:
+        return
+    share = min(1.0, waited / seconds)
+    context.events.write("data_wait", seconds=round(waited, 6), share=round(share, 6))
+    if context.leads and share >= SLOW_DATA:
+        print(
+            f"data wait {share:.0%} of the step: reading samples took {waited:.1f} s longer than the steps; raise "
+            "data.workers, give the ranks more cores, or convert the data",
+            flush=True,
+        )
 
 
 def report_waits(context: Context) -> None:

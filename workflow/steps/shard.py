@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ortflow.workflow.cores import cores_per_rank
 from ortflow.workflow.data.ahead import WORTHWHILE_SECONDS, ReadAhead
+from ortflow.workflow.data.augmented import augmented, like_training
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.plan import Position
+from ortflow.workflow.data.pooled import pooled
 from ortflow.workflow.data.samples import Samples, reading_of
 from ortflow.workflow.data.scan import first_not_finite
 from ortflow.workflow.data.sources import open_evaluation, open_training
+from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
@@ -54,6 +59,12 @@ class Stream:
         section = spec.data
         self._limits = replace(limits, pad_value=section.pad_value)
         self._token_labels = token_labels(inputs)
+        resources = spec.resources
+        cores = cores_per_rank(resources.cpus_per_rank, resources.ranks_per_node)
+        self._workers = Workers(cores if section.workers is None else section.workers)
+        self.waited, self._begun = 0.0, False
+        """Seconds in which steps after the first waited for their samples."""
+        self._opened: Samples | None = None
         self._sets = self._open_both(section)
         (dataset, feeds), self._held_out = self._sets
         batches = Batches(
@@ -90,6 +101,11 @@ class Stream:
         evaluating = where == "data.eval"
         found = (open_evaluation if evaluating else open_training)(section, self._spec.seed)
         dataset = found if found is not None else open_training(section, self._spec.seed)
+        if evaluating:
+            dataset = like_training(dataset, self._opened, where)
+        changed = augmented(dataset, data.transforms, self._spec.seed, where) if data.transforms else dataset
+        self._opened = changed if not evaluating else self._opened
+        dataset = pooled(changed, section, self._spec.seed, where, self._workers)
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(
             dataset,
@@ -105,7 +121,13 @@ class Stream:
 
     def next(self) -> StepBatch:
         """The micro-batches of the next step. Never ends."""
-        return next(self._training)
+        begun = time.perf_counter()
+        batch = next(self._training)
+        # The first step's samples have no step before them, during which they could be read.
+        if self._begun:
+            self.waited += time.perf_counter() - begun
+        self._begun = True
+        return batch
 
     def tokens(self, batch: StepBatch, samples: int) -> int | None:
         """Tokens among the samples of a step over all ranks; None if there are none."""
@@ -197,6 +219,7 @@ class Stream:
         """Stop reading training samples."""
         self._training.close()
         self._read.close()
+        self._workers.close()
 
 
 def first_not_finite_of(source: Source) -> str:

@@ -12,6 +12,8 @@ from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.schema import Ragged
 from ortflow.workflow.data.selected import selected
+from ortflow.workflow.data.sources import image_folder, numpy_files, tar_shards, text_files, token_files
+from ortflow.workflow.data.sources.images import Images
 from ortflow.workflow.data.split import Values, column_of, held_out
 from ortflow.workflow.data.tables.files import is_table
 from ortflow.workflow.errors import UserError
@@ -29,6 +31,8 @@ class Format:
     """Whether a file or folder is stored so, by its name and its content's names."""
     open: Callable[[DataSet], Samples]
     """The samples of a section. Raises UserError, naming the file."""
+    takes: tuple[str, ...] = ()
+    """Keys of `PREPARATIONS` that such a set can have."""
 
 
 def _arrow(section: DataSet) -> Samples:
@@ -41,11 +45,21 @@ def _table(section: DataSet) -> Samples:
     return open_samples_of_table(section)
 
 
+TABLE = "a table"
 FORMATS: tuple[Format, ...] = (
-    Format("table", is_table, _table),
+    Format("NumPy", numpy_files.matches, numpy_files.open_numpy, ("tokens",)),
+    Format("tokens", token_files.matches, token_files.open_tokens, ("tokens",)),
+    Format("tar shards", tar_shards.matches, tar_shards.open_shards, ("images",)),
+    Format("a folder of images", image_folder.matches, image_folder.open_folder, ("images",)),
+    Format(TABLE, is_table, _table),
+    Format("text", text_files.matches, text_files.open_text, ("text",)),
     Format("Arrow IPC", lambda path: True, _arrow),
 )
 """The last one takes what no other does."""
+
+
+PREPARATIONS = ("tokens", "images", "text")
+"""Keys of a set that say how files of certain formats become samples."""
 
 
 def open_samples(section: DataSet) -> Samples:
@@ -53,7 +67,15 @@ def open_samples(section: DataSet) -> Samples:
 
     Raises UserError, naming the file, if they cannot be read.
     """
-    return next(form for form in FORMATS if form.matches(Path(section.path))).open(section)
+    form = _format_of(section)
+    for key in PREPARATIONS:
+        if getattr(section, key) is not None and key not in form.takes:
+            raise UserError(f"is read as {form.name}, which has no {key}", where=section.path, fix=f"remove {key}")
+    return form.open(section)
+
+
+def _format_of(section: DataSet) -> Format:
+    return next(form for form in FORMATS if form.matches(Path(section.path)))
 
 
 def open_training(data: DataSection, seed: int) -> Samples:
@@ -68,7 +90,7 @@ def open_evaluation(data: DataSection, seed: int) -> Samples | None:
 
 def _part(data: DataSection, seed: int, *, evaluating: bool) -> Samples:
     section = data.eval if evaluating and data.eval is not None else data.train
-    if is_table(Path(data.train.path)) and is_table(Path(section.path)):
+    if _format_of(data.train).name == _format_of(section).name == TABLE:
         from ortflow.workflow.data.tables.open import open_part_of_table
 
         return open_part_of_table(data, seed, evaluating=evaluating)
@@ -76,7 +98,8 @@ def _part(data: DataSection, seed: int, *, evaluating: bool) -> Samples:
     if data.eval is None or data.eval.fraction is None:
         return samples
     mask = held_out(len(samples), data.eval, seed, _values(samples, data.eval))
-    return selected(samples, np.flatnonzero(mask == evaluating))
+    rows = np.flatnonzero(mask == evaluating)
+    return samples.part(rows) if isinstance(samples, Images) else selected(samples, rows)
 
 
 def _values(samples: Samples, section: HeldOut) -> Values | None:

@@ -24,6 +24,7 @@ from ortflow.workflow.spec.checks.schedule import check_schedule
 from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.checks.tables import check_tables
+from ortflow.workflow.spec.checks.transforms import check_transforms
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, Lion, Sgd
@@ -282,6 +283,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     _recompute,
     _lora,
     _device,
+    check_transforms,
 )
 
 CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (

@@ -68,12 +68,12 @@ def follow(
             section = next(arm for arm in arms if part in tags(arm, arm_key))
             arm_key = None
             continue
-        if section is not None:
+        if section is not None and not isinstance(part, int):
             holder, field = section, section.model_fields.get(part)
             arms = sections(field) if field else []
             arm_key = discriminator(field) if field else None
             section = arms[0] if len(arms) == 1 else None
-        elif not (isinstance(values, dict | list) and _has(values, part)):
+        elif section is None and not (isinstance(values, dict | list) and _has(values, part)):
             break
         path.append(part)
         values = values[part] if isinstance(values, dict | list) and _has(values, part) else None

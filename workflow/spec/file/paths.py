@@ -29,6 +29,8 @@ INPUTS: tuple[tuple[str, ...], ...] = (
     ("model", "graphs", "optimizer"),
     ("data", "train", "path"),
     ("data", "eval", "path"),
+    ("data", "train", "text", "tokenizer"),
+    ("data", "eval", "text", "tokenizer"),
 )
 """Files that a run reads: relative to the run file's folder."""
 

@@ -1,0 +1,134 @@
+"""Worker processes make the same samples as the rank, are replaced when they are killed, and end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from data_sets import ragged, write_batches
+from pictures import write_classes
+
+from ortflow.workflow.data.augmented import augmented
+from ortflow.workflow.data.pooled import pooled
+from ortflow.workflow.data.samples import Samples
+from ortflow.workflow.data.sources import open_samples
+from ortflow.workflow.data.workers import Workers
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.spec.data import DataSection, DataSet
+from ortflow.workflow.spec.transforms import Transform
+
+ORDER = np.array([3, 0, 11, 7, 7, 5, 2, 9, 1])
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    workers = Workers(2)
+    yield workers
+    workers.close()
+    assert not children()
+
+
+def children() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "ortflow.workflow.data.worker" in each.cmdline()]
+
+
+def opened(path: Path, workers: Workers, *transforms: dict[str, Any]) -> tuple[Samples, Samples]:
+    """The set, read by this process and by workers."""
+    section = DataSet(path=str(path), transforms=[Transform.model_validate(one) for one in transforms])
+    samples = open_samples(section)
+    if transforms:
+        samples = augmented(samples, section.transforms, 3, "data.train")
+    return samples, pooled(samples, DataSection(train=section, micro_batch=1), 3, "data.train", workers)
+
+
+def test_workers_give_the_same_bits_and_are_replaced(tmp_path: Path, workers: Workers) -> None:
+    root = write_classes(tmp_path, {"cat": 6, "dog": 6})
+    own, by_workers = opened(root, workers, {"flip": "horizontal"}, {"noise": 0.1}, {"mixup": 0.5})
+    for epoch in (0, 1):
+        for name in ("image", "label"):
+            expected = own.at(epoch).read(name, ORDER)  # type: ignore[attr-defined]
+            np.testing.assert_array_equal(by_workers.at(epoch).read(name, ORDER), expected)  # type: ignore[attr-defined]
+    started = children()
+    assert len(started) == 2
+    started[0].send_signal(signal.SIGTERM)  # for the whole process group of a rank that is asked to save
+    started[1].kill()
+    started[1].wait()
+    np.testing.assert_array_equal(by_workers.read("image", ORDER), own.read("image", ORDER))
+    running = {each.pid for each in children()}
+    assert started[0].pid in running
+    assert started[1].pid not in running
+    assert len(running) == 2
+    workers.close()
+    assert not children()
+    np.testing.assert_array_equal(by_workers.read("image", ORDER), own.read("image", ORDER))
+
+
+def test_functions_of_the_user_run_there(tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in_workers.py").write_text(
+        "import os\nprint('a line that is no reply')\n"
+        "def change(tokens, random):\n"
+        "    if os.environ.get('TEST_ENDS'): os._exit(9)\n"
+        "    tokens[0] = os.getpid() % 251\n    return tokens\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "set.arrow"
+    write_batches(path, {"tokens": ragged([[0] * length for length in range(1, 13)], "int64")})
+    _, by_workers = opened(path, workers, {"function": "in_workers:change", "column": "tokens"})
+    samples = by_workers.read_ragged("tokens", ORDER)
+    assert [len(sample) for sample in samples] == (ORDER + 1).tolist()
+    assert {int(sample[0]) for sample in samples} <= {each.pid % 251 for each in children()}
+    workers._stop()
+    monkeypatch.setenv("TEST_ENDS", "1")
+    with pytest.raises(OrtflowError, match=r"3 worker processes of the data ended \(exit code 9\) while they made"):
+        by_workers.read_ragged("tokens", ORDER)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path, workers: Workers) -> None:
+    root = write_classes(tmp_path, {"cat": 12})
+    (root / "cat" / "007.png").write_bytes(b"damaged")
+    _, by_workers = opened(root, workers)
+    with pytest.raises(UserError, match=r"007\.png: cannot be decoded"):
+        by_workers.read("image", ORDER)
+    assert by_workers.read("image", np.array([1, 2])).shape == (2, 3, 8, 8)
+
+
+PARENT = """
+import sys, numpy as np
+sys.path.insert(0, {support!r})
+from pathlib import Path
+from test_data_workers import *
+write_classes(Path({folder!r}), {{"cat": 4}})
+workers = Workers(2)
+_, samples = opened(Path({folder!r}), workers)
+samples.read("image", np.arange(4))
+print(*[each.pid for each in children()], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_worker_outlives_its_rank(tmp_path: Path, how: signal.Signals) -> None:
+    here = Path(__file__).parent
+    code = PARENT.format(support=str(here.parent / "support"), folder=str(tmp_path / "set"))
+    environment = {**os.environ, "PYTHONPATH": str(here)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        parent.send_signal(how)
+        parent.wait()
+        until = time.monotonic() + 20
+        while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -1,0 +1,233 @@
+"""Samples with transforms: each depends on seed, epoch and the sample's number alone.
+
+Resumed runs, other numbers of ranks and other micro-batches therefore see the same bits. Called by the shard step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ortflow.workflow.data.draws import Draws
+from ortflow.workflow.data.samples import Classified, Indices, Samples
+from ortflow.workflow.data.schema import Array, Column, Ragged
+from ortflow.workflow.data.sources.images import IMAGE, LABEL, Images
+from ortflow.workflow.data.sources.pictures import Box
+from ortflow.workflow.data.transforms import Axes, Flip, Function, Jitter, Mask, Mix, Noise, OneHot, PaddedCrop, Step
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.transforms import RandomCrop, Transform
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """The samples of an epoch."""
+
+    dataset: Samples
+    steps: Sequence[Step]
+    seed: int
+    columns: dict[str, Column]
+    changed: Sequence[frozenset[str]]
+    """The columns that each of `steps` changes."""
+    crop: RandomCrop | None
+    """The part of the file's image that is decoded."""
+    epoch: int = 0
+
+    @property
+    def path(self) -> Path:
+        """The set's file or folder."""
+        return self.dataset.path
+
+    @property
+    def shard_counts(self) -> Sequence[int]:
+        """Those of the set."""
+        return self.dataset.shard_counts
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether those of all columns are known."""
+        return all(column.minimum is not None for column in self.columns.values())
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def at(self, epoch: int) -> Augmented:
+        """The samples of another epoch."""
+        return replace(self, epoch=epoch)
+
+    def read(self, name: str, indices: Indices) -> Array:
+        """Samples, [len(indices), *shape]."""
+        if not self._changes(name):
+            return self.dataset.read(name, indices)
+        column = self.columns[name]
+        samples = np.empty((len(indices), *column.shape), column.dtype)
+        for place, number in enumerate(indices.tolist()):
+            samples[place] = self._value(name, number, len(self.steps))
+        return samples
+
+    def read_ragged(self, name: str, indices: Indices) -> list[Array]:
+        """Samples of a column of variable length."""
+        if not self._changes(name):
+            return self.dataset.read_ragged(name, indices)
+        return [self._value(name, number, len(self.steps)) for number in indices.tolist()]
+
+    def lengths(self, name: str) -> Indices:
+        """Those of the set: no transform changes a length."""
+        return self.dataset.lengths(self._origin(name))
+
+    def scan(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
+        """The samples before the transforms, and the largest and smallest values that transforms add."""
+        masks = [step for step in self.steps if isinstance(step, Mask) and name in (step.column, step.section.labels)]
+        for mask in masks:
+            values = mask.extremes(name)
+            yield 0, Ragged(values, np.array([0, len(values)]))
+        if any(isinstance(step, (OneHot, Mix)) and name == step.label for step in self.steps):
+            yield 0, np.eye(*self.columns[name].shape, dtype=np.float32)
+            return
+        yield from self.dataset.scan(self._origin(name))
+
+    def _origin(self, name: str) -> str:
+        """The column of the set that one is made from."""
+        made = {step.section.labels: step.column for step in self.steps if isinstance(step, Mask)}
+        return made.get(name, name)
+
+    def _changes(self, name: str) -> bool:
+        return (name == IMAGE and self.crop is not None) or any(name in changed for changed in self.changed)
+
+    def _value(self, name: str, number: int, stage: int) -> Array:
+        """A sample's value after the first `stage` transforms."""
+        while stage and name not in self.changed[stage - 1]:
+            stage -= 1
+        if not stage:
+            return self._original(name, number)
+        draws = Draws(self.seed, self.epoch, number, stage)
+        return self.steps[stage - 1].apply(name, number, lambda of, at: self._value(of, at, stage - 1), draws)
+
+    def _original(self, name: str, number: int) -> Array:
+        if name == IMAGE and self.crop is not None and isinstance(self.dataset, Images):
+            return self.dataset.decode(number, part(self.crop, Draws(self.seed, self.epoch, number, 0)))
+        one = np.array([number], np.int64)
+        if self.dataset.columns[name].variable:
+            return self.dataset.read_ragged(name, one)[0]
+        sample: Array = self.dataset.read(name, one)[0]
+        return sample
+
+
+def augmented(dataset: Samples, transforms: Sequence[Transform], seed: int, where: str) -> Augmented:
+    """The samples with the transforms of a run file's section `where`. Raises UserError if one does not fit."""
+    steps: list[Step] = []
+    columns = dict(dataset.columns)
+    changed: list[frozenset[str]] = []
+    crop = None
+    for number, transform in enumerate(transforms):
+        place = f"{where}.transforms[{number}].{transform.kinds[0]}"
+        try:
+            if transform.random_crop is not None and transform.random_crop.scale:
+                crop = _checked(transform.random_crop, dataset, number)
+                continue
+            for step in _steps(transform, dataset, columns):
+                made = step.changed(columns)
+                columns |= made
+                changed.append(frozenset(made))
+                steps.append(step)
+        except UserError as error:
+            raise UserError(error.what, where=place, fix=error.fix) from None
+    return Augmented(dataset, steps, seed, columns, changed, crop)
+
+
+def like_training(dataset: Samples, training: Samples | None, where: str) -> Samples:
+    """An evaluation set with the training set's numbers of classes, as probabilities if its labels are.
+
+    Raises UserError for a class that the training set lacks.
+    """
+    steps = training.steps if isinstance(training, Augmented) else ()
+    plain = training.dataset if isinstance(training, Augmented) else training
+    if isinstance(dataset, Classified) and isinstance(plain, Classified):
+        dataset = dataset.with_classes(plain.classes, f"{where}.path")
+    mixed = next((step for step in steps if isinstance(step, OneHot)), None)
+    if mixed is None or mixed.label not in dataset.columns:
+        return dataset
+    made = mixed.changed(dataset.columns)
+    return Augmented(dataset, [mixed], 0, {**dataset.columns, **made}, [frozenset(made)], None)
+
+
+def part(section: RandomCrop, draws: Draws) -> Callable[[int, int], Box]:
+    """Chooses a random part of an image (Szegedy et al. 2015): ten attempts, then the centre."""
+    low, high = section.scale
+    ratios = section.ratio or [3 / 4, 4 / 3]
+
+    def choose(width: int, height: int) -> Box:
+        for _ in range(10):
+            area = width * height * draws.uniform(low, high)
+            ratio = math.exp(draws.uniform(math.log(ratios[0]), math.log(ratios[1])))
+            across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < across <= width and 0 < down <= height:
+                left, top = draws.below(width - across + 1), draws.below(height - down + 1)
+                return left, top, left + across, top + down
+        across = min(width, round(height * ratios[1]))
+        down = min(height, round(width / ratios[0]))
+        left, top = (width - across) // 2, (height - down) // 2
+        return left, top, left + across, top + down
+
+    return choose
+
+
+def _checked(section: RandomCrop, dataset: Samples, number: int) -> RandomCrop:
+    if section.padding is not None:
+        raise UserError("has scale and padding", fix="give one of them")
+    if number or not isinstance(dataset, Images):
+        raise UserError("scale is for files of images, before other transforms", fix="put it first, or give padding")
+    for key, pair in (("scale", section.scale), ("ratio", section.ratio or [1, 1])):
+        if len(pair) != 2 or pair[0] > pair[1]:
+            raise UserError(f"{key} is {pair}", fix="give the smallest and the largest")
+    return section
+
+
+def _steps(transform: Transform, dataset: Samples, columns: dict[str, Column]) -> list[Step]:
+    if transform.mask_tokens is not None:
+        return [Mask(transform.column or "tokens", transform.mask_tokens)]
+    column = transform.column or IMAGE
+    if transform.function is not None:
+        return [Function(column, transform.function)]
+    if transform.noise is not None:
+        return [Noise(column, transform.noise)]
+    axes = _axes(dataset, columns, column)
+    if transform.flip is not None:
+        return [Flip(column, axes, transform.flip == "vertical")]
+    if transform.color_jitter is not None:
+        return [Jitter(column, axes, transform.color_jitter)]
+    if transform.random_crop is not None:
+        if transform.random_crop.padding is None:
+            raise UserError("has neither scale nor padding", fix="give one of them")
+        return [PaddedCrop(column, axes, transform.random_crop.padding)]
+    parameter = transform.mixup or transform.cutmix
+    assert parameter is not None
+    label = columns.get(LABEL)
+    if label is None:
+        raise UserError(f"needs the classes in a column {LABEL!r}", fix=f"name it {LABEL}")
+    shape = columns[column].shape if column in columns else ()
+    size = (shape[-2:] if axes.first else shape[:2]) if len(shape) == 3 else (0, 0)
+    steps: list[Step] = [Mix(column, LABEL, axes, parameter, transform.cutmix is not None, len(dataset), size)]
+    if label.dtype.kind in "iu" and not label.shape:
+        steps.insert(0, OneHot(LABEL, _classes(dataset, label)))
+    return steps
+
+
+def _classes(dataset: Samples, label: Column) -> int:
+    names = dataset.classes if isinstance(dataset, Classified) else ()
+    if not names and label.maximum is None:
+        raise UserError("needs the number of classes, which the set does not record", fix="use `ortflow data convert`")
+    return len(names) or int(label.maximum or 0) + 1
+
+
+def _axes(dataset: Samples, columns: dict[str, Column], name: str) -> Axes:
+    if isinstance(dataset, Images) and name == IMAGE:
+        table = dataset.preparation.table
+        return Axes(dataset.preparation.section.layout == "chw", table[:, 0], table[:, 255])
+    shape = columns[name].shape if name in columns else ()
+    first = len(shape) != 3 or shape[0] <= 4 or shape[-1] > 4
+    channels = shape[0 if first else -1] if shape else 1
+    return Axes(first, np.zeros(channels, np.float32), np.ones(channels, np.float32))

@@ -1,0 +1,151 @@
+"""A set of encoded images with numbers for each: what folders of images and tar shards have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import xxhash
+
+from ortflow.workflow.data.samples import Indices
+from ortflow.workflow.data.schema import Array, Column
+from ortflow.workflow.data.sources.pictures import ChooseBox, Preparation
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.media import ImagesSection
+
+IMAGE = "image"
+LABEL = "label"
+_SCANNED = 64
+"""Images decoded at a time by a scan."""
+
+
+class Blobs(Protocol):
+    """Encoded images by number."""
+
+    def read(self, number: int) -> bytes:
+        """The bytes. Raises UserError."""
+        ...
+
+    def name(self, number: int) -> str:
+        """Its file, for messages."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Hash of the names and sizes of all, without their folder."""
+        ...
+
+
+class PartOfBlobs:
+    """The images `rows` of others."""
+
+    def __init__(self, blobs: Blobs, rows: Indices) -> None:
+        self._blobs, self._rows = blobs, rows
+        hashing = xxhash.xxh3_128(blobs.identity.encode())
+        hashing.update(np.ascontiguousarray(rows).data)
+        self.identity = hashing.hexdigest()
+
+    def read(self, number: int) -> bytes:
+        """The bytes. Raises UserError."""
+        return self._blobs.read(int(self._rows[number]))
+
+    def name(self, number: int) -> str:
+        """Its file, for messages."""
+        return self._blobs.name(int(self._rows[number]))
+
+
+class Images:
+    """Columns `image`, decoded when it is read, and one integer or number each of `numbers`."""
+
+    has_ranges = True
+    decoded = (IMAGE,)
+    """Columns whose samples take milliseconds to make."""
+
+    def __init__(
+        self,
+        path: Path,
+        blobs: Blobs,
+        numbers: Mapping[str, Array],
+        section: ImagesSection | None,
+        shard_counts: Sequence[int],
+        classes: tuple[str, ...] = (),
+    ) -> None:
+        self.path, self.blobs, self.numbers, self.classes = path, blobs, dict(numbers), classes
+        self.shard_counts = shard_counts
+        self.preparation = Preparation.of(section, blobs.read(0), blobs.name(0))
+        self._count = sum(shard_counts)
+        self.columns = {IMAGE: self.preparation.column}
+        for name, array in self.numbers.items():
+            span = (
+                (float(array.min()), float(array.max()))
+                if array.dtype.kind == "f"
+                else (int(array.min()), int(array.max()))
+            )
+            self.columns[name] = Column(array.dtype, ()).with_range(span)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def digest(self) -> str:
+        """Hash that identifies the samples without decoding them."""
+        hashing = xxhash.xxh3_128(self.blobs.identity.encode())
+        # Without defaults: a later version may have more keys.
+        section = self.preparation.section.model_dump(exclude_defaults=True)
+        hashing.update(json.dumps([self.classes, section, self.preparation.size], sort_keys=True).encode())
+        for name, array in sorted(self.numbers.items()):
+            hashing.update(f"{name} {array.dtype}\n".encode())
+            hashing.update(np.ascontiguousarray(array).data)
+        return hashing.hexdigest()
+
+    def decode(self, number: int, choose: ChooseBox | None = None) -> Array:
+        """One image; see `Preparation.sample`."""
+        return self.preparation.sample(self.blobs.read(number), self.blobs.name(number), choose)
+
+    def read(self, name: str, indices: Indices) -> Array:
+        """Samples, [len(indices), *shape]."""
+        if name != IMAGE:
+            numbers: Array = self.numbers[name][indices]
+            return numbers
+        column = self.columns[IMAGE]
+        samples = np.empty((len(indices), *column.shape), column.dtype)
+        for place, number in enumerate(indices.tolist()):
+            samples[place] = self.decode(number)
+        return samples
+
+    def read_ragged(self, name: str, indices: Indices) -> list[Array]:
+        """No column is of variable length."""
+        raise KeyError(name)
+
+    def lengths(self, name: str) -> Indices:
+        """No column is of variable length."""
+        raise KeyError(name)
+
+    def scan(self, name: str) -> Iterator[tuple[int, Array]]:
+        """A column in order, in parts."""
+        step = _SCANNED if name == IMAGE else max(1, len(self))
+        for first in range(0, len(self), step):
+            yield first, self.read(name, np.arange(first, min(first + step, len(self))))
+
+    def with_classes(self, classes: tuple[str, ...], where: str) -> Images:
+        """The set with its labels numbered as in another set. Raises UserError for a class that has no number there."""
+        unknown = sorted(set(self.classes) - set(classes))
+        if unknown:
+            raise UserError(
+                f"{self.path} has the class {unknown[0]!r}, which the training set has not", where=where,
+                fix=f"remove it, or add it to the training set, whose classes are: {', '.join(classes)}",
+            )  # fmt: skip
+        if not self.classes or self.classes == classes:
+            return self
+        numbers = np.array([classes.index(name) for name in self.classes], np.int64)
+        relabelled = {**self.numbers, LABEL: numbers[self.numbers[LABEL]]}
+        return Images(self.path, self.blobs, relabelled, self.preparation.section, self.shard_counts, classes)
+
+    def part(self, rows: Indices) -> Images:
+        """The samples `rows`, with the same classes."""
+        numbers = {name: array[rows] for name, array in self.numbers.items()}
+        blobs = PartOfBlobs(self.blobs, rows)
+        return Images(self.path, blobs, numbers, self.preparation.section, [len(rows)], self.classes)

@@ -1,0 +1,166 @@
+"""`.npz` and `.npy` files as sets of samples, mapped where they are.
+
+Members of an `.npz` that `numpy.savez` wrote are stored as they are, and mapped. Those of `numpy.savez_compressed` are
+decoded into memory, up to `LARGEST_DECODED` bytes. Files are untrusted: nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from ortflow.workflow.data.schema import Array
+from ortflow.workflow.data.sources.mapped import MappedArrays
+from ortflow.workflow.data.sources.token_files import TokenArray, token_windows
+from ortflow.workflow.data.write import check_storable
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import open_regular
+from ortflow.workflow.spec.data import DataSet
+
+LARGEST_DECODED = 1 << 30
+"""Bytes of compressed arrays that a rank holds in memory."""
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+"""Of a member of a zip file: signature, then the lengths of its name and of its extra field."""
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def matches(path: Path) -> bool:
+    """Whether it is such a file, or a folder of them."""
+    return path.suffix.lower() in (".npy", ".npz") or (path.is_dir() and bool(_files(path)))
+
+
+def open_numpy(section: DataSet) -> MappedArrays | TokenArray:
+    """The samples of an `.npz`, an `.npy` (its name is the column's), or a folder: of `.npz` in sequence, or of `.npy`,
+    a column each.
+
+    Raises UserError, naming the file.
+    """
+    path = Path(section.path)
+    files = _files(path) if path.is_dir() else [path]
+    if len({file.suffix.lower() for file in files}) > 1:
+        raise UserError("holds .npz and .npy files", where=str(path), fix="keep one kind in a folder")
+    if files[0].suffix.lower() == ".npz":
+        parts = [_checked(_archive(file), str(file)) for file in files]
+        for file, part in zip(files, parts, strict=True):
+            if _kinds(part) != _kinds(parts[0]):
+                raise UserError(f"its arrays differ from those of {files[0].name}", where=str(file))
+        return MappedArrays(path, parts)
+    arrays = {file.stem: _mapped(file) for file in files}
+    if section.tokens is not None:
+        return token_windows(path, list(arrays.values()), section.tokens)
+    return MappedArrays(path, [_checked(arrays, str(path))])
+
+
+def _files(folder: Path) -> list[Path]:
+    ends = (".npy", ".npz")
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in ends and not file.name.startswith("."))
+
+
+def _kinds(part: dict[str, Array]) -> dict[str, object]:
+    return {name: (array.dtype, array.shape[1:]) for name, array in part.items()}
+
+
+def _checked(part: dict[str, Array], where: str) -> dict[str, Array]:
+    """The arrays as columns: of one length, of numbers in the machine's byte order, and booleans as uint8."""
+    if not part:
+        raise UserError("contains no array", where=where, fix="save it again")
+    for name, array in part.items():
+        check_storable(name, array.dtype, array.shape, where)
+    if len({len(array) for array in part.values()}) > 1:
+        reported = ", ".join(f"{name} has {len(array)}" for name, array in part.items())
+        raise UserError(f"arrays differ in their number of samples: {reported}", where=where)
+    return {name: _native(array, name, where) for name, array in part.items()}
+
+
+def _native(array: Array, name: str, where: str) -> Array:
+    if array.dtype.kind == "b":
+        return array.view(np.uint8)
+    if not array.dtype.isnative:
+        raise UserError(
+            f"array {name!r} is {array.dtype.str}, of the other byte order", where=where,
+            fix=f"save it as {array.dtype.newbyteorder('=').name}",
+        )  # fmt: skip
+    return array
+
+
+def _mapped(file: Path) -> Array:
+    with _readable(file), os.fdopen(open_regular(file), "rb") as stream:
+        return _map_at(stream, file, file.stem, os.fstat(stream.fileno()).st_size)
+
+
+def _archive(file: Path) -> dict[str, Array]:
+    part: dict[str, Array] = {}
+    decoded = 0
+    with _readable(file), os.fdopen(open_regular(file), "rb") as stream, zipfile.ZipFile(stream) as archive:
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name in part:
+                raise UserError(f"holds two arrays {name!r}", where=str(file), fix="save it again")
+            if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
+                stream.seek(member.header_offset)
+                signature, named, extra = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
+                if signature != b"PK\x03\x04":
+                    raise ValueError("a member's header is damaged")
+                stream.seek(named + extra, os.SEEK_CUR)
+                part[name] = _map_at(stream, file, name, stream.tell() + member.file_size)
+                continue
+            decoded += member.file_size
+            if decoded > LARGEST_DECODED:
+                raise UserError(
+                    f"its compressed arrays take more than {LARGEST_DECODED >> 30} GiB of memory in each rank",
+                    where=str(file),
+                    fix=f"save it with numpy.savez, or `ortflow data convert {file.name} --output {file.stem}.arrow`",
+                )
+            with archive.open(member) as unpacked:
+                part[name] = np.lib.format.read_array(unpacked, allow_pickle=False)
+    return part
+
+
+def _map_at(stream: IO[bytes], file: Path, name: str, end: int) -> Array:
+    """The array whose `.npy` header begins at the stream's position, and which ends at byte `end` or before."""
+    version = np.lib.format.read_magic(stream)
+    if version not in _HEADERS:
+        raise UserError(f"array {name!r} has named fields", where=str(file), fix="save each field as a separate array")
+    shape, by_columns, dtype = _HEADERS[version](stream)
+    check_storable(name, dtype, shape, str(file))
+    if math.prod(shape) * dtype.itemsize > min(end, os.fstat(stream.fileno()).st_size) - stream.tell():
+        raise UserError(f"array {name!r} is truncated", where=str(file), fix="save it again")
+    if not math.prod(shape):
+        return np.empty(shape, dtype)
+    order = "F" if by_columns else "C"
+    mapped: Array = np.memmap(stream, dtype, "r", stream.tell(), shape, order).view(np.ndarray)
+    return mapped
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Convert exceptions of zip and numpy readers to one sentence."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError("no such file", where=str(file), fix="correct the path") from None
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        RuntimeError,
+        struct.error,
+    ) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"cannot be read ({reason})", where=str(file), fix="save it again with numpy") from None

@@ -1,0 +1,238 @@
+"""Tar files in the layout of WebDataset: `key.jpg` with `key.cls` or `key.json` beside it, read by their offsets.
+
+Finding the members means reading every header once. The index is kept in the user's cache, by the content of the
+shard's ends, so that the ranks and later runs read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ortflow.workflow.data.sources.images import LABEL, Images
+from ortflow.workflow.data.sources.pictures import ENDS
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import open_regular
+from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.spec.data import DataSet
+
+VERSION = 1
+_ENDS_BYTES = 1 << 16
+"""Bytes at each end of a shard that its index is found by, beside its size and time."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """The samples of a shard."""
+
+    keys: list[str]
+    places: np.ndarray[Any, np.dtype[np.int64]]
+    """Offset and size of each image, [samples, 2]."""
+    numbers: dict[str, np.ndarray[Any, Any]]
+
+    def encoded(self) -> bytes:
+        """The index as the bytes of a file."""
+        buffer = io.BytesIO()
+        keys = np.frombuffer(json.dumps(self.keys).encode(), np.uint8)
+        np.savez(buffer, keys=keys, places=self.places, **{f"number {name}": one for name, one in self.numbers.items()})
+        data = buffer.getvalue()
+        return xxhash.xxh3_128_digest(data) + data
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Index:
+        """The inverse of `encoded`. Raises ValueError if the bytes are damaged."""
+        if xxhash.xxh3_128_digest(data[16:]) != data[:16]:
+            raise ValueError("does not match its hash")
+        with np.load(io.BytesIO(data[16:]), allow_pickle=False) as arrays:
+            numbers = {
+                name.removeprefix("number "): arrays[name] for name in arrays.files if name.startswith("number ")
+            }
+            return cls(json.loads(arrays["keys"].tobytes()), arrays["places"], numbers)
+
+
+class TarBlobs:
+    """Images in shards, each read by one `pread`."""
+
+    def __init__(self, files: list[Path], indices: list[Index]) -> None:
+        self._files, self._keys = files, [index.keys for index in indices]
+        self._places = np.concatenate([index.places for index in indices])
+        self._starts = np.cumsum([0, *(len(index.keys) for index in indices)], dtype=np.int64)
+        self._open: dict[int, int] = {}
+        hashing = xxhash.xxh3_128(json.dumps(self._keys).encode())
+        hashing.update(self._places.data)
+        self.identity = hashing.hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}}
+
+    def __del__(self) -> None:
+        for descriptor in self.__dict__.get("_open", {}).values():
+            os.close(descriptor)
+
+    def name(self, number: int) -> str:
+        """Shard and key of an image."""
+        shard, row = self._located(number)
+        return f"{self._files[shard]}:{self._keys[shard][row]}"
+
+    def read(self, number: int) -> bytes:
+        """Bytes of an image. Raises UserError."""
+        shard, _ = self._located(number)
+        offset, size = self._places[number].tolist()
+        try:
+            if shard not in self._open:
+                self._open[shard] = open_regular(self._files[shard])
+            data = os.pread(self._open[shard], size, offset)
+        except OSError as error:
+            raise UserError(error.strerror or str(error), where=self.name(number), fix="restore it") from None
+        if len(data) < size:
+            raise UserError("is truncated", where=self.name(number), fix="copy the shard again")
+        return data
+
+    def _located(self, number: int) -> tuple[int, int]:
+        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return shard, number - int(self._starts[shard])
+
+
+def matches(path: Path) -> bool:
+    """Whether it is a tar file, or a folder of them."""
+    return path.suffix.lower() == ".tar" or (path.is_dir() and any(path.glob("*.tar")))
+
+
+def open_shards(section: DataSet) -> Images:
+    """The images of one shard, or of those of a folder in the order of their names. Raises UserError."""
+    path = Path(section.path)
+    files = sorted(path.glob("*.tar")) if path.is_dir() else [path]
+    indices = [index_of(file) for file in files]
+    kinds = {name: array.dtype for name, array in indices[0].numbers.items()}
+    for file, index in zip(files, indices, strict=True):
+        if {name: array.dtype for name, array in index.numbers.items()} != kinds:
+            what = f"its samples have {_listed(index.numbers)}, those of {files[0].name} {_listed(indices[0].numbers)}"
+            raise UserError(what, where=str(file), fix="keep only shards of one set in a folder")
+    numbers = {name: np.concatenate([index.numbers[name] for index in indices]) for name in kinds}
+    return Images(path, TarBlobs(files, indices), numbers, section.images, [len(index.keys) for index in indices])
+
+
+def index_of(file: Path) -> Index:
+    """The index of a shard, from the cache or by reading it. Raises UserError, naming the shard."""
+    try:
+        with os.fdopen(open_regular(file), "rb") as stream:
+            cached = _cached(file, stream)
+            if cached is not None and cached.exists():
+                try:
+                    return Index.decoded(cached.read_bytes())
+                except (ValueError, OSError, KeyError):
+                    pass  # it is built again
+            index = _read(file, stream)
+    except tarfile.TarError as error:
+        raise UserError(
+            f"is no tar file, or damaged ({error})", where=str(file), fix="write it without compression"
+        ) from None
+    except OSError as error:
+        raise UserError(error.strerror or str(error), where=str(file), fix="give a tar file") from None
+    if cached is not None:
+        with contextlib.suppress(OSError):  # without a cache, every rank reads the headers
+            write_atomically(cached, index.encoded())
+    return index
+
+
+def _cached(file: Path, stream: io.BufferedReader) -> Path | None:
+    status = os.fstat(stream.fileno())
+    hashing = xxhash.xxh3_128(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
+    for place in (0, max(0, status.st_size - _ENDS_BYTES)):
+        hashing.update(os.pread(stream.fileno(), _ENDS_BYTES, place))
+    named = os.environ.get("ORTFLOW_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(named) if named else Path(home, "ortflow")
+    return folder / "shards" / f"{hashing.hexdigest()}.index"
+
+
+def _read(file: Path, stream: io.BufferedReader) -> Index:
+    keys: list[str] = []
+    places: list[tuple[int, int]] = []
+    rows: list[dict[str, int | float]] = []
+    for key, members in _samples(file, stream):
+        images = [end for end in members if end in ENDS]
+        if len(images) != 1:
+            raise UserError(f"sample {key!r} has {len(images)} images", where=str(file), fix="give each sample one")
+        keys.append(key)
+        places.append(members[images[0]])
+        rows.append(_numbers(file, key, stream, members))
+        if rows[-1].keys() != rows[0].keys():
+            what = f"sample {key!r} has {_listed(rows[-1])}, sample {keys[0]!r} {_listed(rows[0])}"
+            raise UserError(what, where=str(file), fix="give all samples the same fields")
+    if not keys:
+        raise UserError("holds no sample", where=str(file))
+    numbers = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    numbers = {
+        name: one.astype(np.float32) if one.dtype.kind == "f" else one.astype(np.int64) for name, one in numbers.items()
+    }
+    return Index(keys, np.array(places, np.int64), numbers)
+
+
+def _samples(file: Path, stream: io.BufferedReader) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """Key, and {end of the name: (offset, size)}, of each sample: of neighbours with one name up to its first dot."""
+    present: dict[str, tuple[int, int]] = {}
+    current, seen = "", set()
+    with tarfile.open(fileobj=stream, mode="r:") as archive:
+        for member in archive:
+            archive.members = []  # it would keep them all
+            if not member.isfile():
+                continue
+            folder, _, base = member.name.rpartition("/")
+            stem, dot, end = base.partition(".")
+            key = f"{folder}/{stem}" if folder else stem
+            if not stem or not dot:
+                continue
+            if key != current:
+                if present:
+                    yield current, present
+                if key in seen:
+                    raise UserError(f"sample {key!r} is not in one piece", where=str(file), fix="sort its members")
+                seen.add(key)
+                current, present = key, {}
+            present[f".{end.lower()}"] = (member.offset_data, member.size)
+        # tarfile takes a shard for whole that was cut between two members.
+        if os.pread(stream.fileno(), tarfile.BLOCKSIZE, archive.offset) != bytes(tarfile.BLOCKSIZE):
+            raise UserError("is truncated: its end is missing", where=str(file), fix="copy the shard again")
+    if present:
+        yield current, present
+
+
+def _numbers(
+    file: Path, key: str, stream: io.BufferedReader, members: Mapping[str, tuple[int, int]]
+) -> dict[str, int | float]:
+    numbers: dict[str, int | float] = {}
+    if ".cls" in members:
+        text = _text(stream, members[".cls"])
+        if not text.strip().isdecimal():
+            raise UserError(
+                f"{key}.cls is {text[:20]!r}, no number of a class", where=str(file), fix="number the classes from 0"
+            )
+        numbers[LABEL] = int(text)
+    if ".json" in members:
+        try:
+            fields = json.loads(_text(stream, members[".json"]))
+        except ValueError as error:
+            raise UserError(f"{key}.json cannot be read ({error})", where=str(file), fix="correct it") from None
+        for name, value in fields.items() if isinstance(fields, dict) else ():
+            if isinstance(value, (int, float)):
+                numbers[name] = int(value) if isinstance(value, bool) else value
+    return numbers
+
+
+def _text(stream: io.BufferedReader, place: tuple[int, int]) -> str:
+    return os.pread(stream.fileno(), place[1], place[0]).decode(errors="replace")
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(sorted(names)) or "no numbers"

@@ -1,0 +1,87 @@
+"""A worker process of a rank: makes samples, and writes them into memory that it shares with the rank.
+
+Started by `workers`. It ends when the rank does, however that ends: its input then ends, which a thread of its own
+notices even while a user's function runs.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import traceback
+from queue import SimpleQueue
+from typing import IO, Any
+
+LENGTH_BYTES = 8
+
+
+def send(stream: IO[bytes], message: object) -> None:
+    """Write a message. Raises OSError if the other side has ended."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    rest = memoryview(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+    while rest:
+        rest = rest[stream.write(rest) :]
+
+
+def receive(stream: IO[bytes]) -> Any:
+    """Read a message of the rank or of a worker that it started. Raises EOFError if the other side has ended."""
+    return pickle.loads(_exactly(stream, int.from_bytes(_exactly(stream, LENGTH_BYTES), "little")))
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = stream.read(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def main() -> None:
+    """Serve until the input ends. Argument: the descriptor of the shared memory."""
+    memory = int(sys.argv[1])
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    # What a user's function prints must not get among the replies.
+    os.dup2(2, 1)
+    tasks: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, tasks), daemon=True).start()
+    sys.path[:], recipes = tasks.get()
+    sets: dict[int, Any] = {}
+    while True:
+        number, key, epoch, name, indices, offset = tasks.get()
+        try:
+            if key not in sets:
+                sets[key] = pickle.loads(recipes[key]).make()
+            samples = sets[key].at(epoch) if hasattr(sets[key], "at") else sets[key]
+            if samples.columns[name].variable:
+                reply = (number, samples.read_ragged(name, indices), None)
+            else:
+                os.pwrite(memory, samples.read(name, indices).data, offset)
+                reply = (number, None, None)
+        except BaseException as error:  # noqa: BLE001 - the rank raises it
+            reply = (number, None, _described(error))
+        send(replies, reply)
+
+
+def _described(error: BaseException) -> tuple[str, str | None, str | None, bool]:
+    """What, where, fix, and whether the user's input is the cause."""
+    from ortflow.workflow.errors import UserError
+
+    if isinstance(error, UserError):
+        return error.what, error.where, error.fix, True
+    return "".join(traceback.format_exception(error)).strip(), None, None, False
+
+
+def _listen(stream: IO[bytes], tasks: SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            tasks.put(receive(stream))
+    except EOFError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Rules of the sets' transforms. Pure; called by `check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ortflow.workflow.spec.problem import KeyPath, Problem, listed
+from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.spec.transforms import Transform
+
+KINDS = tuple(name for name in Transform.model_fields if name != "column")
+
+
+def check_transforms(spec: TrainerRunSpec) -> Iterator[Problem]:
+    """Report items of `transforms` that are not of one kind."""
+    for key, section in (("train", spec.data.train), ("eval", spec.data.eval)):
+        for number, transform in enumerate(section.transforms if section is not None else ()):
+            path: KeyPath = ("data", key, "transforms", number)
+            kinds = transform.kinds
+            if len(kinds) > 1:
+                yield Problem(path, f"has {listed(kinds).replace(' or ', ' and ')}", "give each an item of its own")
+            elif not kinds:
+                yield Problem(path, "has no kind", f"give {listed(KINDS)}")
