@@ -62,7 +62,7 @@ def build_graphs(
         forward = source.forward(output)
         batch = batch_input(forward.graph, source)
         training = training_of(forward, spec, source, batch, length)
-        notes = [*source.notes, *logits_note(forward.graph, section.loss), *training.notes]
+        notes = [*source.notes, *logits_note(forward.graph, section.loss, output), *training.notes]
         warnings = [*source.warnings, *_untrained(source, training.trained)]
         evaluate, bounds = eval_graph(output, spec, source, batch)
         data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
@@ -133,7 +133,7 @@ def build_graphs(
         padded=spec.data.last_batch == "pad",
         lengths={i.name: lengths[i.name] for i in inputs if lengths and i.name in lengths},
         user_optimizer_graph=section.graphs.optimizer is not None,
-        unproved_logits="" if section.graphs.train else unproved_logits(forward.graph, section.loss),
+        unproved_logits="" if section.graphs.train else unproved_logits(forward.graph, section.loss, output),
     )
     write_files(result, files, source.tensors)
     return result

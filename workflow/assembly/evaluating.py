@@ -11,7 +11,7 @@ from ortflow.workflow.graph.intake.user_graphs import user_eval_graph
 from ortflow.workflow.graph.ir.edit import used
 from ortflow.workflow.graph.objective import evaluation
 from ortflow.workflow.graph.types import SEED
-from ortflow.workflow.spec.model import CrossEntropy
+from ortflow.workflow.spec.losses import ClassLoss
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 
@@ -31,7 +31,7 @@ def eval_graph(output: str, spec: TrainerRunSpec, source: Source, batch: str) ->
     padded = spec.data.last_batch == "pad"
     target = evaluation.complete(model.graph, section.loss, section.metrics, batch, padded)
     bounds = {}
-    if isinstance(section.loss, CrossEntropy) and target.classes is not None:
+    if isinstance(section.loss, ClassLoss) and target.classes is not None:
         bounds[section.loss.label] = target.classes
     if section.graphs.eval:
         outputs = [value.name for value in model.graph.output if value.name.startswith("ortflow.")]

@@ -6,7 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Fraction, Section, Text, no_items
+from ortflow.workflow.spec.base import Section, Text, no_items
+from ortflow.workflow.spec.losses import (
+    BinaryCrossEntropy,
+    BinaryDice,
+    BinaryFocal,
+    CrossEntropy,
+    Dice,
+    Divergence,
+    Focal,
+    Hinge,
+    Huber,
+    MultiMargin,
+    OutputLoss,
+    Poisson,
+    Quantile,
+    Regression,
+    SmoothL1,
+)
 from ortflow.workflow.spec.metrics import Metric
 
 
@@ -33,56 +50,24 @@ class ParameterPatterns(Section):
     """Initializers that are not parameters: rotary tables, masks, shapes."""
 
 
-class CrossEntropy(Section):
-    """-log softmax(logits)[label], averaged over the labels that are not `ignore_index`."""
-
-    kind: Literal["cross_entropy"]
-    """Kind of loss."""
-    output: Text | None = None
-    """Graph output with the logits, or with the probabilities that a Softmax makes of them; required if the graph has
-    several outputs."""
-    label: Text = "labels"
-    """Name of the label input (int64) of the training graph."""
-    ignore_index: int = -100
-    """Labels of this value are ignored."""
-    label_smoothing: Fraction = 0.0
-    """Weight of the uniform distribution in the target, as in torch.nn.CrossEntropyLoss."""
-    class_axis: int = -1
-    """Axis of the logits that runs over the classes."""
-
-
-class Regression(Section):
-    """Mean squared error or mean absolute error over all elements."""
-
-    kind: Literal["mse", "l1"]
-    """Kind of loss."""
-    output: Text | None = None
-    """Graph output with the prediction."""
-    label: Text = "labels"
-    """Name of the label input (the prediction's shape and type)."""
-
-
-class BinaryCrossEntropy(Section):
-    """Binary cross-entropy of logits against targets in [0, 1], averaged over all elements."""
-
-    kind: Literal["bce_with_logits"]
-    """Kind of loss."""
-    output: Text | None = None
-    """Graph output with the logits, or with the probabilities that a Sigmoid makes of them."""
-    label: Text = "labels"
-    """Name of the label input (the logits' shape and type)."""
-
-
-class OutputLoss(Section):
-    """A scalar output of the graph is the loss: a mean over the samples of the batch."""
-
-    kind: Literal["output"]
-    """Kind of loss."""
-    output: Text
-    """The scalar output."""
-
-
-Loss = Annotated[CrossEntropy | Regression | BinaryCrossEntropy | OutputLoss, Field(discriminator="kind")]
+SingleLoss = (
+    CrossEntropy
+    | Focal
+    | MultiMargin
+    | Dice
+    | Regression
+    | Huber
+    | SmoothL1
+    | Poisson
+    | Quantile
+    | BinaryCrossEntropy
+    | BinaryFocal
+    | Hinge
+    | BinaryDice
+    | Divergence
+    | OutputLoss
+)
+Loss = Annotated[SingleLoss, Field(discriminator="kind")]
 
 
 Recomputed = Literal["layers"] | list[Text] | list[list[Text]]

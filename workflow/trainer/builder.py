@@ -26,8 +26,9 @@ from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.losses import ClassLoss, CrossEntropy, Divergence, Focal, TargetLoss
 from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
-from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
+from ortflow.workflow.spec.model import Loss
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Prepared, Trainer, TrainerBuilder, TrainerContext
 
@@ -143,9 +144,9 @@ class GraphBuilder(TrainerBuilder):
     def inputs(self) -> tuple[Sequence[BatchInput], Limits]:
         """The training and the evaluation graph."""
         graphs, loss = GraphSet.load(self._context.folder), self._spec.onnx_model.loss
-        ignored = loss.ignore_index if isinstance(loss, CrossEntropy) else None
-        truths = [loss.label] if isinstance(loss, BinaryCrossEntropy) else []
-        classes = [loss.label] if isinstance(loss, CrossEntropy) else []
+        ignored = loss.ignore_index if isinstance(loss, ClassLoss) else None
+        truths = [loss.label] if isinstance(loss, TargetLoss | Divergence) else []
+        classes = [loss.label] if isinstance(loss, ClassLoss) else []
         return graphs.inputs, Limits(graphs.vocabulary, ignored, truths=truths, classes=classes)
 
     def open(
@@ -323,6 +324,12 @@ def lengths_of(dataset: Dataset, columns: Mapping[str, str]) -> dict[str, int]:
     return found
 
 
+def loss_files(loss: Loss) -> list[str]:
+    """The files that a loss reads."""
+    weights = loss.class_weights if isinstance(loss, CrossEntropy | Focal) else None
+    return [weights] if isinstance(weights, str) else []
+
+
 def _check_export(path: Path, spec: TrainerRunSpec) -> None:
     """Raise UserError if the export would replace the model to train, or a file that ortflow has not written."""
     model = Path(spec.onnx_model.path)
@@ -349,7 +356,7 @@ def fingerprint_of(spec: TrainerRunSpec, lengths: Mapping[str, int] | None = Non
         "precision": spec.train.precision,
         "files": [
             (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)
-            for path in (model.path, *filter(None, model.graphs.model_dump().values()))
+            for path in (model.path, *filter(None, model.graphs.model_dump().values()), *loss_files(model.loss))
             if Path(path).exists()
         ],
     }

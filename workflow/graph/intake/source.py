@@ -24,7 +24,8 @@ from ortflow.workflow.graph.roles.decide import Roles, classify
 from ortflow.workflow.graph.roles.export_warnings import find_export_warnings, refusal, renamed_weights
 from ortflow.workflow.graph.roles.guesses import judged_constants, refuse_guesses
 from ortflow.workflow.graph.roles.made_weights import store_made_weights
-from ortflow.workflow.spec.model import ModelSection, OutputLoss
+from ortflow.workflow.spec.losses import OutputLoss
+from ortflow.workflow.spec.model import ModelSection
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ import onnx
 
 from ortflow.workflow.graph.ir.edit import Editor, make_outputs, scalar
 from ortflow.workflow.graph.ir.order import prune
-from ortflow.workflow.graph.objective.loss import Target, attach
+from ortflow.workflow.graph.objective.loss import attach
 from ortflow.workflow.graph.objective.metrics import attach_metrics
 from ortflow.workflow.graph.objective.modes import evaluation_mode
+from ortflow.workflow.graph.objective.target import Target
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 from ortflow.workflow.spec.metrics import Metric
 from ortflow.workflow.spec.model import Loss

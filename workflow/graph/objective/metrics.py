@@ -12,10 +12,11 @@ from onnx import TensorProto
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.edit import Editor
-from ortflow.workflow.graph.objective.loss import Target
+from ortflow.workflow.graph.objective.target import Target
 from ortflow.workflow.graph.types import LOSS_WEIGHT
+from ortflow.workflow.spec.losses import BinaryCrossEntropy, CrossEntropy
 from ortflow.workflow.spec.metrics import Metric, misuse
-from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy, Loss
+from ortflow.workflow.spec.model import Loss
 
 
 def attach_metrics(edit: Editor, metrics: Sequence[Metric], loss: Loss, target: Target) -> list[str]:
