@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Section, Text, no_items
+from ortflow.workflow.spec.base import PositiveFloat, Section, Text, no_items
 from ortflow.workflow.spec.losses import (
     BinaryCrossEntropy,
     BinaryDice,
@@ -24,7 +24,7 @@ from ortflow.workflow.spec.losses import (
     Regression,
     SmoothL1,
 )
-from ortflow.workflow.spec.metrics import Metric
+from ortflow.workflow.spec.metrics import MetricSection
 
 
 class UserGraphs(Section):
@@ -67,7 +67,40 @@ SingleLoss = (
     | Divergence
     | OutputLoss
 )
-Loss = Annotated[SingleLoss, Field(discriminator="kind")]
+
+
+class Term(Section):
+    """One loss of a sum."""
+
+    weight: PositiveFloat = 1.0
+    """Factor of the loss."""
+    loss: Annotated[SingleLoss, Field(discriminator="kind")]
+    """The loss, with its `output` and `label`."""
+
+
+class WeightedSum(Section):
+    """A weighted sum of losses, each the mean that it is alone."""
+
+    kind: Literal["sum"]
+    """Kind of loss."""
+    terms: Annotated[list[Term], Field(min_length=1)]
+    """The losses, such as `{weight: 0.5, loss: {kind: mse, output: boxes, label: truth}}`."""
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each term in the results of an evaluation: its kind, with its place if another has the same."""
+        kinds = [term.loss.kind for term in self.terms]
+        return [f"{kind}.{place}" if kinds.count(kind) > 1 else kind for place, kind in enumerate(kinds)]
+
+
+Loss = Annotated[SingleLoss | WeightedSum, Field(discriminator="kind")]
+
+
+def single_losses(loss: SingleLoss | WeightedSum) -> dict[str, SingleLoss]:
+    """Each loss by its key path: the loss itself, or those of a sum."""
+    if isinstance(loss, WeightedSum):
+        return {f"model.loss.terms[{place}].loss": term.loss for place, term in enumerate(loss.terms)}
+    return {"model.loss": loss}
 
 
 Recomputed = Literal["layers"] | list[Text] | list[list[Text]]
@@ -93,8 +126,8 @@ class ModelSection(Section):
     """Train a model although its file shows signs of an export for inference, which changes the training."""
     labels: list[Text] = Field(default_factory=no_items)
     """Inputs of the graph that are labels: needed for training, absent from the exported model."""
-    metrics: list[Metric] = Field(default_factory=no_items)
-    """Metrics that evaluation computes besides the loss."""
+    metrics: list[MetricSection] = Field(default_factory=no_items)
+    """Metrics that evaluation computes besides the loss: names, or sections with options."""
 
     @property
     def recomputed_scopes(self) -> list[str]:

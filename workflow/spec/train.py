@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section
-from ortflow.workflow.spec.metrics import Watched
+from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section, Text
 from ortflow.workflow.spec.optimizers import Optimizer
 
 
@@ -34,8 +33,8 @@ class Evaluation(Section):
 class EarlyStop(Section):
     """Stop when a metric no longer improves."""
 
-    metric: Watched = "loss"
-    """Evaluation metric to compare."""
+    metric: Text = "loss"
+    """Result of the evaluation to compare: loss, or a metric of `model.metrics` by its name in the results."""
     patience: Positive = 3
     """Evaluations without improvement before the run stops."""
     min_delta: NonNegativeFloat = 0.0

@@ -135,12 +135,14 @@ def evaluate(context: Context) -> bool:
     progress.evaluated_step = progress.step
     copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
     with context.engine.within("monitor"):
-        context.monitor.evaluation(outcome.metrics, outcome.samples // copies, context.clock.monotonic() - start)
+        context.monitor.evaluation(outcome, outcome.samples // copies, context.clock.monotonic() - start)
     if not is_finite(outcome):
         _report_not_finite(context, outcome)
         return True
     rule = context.spec.train.early_stop
-    if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], watched(rule, context.spec.data)):
+    metrics = context.spec.model.metrics if context.spec.model is not None else ()
+    what = watched(rule, context.spec.data) if rule is not None else ""
+    if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], what, metrics):
         progress.stopped_early = True
         context.events.write(
             "early_stop",

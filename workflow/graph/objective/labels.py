@@ -29,7 +29,7 @@ class Labels:
     """
 
     def __init__(self, edit: Editor, *, padded: bool) -> None:
-        self._edit, self.padded = edit, padded
+        self.edit, self.padded = edit, padded
         self._inputs: dict[str, tuple[onnx.ValueInfoProto, dict[int, str]]] = {}
         if padded:
             edit.graph.input.append(helper.make_tensor_value_info(VALID, TensorProto.INT64, [1]))
@@ -41,7 +41,7 @@ class Labels:
         """
         if name not in self._inputs:
             value = self._first(name, data_type, dims, where)
-            given = next(each for each in self._edit.graph.input if each.name == name)
+            given = next(each for each in self.edit.graph.input if each.name == name)
             self._inputs[name] = given, {data_type: value}
             return value
         given, casts = self._inputs[name]
@@ -54,14 +54,14 @@ class Labels:
             )
         if data_type not in casts:
             own = given.type.tensor_type.elem_type
-            casts[data_type] = name if own == data_type else self._edit.cast(name, data_type)
+            casts[data_type] = name if own == data_type else self.edit.cast(name, data_type)
         return casts[data_type]
 
     def _first(self, name: str, data_type: int, dims: Dims, where: str) -> str:
-        graph = self._edit.graph
+        graph = self.edit.graph
         known = described(graph)
         if name in {value.name for value in graph.input}:
-            return _own_label(self._edit, known[name], data_type, dims, where)
+            return _own_label(self.edit, known[name], data_type, dims, where)
         if name in known or any(name in node.output for node in graph.node):
             raise UserError(f"the model already has a value {name!r}", where=where, fix="rename the label")
         graph.input.append(helper.make_tensor_value_info(name, data_type, list(dims)))
@@ -69,7 +69,7 @@ class Labels:
 
     def valid_rows(self, value: str, rank: int) -> str:
         """Bool [batch, 1, ...] of `rank` axes: which rows of the batch are not padding."""
-        edit = self._edit
+        edit = self.edit
         zero, one = edit.constant(0, "int64"), edit.constant(1, "int64")
         rows = edit("Range", zero, size(edit, value, 0), one)
         return edit("Reshape", edit("Less", rows, VALID), edit.ints(-1, *[1] * (rank - 1)))
@@ -79,7 +79,7 @@ class Labels:
 
         `share` is a number or an int64 scalar that divides the elements of a row.
         """
-        edit = self._edit
+        edit = self.edit
         count = edit("Size", value)
         if share is not None and share != 1:
             count = edit("Div", count, share if isinstance(share, str) else edit.constant(share, "int64"))

@@ -12,42 +12,64 @@ from typing_extensions import assert_never
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.edit import Editor, dims_of
+from ortflow.workflow.graph.objective.batch_axis import checked_dims
 from ortflow.workflow.graph.objective.by_class import by_class, divergence, overlap_loss
 from ortflow.workflow.graph.objective.by_element import Elementwise, elementwise
 from ortflow.workflow.graph.objective.labels import Dims, Labels, text
 from ortflow.workflow.graph.objective.logits import read_logits
 from ortflow.workflow.graph.objective.target import Names, Target
+from ortflow.workflow.graph.objective.weighted_sum import add_terms, term_output
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 from ortflow.workflow.spec.losses import BinaryDice, ClassLoss, Divergence, OutputLoss
-from ortflow.workflow.spec.model import Loss, SingleLoss
+from ortflow.workflow.spec.model import Loss, SingleLoss, WeightedSum, single_losses
 
 
-def output_of(graph: onnx.GraphProto, loss: Loss) -> str:
-    """The output that the loss is computed from. Raises UserError if the run file does not determine it."""
+def outputs_of(graph: onnx.GraphProto, loss: Loss) -> dict[str, str]:
+    """The output that each loss is computed from, by the loss's key path.
+
+    Raises UserError if the run file does not determine it.
+    """
+    return {where: _output_of(graph, each, where) for where, each in single_losses(loss).items()}
+
+
+def _output_of(graph: onnx.GraphProto, loss: SingleLoss, where: str) -> str:
     names = [str(value.name) for value in graph.output]
     if loss.output is None:
         if len(names) == 1:
             return names[0]
         raise UserError(
             f"the model has {len(names)} outputs ({', '.join(names)})",
-            where="model.loss",
+            where=where,
             fix="set `output` to the one for the loss",
         )
     if loss.output not in names:
         raise UserError(
-            f"the model has no output {loss.output!r}", where="model.loss.output", fix=f"it has {', '.join(names)}"
+            f"the model has no output {loss.output!r}", where=f"{where}.output", fix=f"it has {', '.join(names)}"
         )
     return loss.output
 
 
-def attach(graph: onnx.GraphProto, loss: Loss, batch: str, padded: bool) -> Target:
-    """Add the loss to the graph's only output, in place; `batch` is an input whose first axis is the batch.
+def attach(
+    graph: onnx.GraphProto, loss: Loss, batch: str, padded: bool, *, labels: Labels | None = None
+) -> dict[str, Target]:
+    """Add the loss to the graph's outputs, in place; `batch` is an input whose first axis is the batch.
 
-    Adds the label input unless it exists, and with `padded` the input `ortflow.valid`. A loss of logits reads those
-    behind an output of probabilities.
+    Adds the label inputs unless they exist, and with `padded` the input `ortflow.valid`. A loss of logits reads those
+    behind an output of probabilities. Returns what each loss compares, by its key path.
     """
-    edit = Editor(graph)
-    return attach_one(edit, Labels(edit, padded=padded), loss, graph.output[0], batch, Names(LOSS_SUM, LOSS_WEIGHT))
+    edit = Editor(graph) if labels is None else labels.edit
+    labels = Labels(edit, padded=padded) if labels is None else labels
+    outputs = {str(value.name): value for value in graph.output}
+    places = outputs_of(graph, loss)
+    if not isinstance(loss, WeightedSum):
+        names = Names(LOSS_SUM, LOSS_WEIGHT)
+        return {names.where: attach_one(edit, labels, loss, outputs[places[names.where]], batch, names)}
+    targets, terms = {}, []
+    for place, (where, each) in enumerate(single_losses(loss).items()):
+        terms.append(Names(term_output(loss, place, "sum"), term_output(loss, place, "weight"), where))
+        targets[where] = attach_one(edit, labels, each, outputs[places[where]], batch, terms[-1])
+    add_terms(edit, labels, loss, terms, batch)
+    return targets
 
 
 def attach_one(
@@ -74,28 +96,6 @@ def attach_one(
     if isinstance(loss, Elementwise):
         return elementwise(edit, labels, loss, value, dims, names)
     assert_never(loss)
-
-
-def checked_dims(graph: onnx.GraphProto, output: onnx.ValueInfoProto, batch: str, where: str) -> Dims:
-    """The shape of an output. Raises UserError if it is unknown, or if the samples are not on its first axis."""
-    dims = dims_of(output)
-    if not dims:
-        shape = "no axes" if dims == () else "an unknown number of axes"
-        raise UserError(
-            f"output {output.name!r} has {shape}",
-            where=where,
-            fix="export the model with shapes, or name another output",
-        )
-    (first,) = (dims_of(value) for value in graph.input if value.name == batch)
-    samples = first[0] if first else None
-    if isinstance(samples, str) and samples != dims[0] and samples in dims:
-        # As behind PyTorch's recurrent layers.
-        raise UserError(
-            f"output {output.name!r} of shape {text(dims)} has the samples on axis {dims.index(samples)}",
-            where=where,
-            fix="transpose it in the model, so that they are on its first axis, and so are the labels'",
-        )
-    return dims
 
 
 def _own(edit: Editor, output: str, dims: Dims | None, batch: str, names: Names) -> Target:

@@ -6,7 +6,7 @@ other keys it depends on, so that an error in one of them is not reported twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
 from ortflow.workflow.errors import UserError
@@ -15,12 +15,12 @@ from ortflow.workflow.spec.checks.batch import undivided
 from ortflow.workflow.spec.checks.elastic import check_elastic
 from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
+from ortflow.workflow.spec.checks.objective import check_objective
 from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.program import check_program
 from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.mapping import parse_reference
-from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import Sgd
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
@@ -92,34 +92,10 @@ def _evaluation(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield Problem(("train", "early_stop"), "needs periodic evaluation", fix, others=(period,))
 
 
-def _metrics(spec: TrainerRunSpec) -> Iterator[Problem]:
-    metrics: Sequence[Metric] = ()
-    path = ("model", "metrics")
-    if spec.model is not None:
-        metrics = spec.model.metrics
-        for place, metric in enumerate(metrics):
-            if metric in metrics[:place]:
-                yield Problem((*path, place), f"lists {metric} twice", "keep one")
-            elif (wrong := misuse(metric, spec.model.loss.kind)) is not None:
-                yield Problem((*path, place), f"is {wrong}", "remove it", others=(("model", "loss", "kind"),))
-    if spec.train.early_stop is not None:
-        watched = spec.train.early_stop.metric
-        if watched != "loss" and watched not in metrics:
-            what = f"is {watched}, which evaluation does not compute"
-            fix = "set it to loss" if spec.model is None else f"add {watched} to model.metrics"
-            yield Problem(("train", "early_stop", "metric"), what, fix, others=(path,))
-
-
 def _recompute(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.recompute and spec.model.graphs.train:
         what = "applies to the training graph that ortflow builds, and model.graphs.train replaces it"
         yield Problem(("model", "recompute"), what, "remove one of them", others=(("model", "graphs", "train"),))
-
-
-def _padding(spec: TrainerRunSpec) -> Iterator[Problem]:
-    if spec.model is not None and spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
-        what = "cannot be pad if the loss is an output of the graph: the padding samples would count"
-        yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
 
 
 def _columns(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -252,8 +228,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     _schedule,
     _optimizer,
     _evaluation,
-    _metrics,
-    _padding,
+    check_objective,
     _columns,
     check_parallel,
     check_sync,
