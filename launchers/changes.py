@@ -21,7 +21,7 @@ MAY_CHANGE: tuple[str, ...] = (
     "train.steps", "train.epochs", "train.global_batch", "train.gradient_accumulation", "train.clip_norm",
     "train.optimizer.lr", "train.optimizer.weight_decay", "train.optimizer.betas", "train.optimizer.epsilon",
     "train.schedule", "train.evaluation", "train.early_stop", "train.max_skipped_steps", "train.loss_scale",
-    "parallel", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.keep",
+    "parallel", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.keep", "checkpoint.best",
     "checkpoint.asynchronous", "checkpoint.wait_for_room", "checkpoint.exact", "monitor", "export", "resources",
     "restart", "backends",
 )  # fmt: skip

@@ -6,9 +6,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -169,6 +169,7 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "evaluation": format_evaluation(how.evaluation) or None,
         "left": None if how.seconds_left is None else duration(how.seconds_left),
         "checkpoint": None if how.checkpoint is None else f"step {how.checkpoint}",
+        "best": _best(how.best),
         "attempts": f"{how.attempts} (counted: {ends})",
         "last end": end,
         "exported": how.exported,
@@ -177,6 +178,14 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "damaged": how.damaged,
     }
     return [(name, value) for name, value in rows.items() if value is not None]
+
+
+def _best(best: Mapping[str, Any] | None) -> str | None:
+    """The best checkpoint, and where its model is."""
+    if best is None:
+        return None
+    exported = f", exported {best['path']}" if "path" in best else ""
+    return f"step {best['step']}, {best['metric']} {_number(best['value'])}{exported}"
 
 
 def print_table(rows: Sequence[tuple[str, ...]], give_way: Sequence[str]) -> None:

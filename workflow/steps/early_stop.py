@@ -8,10 +8,11 @@ from pathlib import Path
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.metrics import MetricSection, higher_is_better
+from ortflow.workflow.spec.run import Best
 from ortflow.workflow.spec.train import EarlyStop
 
 
-def watched(rule: EarlyStop, data: DataSection) -> str:
+def watched(rule: EarlyStop | Best, data: DataSection) -> str:
     """Identifies comparable values of the metric: the same metric on the same samples."""
     samples = "" if data.eval_samples is None else f", first {data.eval_samples}"
     return f"{rule.metric} on {Path(data.eval.path).name if data.eval else ''}{samples}"

@@ -15,6 +15,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.optim.schedule import learning_rate
 from ortflow.workflow.plan import total_steps
 from ortflow.workflow.steps.ahead import Ahead
+from ortflow.workflow.steps.best import improves
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
 from ortflow.workflow.steps.not_finite import cause_in_evaluation, in_micro_batches, is_finite
@@ -141,6 +142,9 @@ def evaluate(context: Context) -> bool:
         return True
     rule = context.spec.train.early_stop
     metrics = context.spec.model.metrics if context.spec.model is not None else ()
+    best = context.spec.checkpoint.best
+    if best is not None and improves(best, progress, outcome.metrics, watched(best, context.spec.data), metrics):
+        context.saver.request()
     what = watched(rule, context.spec.data) if rule is not None else ""
     if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], what, metrics):
         progress.stopped_early = True

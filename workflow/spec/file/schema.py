@@ -15,7 +15,7 @@ from ortflow.workflow.spec.file.shorthand import OWN
 from ortflow.workflow.spec.problem import KeyPath
 from ortflow.workflow.spec.run import OF_TRAINERS
 
-NAMED_ITEMS: Mapping[KeyPath, str] = {("model", "metrics"): "name"}
+NAMED_ITEMS: Mapping[tuple[str, ...], str] = {("model", "metrics"): "name"}
 """Lists of sections -> the key that a bare text in place of a section gives."""
 
 
@@ -40,8 +40,8 @@ def run_file_schema(
         _options(schema, name, options)
     for path, key in forms.sections.items():
         _also(schema, path, _short_form(schema, _property(schema, path), key))
-    for path, key in NAMED_ITEMS.items():
-        described = _property(schema, path)
+    for place, key in NAMED_ITEMS.items():
+        described = _property(schema, place)
         (reference,) = _references(described["items"])
         described["items"] = {"anyOf": [_section(schema, reference)["properties"][key], described["items"]]}
     for path in forms.commands + forms.lines:
