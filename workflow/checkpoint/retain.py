@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ortflow.workflow.checkpoint.manifest import Damaged
+from ortflow.workflow.checkpoint.manifest import Damaged, Manifest
 from ortflow.workflow.checkpoint.store import CheckpointStore
 from ortflow.workflow.checkpoint.verify import check_sizes, read_any
 
@@ -43,9 +43,10 @@ def best_steps(store: CheckpointStore) -> list[int]:
     """The step of the best checkpoint, as the newest readable one has it; empty if the run has none."""
     for step in reversed(store.steps()):
         try:
-            best = read_any(store, step).progress.get("best_checkpoint_step")
+            found = read_any(store, step)
         except Damaged:
             continue
+        best = found.progress.get("best_checkpoint_step") if isinstance(found, Manifest) else None
         return [best] if isinstance(best, int) else []
     return []
 
