@@ -80,12 +80,16 @@ def _section(section: SectionType, path: tuple[str, ...], which: str) -> Iterato
 def _metrics() -> Iterator[str]:
     """What each evaluation metric is, for each loss that it is computed for."""
     yield "### Metrics\n"
-    yield "What `model.metrics`, `train.early_stop.metric` and `ortflow list --by` may name besides `loss`.\n"
-    yield "| metric | meaning | `model.loss.kind` | what counts | better is |\n|---|---|---|---|---|"
+    yield (
+        "What `model.metrics` may name. Results, `train.early_stop.metric` and `ortflow list --by` name them by the"
+        " metric, its average, output and label as far as they are given: `f1`, `f1_micro`, `top_5`, `mae.price`.\n"
+    )
+    yield "| metric | meaning | labels | what counts | better is |\n|---|---|---|---|---|"
     for name, known in METRICS.items():
         better = "higher" if known.higher_is_better else "lower"
-        for kind, counts in known.losses.items():
-            yield f"| `{name}` | {known.meaning} | `{kind}` | {counts} | {better} |"
+        kinds = dict(known.tasks) if name != "graph" else {"any": "`sum` / `weight`; `better` says which is"}
+        for kind, counts in (kinds or {"none": "the losses " + ", ".join(sorted(known.losses))}).items():
+            yield f"| `{name}` | {known.meaning} | {kind} | {counts} | {better} |"
     yield ""
 
 

@@ -22,7 +22,7 @@ MAY_CHANGE: tuple[str, ...] = (
     "train.optimizer.lr", "train.optimizer.weight_decay", "train.optimizer.betas", "train.optimizer.epsilon",
     "train.schedule", "train.groups", "train.layer_decay", "train.evaluation", "train.early_stop",
     "train.max_skipped_steps", "train.loss_scale",
-    "parallel", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.keep",
+    "parallel", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.keep", "checkpoint.best",
     "checkpoint.asynchronous", "checkpoint.wait_for_room", "checkpoint.exact", "monitor", "export", "resources",
     "restart", "backends",
 )  # fmt: skip

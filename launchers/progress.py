@@ -33,6 +33,8 @@ class Progress:
     checkpoint: int | None = None
     """Step of the newest checkpoint."""
     saving: bool = False
+    best: dict[str, Any] | None = None
+    """Metric, value and step of the best checkpoint that is kept, and `path` of its export."""
     evaluation: dict[str, float | None] = field(default_factory=dict)
     """The newest evaluation: loss and metrics; None for those that are not finite."""
     evaluation_step: int | None = None
@@ -115,6 +117,7 @@ class Progress:
 
     def _checkpoint(self, record: Mapping[str, Any]) -> None:
         self.saving, self.checkpoint = False, record.get("step")
+        self.best = best(record.get("best"))
 
     def _checkpoint_failed(self, record: Mapping[str, Any]) -> None:
         self.saving = False
@@ -125,12 +128,17 @@ class Progress:
 
     def _rewind(self, record: Mapping[str, Any]) -> None:
         self.step = int(record.get("to_step", self.step))
+        if self.best is not None and self.best["step"] > self.step:
+            self.best = None
 
     def _skipped_step(self, record: Mapping[str, Any]) -> None:
         self.skipped += 1
 
     def _export(self, record: Mapping[str, Any]) -> None:
         self.exported = record.get("path")
+
+    def _export_best(self, record: Mapping[str, Any]) -> None:
+        self.best = best(record)
 
     def _finished(self, record: Mapping[str, Any]) -> None:
         self.phase, self.step = None, int(record.get("step", self.step))
@@ -142,6 +150,13 @@ def metrics(record: Mapping[str, Any]) -> dict[str, float | None]:
     names = sorted((key for key in record if key not in about), key=lambda key: (key != "loss", key))
     values = {key: record[key] for key in names if record[key] is None or isinstance(record[key], (int, float))}
     return {key: None if value is None else float(value) for key, value in values.items()}
+
+
+def best(record: Any) -> dict[str, Any] | None:
+    """What a record says of the best checkpoint; None if it says nothing."""
+    if not isinstance(record, Mapping) or not isinstance(record.get("step"), int):
+        return None
+    return {key: record[key] for key in ("metric", "value", "step", "path") if key in record}
 
 
 _HANDLERS = {
@@ -156,5 +171,6 @@ _HANDLERS = {
     "rewind": Progress._rewind,
     "skipped_step": Progress._skipped_step,
     "export": Progress._export,
+    "export_best": Progress._export_best,
     "finished": Progress._finished,
 }

@@ -51,6 +51,8 @@ class RunStatus:
     """The step after which that was measured."""
     checkpoint: int | None = None
     """Step of the newest recorded checkpoint."""
+    best: dict[str, Any] | None = None
+    """Metric, value and step of the best checkpoint, and `path` of its export, with `checkpoint.best`."""
     phase: str | None = None
     seconds_left: float | None = None
     time: float | None = None
@@ -121,6 +123,7 @@ def read_status(
         best_value=None if best is None else best.value,
         best_step=None if best is None else best.step,
         checkpoint=progress.checkpoint,
+        best=_best(run, progress.best),
         phase=progress.phase if found is State.RUNNING else None,
         seconds_left=progress.seconds_left if found is State.RUNNING else None,
         time=progress.time,
@@ -145,6 +148,12 @@ def unreadable(run: RunDir, error: OSError) -> RunStatus:
 def _here(run: RunDir, path: str | None) -> str | None:
     """Where something of the run lies, whose record may be older than the directory's place."""
     return None if path is None else relocated(path, written_place(run), run.root)
+
+
+def _best(run: RunDir, best: dict[str, Any] | None) -> dict[str, Any] | None:
+    if best is None or not isinstance(best.get("path"), str):
+        return best
+    return {**best, "path": _here(run, best["path"])}
 
 
 def written_place(run: RunDir) -> str | None:

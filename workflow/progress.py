@@ -30,6 +30,12 @@ class Progress:
     """The step after which `best_metric` was measured; None if an earlier version saved it."""
     best_of: str | None = None
     """What `best_metric` was measured on; None if an earlier version saved it."""
+    best_checkpoint: float | None = None
+    """The best result of `checkpoint.best`."""
+    best_checkpoint_step: int | None = None
+    """The step after which it was measured."""
+    best_checkpoint_of: str | None = None
+    """What it was measured on."""
     evaluations_without_improvement: int = 0
     stopped_early: bool = False
     plateau_best: float | None = None

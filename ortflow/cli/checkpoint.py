@@ -139,6 +139,7 @@ def prune(
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Delete old checkpoints. Damaged ones are kept unless --damaged is given: they may hold the only copy."""
+    from ortflow.workflow.checkpoint.retain import best_steps
     from ortflow.workflow.checkpoint.retain import prune as prune_store
     from ortflow.workflow.checkpoint.verify import verify as faults_of
 
@@ -155,7 +156,7 @@ def prune(
             typer.echo(f"deleted {path}, which was damaged")
         for path in store.set_asides():
             typer.echo(f"kept {path}, which contains files that are not a checkpoint's", err=True)
-    for one in prune_store(store, newest, every):
+    for one in prune_store(store, newest, every, best=best_steps(store)):
         typer.echo(f"deleted {store.place(one)}")
 
 

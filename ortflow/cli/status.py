@@ -169,9 +169,9 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "step": _step(how),
         "loss": None if how.loss is None else _number(how.loss),
         "evaluation": format_evaluation(how.evaluation) or None,
-        "best": None if how.best_value is None else f"{how.metric} {_number(how.best_value)} at step {how.best_step}",
         "left": None if how.seconds_left is None else duration(how.seconds_left),
         "checkpoint": None if how.checkpoint is None else f"step {how.checkpoint}",
+        "best": _best(how),
         "attempts": f"{how.attempts} (counted: {ends})",
         "last end": end,
         "exported": how.exported,
@@ -180,6 +180,15 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "damaged": how.damaged,
     }
     return [(name, value) for name, value in rows.items() if value is not None]
+
+
+def _best(how: RunStatus) -> str | None:
+    """The best checkpoint and where its model is; without `checkpoint.best`, the best evaluation."""
+    best = how.best
+    if best is None:
+        return None if how.best_value is None else f"{how.metric} {_number(how.best_value)} at step {how.best_step}"
+    exported = f", exported {best['path']}" if "path" in best else ""
+    return f"step {best['step']}, {best['metric']} {_number(best['value'])}{exported}"
 
 
 def print_table(rows: Sequence[tuple[str, ...]], give_way: Sequence[str]) -> None:

@@ -30,25 +30,22 @@ class Addition:
 METRIC = Addition(
     "A metric",
     [
-        ("workflow/spec/metrics.py", '"perplexity"]\nWatched', '"error_rate", '),
+        ("workflow/spec/metrics.py", '    "graph",\n]\nTask', '    "error_rate",\n'),
         (
             "workflow/spec/metrics.py",
             '    "perplexity": Properties(',
             '    "error_rate": Properties(\n        meaning="share of wrong predictions",\n'
-            '        losses={"cross_entropy": "labels that are not the class of the largest logit"},\n'
+            '        tasks={"classes": "labels that are not the class of the largest logit"},\n'
             "        higher_is_better=False,\n    ),\n",
         ),
         (
             "workflow/graph/objective/metrics.py",
             "ATTACH: dict",
-            "def _error_rate(edit: Editor, loss: Loss, target: Target) -> None:\n"
-            '    total, weight = sum_and_weight("error_rate")\n'
-            '    best = edit("ArgMax", target.prediction, axis=1, keepdims=0)\n'
-            '    wrong = edit("Not", edit("Equal", best, target.label))\n'
-            "    edit.total(edit.cast(wrong, TensorProto.FLOAT), total)\n"
-            '    edit("Identity", LOSS_WEIGHT, output=weight)\n\n\n',
+            "def _error_rate(edit: Editor, metric: MetricSection, of: Comparison) -> list[onnx.ValueInfoProto]:\n"
+            '    wrong = edit("Not", edit("Equal", of.decision(edit), of.truth(edit)))\n'
+            "    return _quotient(edit, metric.key, edit.cast(wrong), of.counted)\n\n\n",
         ),
-        ("workflow/graph/objective/metrics.py", '"accuracy": _accuracy}', '"error_rate": _error_rate, '),
+        ("workflow/graph/objective/metrics.py", '    "accuracy": _accuracy,\n}', '    "error_rate": _error_rate,\n'),
     ],
 )
 OPTIMIZER = Addition(
@@ -163,7 +160,7 @@ def test_a_metric(tmp_path: Path) -> None:
     found = [event for event in events if event["event"] == "evaluation"]
     assert [event["step"] for event in found] == [6, 12]
     assert all(event["accuracy"] + event["error_rate"] == pytest.approx(1) for event in found)
-    assert "| `error_rate` | share of wrong predictions | `cross_entropy` |" in run_file_page(source)
+    assert "| `error_rate` | share of wrong predictions | classes |" in run_file_page(source)
 
 
 def test_an_optimizer(tmp_path: Path) -> None:

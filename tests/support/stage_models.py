@@ -22,7 +22,7 @@ from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.intake.source import Source, read_source
-from ortflow.workflow.graph.objective.loss import output_of
+from ortflow.workflow.graph.objective.loss import outputs_of
 from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
@@ -65,10 +65,10 @@ def opened(path: Path, loss: Mapping[str, Any] | None = None, **changes: Any) ->
     """What `build_graphs` has before it differentiates."""
     spec = run_file(path, loss, **changes)
     source = read_source(spec.onnx_model)
-    forward = source.forward(output_of(source.skeleton.graph, spec.onnx_model.loss))
+    forward = source.forward([*outputs_of(source.skeleton.graph, spec.onnx_model.loss).values()])
     batch = batch_input(forward.graph, source)
     prepared, _ = with_loss(forward, spec, source, batch)
-    evaluate, _ = eval_graph(forward.graph.output[0].name, spec, source, batch)
+    evaluate, _ = eval_graph([forward.graph.output[0].name], spec, source, batch)
     return Model(spec, source, prepared, evaluate)
 
 

@@ -35,7 +35,7 @@ def prepared_of(
     path = workshop.model(name, *exporter)
     source = read_source(ModelSection.model_validate({"path": str(path), "loss": case.loss.model_dump()}))
     assert case.loss.output is not None
-    forward = source.forward(case.loss.output)
+    forward = source.forward([case.loss.output])
     prepared = onnx.ModelProto()
     prepared.CopyFrom(forward)
     train_mode(prepared.graph, source.roles.frozen)
@@ -101,7 +101,7 @@ def test_relative_positions_are_divided_by_heads(workshop: Workshop) -> None:
     case = CASES["t5"]
     path = workshop.model("t5", "for_training", 18)
     source = read_source(ModelSection.model_validate({"path": str(path), "loss": case.loss.model_dump()}))
-    forward = source.forward("logits")
+    forward = source.forward(["logits"])
     attach(forward.graph, case.loss, "input_ids", False)
     make_outputs(forward.graph, [scalar(LOSS_SUM), scalar(LOSS_WEIGHT)])
     prune(forward.graph)

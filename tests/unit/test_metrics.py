@@ -6,58 +6,69 @@ import math
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
-from graph_build_models import built, linear, run_file, save_model, value
-from onnx import helper
+from graph_build_models import built, linear, run_file
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.objective.metrics import with_outputs
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.spec.checks.check import check
-from ortflow.workflow.spec.metrics import METRICS, Metric, Watched, higher_is_better, perplexity
+from ortflow.workflow.spec.metrics import METRICS, Metric, MetricSection, higher_is_better, perplexity
 from ortflow.workflow.spec.train import EarlyStop
 from ortflow.workflow.steps.early_stop import judge
 
-LOSSES = ("cross_entropy", "bce_with_logits", "mse", "l1", "output")
+LOSSES = ("cross_entropy", "bce_with_logits", "mse", "l1", "output", "kl_div")
+TASKS = {"cross_entropy": "classes", "bce_with_logits": "targets", "mse": "values", "l1": "values"}
+
+
+def metric(name: str, **options: str) -> MetricSection:
+    return MetricSection.model_validate({"name": name, **options})
 
 
 def test_every_metric_has_a_way_to_its_value() -> None:
     assert tuple(METRICS) == get_args(Metric)
-    assert get_args(Watched) == ("loss", *METRICS)
     for name, known in METRICS.items():
-        assert set(known.losses) <= set(LOSSES)
-        assert (known.of_loss is None) == (with_outputs([name]) == (name,))
+        assert known.losses <= set(LOSSES)
+        assert bool(known.tasks) == (known.of_loss is None)
+        assert (known.of_loss is None) == (with_outputs([metric(name)]) == (metric(name).key,))
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-@pytest.mark.parametrize("metric", METRICS)
-def test_checks_and_graphs_agree_on_what_a_loss_has(metric: Metric, kind: str, tmp_path: Path) -> None:
-    if kind == "output":
-        nodes = [
-            helper.make_node("MatMul", ["x", "w"], ["y"]),
-            helper.make_node("ReduceMean", ["y"], ["mean"], keepdims=0),
-        ]
-        ends = [value("x", ["batch", 4])], [value("mean", [])]
-        model = save_model(tmp_path / "m.onnx", nodes, *ends, {"w": np.ones((4, 2), np.float32)})
-        loss = {"kind": kind, "output": "mean"}
-    else:
-        model, loss = linear(tmp_path / "m.onnx"), {"kind": kind}
-    accepted = kind in METRICS[metric].losses
-    assert (check(run_file(model, loss, model__metrics=[metric])) == []) == accepted
+@pytest.mark.parametrize("name", [name for name in METRICS if name != "graph"])
+def test_checks_go_by_the_table(name: str, kind: str) -> None:
+    loss = {"kind": kind, "output": "mean"} if kind == "output" else {"kind": kind}
+    known = METRICS[name]
+    accepted = kind in known.losses if known.of_loss else TASKS.get(kind) in known.tasks
+    problems = check(run_file(Path("m.onnx"), loss, model__metrics=[name]))
+    assert [problem.path for problem in problems] == ([] if accepted else [("model", "metrics", 0)])
+    assert all(problem.what.startswith(f"is {name}, which ") for problem in problems)
+
+
+@pytest.mark.parametrize(("loss", "accepted"), [({"kind": "cross_entropy"}, True), ({"kind": "mse"}, False)])
+def test_graphs_go_by_the_table(loss: dict[str, str], accepted: bool, tmp_path: Path) -> None:
+    model = linear(tmp_path / "m.onnx")
     if accepted:
-        assert built(model, loss, model__metrics=[metric]).metrics == with_outputs([metric])
-    else:
-        with pytest.raises(UserError, match=f"{metric}.* for the losses .* {kind}"):
-            built(model, loss, model__metrics=[metric])
+        assert built(model, loss, model__metrics=["accuracy", "perplexity"]).metrics == ("accuracy",)
+        return
+    with pytest.raises(UserError, match="is accuracy, which compares numbers of classes or targets"):
+        built(model, loss, model__metrics=["accuracy"])
 
 
-@pytest.mark.parametrize("metric", get_args(Watched))
-def test_early_stop_goes_by_the_table(metric: Watched) -> None:
-    assert higher_is_better(metric) == (metric != "loss" and METRICS[metric].higher_is_better)
-    rule, falling = EarlyStop(metric=metric, patience=1), (0.5, 0.4)
+@pytest.mark.parametrize("name", ["loss", *METRICS, "f1_macro", "top_5", "f1_micro.logits", "val/auroc", "val/loss"])
+def test_early_stop_goes_by_the_table(name: str) -> None:
+    plain = name.rpartition("/")[2].partition("_m")[0].replace("top_5", "top_k")
+    plain = name if name in METRICS else plain
+    assert higher_is_better(name) == (plain != "loss" and METRICS[plain].higher_is_better)
+    rule, falling = EarlyStop(metric=name, patience=1), (0.5, 0.4)
     progress = Progress()
-    assert [judge(rule, progress, number) for number in falling] == [False, higher_is_better(metric)]
+    assert [judge(rule, progress, number) for number in falling] == [False, higher_is_better(name)]
+
+
+def test_the_direction_of_a_graph_is_the_users() -> None:
+    own = metric("graph", path="scores/worst.onnx", better="higher")
+    assert (own.key, higher_is_better("worst", [own]), higher_is_better("worst")) == ("worst", True, False)
+    rule, progress = EarlyStop(metric="worst", patience=1), Progress()
+    assert [judge(rule, progress, number, "", [own]) for number in (0.4, 0.5)] == [False, False]
 
 
 def test_perplexity_of_any_loss_is_a_number() -> None:

@@ -28,16 +28,18 @@ from ortflow.workflow.graph.intake.lora import with_lora
 from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.intake.user_graphs import user_optimizer_graph
 from ortflow.workflow.graph.objective.logits import logits_note, unproved_logits
-from ortflow.workflow.graph.objective.loss import output_of
+from ortflow.workflow.graph.objective.loss import outputs_of
 from ortflow.workflow.graph.objective.metrics import with_outputs
 from ortflow.workflow.graph.objective.signature import batch_inputs, check_batches
 from ortflow.workflow.graph.objective.vocabulary import table_bounds
+from ortflow.workflow.graph.objective.weighted_sum import check_sum
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.roles.role_heuristics import recurrent_biases
 from ortflow.workflow.graph.stages.node_costs import NAME as COSTS
 from ortflow.workflow.graph.types import SEED, VALID, GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
+from ortflow.workflow.spec.model import single_losses
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.weights.kept import FILE as STATE_DICT
 from ortflow.workflow.weights.kept import kept_file
@@ -68,13 +70,16 @@ def build_graphs(
         started = started_from(section.start_from, read, torch_names(read), out, resumed=resumed)
         source = with_lora(started.source, section.lora, spec.seed)
         check_constants(source.skeleton, section.path)
-        output = output_of(source.skeleton.graph, section.loss)
-        forward = source.forward(output)
+        outputs = outputs_of(source.skeleton.graph, section.loss)
+        check_sum(source.skeleton.graph, spec, outputs)
+        forward = source.forward([*outputs.values()])
         batch = batch_input(forward.graph, source)
         training = training_of(forward, spec, source, batch, length)
-        notes = [*started.notes, *source.notes, *logits_note(forward.graph, section.loss), *training.notes]
+        losses = single_losses(section.loss)
+        read = [line for where, loss in losses.items() for line in logits_note(forward.graph, loss, outputs[where])]
+        notes = [*started.notes, *source.notes, *read, *training.notes]
         warnings = [*source.warnings, *_untrained(source, training.trained)]
-        evaluate, bounds = eval_graph(output, spec, source, batch)
+        evaluate, bounds = eval_graph([*outputs.values()], spec, source, batch)
         data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
         inputs = batch_inputs([training.plain.graph, evaluate.graph], source.tensors, data)
         check_batches(inputs, spec.data)
@@ -135,6 +140,7 @@ def build_graphs(
         notes += divided.notes
         files |= divided.files
     integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]
+    unproved = (unproved_logits(forward.graph, loss, outputs[where]) for where, loss in losses.items())
     result = GraphSet(
         root=out,
         index=index,
@@ -146,7 +152,7 @@ def build_graphs(
         padded=spec.data.last_batch == "pad",
         lengths={i.name: lengths[i.name] for i in inputs if lengths and i.name in lengths},
         user_optimizer_graph=section.graphs.optimizer is not None,
-        unproved_logits="" if section.graphs.train else unproved_logits(forward.graph, section.loss),
+        unproved_logits="" if section.graphs.train else next(filter(None, unproved), ""),
     )
     write_files(result, files, source.tensors)
     return result

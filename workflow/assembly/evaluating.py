@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 
 from ortflow.workflow.errors import UserError
@@ -10,8 +12,8 @@ from ortflow.workflow.graph.intake.source import Source
 from ortflow.workflow.graph.intake.user_graphs import user_eval_graph
 from ortflow.workflow.graph.ir.edit import used
 from ortflow.workflow.graph.objective import evaluation
+from ortflow.workflow.graph.objective.compared import metric_outputs
 from ortflow.workflow.graph.types import SEED
-from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 
@@ -24,18 +26,18 @@ def batch_input(graph: onnx.GraphProto, source: Source) -> str:
     return min(names, key=lambda name: name in source.labels)
 
 
-def eval_graph(output: str, spec: TrainerRunSpec, source: Source, batch: str) -> tuple[onnx.ModelProto, dict[str, int]]:
-    """The evaluation graph of an output, and the number of classes if labels are classes and it is known."""
+def eval_graph(
+    outputs: Sequence[str], spec: TrainerRunSpec, source: Source, batch: str
+) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """The evaluation graph of the losses' outputs, and the number of classes by label where it is known."""
     section = spec.onnx_model
-    model = source.evaluated(output)
+    all_outputs = {str(value.name): value for value in source.skeleton.graph.output}
+    model = source.evaluated([*outputs, *metric_outputs(section.metrics, section.loss, all_outputs)])
     padded = spec.data.last_batch == "pad"
-    target = evaluation.complete(model.graph, section.loss, section.metrics, batch, padded)
-    bounds = {}
-    if isinstance(section.loss, CrossEntropy) and target.classes is not None:
-        bounds[section.loss.label] = target.classes
+    bounds = evaluation.complete(model.graph, section.loss, section.metrics, batch, padded)
     if section.graphs.eval:
-        outputs = [value.name for value in model.graph.output if value.name.startswith("ortflow.")]
-        model = user_eval_graph(section.graphs.eval, source, outputs)
+        names = [value.name for value in model.graph.output if value.name.startswith("ortflow.")]
+        model = user_eval_graph(section.graphs.eval, source, names)
     return model, bounds
 
 

@@ -14,7 +14,7 @@ from ortflow.workflow.assembly.evaluating import batch_input, eval_graph
 from ortflow.workflow.assembly.timing import Timing, costs_of, wants_costs
 from ortflow.workflow.assembly.training import training_forms, with_loss
 from ortflow.workflow.graph.intake.source import read_source
-from ortflow.workflow.graph.objective.loss import output_of
+from ortflow.workflow.graph.objective.loss import outputs_of
 from ortflow.workflow.graph.optimize.layers import mark_layers
 from ortflow.workflow.graph.stages.node_costs import NodeCosts
 from ortflow.workflow.graph.types import LOSS_SUM, GraphSet
@@ -53,12 +53,12 @@ class Variants:
         self._index, self._length, self._lengths = graphs.index, length, lengths
         self._graphs, self._timing = graphs, timing
         self._source = read_source(spec.onnx_model)
-        output = output_of(self._source.skeleton.graph, spec.onnx_model.loss)
-        forward = self._source.forward(output)
+        outputs = [*outputs_of(self._source.skeleton.graph, spec.onnx_model.loss).values()]
+        forward = self._source.forward(outputs)
         batch = batch_input(forward.graph, self._source)
         self._prepared, _ = with_loss(forward, spec, self._source, batch)
         mark_layers(self._prepared, spec.onnx_model.recomputed_layers, self._source.roles.trained, LOSS_SUM)
-        self._evaluate, _ = eval_graph(output, spec, self._source, batch)
+        self._evaluate, _ = eval_graph(outputs, spec, self._source, batch)
         self.costs: NodeCosts | None = None
         """Of the nodes, by which stages were balanced; none are known where operations were counted. None if no run on
         CPUs without named cuts was divided."""

@@ -41,6 +41,8 @@ class Binding:
         """Inputs that a CPU node reads: ONNX Runtime copies them from the GPU when they are bound, and only then."""
         self._tied_on_host: dict[str, tuple[Buffer, tuple[int, ...], Any]] = {}
         self.outputs = {value.name for value in session.get_outputs()}
+        self.shapes: dict[str, tuple[int | str | None, ...]] = {v.name: tuple(v.shape) for v in session.get_outputs()}
+        """Shapes of the outputs; names or None for lengths that the graph leaves open."""
 
     def read_from(self, name: str, buffer: Buffer, shape: tuple[int, ...], element: int | None = None) -> None:
         """Bind an input to a buffer if the graph has it: graphs for GPUs contain only the inputs that they read.

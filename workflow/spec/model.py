@@ -6,8 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Count, Fraction, Positive, PositiveFloat, Section, Text, no_items, no_keys
-from ortflow.workflow.spec.metrics import Metric
+from ortflow.workflow.spec.base import Count, Positive, PositiveFloat, Section, Text, no_items, no_keys
+from ortflow.workflow.spec.losses import (
+    BinaryCrossEntropy,
+    BinaryDice,
+    BinaryFocal,
+    CrossEntropy,
+    Dice,
+    Divergence,
+    Focal,
+    Hinge,
+    Huber,
+    MultiMargin,
+    OutputLoss,
+    Poisson,
+    Quantile,
+    Regression,
+    SmoothL1,
+)
+from ortflow.workflow.spec.metrics import MetricSection
 
 
 class UserGraphs(Section):
@@ -33,56 +50,57 @@ class ParameterPatterns(Section):
     """Initializers that are not parameters: rotary tables, masks, shapes."""
 
 
-class CrossEntropy(Section):
-    """-log softmax(logits)[label], averaged over the labels that are not `ignore_index`."""
+SingleLoss = (
+    CrossEntropy
+    | Focal
+    | MultiMargin
+    | Dice
+    | Regression
+    | Huber
+    | SmoothL1
+    | Poisson
+    | Quantile
+    | BinaryCrossEntropy
+    | BinaryFocal
+    | Hinge
+    | BinaryDice
+    | Divergence
+    | OutputLoss
+)
 
-    kind: Literal["cross_entropy"]
+
+class Term(Section):
+    """One loss of a sum."""
+
+    weight: PositiveFloat = 1.0
+    """Factor of the loss."""
+    loss: Annotated[SingleLoss, Field(discriminator="kind")]
+    """The loss, with its `output` and `label`."""
+
+
+class WeightedSum(Section):
+    """A weighted sum of losses, each the mean that it is alone."""
+
+    kind: Literal["sum"]
     """Kind of loss."""
-    output: Text | None = None
-    """Graph output with the logits, or with the probabilities that a Softmax makes of them; required if the graph has
-    several outputs."""
-    label: Text = "labels"
-    """Name of the label input (int64) of the training graph."""
-    ignore_index: int = -100
-    """Labels of this value are ignored."""
-    label_smoothing: Fraction = 0.0
-    """Weight of the uniform distribution in the target, as in torch.nn.CrossEntropyLoss."""
-    class_axis: int = -1
-    """Axis of the logits that runs over the classes."""
+    terms: Annotated[list[Term], Field(min_length=1)]
+    """The losses, such as `{weight: 0.5, loss: {kind: mse, output: boxes, label: truth}}`."""
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each term in the results of an evaluation: its kind, with its place if another has the same."""
+        kinds = [term.loss.kind for term in self.terms]
+        return [f"{kind}.{place}" if kinds.count(kind) > 1 else kind for place, kind in enumerate(kinds)]
 
 
-class Regression(Section):
-    """Mean squared error or mean absolute error over all elements."""
-
-    kind: Literal["mse", "l1"]
-    """Kind of loss."""
-    output: Text | None = None
-    """Graph output with the prediction."""
-    label: Text = "labels"
-    """Name of the label input (the prediction's shape and type)."""
+Loss = Annotated[SingleLoss | WeightedSum, Field(discriminator="kind")]
 
 
-class BinaryCrossEntropy(Section):
-    """Binary cross-entropy of logits against targets in [0, 1], averaged over all elements."""
-
-    kind: Literal["bce_with_logits"]
-    """Kind of loss."""
-    output: Text | None = None
-    """Graph output with the logits, or with the probabilities that a Sigmoid makes of them."""
-    label: Text = "labels"
-    """Name of the label input (the logits' shape and type)."""
-
-
-class OutputLoss(Section):
-    """A scalar output of the graph is the loss: a mean over the samples of the batch."""
-
-    kind: Literal["output"]
-    """Kind of loss."""
-    output: Text
-    """The scalar output."""
-
-
-Loss = Annotated[CrossEntropy | Regression | BinaryCrossEntropy | OutputLoss, Field(discriminator="kind")]
+def single_losses(loss: SingleLoss | WeightedSum) -> dict[str, SingleLoss]:
+    """Each loss by its key path: the loss itself, or those of a sum."""
+    if isinstance(loss, WeightedSum):
+        return {f"model.loss.terms[{place}].loss": term.loss for place, term in enumerate(loss.terms)}
+    return {"model.loss": loss}
 
 
 class StartFrom(Section):
@@ -146,8 +164,8 @@ class ModelSection(Section):
     """Train a model although its file shows signs of an export for inference, which changes the training."""
     labels: list[Text] = Field(default_factory=no_items)
     """Inputs of the graph that are labels: needed for training, absent from the exported model."""
-    metrics: list[Metric] = Field(default_factory=no_items)
-    """Metrics that evaluation computes besides the loss."""
+    metrics: list[MetricSection] = Field(default_factory=no_items)
+    """Metrics that evaluation computes besides the loss: names, or sections with options."""
 
     @property
     def recomputed_scopes(self) -> list[str]:

@@ -76,6 +76,13 @@ class Keep(Section):
     """Also keep checkpoints whose step is a multiple of this, permanently."""
 
 
+class Best(Section):
+    """The checkpoint with the best result of an evaluation."""
+
+    metric: Text = "loss"
+    """Result to compare: loss, or a metric of `model.metrics` by its name in the results."""
+
+
 class CheckpointSection(Section):
     """When the state is saved, where, and what is kept."""
 
@@ -88,6 +95,9 @@ class CheckpointSection(Section):
     """Period in seconds; whichever comes first if both are given."""
     keep: Keep = Keep.model_construct()
     """Which checkpoints are kept."""
+    best: Best | None = None
+    """Save after each evaluation with a better result than all before, keep that checkpoint until there is a better
+    one, and export its model beside the last one, as NAME.best.onnx."""
     asynchronous: bool = True
     """Write in the background."""
     wait_for_room: NonNegativeFloat = 600.0

@@ -11,7 +11,6 @@ from pydantic import Field
 from ortflow.workflow.durations import parse_duration
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section, Text, no_items
-from ortflow.workflow.spec.metrics import Watched
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Shape = Literal[
@@ -59,7 +58,7 @@ class Schedule(SchedulePiece):
     """Steps over which the learning rate rises from 0; or give `warmup`."""
     pieces: list[SchedulePiece] = Field(default_factory=no_items)
     """Schedules one after another, in place of the other keys."""
-    metric: Watched = "loss"
+    metric: Text = "loss"
     """Evaluation metric that reduce_on_plateau compares."""
     patience: Count = 10
     """Evaluations without improvement that are tolerated before a decay (reduce_on_plateau)."""

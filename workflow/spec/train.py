@@ -7,9 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from ortflow.workflow.spec.averages import BUFFER, Average
-from ortflow.workflow.spec.base import NonNegativeFloat, Positive, PositiveFloat, Section, no_items
+from ortflow.workflow.spec.base import NonNegativeFloat, Positive, PositiveFloat, Section, Text, no_items
 from ortflow.workflow.spec.groups import LayerDecay, ParameterGroup
-from ortflow.workflow.spec.metrics import Watched
 from ortflow.workflow.spec.optimizers import Optimizer, moments
 from ortflow.workflow.spec.schedules import Schedule
 
@@ -24,8 +23,8 @@ class Evaluation(Section):
 class EarlyStop(Section):
     """Stop when a metric no longer improves."""
 
-    metric: Watched = "loss"
-    """Evaluation metric to compare."""
+    metric: Text = "loss"
+    """Result of the evaluation to compare: loss, or a metric of `model.metrics` by its name in the results."""
     patience: Positive = 3
     """Evaluations without improvement before the run stops."""
     min_delta: NonNegativeFloat = 0.0

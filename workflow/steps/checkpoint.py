@@ -32,6 +32,7 @@ from ortflow.workflow.disk_space import (
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.host_memory import available
 from ortflow.workflow.memory import KEPT
+from ortflow.workflow.steps.best import best_of
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import take_folder
 from ortflow.workflow.steps.resume import resume
@@ -73,6 +74,7 @@ class Saver:
         self.saves = 0
         """Saves that were tried in this attempt, equal on all ranks."""
         self._time_due = False
+        self._requested = False
         self._last_save = self._clock.monotonic()
         self._save_seconds = 0.0
         """Seconds from the start of the newest save to its end; on rank 0."""
@@ -133,7 +135,11 @@ class Saver:
     @property
     def due(self) -> bool:
         """Whether the run file requests a save after the last step."""
-        return self._time_due or self.due_after(self._context.progress.step)
+        return self._time_due or self._requested or self.due_after(self._context.progress.step)
+
+    def request(self) -> None:
+        """Let a save be due after this step, on all ranks."""
+        self._requested = True
 
     def due_after(self, step: int) -> bool:
         """Whether the run file requests a save after a step for the step's number."""
@@ -145,6 +151,7 @@ class Saver:
         context = self._context
         self.wait()
         step = context.progress.step
+        self._requested = False
         if step == self._saved_step:
             return
         self._last_save = self._clock.monotonic()
@@ -257,7 +264,10 @@ class Saver:
                 environment=context.environment, run=context.plan.run,
             )  # fmt: skip
             keep = self._section.keep
-            prune(self._store, keep.newest, keep.every, self._distrusted)
+            best = best_of(self._section.best, save.progress)
+            if best is not None and best["step"] not in self._store.steps():
+                best = None  # it could not be saved
+            prune(self._store, keep.newest, keep.every, self._distrusted, () if best is None else (best["step"],))
         except (SaveFailed, OSError) as error:
             full = is_full(error)
             self._outcome = {"step": save.step, "reason": str(error), "full": full}
@@ -265,7 +275,8 @@ class Saver:
         seconds = self._clock.monotonic() - save.started
         self._save_seconds = self._clock.monotonic() - save.begun
         self._outcome = {
-            "step": save.step, "seconds": round(seconds, 6), "stall_seconds": round(stall, 6), "bytes": manifest.size
+            "step": save.step, "seconds": round(seconds, 6), "stall_seconds": round(stall, 6), "bytes": manifest.size,
+            **({} if best is None else {"best": best}),
         }  # fmt: skip
 
     def _tell(self) -> None:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.spec.data import DataSection
-from ortflow.workflow.spec.metrics import higher_is_better
+from ortflow.workflow.spec.metrics import MetricSection, higher_is_better
+from ortflow.workflow.spec.run import Best
 from ortflow.workflow.spec.train import EarlyStop
 
 
-def watched(rule: EarlyStop, data: DataSection) -> str:
+def watched(rule: EarlyStop | Best, data: DataSection) -> str:
     """Identifies comparable values of the metric: the same metric on the same samples."""
     samples = "" if data.eval_samples is None else f", first {data.eval_samples}"
     return f"{rule.metric} on {Path(data.eval.path).name if data.eval else ''}{samples}"
 
 
-def judge(rule: EarlyStop, progress: Progress, value: float, what: str = "") -> bool:
+def judge(
+    rule: EarlyStop, progress: Progress, value: float, what: str = "", metrics: Sequence[MetricSection] = ()
+) -> bool:
     """Count an evaluation without improvement; returns True after `patience` of them in a row.
 
     An improvement is a change for the better by more than `min_delta`. The count restarts if `what` differs from what
-    was measured before. `value` must be finite.
+    was measured before. `value` must be finite. `metrics` are the run's.
     """
     if progress.best_of not in (None, what):
         progress.best_metric = None
     progress.best_of = what
-    sign = -1.0 if higher_is_better(rule.metric) else 1.0
+    sign = -1.0 if higher_is_better(rule.metric, metrics) else 1.0
     best = progress.best_metric
     if best is None or sign * (best - value) > rule.min_delta:
         progress.best_metric, progress.best_step = value, progress.step

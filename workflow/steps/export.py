@@ -35,6 +35,7 @@ from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import TrainerRunSpec, trainer_run
+from ortflow.workflow.steps.best import best_of, best_path
 from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
@@ -107,6 +108,7 @@ def export(context: Context) -> None:
                 context.monitor.warn(fault)
             context.events.write("export", path=str(path), max_difference=difference)
             print(f"exported {path}, {deviation(difference)}", flush=True)
+            _export_best(context, path)
         finally:
             context.trainer.after_export()
     else:
@@ -117,6 +119,27 @@ def export(context: Context) -> None:
 
 FIELDS = "inputs.json"
 """File beside the model: how its inputs were made from a table's columns, with the tables of classes."""
+
+
+def _export_best(context: Context, path: Path) -> None:
+    """Export the best checkpoint beside the last model; rank 0, after its own trainer has given back its memory.
+
+    Raises OrtflowError if that fails: training is done, and `ortflow export --step` tries again.
+    """
+    best = best_of(context.spec.checkpoint.best, context.progress.to_json())
+    if best is None:
+        return
+    to = best_path(path)
+    if best["step"] not in DirectoryStore(context.run_dir.root / context.spec.checkpoint.directory).steps():
+        context.monitor.warn(f"the best checkpoint, step {best['step']}, could not be saved and is not exported")
+        return
+    try:
+        exported = export_checkpoint(context.run_dir, best["step"], to)
+    except OrtflowError as error:
+        again = f"`ortflow export {context.run_dir.root} --step {best['step']}` tries again"
+        raise OrtflowError(f"the best checkpoint, step {best['step']}: {error}; {again}") from error
+    context.events.write("export_best", path=str(to), max_difference=exported.max_difference, **best)
+    print(f"exported {to}, the best by {best['metric']}, of step {best['step']}", flush=True)
 
 
 class _Asked(Exception):

@@ -13,7 +13,7 @@ from ortflow.workflow.parallel.timeline import bubble_by_formula
 from ortflow.workflow.scalars import ScalarLog
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.save_period import save_message
-from ortflow.workflow.trainer import StepOutcome
+from ortflow.workflow.trainer import EvaluationOutcome, StepOutcome
 
 
 class Monitor:
@@ -84,13 +84,13 @@ class Monitor:
                 flush=True,
             )
 
-    def evaluation(self, metrics: Mapping[str, float], samples: int, seconds: float) -> None:
+    def evaluation(self, outcome: EvaluationOutcome, samples: int, seconds: float) -> None:
         """Report the result of the evaluation set."""
-        context, step = self._context, self._context.progress.step
+        context, step, metrics = self._context, self._context.progress.step, outcome.metrics
         average = context.spec.train.average
         context.events.write(
             "evaluation", step=step, samples=samples, seconds=round(seconds, 6),
-            **({} if average is None else {"weights": average.name}), **metrics,
+            **({} if average is None else {"weights": average.name}), **metrics, **outcome.tables,
         )  # fmt: skip
         self._scalars(step, {f"eval/{name}": value for name, value in metrics.items()})
         if context.leads:

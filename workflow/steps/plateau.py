@@ -5,21 +5,25 @@ The counters are part of every checkpoint, so that a resumed run decays its rate
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ortflow.workflow.progress import Progress
-from ortflow.workflow.spec.metrics import higher_is_better
+from ortflow.workflow.spec.metrics import MetricSection, higher_is_better
 from ortflow.workflow.spec.schedules import Schedule
 
 
-def judge_plateau(schedule: Schedule, progress: Progress, value: float, what: str = "") -> bool:
+def judge_plateau(
+    schedule: Schedule, progress: Progress, value: float, what: str = "", metrics: Sequence[MetricSection] = ()
+) -> bool:
     """Count an evaluation; returns True if the learning rate is decayed after it.
 
     The rule is torch.optim.lr_scheduler.ReduceLROnPlateau's with `threshold_mode="abs"`. The count restarts if `what`
-    differs from what was measured before. `value` must be finite.
+    differs from what was measured before. `value` must be finite. `metrics` are the run's.
     """
     if progress.plateau_of not in (None, what):
         progress.plateau_best, progress.plateau_evaluations = None, 0
     progress.plateau_of = what
-    sign, best = -1.0 if higher_is_better(schedule.metric) else 1.0, progress.plateau_best
+    sign, best = -1.0 if higher_is_better(schedule.metric, metrics) else 1.0, progress.plateau_best
     if best is None or sign * (best - value) > schedule.min_delta:
         progress.plateau_best, progress.plateau_evaluations = value, 0
     else:

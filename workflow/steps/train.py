@@ -15,6 +15,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.plan import total_steps
 from ortflow.workflow.spec.train import EarlyStop
 from ortflow.workflow.steps.ahead import Ahead
+from ortflow.workflow.steps.best import improves
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
 from ortflow.workflow.steps.not_finite import cause_in_evaluation, in_micro_batches, is_finite
@@ -156,13 +157,18 @@ def evaluate(context: Context) -> bool:
     progress.evaluated_step = progress.step
     copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
     with context.engine.within("monitor"):
-        context.monitor.evaluation(outcome.metrics, outcome.samples // copies, context.clock.monotonic() - start)
+        context.monitor.evaluation(outcome, outcome.samples // copies, context.clock.monotonic() - start)
     if not is_finite(outcome):
         _report_not_finite(context, outcome)
         return True
     _judge_schedule(context, outcome)
     rule = context.spec.train.early_stop
-    if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], watched(rule, context.spec.data)):
+    metrics = context.spec.model.metrics if context.spec.model is not None else ()
+    best = context.spec.checkpoint.best
+    if best is not None and improves(best, progress, outcome.metrics, watched(best, context.spec.data), metrics):
+        context.saver.request()
+    what = watched(rule, context.spec.data) if rule is not None else ""
+    if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], what, metrics):
         progress.stopped_early = True
         context.events.write(
             "early_stop",
@@ -180,7 +186,8 @@ def _judge_schedule(context: Context, outcome: EvaluationOutcome) -> None:
     if schedule.name != "reduce_on_plateau" or schedule.pieces:
         return
     what = watched(EarlyStop(metric=schedule.metric), context.spec.data)
-    if judge_plateau(schedule, progress, outcome.metrics[schedule.metric], what):
+    metrics = context.spec.model.metrics if context.spec.model is not None else ()
+    if judge_plateau(schedule, progress, outcome.metrics[schedule.metric], what, metrics):
         lr = rate_of(context, context.plan.total_steps)
         context.events.write(
             "lr_reduced", step=progress.step, metric=schedule.metric, best=progress.plateau_best, lr=lr

@@ -104,6 +104,8 @@ class EvaluationOutcome:
     """Sums of the control values over the ranks, fp64 [control values]."""
     not_finite: int | None = None
     """This rank's first batch, counted from 0, whose loss is NaN or infinite; None if unknown, or if there is none."""
+    tables: Mapping[str, list[list[int]]] = field(default_factory=dict)
+    """Results that are not a number, by name: confusion matrices."""
 
 
 class TrainerBuilder(Protocol):

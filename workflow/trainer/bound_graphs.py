@@ -7,6 +7,7 @@ the ranks must agree on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.shard import Shard, Sliced
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet, synced_of
 from ortflow.workflow.kernels.graph import with_kernels
@@ -31,8 +33,29 @@ from ortflow.workflow.trainer import MicroBatch, Report, Trainer
 from ortflow.workflow.trainer.thaw import Thaw
 
 SILENT = Report()
+ADDED = ("_sum", "_weight", "_sums")
+"""Ends of the outputs that are added up over batches and ranks."""
+GATHERED = ("_scores", "_truths")
+"""Ends of the outputs that are gathered."""
 TAIL = 64
 """Elements of the tail: loss, weight, samples, then the control values."""
+
+
+def metric_shapes(evaluation: Binding) -> dict[str, tuple[int, ...]]:
+    """The outputs of an evaluation graph that are added up, in order, and their shapes: scalars or vectors.
+
+    Raises UserError if the shape of a user's own output is not fixed.
+    """
+    shapes = {}
+    for name in sorted(evaluation.shapes):
+        if not name.startswith("ortflow.") or not name.endswith(ADDED):
+            continue
+        shape = evaluation.shapes[name]
+        shapes[name] = tuple(length for length in shape if isinstance(length, int))
+        if len(shapes[name]) < len(shape):
+            fix = "give it a fixed shape"
+            raise UserError(f"output {name!r} has no fixed shape", where="model.graphs.eval", fix=fix)
+    return shapes
 
 
 class BoundGraphs(Trainer):
@@ -83,8 +106,8 @@ class BoundGraphs(Trainer):
         self._allocate_for_update()
 
         self._open_passes()
-        self._metric_sums = device.allocate(len(self._metric_outputs), np.float32)
-        self._totals = device.allocate(len(self._metric_outputs) + TAIL, np.float64)
+        self._metric_sums = device.allocate(self._metric_count, np.float32)
+        self._totals = device.allocate(self._metric_count + TAIL, np.float64)
         self._tie_metrics()
         self._bind_update()
 
@@ -95,11 +118,24 @@ class BoundGraphs(Trainer):
         self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
         self._evaluation = Binding(self._open_eval(), self._sessions.device)
         self._evaluation.read_tensors(self.index, self._here)
-        self._metric_outputs = sorted(name for name in self._evaluation.outputs if name.startswith("ortflow."))
+        self._metric_outputs = metric_shapes(self._evaluation)
+
+    @property
+    def _metric_count(self) -> int:
+        """Elements of all metrics' sums."""
+        return sum(map(math.prod, self._metric_outputs.values()))
 
     def _tie_metrics(self) -> None:
-        for place, name in enumerate(self._metric_outputs):
-            self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
+        self._write_metrics_to(self._evaluation)
+
+    def _write_metrics_to(self, binding: Binding) -> None:
+        """Tie the metrics' sums that a graph computes."""
+        start = 0
+        for name, shape in self._metric_outputs.items():
+            end = start + math.prod(shape)
+            if name in binding.outputs:
+                binding.write_to(name, self._metric_sums.slice(start, end), shape)
+            start = end
 
     @property
     def _gradients_held(self) -> int:

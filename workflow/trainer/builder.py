@@ -27,8 +27,11 @@ from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.losses import ClassLoss, CrossEntropy, Divergence, Focal, TargetLoss
 from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
-from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
+from ortflow.workflow.spec.metric_targets import Compared, compared
+from ortflow.workflow.spec.metrics import METRICS
+from ortflow.workflow.spec.model import ModelSection, single_losses
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Prepared, Trainer, TrainerBuilder, TrainerContext
 from ortflow.workflow.weights.kept import read_record
@@ -161,10 +164,14 @@ class GraphBuilder(TrainerBuilder):
 
     def inputs(self) -> tuple[Sequence[BatchInput], Limits]:
         """The training and the evaluation graph."""
-        graphs, loss = GraphSet.load(self._context.folder), self._spec.onnx_model.loss
-        ignored = loss.ignore_index if isinstance(loss, CrossEntropy) else None
-        truths = [loss.label] if isinstance(loss, BinaryCrossEntropy) else []
-        classes = [loss.label] if isinstance(loss, CrossEntropy) else []
+        graphs, losses = GraphSet.load(self._context.folder), single_losses(self._spec.onnx_model.loss).values()
+        truths = [loss.label for loss in losses if isinstance(loss, TargetLoss | Divergence)]
+        classes = [loss.label for loss in losses if isinstance(loss, ClassLoss)]
+        model = self._spec.onnx_model
+        found = [compared(metric, model.loss) for metric in model.metrics if METRICS[metric.name].tasks]
+        truths += [each.label for each in found if isinstance(each, Compared) and each.task == "targets"]
+        classes += [each.label for each in found if isinstance(each, Compared) and each.task == "classes"]
+        ignored = next((loss.ignore_index for loss in losses if isinstance(loss, ClassLoss)), None)
         return graphs.inputs, Limits(graphs.vocabulary, ignored, truths=truths, classes=classes)
 
     def open(
@@ -347,6 +354,13 @@ def lengths_of(dataset: Samples, columns: Mapping[str, str]) -> dict[str, int]:
     return found
 
 
+def input_files(model: ModelSection) -> list[str]:
+    """The files that losses and metrics read."""
+    weighted = [each for each in single_losses(model.loss).values() if isinstance(each, CrossEntropy | Focal)]
+    weights = [each.class_weights for each in weighted if isinstance(each.class_weights, str)]
+    return weights + [metric.path for metric in model.metrics if metric.path is not None]
+
+
 def _check_export(path: Path, spec: TrainerRunSpec) -> None:
     """Raise UserError if the export would replace the model to train, or a file that ortflow has not written."""
     model = Path(spec.onnx_model.path)
@@ -384,7 +398,7 @@ def fingerprint_of(spec: TrainerRunSpec, lengths: Mapping[str, int] | None = Non
         "precision": spec.train.precision,
         "files": [
             (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)
-            for path in (model.path, *filter(None, model.graphs.model_dump().values()))
+            for path in (model.path, *filter(None, model.graphs.model_dump().values()), *input_files(model))
             if Path(path).exists()
         ],
     }

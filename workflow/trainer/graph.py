@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.shard import Shard
@@ -25,8 +26,8 @@ from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.averages import BUFFER
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, StepOutcome
 from ortflow.workflow.trainer.averaged import exchange
-from ortflow.workflow.trainer.bound_graphs import TAIL, BoundGraphs
-from ortflow.workflow.trainer.evaluation import evaluated
+from ortflow.workflow.trainer.bound_graphs import GATHERED, TAIL, BoundGraphs
+from ortflow.workflow.trainer.evaluation import Tables, evaluated, gathered_metrics, joined
 from ortflow.workflow.trainer.inference import export_checked
 from ortflow.workflow.trainer.watched_logits import watch_logits
 
@@ -257,25 +258,55 @@ class GraphTrainer(BoundGraphs):
         # Values of the two graphs differ in size: memory that one leaves in the arena hardly serves the other.
         self.give_memory_back()
         sums = np.zeros(self._totals.count, np.float64)
-        names, not_finite = self._metric_outputs, None
+        count, not_finite = self._metric_count, None
+        self._scores: dict[str, list[npt.NDArray[np.float32]]] = {}
         for number, batch in enumerate(batches):
             if batch.count:
                 place = number * self._comm.world_size + self._comm.rank
                 found = self._metrics_of(batch, evaluation_seed(self._spec.seed, place))
                 if not_finite is None and not np.isfinite(found).all():
                     not_finite = number
-                sums[: len(names)] += found
-                sums[len(names)] += batch.count
+                sums[:count] += found
+                sums[count] += batch.count
         self.give_memory_back()
         mine = control_values()
-        sums[len(names) + 1 : len(names) + 1 + len(mine)] = mine
+        sums[count + 1 : count + 1 + len(mine)] = mine
         self._totals.write(sums)
         self._sum_totals()
-        return evaluated(self._totals.read(), names, self._spec.onnx_model.metrics, len(mine), not_finite)
+        totals = self._totals.read()
+        pieces = np.split(totals[:count], np.cumsum([math.prod(shape) for shape in self._metric_outputs.values()]))
+        by_name = dict(zip(self._metric_outputs, pieces, strict=False))
+        metrics, tables = self._evaluated(by_name)
+        control = totals[count + 1 : count + 1 + len(mine)]
+        return EvaluationOutcome(metrics, round(totals[count]), control, not_finite, tables)
+
+    def _evaluated(self, totals: Mapping[str, npt.NDArray[np.float64]]) -> tuple[dict[str, float], Tables]:
+        """The results of an evaluation. Collective if scores are gathered: rank 0 then computes them for all."""
+        model, keys = self._spec.onnx_model, gathered_metrics(self._spec.onnx_model)
+        if not keys:
+            return evaluated(totals, {}, model)
+        own, self._scores = self._scores, {}
+        pieces = self._world.gather(own if self._gives_scores else {})
+        found = None if pieces is None else evaluated(totals, joined(pieces, keys), model)
+        results: tuple[dict[str, float], Tables] = self._world.broadcast_object(found)
+        return results
+
+    @property
+    def _world(self) -> Communicator:
+        """All ranks of the run."""
+        return self._comm
+
+    @property
+    def _gives_scores(self) -> bool:
+        """Whether no other rank has the same samples because both hold parts of one replica."""
+        return True
 
     def _metrics_of(self, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
         self._feed(self._evaluation, batch, seed)
-        self._evaluation.run()
+        names = sorted(name for name in self._evaluation.outputs if name.endswith(GATHERED))
+        for name, value in self._evaluation.run_for(names).items():
+            self._scores.setdefault(name, []).append(np.array(value.numpy()))
+        self._evaluation.forget(names)
         return self._metric_sums.read()
 
     def _sum_totals(self) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.grid import GridRanks
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
@@ -171,8 +172,16 @@ class PartTrainer(ZeroTrainer):
                 return
             yield batch
 
+    @property
+    def _world(self) -> Communicator:
+        return self._ranks.world
+
+    @property
+    def _gives_scores(self) -> bool:
+        return self._ranks.speaks
+
     def _sum_totals(self) -> None:
-        totals, metrics = self._totals.read(), len(self._metric_outputs) + 1
+        totals, metrics = self._totals.read(), self._metric_count + 1
         if not self._ranks.speaks:
             totals[:metrics] = 0
         self._totals.write(totals)

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.device import HALF_PRECISIONS
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.stage import HALF, StageSet
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
-from ortflow.workflow.trainer.bound_graphs import TAIL
+from ortflow.workflow.trainer.bound_graphs import TAIL, metric_shapes
 from ortflow.workflow.trainer.part import PartTrainer
 from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
 from ortflow.workflow.trainer.stage_runner import StageRunner
@@ -38,8 +39,18 @@ class StageTrainer(PartTrainer):
         )  # fmt: skip
         self._evaluations: list[Binding] = []
         self._evaluator = StageEvaluation(stages, self._ranks.stages, self._sessions, self._bind_evaluation)
-        found = self._ranks.stages.gather(sorted(self._evaluator.metrics))
-        self._metric_outputs = self._ranks.stages.broadcast_object(found[-1] if found is not None else None)
+        shapes = {name: shape for each in self._evaluations for name, shape in metric_shapes(each).items()}
+        found = self._ranks.stages.gather({name: shapes[name] for name in sorted(shapes)})
+        fault = None if found is None else next((min(each) for each in found[:-1] if each), None)
+        self._metric_outputs, fault = self._ranks.stages.broadcast_object(
+            (found[-1], fault) if found is not None else None
+        )
+        if fault is not None:
+            raise UserError(
+                f"the value {fault!r} is computed in a stage before the last one, whose sums are not read",
+                where="parallel.pipeline",
+                fix="cut the model before the outputs that losses and metrics compare, or use fewer stages",
+            )
 
     def _bind_evaluation(self, session: onnxruntime.InferenceSession) -> Binding:
         binding = Binding(session, self._sessions.device)
@@ -48,10 +59,8 @@ class StageTrainer(PartTrainer):
         return binding
 
     def _tie_metrics(self) -> None:
-        for place, name in enumerate(self._metric_outputs):
-            for binding in self._evaluations:
-                if name in binding.outputs:
-                    binding.write_to(name, self._metric_sums.slice(place, place + 1), ())
+        for binding in self._evaluations:
+            self._write_metrics_to(binding)
 
     def _pass(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
         tail = np.zeros(TAIL, np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,9 @@ from ortflow.workflow.graph.roles.decide import Roles, classify
 from ortflow.workflow.graph.roles.export_warnings import find_export_warnings, refusal, renamed_weights
 from ortflow.workflow.graph.roles.guesses import judged_constants, refuse_guesses
 from ortflow.workflow.graph.roles.made_weights import store_made_weights
-from ortflow.workflow.spec.model import ModelSection, OutputLoss
+from ortflow.workflow.spec.losses import OutputLoss
+from ortflow.workflow.spec.metric_targets import Compared, compared
+from ortflow.workflow.spec.model import ModelSection, single_losses
 
 
 @dataclass(frozen=True)
@@ -45,31 +47,34 @@ class Source:
     forms: Forms = field(default_factory=lambda: Forms(None, {}))
     """What a run evaluates with if that is not the skeleton, and the new values of state that the skeleton computes."""
 
-    def forward(self, output: str) -> onnx.ModelProto:
-        """The part of the graph that computes one output, with every tensor as an input after the model's own inputs.
+    def forward(self, outputs: Sequence[str]) -> onnx.ModelProto:
+        """The part of the graph that computes some outputs, with every tensor as an input after the model's own inputs.
 
-        The new values of state follow the output. Random operators draw from the last input, `ortflow.seed`.
+        The new values of state follow the outputs. Random operators draw from the last input, `ortflow.seed`.
         """
-        return self._part(self.skeleton, output, self.forms.updates.values())
+        return self._part(self.skeleton, outputs, self.forms.updates.values())
 
-    def evaluated(self, output: str) -> onnx.ModelProto:
-        """As `forward`, from the module's evaluation form if the file has one with this output."""
+    def evaluated(self, outputs: Sequence[str]) -> onnx.ModelProto:
+        """As `forward`, from the module's evaluation form if the file has one with these outputs."""
         form = self.forms.evaluation
-        has_it = form is not None and any(value.name == output for value in form.graph.output)
-        return self._part(form if form is not None and has_it else self.skeleton, output, ())
+        has_them = form is not None and {*outputs} <= {value.name for value in form.graph.output}
+        return self._part(form if form is not None and has_them else self.skeleton, outputs, ())
 
     @property
     def inference(self) -> onnx.ModelProto:
         """The model that an export is made of, without `tensors`."""
         return self.skeleton if self.forms.evaluation is None else self.forms.evaluation
 
-    def _part(self, whole: onnx.ModelProto, output: str, further: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
+    def _part(
+        self, whole: onnx.ModelProto, outputs: Sequence[str], further: Iterable[onnx.ValueInfoProto]
+    ) -> onnx.ModelProto:
         model = onnx.ModelProto()
         model.CopyFrom(whole)
         del model.metadata_props[:]
         graph = model.graph
-        kept = next(value for value in graph.output if value.name == output)
-        make_outputs(graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in (kept, *further)])
+        known = {value.name: value for value in graph.output}
+        kept = [known[name] for name in dict.fromkeys(outputs)]
+        make_outputs(graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in (*kept, *further)])
         prune(graph)
         graph.input.extend(
             helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in self.tensors.items()
@@ -92,8 +97,13 @@ def read_source(section: ModelSection) -> Source:
                 fix=f"its inputs are {', '.join(names)}" if names else "it has no inputs",
             )
     labels = set(section.labels)
-    if not isinstance(section.loss, OutputLoss) and section.loss.label in names:
-        labels.add(section.loss.label)
+    for loss in single_losses(section.loss).values():
+        if not isinstance(loss, OutputLoss) and loss.label in names:
+            labels.add(loss.label)
+    for metric in section.metrics:
+        found = None if metric.name in ("perplexity", "graph") else compared(metric, section.loss)
+        if isinstance(found, Compared) and found.label in names:
+            labels.add(found.label)
     forms = separate(prepared)
     roles = classify(prepared, section.parameters, sorted(labels))
     export_warnings = find_export_warnings(prepared, roles)

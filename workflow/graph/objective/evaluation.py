@@ -11,23 +11,35 @@ import onnx
 
 from ortflow.workflow.graph.ir.edit import Editor, make_outputs, scalar
 from ortflow.workflow.graph.ir.order import prune
-from ortflow.workflow.graph.objective.loss import Target, attach
+from ortflow.workflow.graph.objective.labels import Labels
+from ortflow.workflow.graph.objective.loss import attach
 from ortflow.workflow.graph.objective.metrics import attach_metrics
 from ortflow.workflow.graph.objective.modes import evaluation_mode
+from ortflow.workflow.graph.objective.weighted_sum import term_outputs
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
-from ortflow.workflow.spec.metrics import Metric
-from ortflow.workflow.spec.model import Loss
+from ortflow.workflow.spec.losses import ClassLoss
+from ortflow.workflow.spec.metrics import MetricSection
+from ortflow.workflow.spec.model import Loss, single_losses
 
 
-def complete(graph: onnx.GraphProto, loss: Loss, metrics: Sequence[Metric], batch: str, padded: bool) -> Target:
-    """Turn a forward graph, whose only output is the loss's, into the evaluation graph, in place.
+def complete(
+    graph: onnx.GraphProto, loss: Loss, metrics: Sequence[MetricSection], batch: str, padded: bool
+) -> dict[str, int]:
+    """Turn a forward graph, whose outputs are those of losses and metrics, into the evaluation graph, in place.
 
-    The forward graph's output is kept, so that an exported model can be compared with it.
+    The forward graph's outputs are kept, so that an exported model can be compared with it. Returns the number of
+    classes by label, where labels are classes and it is known.
     """
     evaluation_mode(graph)
     forward = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in graph.output]
-    target = attach(graph, loss, batch, padded)
-    names = [LOSS_SUM, LOSS_WEIGHT, *attach_metrics(Editor(graph), metrics, loss, target)]
-    make_outputs(graph, [*(scalar(name) for name in names), *forward])
+    labels = Labels(Editor(graph), padded=padded)
+    targets = attach(graph, loss, batch, padded, labels=labels)
+    made, bounds = attach_metrics(labels, metrics, loss, {str(value.name): value for value in forward}, batch)
+    names = [LOSS_SUM, LOSS_WEIGHT, *term_outputs(loss)]
+    make_outputs(graph, [*(scalar(name) for name in names), *made, *forward])
     prune(graph)
-    return target
+    for where, each in single_losses(loss).items():
+        classes = targets[where].classes
+        if isinstance(each, ClassLoss) and classes is not None:
+            bounds[each.label] = min(classes, bounds.get(each.label, classes))
+    return bounds

@@ -16,7 +16,8 @@ import onnx
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described, dims_of
 from ortflow.workflow.graph.ir.stops import stops_gradient
-from ortflow.workflow.spec.model import CrossEntropy, Loss, OutputLoss
+from ortflow.workflow.spec.losses import ClassLoss, Divergence, TargetLoss
+from ortflow.workflow.spec.model import SingleLoss
 
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that keep the elements in their order."""
@@ -26,6 +27,8 @@ _SQUASHING = frozenset({"Erf", "Exp", "HardSigmoid", "Sigmoid", "Softmax", "Soft
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
 """Operators whose results may be logits, whatever is before them."""
 Dims = tuple[int | str | None, ...]
+OVER_CLASSES = ClassLoss | Divergence
+"""Losses of logits that make probabilities by a Softmax."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,17 @@ class _Graph:
         return dims_of(self._known[value]) if value in self._known else None
 
 
-def probabilities(graph: onnx.GraphProto, loss: Loss) -> Probabilities | None:
-    """How the first output gives probabilities, if the loss takes logits; None if it does not, as far as nodes show.
+def probabilities(graph: onnx.GraphProto, loss: SingleLoss, output: str) -> Probabilities | None:
+    """How an output gives probabilities, if the loss takes logits; None if it does not, as far as nodes show.
 
-    For cross-entropy they are those of a Softmax over the classes, whole or written out, for binary cross-entropy of a
-    Sigmoid.
+    For losses over classes they are those of a Softmax over the classes, whole or written out, for losses against
+    targets in [0, 1] of a Sigmoid.
     """
-    if isinstance(loss, OutputLoss) or loss.kind not in ("cross_entropy", "bce_with_logits"):
+    if not isinstance(loss, OVER_CLASSES | TargetLoss):
         return None
-    known, value, after = _Graph(graph), str(graph.output[0].name), list[onnx.NodeProto]()
+    known, value, after = _Graph(graph), output, list[onnx.NodeProto]()
     dims, axis = known.dims(value), None
-    if isinstance(loss, CrossEntropy):
+    if isinstance(loss, OVER_CLASSES):
         if not dims or not -len(dims) <= loss.class_axis < len(dims):
             return None
         axis = loss.class_axis % len(dims)
@@ -154,18 +157,15 @@ def _exponentials(known: _Graph, node: onnx.NodeProto, axis: int) -> str:
     return upper.input[0] if axes is not None and [int(each) % len(whole) for each in axes] == [axis] else ""
 
 
-def unproved_logits(graph: onnx.GraphProto, loss: Loss) -> str:
-    """The first output if the loss reads it as logits and it may be probabilities all the same; empty if not.
+def unproved_logits(graph: onnx.GraphProto, loss: SingleLoss, output: str) -> str:
+    """The output if the loss reads it as logits and it may be probabilities all the same; empty if not.
 
     For binary cross-entropy, values from 0 to 1 prove little: a fresh layer of one logit gives nearly one number. So
     something behind the last layer must squash them.
     """
-    if isinstance(loss, OutputLoss) or loss.kind not in ("cross_entropy", "bce_with_logits"):
+    if not isinstance(loss, OVER_CLASSES | TargetLoss) or probabilities(graph, loss, output) is not None:
         return ""
-    output = str(graph.output[0].name)
-    if probabilities(graph, loss) is not None:
-        return ""
-    return output if isinstance(loss, CrossEntropy) or _is_squashed(graph, output) else ""
+    return output if isinstance(loss, OVER_CLASSES) or _is_squashed(graph, output) else ""
 
 
 def _is_squashed(graph: onnx.GraphProto, value: str) -> bool:
@@ -183,10 +183,9 @@ def _is_squashed(graph: onnx.GraphProto, value: str) -> bool:
     return False
 
 
-def read_logits(edit: Editor, loss: Loss) -> str:
-    """The value that a loss reads: the graph's first output, or the logits that it gives probabilities of."""
-    output = str(edit.graph.output[0].name)
-    if (found := probabilities(edit.graph, loss)) is None:
+def read_logits(edit: Editor, loss: SingleLoss, output: str) -> str:
+    """The value that a loss reads: the output, or the logits that it gives probabilities of."""
+    if (found := probabilities(edit.graph, loss, output)) is None:
         return output
     value = found.logits
     if found.of_two:
@@ -196,11 +195,11 @@ def read_logits(edit: Editor, loss: Loss) -> str:
     return value
 
 
-def logits_note(graph: onnx.GraphProto, loss: Loss) -> list[str]:
+def logits_note(graph: onnx.GraphProto, loss: SingleLoss, output: str) -> list[str]:
     """The line of the log about what `read_logits` does, if that is not the output."""
-    if (found := probabilities(graph, loss)) is None:
+    if (found := probabilities(graph, loss, output)) is None:
         return []
     return [
-        f"output {walk.quoted(graph.output[0].name)} gives probabilities, and {loss.kind} takes logits: the loss reads"
+        f"output {walk.quoted(output)} gives probabilities, and {loss.kind} takes logits: the loss reads"
         f" {walk.quoted(found.logits)}, before {walk.called(found.node)}; the exported model keeps it"
     ]

@@ -6,7 +6,7 @@ other keys it depends on, so that an error in one of them is not reported twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
 from ortflow.workflow.errors import UserError
@@ -18,6 +18,7 @@ from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.groups import check_groups
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.checks.notify import check_notify
+from ortflow.workflow.spec.checks.objective import check_best, check_objective
 from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.program import check_program
 from ortflow.workflow.spec.checks.schedule import check_schedule
@@ -26,7 +27,6 @@ from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.checks.tables import check_tables
 from ortflow.workflow.spec.checks.transforms import check_transforms
 from ortflow.workflow.spec.mapping import parse_reference
-from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, Lion, Sgd
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
@@ -104,24 +104,6 @@ def _evaluation(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield Problem(("train", "early_stop"), "needs periodic evaluation", fix, others=(period,))
 
 
-def _metrics(spec: TrainerRunSpec) -> Iterator[Problem]:
-    metrics: Sequence[Metric] = ()
-    path = ("model", "metrics")
-    if spec.model is not None:
-        metrics = spec.model.metrics
-        for place, metric in enumerate(metrics):
-            if metric in metrics[:place]:
-                yield Problem((*path, place), f"lists {metric} twice", "keep one")
-            elif (wrong := misuse(metric, spec.model.loss.kind)) is not None:
-                yield Problem((*path, place), f"is {wrong}", "remove it", others=(("model", "loss", "kind"),))
-    if spec.train.early_stop is not None:
-        watched = spec.train.early_stop.metric
-        if watched != "loss" and watched not in metrics:
-            what = f"is {watched}, which evaluation does not compute"
-            fix = "set it to loss" if spec.model is None else f"add {watched} to model.metrics"
-            yield Problem(("train", "early_stop", "metric"), what, fix, others=(path,))
-
-
 def _recompute(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.recompute and spec.model.graphs.train:
         what = "applies to the training graph that ortflow builds, and model.graphs.train replaces it"
@@ -134,12 +116,6 @@ def _lora(spec: TrainerRunSpec) -> Iterator[Problem]:
             if path and key != "optimizer":
                 what = f"adapts the graphs that ortflow builds, and model.graphs.{key} replaces one"
                 yield Problem(("model", "lora"), what, "remove one of them", others=(("model", "graphs", key),))
-
-
-def _padding(spec: TrainerRunSpec) -> Iterator[Problem]:
-    if spec.model is not None and spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
-        what = "cannot be pad if the loss is an output of the graph: the padding samples would count"
-        yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
 
 
 def _columns(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -274,8 +250,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     check_average,
     _optimizer,
     _evaluation,
-    _metrics,
-    _padding,
+    check_objective,
     _columns,
     check_parallel,
     check_sync,
@@ -288,6 +263,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
 
 CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     check_program,
+    check_best,
     check_elastic,
     _resources,
     check_gpus,

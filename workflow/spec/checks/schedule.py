@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ortflow.workflow.durations import Duration, parse_duration
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.checks.objective import watched
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.schedules import SHAPES, Schedule, SchedulePiece, durations
@@ -108,10 +109,6 @@ def _plateau(spec: TrainerRunSpec) -> Iterator[Problem]:
     elif spec.train.evaluation.every_steps is None:
         what = "is reduce_on_plateau, which needs periodic evaluation"
         yield Problem((*PATH, "name"), what, "give train.evaluation.every_steps", others=(period,))
-    metrics = spec.model.metrics if spec.model is not None else ()
-    if schedule.metric != "loss" and schedule.metric not in metrics:
-        what = f"is {schedule.metric}, which evaluation does not compute"
-        fix = "set it to loss" if spec.model is None else f"add {schedule.metric} to model.metrics"
-        yield Problem((*PATH, "metric"), what, fix, others=(("model", "metrics"),))
+    yield from watched(spec, schedule.metric, (*PATH, "metric"))
     if schedule.gamma >= 1:
         yield Problem((*PATH, "gamma"), f"is {schedule.gamma:g}, which reduces nothing", "give a number below 1")

@@ -163,6 +163,7 @@ STAND_INS: dict[KeyPath, Any] = {
     ("model", "lora", "match"): ["*"],
     ("model", "loss"): _LOSS,
     ("model", "loss", "output"): "-",
+    ("model", "loss", "terms"): [{"loss": _LOSS}],
     ("data",): {"train": _SET, "micro_batch": 1},
     ("data", "train"): _SET,
     ("data", "train", "path"): "-",

@@ -27,6 +27,7 @@ INPUTS: tuple[tuple[str, ...], ...] = (
     ("model", "graphs", "train"),
     ("model", "graphs", "eval"),
     ("model", "graphs", "optimizer"),
+    ("model", "loss", "class_weights"),
     ("data", "train", "path"),
     ("data", "eval", "path"),
     ("data", "train", "text", "tokenizer"),
@@ -62,7 +63,7 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
     values["run_dir"] = str(root)
     for keys, base in [(keys, home) for keys in input_keys(spec)] + [(keys, root) for keys in OUTPUTS]:
         holder = _holder(values, keys)
-        if holder is not None and holder[keys[-1]] is not None:
+        if holder is not None and holder.get(keys[-1]) is not None:
             holder[keys[-1]] = _absolute(holder[keys[-1]], base)
     if values["program"] is not None:
         values["program"]["cwd"] = _absolute(values["program"]["cwd"] or ".", home)
@@ -109,7 +110,7 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
     values = spec.model_dump()
     for keys in INPUTS:
         holder = _holder(values, keys)
-        path = holder[keys[-1]] if holder is not None else None
+        path = holder.get(keys[-1]) if holder is not None else None
         if path is None or (keys == START and _has_begun(spec)):
             continue
         shown = printable(path)
@@ -143,7 +144,7 @@ def input_files(spec: RunSpec) -> list[str]:
     """The input files of model and sets, in the order of `INPUTS`. Pure."""
     values = spec.model_dump()
     holders = ((_holder(values, keys), keys[-1]) for keys in INPUTS)
-    return [holder[key] for holder, key in holders if holder is not None and holder[key] is not None]
+    return [holder[key] for holder, key in holders if holder is not None and holder.get(key) is not None]
 
 
 def _absolute(path: str, base: Path) -> str:
@@ -154,7 +155,7 @@ def _absolute(path: str, base: Path) -> str:
 
 
 def _holder(values: Any, keys: tuple[str, ...]) -> dict[str, Any] | None:
-    """The mapping that contains the last of `keys`, if the sections around it exist."""
+    """The mapping that contains the last of `keys`, if the sections around it exist and it may be a path."""
     for key in keys[:-1]:
         values = values[key] if values is not None else None
-    return values if isinstance(values, dict) else None
+    return values if isinstance(values, dict) and isinstance(values.get(keys[-1]), str | None) else None

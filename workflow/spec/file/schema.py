@@ -15,6 +15,9 @@ from ortflow.workflow.spec.file.shorthand import OWN
 from ortflow.workflow.spec.problem import KeyPath
 from ortflow.workflow.spec.run import OF_TRAINERS
 
+NAMED_ITEMS: Mapping[tuple[str, ...], str] = {("model", "metrics"): "name"}
+"""Lists of sections -> the key that a bare text in place of a section gives."""
+
 
 def run_file_schema(
     trainers: Mapping[str, type[Section]] | None = None, launchers: Iterable[str] = ()
@@ -37,6 +40,10 @@ def run_file_schema(
         _options(schema, name, options)
     for path, key in forms.sections.items():
         _also(schema, path, _short_form(schema, _property(schema, path), key))
+    for place, key in NAMED_ITEMS.items():
+        described = _property(schema, place)
+        (reference,) = _references(described["items"])
+        described["items"] = {"anyOf": [_section(schema, reference)["properties"][key], described["items"]]}
     for path in forms.commands + forms.lines:
         _also(schema, path, {"type": "string"})
     for path in forms.minutes:

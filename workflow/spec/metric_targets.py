@@ -1,0 +1,97 @@
+"""What a metric of the run file compares: its own keys, completed by those of the loss with the same label. Pure.
+
+Called by the run file's checks and by the evaluation graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ortflow.workflow.spec.losses import (
+    IGNORED,
+    ClassLoss,
+    Divergence,
+    OutputLoss,
+    TargetLoss,
+    ValueLoss,
+)
+from ortflow.workflow.spec.metrics import METRICS, MetricSection, Task
+from ortflow.workflow.spec.model import Loss, SingleLoss, single_losses
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a metric compares."""
+
+    task: Task
+    output: str | None
+    """None: the model's only one."""
+    label: str
+    class_axis: int
+    ignore_index: int
+
+
+_WORDS: dict[Task, str] = {"classes": "numbers of classes", "targets": "targets from 0 to 1", "values": "values"}
+
+
+def compared(metric: MetricSection, loss: Loss) -> Compared | str:
+    """What a metric compares; or why it cannot, as the continuation of "is NAME, which"."""
+    known = METRICS[metric.name]
+    twin = _twin(metric, loss)
+    task = metric.task or (_task(twin) if twin is not None else next(iter(known.tasks)))
+    label = metric.label or (getattr(twin, "label", None) if twin is not None else None)
+    if label is None:
+        several = "the loss has several labels" if len(single_losses(loss)) > 1 else "the loss has no label"
+        return f"compares an output with a label, and {several}: give its `output` and `label`"
+    if task is None or task not in known.tasks:
+        wanted = " or ".join(_WORDS[each] for each in known.tasks)
+        given = f"is of {_WORDS[task]}" if task is not None else "is a distribution"
+        return f"compares {wanted}, and label {label!r} {given}"
+    output = metric.output or (twin.output if twin is not None else None)
+    ignore = twin.ignore_index if isinstance(twin, ClassLoss) else None
+    axis = twin.class_axis if isinstance(twin, ClassLoss) else -1
+    axis = axis if metric.class_axis is None else metric.class_axis
+    return Compared(task, output, label, axis, IGNORED if ignore is None else ignore)
+
+
+def misuse(metric: MetricSection, loss: Loss) -> str | None:
+    """Why a metric is not computed for a loss, as the continuation of "is NAME, which"; None if it is."""
+    known = METRICS[metric.name]
+    if metric.name == "graph":
+        return None if metric.path is not None else "needs the key `path`"
+    if metric.path is not None or metric.better is not None:
+        return "has the key `path` or `better`, which are for the metric graph"
+    if known.of_loss is not None:
+        kinds = " and ".join(sorted(known.losses))
+        return None if loss.kind in known.losses else f"follows from the losses {kinds}, not from {loss.kind}"
+    found = compared(metric, loss)
+    if isinstance(found, str):
+        return found
+    if metric.average is not None and metric.name not in ("precision", "recall", "f1", "iou"):
+        return "has no average"
+    if metric.average == "binary" and found.task == "targets":
+        return "has the average binary, which is for classes: leave it out"
+    return None
+
+
+def _twin(metric: MetricSection, loss: Loss) -> SingleLoss | None:
+    """The loss of the same output and label."""
+    losses = list(single_losses(loss).values())
+    if metric.output is None and metric.label is None:
+        return losses[0] if len(losses) == 1 else None
+    for each in losses:
+        label = None if isinstance(each, OutputLoss) else each.label
+        if metric.label in (None, label) and metric.output in (None, each.output):
+            return each
+    return None
+
+
+def _task(loss: SingleLoss) -> Task | None:
+    if isinstance(loss, ClassLoss):
+        return "classes"
+    if isinstance(loss, TargetLoss):
+        return "targets"
+    if isinstance(loss, ValueLoss):
+        return "values"
+    assert isinstance(loss, Divergence | OutputLoss)
+    return None
