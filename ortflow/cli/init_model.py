@@ -33,7 +33,7 @@ def run_file_of_model(model: Path, data: Path, file: Path) -> str:
         Array(name, c.dtype.name, (None,) if c.variable else c.shape, c.minimum, c.maximum)
         for name, c in dataset.columns.items()
     ]
-    made = guess(*values, columns)
+    made = guess(values[0], values[1], columns)
     sizes = [value.shape[0] for value in report.inputs if value.shape]
     fixed = next((size for size in sizes if isinstance(size, int)), None)
     trial = micro_batch(len(dataset), fixed, 0, 0.0, 1)

@@ -76,8 +76,8 @@ def build_graphs(
         batch = batch_input(forward.graph, source)
         training = training_of(forward, spec, source, batch, length)
         losses = single_losses(section.loss)
-        read = [line for where, loss in losses.items() for line in logits_note(forward.graph, loss, outputs[where])]
-        notes = [*started.notes, *source.notes, *read, *training.notes]
+        logits = [line for where, loss in losses.items() for line in logits_note(forward.graph, loss, outputs[where])]
+        notes = [*started.notes, *source.notes, *logits, *training.notes]
         warnings = [*source.warnings, *_untrained(source, training.trained)]
         evaluate, bounds = eval_graph([*outputs.values()], spec, source, batch)
         data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
