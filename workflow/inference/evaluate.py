@@ -11,11 +11,12 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.data.batches import evaluation_batches
 from ortflow.workflow.data.check import check_inputs
-from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.inference.models import Asked, Objective, scratch_run, spec_of_model, spec_of_run
+from ortflow.workflow.inference.samples import opened
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
 from ortflow.workflow.trainer import Report
@@ -36,20 +37,23 @@ class Evaluated:
 
 def evaluate_run(run_dir: RunDir, step: int | None, asked: Asked) -> Evaluated:
     """Evaluate a checkpoint of a run, the newest complete one if `step` is None. Raises UserError."""
-    spec = spec_of_run(run_dir, asked, "evaluate")
+    data, spec = spec_of_run(run_dir, asked, "evaluate")
     store = DirectoryStore(run_dir.root / spec.checkpoint.directory)
     if (run := recorded_identity(run_dir, spec)) is not None:
         refuse_other_runs(store, run, COPIED)
-    return _evaluated(spec, asked, store, step)
+    return _evaluated(spec, data, asked, store, step)
 
 
 def evaluate_model(model: Path, objective: Objective, asked: Asked) -> Evaluated:
     """Evaluate an ONNX model. Raises UserError."""
-    return _evaluated(spec_of_model(model, objective, asked), asked, None, None)
+    return _evaluated(spec_of_model(model, objective, asked), None, asked, None, None)
 
 
-def _evaluated(spec: TrainerRunSpec, asked: Asked, store: DirectoryStore | None, step: int | None) -> Evaluated:
-    dataset = Dataset.open(asked.data)
+def _evaluated(
+    spec: TrainerRunSpec, data: DataSection | None, asked: Asked, store: DirectoryStore | None, step: int | None
+) -> Evaluated:
+    found = opened(asked, data, spec.seed)
+    dataset = found.samples
     off = spec.export.model_copy(update={"enabled": False})
     section = spec.onnx_model.model_copy(update={"start_from": None})
     spec = spec.model_copy(update={"export": off, "model": section})
@@ -60,7 +64,7 @@ def _evaluated(spec: TrainerRunSpec, asked: Asked, store: DirectoryStore | None,
         feeds = check_inputs(
             dataset,
             inputs,
-            spec.data.train.columns,
+            found.references,
             limits,
             micro_batch=spec.data.micro_batch,
             smaller_batch=spec.data.last_batch != "pad",

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import TrainerRunSpec, trainer_run
@@ -37,21 +38,20 @@ class Objective:
     metrics: Sequence[str] = ()
 
 
-def spec_of_run(run_dir: RunDir, asked: Asked, command: str) -> TrainerRunSpec:
-    """The run file for one process on the CPU, with other samples. Raises UserError."""
+def spec_of_run(run_dir: RunDir, asked: Asked, command: str) -> tuple[DataSection, TrainerRunSpec]:
+    """`data` of the run, and its run file for one process on the CPU, with other samples. Raises UserError."""
     spec = trainer_run(moved(load_run_file(run_dir.run_file, others=False), run_dir.root), f"ortflow {command}")
     if spec.model is None:
         raise UserError(f"the run has the trainer {spec.trainer.name}, and `ortflow {command}` is for ONNX models")
-    before = (spec.data.eval or spec.data.train).columns
     values = spec.model_dump()
-    values["data"]["train"] = {"path": str(asked.data), "columns": {**before, **asked.columns}}
+    values["data"]["train"] = {"path": str(asked.data)}
     values["data"]["eval"] = None
     values["data"]["by_length"] = None
     values["data"]["micro_batch"] = asked.micro_batch or spec.data.eval_micro_batch or spec.data.micro_batch
     for key in ("parallel", "resources"):
         values.pop(key)
     values["train"] = {key: values["train"][key] for key in ("steps", "epochs", "optimizer")}
-    return TrainerRunSpec.model_validate(values)
+    return spec.data, TrainerRunSpec.model_validate(values)
 
 
 def spec_of_model(model: Path, objective: Objective, asked: Asked) -> TrainerRunSpec:

@@ -14,15 +14,17 @@ import numpy as np
 
 from ortflow.workflow.data.batches import evaluation_batches
 from ortflow.workflow.data.check import check_inputs
-from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.inputs import BatchInput, Limits, MicroBatch
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.inference.models import Asked, scratch_run
 from ortflow.workflow.inference.outputs import Rows, writing
+from ortflow.workflow.inference.samples import Opened, opened
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.sessions.failures import SESSION_ERRORS
+from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
+from ortflow.workflow.spec.losses import ClassLoss
 from ortflow.workflow.spec.run import trainer_run
 from ortflow.workflow.steps.export import export_checkpoint
 from ortflow.workflow.trainer.inference import open_plain
@@ -35,6 +37,35 @@ TYPES: Mapping[str, str] = {
 """ONNX Runtime's element types, and numpy's."""
 PREDICTED = "predicted"
 """Column with the number of the class of the largest logit."""
+CLASS = "predicted_class"
+"""Column with its name."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a run that learns classes says about its outputs."""
+
+    output: str
+    """The logits; empty for the only output."""
+    axis: int
+    names: tuple[str, ...]
+    """The name of each class; empty if classes are numbers."""
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """How a run reads samples, and its loss if that is of classes."""
+
+    data: DataSection
+    seed: int
+    loss: ClassLoss | None
+
+    def labels(self, found: Opened) -> Labels | None:
+        """The classes, None if the run does not learn any."""
+        if self.loss is None:
+            return None
+        column = (self.data.eval or self.data.train).references.get(self.loss.label, self.loss.label)
+        return Labels(self.loss.output or "", self.loss.class_axis, found.classes.get(column, ()))
 
 
 @dataclass(frozen=True)
@@ -55,34 +86,28 @@ def predict_run(run_dir: RunDir, step: int | None, asked: Asked, out: Path) -> P
     """
     spec = trainer_run(moved(load_run_file(run_dir.run_file, others=False), run_dir.root), "ortflow predict")
     data, loss = spec.data, None if spec.model is None else spec.onnx_model.loss
-    columns = {**(data.eval or data.train).columns, **asked.columns}
-    classes = (loss.output or "", loss.class_axis) if loss is not None and loss.kind == "cross_entropy" else None
     rows = asked.micro_batch or data.eval_micro_batch or data.micro_batch
+    of_run = OfRun(data, spec.seed, loss if isinstance(loss, ClassLoss) else None)
     with scratch_run() as here:
         model = here.root / "model.onnx"
         reached = export_checkpoint(run_dir, step, model).step
-        return _predicted(model, Asked(asked.data, columns, rows), out, classes, data.pad_value, reached)
+        return _predicted(model, Asked(asked.data, asked.columns, rows), out, of_run, reached)
 
 
 def predict_model(model: Path, asked: Asked, out: Path) -> Predicted:
     """Write the outputs of an ONNX model. Raises UserError."""
-    return _predicted(model, asked, out, None, {}, None)
+    return _predicted(model, asked, out, None, None)
 
 
-def _predicted(
-    model: Path,
-    asked: Asked,
-    out: Path,
-    classes: tuple[str, int] | None,
-    pad: Mapping[str, float],
-    step: int | None,
-) -> Predicted:
+def _predicted(model: Path, asked: Asked, out: Path, of_run: OfRun | None, step: int | None) -> Predicted:
     session = open_plain(model)
     inputs = [_input(value) for value in session.get_inputs()]
     outputs = [value.name for value in session.get_outputs()]
-    dataset = Dataset.open(asked.data)
     names = {each.name for each in inputs}
-    columns = {name: column for name, column in asked.columns.items() if name in names}
+    data = None if of_run is None else of_run.data
+    found = opened(asked, data, 0 if of_run is None else of_run.seed, names)
+    dataset, columns = found.samples, {k: v for k, v in found.references.items() if k in names}
+    pad = {} if data is None else data.pad_value
     limits = Limits(pad_value={name: value for name, value in pad.items() if name in names})
     fixed = next((int(each.shape[0]) for each in inputs if each.shape and each.shape[0]), None)
     size = fixed or asked.micro_batch or 32
@@ -97,15 +122,13 @@ def _predicted(
     )  # fmt: skip
     made: tuple[str, ...] = ()
     with batches, writing(out, len(dataset)) as writer:
-        for rows in _rows(session, batches, outputs, classes):
+        for rows in _rows(session, batches, outputs, None if of_run is None else of_run.labels(found)):
             made = tuple(rows)
             writer.write(rows)
     return Predicted(out, len(dataset), made, step)
 
 
-def _rows(
-    session: Any, batches: Iterator[MicroBatch], outputs: list[str], classes: tuple[str, int] | None
-) -> Iterator[Rows]:
+def _rows(session: Any, batches: Iterator[MicroBatch], outputs: list[str], labels: Labels | None) -> Iterator[Rows]:
     for batch in batches:
         try:
             values = session.run(outputs, dict(batch.arrays))
@@ -121,16 +144,20 @@ def _rows(
                     fix="export the model without it",
                 )
             rows[name] = value[: batch.count]
-        yield rows | _classes(rows, outputs, classes)
+        yield rows | _classes(rows, outputs, labels)
 
 
-def _classes(rows: Rows, outputs: list[str], classes: tuple[str, int] | None) -> dict[str, Any]:
-    if classes is None:
+def _classes(rows: Rows, outputs: list[str], labels: Labels | None) -> dict[str, Any]:
+    """The number of the largest logit's class and, where classes have names, its name."""
+    if labels is None:
         return {}
-    output, axis = classes[0] or (outputs[0] if len(outputs) == 1 else ""), classes[1]
+    output = labels.output or (outputs[0] if len(outputs) == 1 else "")
     if output not in rows or PREDICTED in rows:
         return {}
-    return {PREDICTED: np.argmax(rows[output], axis=axis)}
+    numbers = np.argmax(rows[output], axis=labels.axis)
+    if not labels.names or rows[output].shape[labels.axis] != len(labels.names) or CLASS in rows:
+        return {PREDICTED: numbers}
+    return {PREDICTED: numbers, CLASS: np.array(labels.names)[numbers]}
 
 
 def _input(value: Any) -> BatchInput:

@@ -1,0 +1,87 @@
+"""Opens the samples that a model is applied to, read as the run reads its evaluation set.
+
+So classes have the numbers of the training set, columns its means and deviations, and images its preparation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ortflow.workflow.data.classes import classes_of
+from ortflow.workflow.data.samples import Samples, reading_of
+from ortflow.workflow.data.sources import open_evaluation, open_samples, open_training
+from ortflow.workflow.data.sources.images import LABEL, Images
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.inference.models import Asked
+from ortflow.workflow.spec.data import DataSection, DataSet, EvalSet
+
+KEPT = ("tokens", "images", "text")
+"""Keys of a set that say how its files are read."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The samples, and what the names of labels are."""
+
+    samples: Samples
+    references: Mapping[str, str]
+    """Input -> column, where the names differ."""
+    classes: Mapping[str, tuple[str, ...]]
+    """Column -> name of each class."""
+
+
+def opened(asked: Asked, data: DataSection | None, seed: int, inputs: set[str] | None = None) -> Opened:
+    """Open the samples.
+
+    Parameters
+    ----------
+    asked
+        What the command line says.
+    data
+        `data` of the run; None for a model without one.
+    seed
+        The run's.
+    inputs
+        The inputs that are filled; None for all that the run file names: a model is applied without labels.
+
+    Raises
+    ------
+    UserError
+        Naming the file; also if the training set is gone, from which a table's classes and means are taken.
+    """
+    of_run: DataSet | None = None if data is None else data.eval or data.train
+    before = {} if of_run is None else of_run.columns
+    columns = {k: v for k, v in {**before, **asked.columns}.items() if inputs is None or k in inputs}
+    if data is None or of_run is None:
+        section = DataSet(path=str(asked.data), columns=columns)
+        return Opened(open_samples(section), section.references, {})
+    preparation = {key: getattr(of_run, key) for key in KEPT}
+    evaluation = EvalSet(path=str(asked.data), columns=columns, bad_rows=of_run.bad_rows, **preparation)
+    samples = open_evaluation(data.model_copy(update={"eval": evaluation}), seed)
+    assert samples is not None
+    if not isinstance(samples, Images) and not reading_of(samples).fields:
+        return Opened(samples, evaluation.references, {})
+    classes = _classes_of(_training(data, seed))
+    if isinstance(samples, Images) and inputs is None and classes:
+        samples = samples.with_classes(classes[LABEL], "--data")
+    return Opened(samples, evaluation.references, classes)
+
+
+def _training(data: DataSection, seed: int) -> Samples:
+    try:
+        return open_training(data, seed)
+    except UserError as error:
+        raise UserError(
+            f"the run's training set, whose classes count, cannot be opened ({error})", fix="restore it"
+        ) from None
+
+
+def _classes_of(samples: Samples) -> dict[str, tuple[str, ...]]:
+    """Names of the classes of each column that has them."""
+    found = {LABEL: names} if (names := tuple(classes_of(samples).values())) else {}
+    for name, source in reading_of(samples).fields.items():
+        parts = source.get("parts", ()) if isinstance(source, Mapping) else ()
+        if len(parts) == 1 and parts[0].get("classes") and not parts[0].get("one_hot"):
+            found[name] = tuple(map(str, parts[0]["classes"]))
+    return found
