@@ -60,7 +60,7 @@ def predict_run(run_dir: RunDir, step: int | None, asked: Asked, out: Path) -> P
     rows = asked.micro_batch or data.eval_micro_batch or data.micro_batch
     with scratch_run() as here:
         model = here.root / "model.onnx"
-        reached = export_checkpoint(run_dir, step, model).step
+        reached = export_checkpoint(run_dir, step, model, further=False).step
         return _predicted(model, Asked(asked.data, columns, rows), out, classes, data.pad_value, reached)
 
 

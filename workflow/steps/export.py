@@ -39,8 +39,11 @@ from ortflow.workflow.steps.shard import Stream
 from ortflow.workflow.trainer import MicroBatch, Report, TrainerBuilder
 from ortflow.workflow.trainers import builder_of
 from ortflow.workflow.weights.kept import FILE, RECORD
+from ortflow.workflow.weights.variants import Variant, kinds_of, write_variants
 
 CHECKED_BATCHES = 2
+MEASURED_BATCHES = 8
+"""For quantised models."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Exported:
     step: int
     max_difference: float | None
     """Difference from the trained model on real samples; None if the data is not available."""
+    variants: tuple[Variant, ...] = ()
+    """Further forms that the run file wants."""
 
 
 def try_export(context: Context) -> None:
@@ -99,12 +104,22 @@ def export(context: Context) -> None:
         else:
             context.events.write("export", path=str(path), max_difference=difference)
             print(f"exported {path}, {deviation(difference)}", flush=True)
+            _write_variants(context, path)
         finally:
             context.trainer.after_export()
     else:
         context.trainer.lend()
     if context.world.broadcast_object(asked):
         context.leave(context.stop.reason or "another rank")
+
+
+def _write_variants(context: Context, path: Path) -> None:
+    try:
+        for variant in write_variants(path, context.spec.export, measured(context.stream)):
+            context.events.write("export_variant", **variant.to_json())
+            print(f"wrote {variant}", flush=True)
+    except UserError as error:
+        raise UserError(f"training is done, and {path} is exported, but {error}") from error
 
 
 class _Asked(Exception):
@@ -153,8 +168,15 @@ def samples(context: Context) -> list[MicroBatch]:
     return list(islice(context.stream.samples(), CHECKED_BATCHES))
 
 
-def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> Exported:
+def measured(stream: Stream) -> list[MicroBatch]:
+    """Micro-batches that further forms are measured on."""
+    return list(islice(stream.samples(), MEASURED_BATCHES))
+
+
+def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, further: bool = True) -> Exported:
     """Export the inference model of a checkpoint, the newest complete one if `step` is None; one process, no MPI.
+
+    `further`: also write the forms that the run file wants.
 
     Raises UserError if the run has no such checkpoint, or if the difference exceeds the run file's tolerance.
     """
@@ -168,13 +190,16 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
         loaded = find(store, step, targets, trainer.index)
         path = path or run_dir.root / spec.export.path
         batches: list[MicroBatch] = []
+        measuring: list[MicroBatch] = []
         if Path((spec.data.eval or spec.data.train).path).exists():
             alone = Place(0, 1, 0, 1, "none", "")
             stream = Stream(spec, plan, *builder.inputs(), alone, Progress())
             batches = list(islice(stream.samples(), CHECKED_BATCHES))
+            measuring = measured(stream) if further and kinds_of(spec.export) else []
             stream.close()
         difference = trainer.export(path, batches, spec.export.tolerance)
-    return Exported(path, loaded.manifest.step, difference)
+        variants = tuple(write_variants(path, spec.export, measuring)) if further else ()
+    return Exported(path, loaded.manifest.step, difference, variants)
 
 
 @contextmanager
