@@ -67,7 +67,8 @@ class Variant:
 
 def kinds_of(section: ExportSection) -> list[Kind]:
     """The forms that a run file wants."""
-    return [*(["optimized"] if section.optimize else []), *([section.quantize] if section.quantize else [])]
+    kinds: list[Kind] = ["optimized"] if section.optimize else []
+    return kinds + ([section.quantize] if section.quantize else [])
 
 
 def path_of(model: Path, kind: Kind) -> Path:
