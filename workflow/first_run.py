@@ -78,11 +78,11 @@ def guess(inputs: Sequence[Array], outputs: Sequence[Array], columns: Sequence[A
     for column in named:
         found = _loss(column, outputs)
         if found is not None:
-            loss, metrics, why = found
+            loss, metrics, reason = found
             if column.name != "labels":
                 loss = {**loss, "label": column.name}
             unused = [c.name for c in left if c is not column]
-            return Guess(mapped, loss, metrics, {"loss": why}, (), unused)
+            return Guess(mapped, loss, metrics, {"loss": reason}, (), unused)
     tokens = [each for each in inputs if each.is_integer and len(each.shape) == 1]
     logits = [each for each in outputs if len(each.shape) == 2 and not each.is_integer]
     if not left and len(tokens) == 1 and logits:

@@ -60,6 +60,8 @@ def export(
 
     done = export_checkpoint(found, step, out)
     typer.echo(f"{done.path}: step {done.step}, {deviation(done.max_difference)}")
+    for variant in done.variants:
+        typer.echo(str(variant))
 
 
 def _names(from_torch: bool) -> str:

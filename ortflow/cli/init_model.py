@@ -28,12 +28,11 @@ def run_file_of_model(model: Path, data: Path, file: Path) -> str:
     from ortflow.workflow.host_memory import available
 
     report, dataset = findings(model), Dataset.open(data)
-    values = [[_array(value) for value in side] for side in (report.inputs, report.outputs)]
     columns = [
         Array(name, c.dtype.name, (None,) if c.variable else c.shape, c.minimum, c.maximum)
         for name, c in dataset.columns.items()
     ]
-    made = guess(values[0], values[1], columns)
+    made = guess([_array(value) for value in report.inputs], [_array(value) for value in report.outputs], columns)
     sizes = [value.shape[0] for value in report.inputs if value.shape]
     fixed = next((size for size in sizes if isinstance(size, int)), None)
     trial = micro_batch(len(dataset), fixed, 0, 0.0, 1)

@@ -24,6 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         model={**RUN["model"], "metrics": ["accuracy"]},
         data={**RUN["data"], "eval": "held.arrow"},
         train={**RUN["train"], "evaluation": {"every_steps": 12}},
+        export={"quantize": "int8", "quantize_tolerance": 0.5, "optimize": True},
     )
     random = np.random.default_rng(2)
     samples = {"x": random.normal(size=(21, 5)).astype(np.float32), "labels": random.integers(0, 3, 21)}
@@ -54,6 +55,16 @@ def test_evaluate_prints_the_run_s_own_numbers(run: Tiny) -> None:
     mapped = ("--data", "other.arrow", "--column", "x=features")
     done = command_here("evaluate", "tiny", *mapped, folder=run.folder)
     assert f"{expected['loss']:.6g}" in done.stdout
+
+
+def test_the_run_and_its_export_write_further_forms(run: Tiny) -> None:
+    lines = (run.run_dir / "events/rank-0000.jsonl").read_text().splitlines()
+    events = [event for line in lines if (event := json.loads(line))["event"] == "export_variant"]
+    assert [event["kind"] for event in events] == ["optimized", "int8"]
+    assert all(Path(event["path"]).stat().st_size == event["bytes"] for event in events)
+    done = command_here("export", "tiny", "-o", "copy.onnx", folder=run.folder)
+    assert done.returncode == 0, done.stderr
+    assert "copy.int8.onnx: " in done.stdout
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "csv", "npz"])

@@ -189,6 +189,10 @@ def test_a_run_that_agrees_with_itself() -> None:
             ["model.recompute: … model.graphs.train … remove one"],
         ),
         (
+            {"model": model(lora={"match": ["*"]}, graphs={"train": "train.onnx"})},
+            ["model.lora: … model.graphs.train … remove one"],
+        ),
+        (
             {"model": model(metrics=["accuracy", "accuracy"])},
             ["model.metrics[1]: … accuracy twice … keep one"],
         ),

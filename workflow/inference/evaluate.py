@@ -20,6 +20,7 @@ from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
 from ortflow.workflow.trainer import Report
+from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainers import builder_of
 from ortflow.workflow.weights.checkpoints import read_checkpoint
 
@@ -74,6 +75,7 @@ def _evaluated(
         reached = None
         if store is not None:
             manifest, tensors = read_checkpoint(store, step)
+            assert isinstance(trainer, GraphTrainer)
             trainer.load_tensors(tensors)
             reached = manifest.step
         batches = evaluation_batches(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,7 +42,12 @@ def writing(path: Path, samples: int) -> Iterator[Writer]:
 
     Raises UserError if the suffix is unknown or the file exists.
     """
-    kinds = {".parquet": _Parquet, ".arrow": _Arrow, ".csv": _Csv, ".npz": _Npz}
+    kinds: Mapping[str, Callable[[Path, int], Writer]] = {
+        ".parquet": _Parquet,
+        ".arrow": _Arrow,
+        ".csv": _Csv,
+        ".npz": _Npz,
+    }
     if path.suffix not in kinds:
         known = ", ".join(kinds)
         raise UserError(f"{path.name} has an unknown suffix", where="--output", fix=f"use one of {known}")
@@ -61,7 +66,9 @@ class _Tables:
     """Writes Arrow tables with a writer that is opened with the first one's schema."""
 
     def __init__(self, path: Path, samples: int) -> None:
-        self._path, self._writer = path, None
+        self._path = path
+        self._writer: Any = None
+        self._schema: Any = None
 
     def open(self, schema: Any) -> Any:
         """The format's writer."""

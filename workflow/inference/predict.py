@@ -90,7 +90,7 @@ def predict_run(run_dir: RunDir, step: int | None, asked: Asked, out: Path) -> P
     of_run = OfRun(data, spec.seed, loss if isinstance(loss, ClassLoss) else None)
     with scratch_run() as here:
         model = here.root / "model.onnx"
-        reached = export_checkpoint(run_dir, step, model).step
+        reached = export_checkpoint(run_dir, step, model, further=False).step
         return _predicted(model, Asked(asked.data, asked.columns, rows), out, of_run, reached)
 
 

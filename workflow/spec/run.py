@@ -136,6 +136,14 @@ class ExportSection(Section):
     model's rounding if that is larger."""
     enabled: bool = True
     """Export after the last step."""
+    optimize: bool = False
+    """Also write `model.optimized.onnx`, with ONNX Runtime's fused operators, which other runtimes do not have."""
+    quantize: Literal["int8", "fp16"] | None = None
+    """Also write `model.int8.onnx` or `model.fp16.onnx`: smaller, and measured on real samples against the exported
+    model. A model with convolutions is calibrated on them."""
+    quantize_tolerance: NonNegativeFloat = 0.05
+    """Largest difference of the quantised model's outputs, relative to the root of their mean square; beyond it the
+    model is refused."""
 
 
 class HandedOver(ExportSection):

@@ -43,8 +43,11 @@ from ortflow.workflow.steps.shard import Stream
 from ortflow.workflow.trainer import MicroBatch, Report, TrainerBuilder
 from ortflow.workflow.trainers import builder_of
 from ortflow.workflow.weights.kept import FILE, RECORD
+from ortflow.workflow.weights.variants import Variant, kinds_of, write_variants
 
 CHECKED_BATCHES = 2
+MEASURED_BATCHES = 8
+"""For quantised models."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Exported:
     step: int
     max_difference: float | None
     """Difference from the trained model on real samples; None if the data is not available."""
+    variants: tuple[Variant, ...] = ()
+    """Further forms that the run file wants."""
 
 
 def try_export(context: Context) -> None:
@@ -108,6 +113,7 @@ def export(context: Context) -> None:
                 context.monitor.warn(fault)
             context.events.write("export", path=str(path), max_difference=difference)
             print(f"exported {path}, {deviation(difference)}", flush=True)
+            _write_variants(context, path)
             _export_best(context, path)
         finally:
             context.trainer.after_export()
@@ -134,12 +140,21 @@ def _export_best(context: Context, path: Path) -> None:
         context.monitor.warn(f"the best checkpoint, step {best['step']}, could not be saved and is not exported")
         return
     try:
-        exported = export_checkpoint(context.run_dir, best["step"], to)
+        exported = export_checkpoint(context.run_dir, best["step"], to, further=False)
     except OrtflowError as error:
         again = f"`ortflow export {context.run_dir.root} --step {best['step']}` tries again"
         raise OrtflowError(f"the best checkpoint, step {best['step']}: {error}; {again}") from error
     context.events.write("export_best", path=str(to), max_difference=exported.max_difference, **best)
     print(f"exported {to}, the best by {best['metric']}, of step {best['step']}", flush=True)
+
+
+def _write_variants(context: Context, path: Path) -> None:
+    try:
+        for variant in write_variants(path, context.spec.export, measured(context.stream)):
+            context.events.write("export_variant", **variant.to_json())
+            print(f"wrote {variant}", flush=True)
+    except UserError as error:
+        raise UserError(f"training is done, and {path} is exported, but {error}") from error
 
 
 class _Asked(Exception):
@@ -193,8 +208,15 @@ def samples(context: Context) -> list[MicroBatch]:
     return list(islice(context.stream.samples(), CHECKED_BATCHES))
 
 
-def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> Exported:
+def measured(stream: Stream) -> list[MicroBatch]:
+    """Micro-batches that further forms are measured on."""
+    return list(islice(stream.samples(), MEASURED_BATCHES))
+
+
+def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, further: bool = True) -> Exported:
     """Export the inference model of a checkpoint, the newest complete one if `step` is None; one process, no MPI.
+
+    `further`: also write the forms that the run file wants.
 
     Raises UserError if the run has no such checkpoint, or if the difference exceeds the run file's tolerance.
     """
@@ -210,17 +232,20 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
         path = path or run_dir.root / spec.export.path
         batches: list[MicroBatch] = []
         stream = None
+        measuring: list[MicroBatch] = []
         if exists(Path((spec.data.eval or spec.data.train).path)):
             alone = Place(0, 1, 0, 1, "none", "")
             stream = Stream(spec, plan, *builder.inputs(), alone, Progress())
             batches = list(islice(stream.samples(), CHECKED_BATCHES))
+            measuring = measured(stream) if further and kinds_of(spec.export) else []
             stream.close()
         difference = trainer.export(path, batches, spec.export.tolerance)
         if stream is not None:
             _write_fields(path, stream)
         if (fault := write_classes(path.parent, plan.classes)) is not None:
             print(f"warning: {fault}", file=sys.stderr)
-    return Exported(path, loaded.manifest.step, difference)
+        variants = tuple(write_variants(path, spec.export, measuring)) if further else ()
+    return Exported(path, loaded.manifest.step, difference, variants)
 
 
 @contextmanager

@@ -84,7 +84,8 @@ STORED: Mapping[str, str] = {
 def as_float32(array: Array, dtype: str) -> npt.NDArray[np.float32]:
     """Floating-point elements in single precision; `dtype` is safetensors'. Exact except for F64, which is rounded."""
     if dtype == "BF16":
-        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        bits: Array = array.astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
     with np.errstate(over="ignore"):
         return np.asarray(array, dtype=np.float32)
 

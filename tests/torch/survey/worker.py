@@ -30,7 +30,9 @@ from ortflow.export_reference import by_default
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.optimizers import Adam
+from ortflow.workflow.steps.export_weights import export_weights
 
 STEPS = 20
 LOSS_TOLERANCE = 3e-6
@@ -287,6 +289,8 @@ def survey(case: Case, folder: Path) -> dict[str, Any]:
         events = folder / "run/events/rank-0000.jsonl"
         begun = events.exists() and '"step"' in events.read_text()
         return row | {"result": "failed" if begun else "refused", "by": "run", "why": str(error)}
+    if fault := weights_fault(case, run_dir):
+        return row | {"result": "failed", "by": "weights", "why": fault}
     row["bytes"] = int((folder / "peak").read_text()) * 1024
     ours = Ours(run_dir, batches)
     singles = [float32]
@@ -311,6 +315,16 @@ def survey(case: Case, folder: Path) -> dict[str, Any]:
         "result": verdict(loss, own, error), "loss": loss,
         "gradient": error, "tensor": tensor, "seconds": ours.seconds,
     }  # fmt: skip
+
+
+def weights_fault(case: Case, run_dir: Path) -> str:
+    """Why the run's weights do not go back to the module; empty if they load strictly."""
+    try:
+        written = export_weights(RunDir(run_dir), None, "state_dict", None).path
+        case.module().load_state_dict(torch.load(written, weights_only=True), strict=True)
+    except (UserError, RuntimeError) as error:
+        return str(error)[:600]
+    return ""
 
 
 def errors_at(case: Case, ours: Ours, batches: Sequence[Batch], share: float) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Adds low-rank adapters to a model, in place of training its parameters. Called by `assembly`.
 
-Nodes at the beginning of the graph compute each adapted weight, so that whatever reads the weight is adapted, in the
+Three nodes before its first reader compute each adapted weight, so that whatever reads the weight is adapted, in the
 layout that it has. A session of the exported model folds them.
 """
 
@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.intake.source import Source
+from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import rename_values
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.roles.decide import Role, Roles
@@ -23,6 +24,8 @@ from ortflow.workflow.spec.model import Lora
 
 A, B = ".lora_A", ".lora_B"
 """As `ortflow.workflow.weights.lora`."""
+FACTOR = "ortflow.lora.scale"
+"""Initializer with alpha / rank."""
 WHERE = "model.lora"
 
 
@@ -103,20 +106,25 @@ def _adapted(model: onnx.ModelProto, matrices: Sequence[str], scale: float) -> o
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
-    factor = "ortflow.lora.scale"
-    nodes = list[onnx.NodeProto]()
-    for name in matrices:
-        product, scaled, value = f"{name}/lora/product", f"{name}/lora/scaled", f"{name}/lora"
-        nodes += [
-            helper.make_node("MatMul", [name + B, name + A], [product], name=product),
-            helper.make_node("Mul", [product, factor], [scaled], name=scaled),
-            helper.make_node("Add", [name, scaled], [value], name=value),
-        ]
     names = {name: f"{name}/lora" for name in matrices}
+    left, nodes = dict.fromkeys(matrices), list[onnx.NodeProto]()
     for node in graph.node:
+        # Beside its first reader: a stage of a pipeline then has the adapters of its own weights.
+        for name in [name for name in left if name in walk.inputs(node)]:
+            del left[name]
+            nodes += _sum(name, names[name])
         rename_values(node, names)
-    before = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
     del graph.node[:]
-    graph.node.extend([*nodes, *before])
-    graph.initializer.append(numpy_helper.from_array(np.array(scale, np.float32), factor))
+    graph.node.extend(nodes)
+    graph.initializer.append(numpy_helper.from_array(np.array(scale, np.float32), FACTOR))
     return copy
+
+
+def _sum(weight: str, output: str) -> list[onnx.NodeProto]:
+    product, scaled = f"{output}/product", f"{output}/scaled"
+    return [
+        helper.make_node("MatMul", [weight + B, weight + A], [product], name=product),
+        helper.make_node("Mul", [product, FACTOR], [scaled], name=scaled),
+        helper.make_node("Add", [weight, scaled], [output], name=output),
+    ]

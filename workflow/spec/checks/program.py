@@ -15,6 +15,9 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _VARIABLE = re.compile(r"[^=]+")
 _NO_EFFECT: tuple[tuple[str, str], ...] = (
     ("export", "tolerance"),
+    ("export", "optimize"),
+    ("export", "quantize"),
+    ("export", "quantize_tolerance"),
     ("checkpoint", "asynchronous"),
     ("checkpoint", "exact"),
     ("monitor", "runtime_log"),
