@@ -181,7 +181,8 @@ class Stream:
 
     def skipped(self) -> list[dict[str, Any]]:
         """Sets with bad rows that are skipped: where, how many of how many, and the first."""
-        sets = [("data.train", self._sets[0]), *([("data.eval", self._sets[1])] if self._spec.data.eval else [])]
+        own = self._spec.data.eval is not None and self._spec.data.eval.fraction is None
+        sets = [("data.train", self._sets[0]), *([("data.eval", self._sets[-1])] if own else [])]
         readings = [(where, reading_of(source[0]), len(source[0])) for where, source in sets]
         return [
             {"set": where, "skipped": reading.skipped, "samples": samples, "first": reading.bad_rows[0]}

@@ -26,7 +26,12 @@ class Dialect:
 
 
 def parse(
-    data: bytes, dialect: Dialect, kinds: Mapping[str, str], only: Sequence[str] | None = None, threads: bool = False
+    data: bytes,
+    dialect: Dialect,
+    kinds: Mapping[str, str],
+    only: Sequence[str] | None = None,
+    threads: bool = False,
+    records: int | None = None,
 ) -> tuple[pa.Table, dict[int, str]]:
     """Parse whole records.
 
@@ -42,6 +47,8 @@ def parse(
         Columns to read; all if None.
     threads
         Use several cores.
+    records
+        Number of the records, if it is known.
 
     Returns
     -------
@@ -66,12 +73,13 @@ def parse(
         return "skip"
 
     block = 1 << 20 if threads else max(len(data), 1) + 1
-    quoted = b'"' in data
+    # pyarrow divides text into blocks faster if it may assume that each line feed ends a record.
+    lines = b'"' not in data or (records is not None and data.count(b"\n") <= records)
     table = csv.read_csv(
         pa.BufferReader(data),
         read_options=csv.ReadOptions(column_names=list(dialect.names), use_threads=threads, block_size=block),
         parse_options=csv.ParseOptions(
-            delimiter=dialect.delimiter, newlines_in_values=quoted, invalid_row_handler=collect
+            delimiter=dialect.delimiter, newlines_in_values=not lines, invalid_row_handler=collect
         ),
         convert_options=csv.ConvertOptions(
             column_types={name: KINDS[kind] for name, kind in kinds.items() if kind in KINDS},

@@ -141,7 +141,7 @@ def _add(result: Scan, piece: Piece, path: Path, types: Mapping[str, str]) -> Pl
 def _table(result: Scan, piece: Piece, path: Path, types: Mapping[str, str]) -> tuple[pa.Table, dict[int, str]]:
     kinds = {} if result.dialect.is_json else dict.fromkeys(types, "text")
     try:
-        table, faults = parse(piece.data, result.dialect, kinds, threads=True)
+        table, faults = parse(piece.data, result.dialect, kinds, threads=True, records=len(piece.starts))
         if not result.dialect.is_json or not _clashes(result, table):
             return table, faults
     except pa.ArrowInvalid as error:
@@ -234,7 +234,7 @@ def _tables(
 ) -> Iterator[pa.Table]:
     for path in files:
         for piece in pieces(path, dialect, dialect_of(path, dialect.is_json)[1]):
-            yield parse(piece.data, dialect, kinds, only, threads=True)[0]
+            yield parse(piece.data, dialect, kinds, only, threads=True, records=len(piece.starts))[0]
 
 
 def text_kinds(columns: Mapping[str, Summary]) -> dict[str, str]:

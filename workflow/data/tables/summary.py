@@ -173,7 +173,8 @@ class Summary:
         # Chan, Golub & LeVeque 1979: parts are added without a second pass and without cancellation.
         delta, total = mean - self.mean, before + count
         self.mean += delta * count / total
-        self.squares += float(away @ away) + delta * delta * before * count / total
+        # Not `away @ away`: OpenBLAS's threads would spin between the columns.
+        self.squares += float(np.square(away, out=away).sum()) + delta * delta * before * count / total
 
     def _add_lengths(self, lengths: pa.ChunkedArray) -> None:
         ends = pc.min_max(lengths).as_py()
