@@ -56,6 +56,7 @@ def prove(
 
 def short_run(spec: RunSpec, steps: int, period: int) -> RunSpec:
     """The run with so many steps, checkpoints of that period, and no pause or export. Pure."""
+    from ortflow.workflow.durations import parse_duration
     from ortflow.workflow.spec.run import TrainerRunSpec
 
     checkpoint: dict[str, object] = {"directory": "checkpoints", "every_steps": period, "every_seconds": None}
@@ -67,13 +68,12 @@ def short_run(spec: RunSpec, steps: int, period: int) -> RunSpec:
     if isinstance(spec, TrainerRunSpec):
         checkpoint["asynchronous"] = False
         changes["export"] = spec.export.model_copy(update={"enabled": False})
-        warmup = min(spec.train.schedule.warmup_steps, steps - 1)
+        schedule = spec.train.schedule
+        shorter: dict[str, object] = {"warmup_steps": min(schedule.warmup_steps, steps - 1)}
+        if schedule.warmup is not None and schedule.warmup.endswith("steps"):
+            shorter = {"warmup": f"{min(int(parse_duration(schedule.warmup).amount), steps - 1)} steps"}
         changes["train"] = spec.train.model_copy(
-            update={
-                "steps": steps,
-                "epochs": None,
-                "schedule": spec.train.schedule.model_copy(update={"warmup_steps": warmup}),
-            }
+            update={"steps": steps, "epochs": None, "schedule": schedule.model_copy(update=shorter)}
         )
     changes["checkpoint"] = spec.checkpoint.model_copy(update=checkpoint)
     return spec.model_copy(update=changes)

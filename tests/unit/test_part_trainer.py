@@ -12,9 +12,11 @@ from queued import network
 from sharing_ranks import Job, graphs_of, perceptron
 
 DECAY = {"lr": 1e-2, "weight_decay": 0.1}
+GROUPS = [{"match": ["second"], "lr_scale": 0.1, "weight_decay": 0.3}, {"match": ["a", "third"], "lr": 0.05}]
 CASES: dict[str, tuple[Any, dict[str, Any], int]] = {
     "adamw": (perceptron, {"train__optimizer": {"name": "adamw", **DECAY}, "train__clip_norm": 0.1}, 2),
     "lamb": (perceptron, {"train__optimizer": {"name": "lamb", **DECAY}}, 1),
+    "groups": (perceptron, {"train__optimizer": {"name": "lamb", **DECAY}, "train__groups": GROUPS}, 1),
     "statistics": (network, {"train__optimizer": {"name": "sgd", "momentum": 0.9, **DECAY}}, 1),
 }
 

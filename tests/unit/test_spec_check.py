@@ -105,6 +105,18 @@ def test_a_run_that_agrees_with_itself() -> None:
             ["train.schedule.warmup_steps: … 101 … 100 steps … at most 100"],
         ),
         (
+            {"train": {**TRAIN, "optimizer": {"name": "lion", "lr": 1.0, "betas": [0.9, 0.0]}}},
+            ["train.optimizer.betas[1]: is 0 … above 0; give a number such as 0.99"],
+        ),
+        (
+            {"train": {**TRAIN, "groups": [{"match": ["a"]}]}},
+            ["train.groups[0]: changes nothing; give lr, lr_scale, weight_decay or frozen_until"],
+        ),
+        (
+            {"train": {**TRAIN, "average": {"name": "ema", "every": "often"}}},
+            ["train.average.every: 'often' is not a duration; write a number with a unit, such as 500 steps …"],
+        ),
+        (
             {"train": {**TRAIN, "optimizer": {"name": "sgd", "lr": 1.0, "nesterov": True}}},
             ["train.optimizer.nesterov: needs momentum … train.optimizer.momentum"],
         ),

@@ -40,6 +40,8 @@ RULES: dict[str, dict[str, Any]] = {
     "nadam": {"name": "nadam", **DECAY},
     "radam": {"name": "radam", **DECAY},
 }
+CLIPPED = ("adamw", "adam", "lamb", "sgd", "nesterov")
+"""Trained with clipped gradients as well, which no rule treats in its own way."""
 FROZEN = {"model__parameters": {"freeze": ["first"]}}
 CLIP = 0.1
 """Below the norm of every step."""
@@ -86,7 +88,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     assert {rule["name"] for rule in RULES.values()} == whole, "every optimizer that pieces fit"
     for rule in RULES:
         bench.add(rule, changes_of(rule, clip=False))
-        bench.add(f"{rule}-clipped", changes_of(rule, clip=True, **FROZEN), micro_batches=2)
+        if rule in CLIPPED:
+            bench.add(f"{rule}-clipped", changes_of(rule, clip=True, **FROZEN), micro_batches=2)
     bench.add("plain", changes_of("adamw", clip=True, kernels="onnxruntime"), micro_batches=2)
     # Not Adam: before a BatchNormalization a bias's gradient is only rounding, which Adam would amplify.
     bench.add("statistics", changes_of("nesterov", clip=True), network, micro_batches=2)

@@ -88,11 +88,8 @@ def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
             what = f"is {name}, which needs whole tensors, and is not supported in a divided model"
             yield Problem(path, what, "set parallel.pipeline and horizontal to 1", others=(("parallel",),))
     if isinstance(optimizer, Lion) and optimizer.betas[1] == 0:
-        yield Problem(
-            ("train", "optimizer", "betas", 1),
-            "is 0, and Lion's moment needs a decay rate above 0",
-            "give a number such as 0.99",
-        )
+        second = ("train", "optimizer", "betas", 1)
+        yield Problem(second, "is 0, and Lion's moment needs a decay rate above 0", "give a number such as 0.99")
 
 
 def _evaluation(spec: TrainerRunSpec) -> Iterator[Problem]:
