@@ -141,7 +141,7 @@ def _time(run: Survey) -> str:
         for cause, value in account.totals.items()
         if value
     ]
-    goodput = f"{100 * (account.goodput or 0.0):.1f}%"
+    goodput = "unknown" if account.goodput is None else f"{100 * account.goodput:.1f}%"
     keys = "".join(
         f'<li><span class="key c-{cause.value}"></span>{escape(cause.label)}</li>'
         for cause, value in account.totals.items()
