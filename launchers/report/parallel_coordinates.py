@@ -26,8 +26,8 @@ def parallel_coordinates(
         x = _x(place, len(axes))
         parts.append(f'<path class="grid" d="M{x:.1f},{TOP}V{HEIGHT - BOTTOM}"/>')
         parts.append(f'<text x="{x:.1f}" y="{TOP - 18}" text-anchor="middle">{escape(name)}</text>')
-        for text, height in _labels(column, places[place]):
-            parts.append(f'<text x="{x + 5:.1f}" y="{_y(height) + 4:.1f}">{escape(text)}</text>')
+        for text, at in _labels(column, places[place]):
+            parts.append(f'<text x="{x + 5:.1f}" y="{_y(at) + 4:.1f}">{escape(text)}</text>')
     # The best run is drawn last, above the others.
     order = sorted(range(len(runs)), key=lambda number: number == best)
     for number in order:
