@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -57,9 +58,10 @@ def _places(column: Sequence[str | float | None]) -> list[float | None]:
 
 def _number(value: str | float | None) -> float | None:
     try:
-        return None if value is None else float(value)
+        number = float("nan" if value is None else value)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def _labels(column: Sequence[str | float | None], heights: Sequence[float | None]) -> list[tuple[str, float]]:

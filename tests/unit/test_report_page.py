@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from ortflow.cli.app import command_line
 from ortflow.launchers.report.curves import reduced, sparkline, ticks
+from ortflow.launchers.report.parallel_coordinates import parallel_coordinates
 from ortflow.launchers.report.server import server
 from ortflow.launchers.report.style import CSS
 from ortflow.launchers.report.svg import coarse
@@ -120,6 +121,9 @@ def test_a_sweep_is_a_table_and_parallel_coordinates(tmp_path: Path) -> None:
     for expected in ("s-0", "s-2", "0.001", "evaluation: set/f1", EVIL):
         assert expected in text, expected
     assert 'class="s1 best"' in page.read_text()
+    assert "nan" not in parallel_coordinates(
+        ["clip", "loss"], [("a", ["inf", 1.0]), ("b", ["2", None])], 0, identifier="x"
+    )
     assert json.loads(report("--sweep", tmp_path / "s", "--json"))["runs"][1]["best"] is True
     assert "name a run" in str(CliRunner().invoke(command_line("report"), ["report"]).exception)
 
