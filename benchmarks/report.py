@@ -1,6 +1,6 @@
 """Seconds and size of the report of a large run: `python benchmarks/report.py [--steps 100000] [--ranks 64]`.
 
-Writes the records that such a run leaves, 1.4 GB at the default sizes, into a temporary folder; runs nothing.
+Writes the records that such a run leaves, 1.5 GB at the default sizes, into a temporary folder; runs nothing.
 """
 
 from __future__ import annotations

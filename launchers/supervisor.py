@@ -289,7 +289,7 @@ class Supervisor:
         self._notify(found, decision, used(records), asked=bool(asked), step=end["step"])
         return decision
 
-    def _notify(self, found: Cause, decision: Decision, total: Used, *, asked: bool, step: int) -> None:
+    def _notify(self, found: Cause, decision: Decision, total: Used, *, asked: bool, step: object) -> None:
         """Send the messages about the end of an attempt."""
         text = found.sentence if found.outcome is Outcome.FINISHED else f"{found.sentence}; {decision.why}"
         kinds = kinds_after(found.outcome, decision, total, self._job.restart, hung=found.hung, asked=asked)

@@ -33,6 +33,8 @@ class Account:
     lines: dict[int, Timeline] = field(default_factory=dict)
     """By attempt."""
     notes: list[str] = field(default_factory=list)
+    measured: bool = True
+    """Whether its steps are known: a program may log none."""
 
     @property
     def wall(self) -> int:
@@ -41,8 +43,8 @@ class Account:
 
     @property
     def goodput(self) -> float | None:
-        """The fraction of the wall time in productive steps; None without wall time."""
-        return self.totals[Cause.STEP] / self.wall if self.wall > 0 else None
+        """The fraction of the wall time in productive steps; None without wall time, or if no step was logged."""
+        return self.totals[Cause.STEP] / self.wall if self.wall > 0 and self.measured else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, in seconds."""
@@ -89,6 +91,10 @@ def account(
                 f"attempt {attempt.number}: the clock of rank 0's node differs from the launcher's by "
                 f"{abs(line.shift) / MICRO:.0f} s"
             )
+    kinds = {event["event"] for event in events}
+    if "program_start" in kinds and "step" not in kinds:
+        found.measured = False
+        found.notes.append("the program logs no steps, so that its productive time is unknown")
     _join(found, records, micro(now), alive)
     for segment in found.segments:
         found.totals[segment.cause] += segment.end - segment.start

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ortflow.launchers.lines import duration, number
-from ortflow.launchers.report.page import table
+from ortflow.launchers.report.page import curves, document, moment, table
+from ortflow.launchers.report.parallel_coordinates import parallel_coordinates
 from ortflow.launchers.report.survey import Survey
 from ortflow.launchers.report.timeline import MICRO
 
@@ -41,3 +42,35 @@ def comparison(runs: Sequence[Survey]) -> str:
     ]
     numbers = range(2, len(head))
     return f"<section><h2>Comparison</h2>{table(head, rows, numbers=list(numbers))}</section>"
+
+
+def sweep_page(
+    name: str,
+    rows: Sequence[Sequence[str]],
+    runs: Sequence[Survey],
+    values: Sequence[Mapping[str, str]],
+    metric: str | None,
+    best: int | None,
+    now: float,
+) -> str:
+    """The page of a sweep: a table whose first row is its head, values and results as lines, and all curves."""
+    keys = list(values[0])
+    metrics = list(dict.fromkeys(key for run in runs for key in run.status.evaluation))
+    axes = [*keys, "loss", *(f"evaluation: {key}" for key in metrics)]
+    lines = []
+    for run, own in zip(runs, values, strict=True):
+        results = [run.status.loss, *(run.status.evaluation.get(key) for key in metrics)]
+        lines.append((run.status.name, [*(own.get(key) for key in keys), *results]))
+    # The mark of the best run is the first column, which a table takes as the row's name.
+    head, *body = ((*row[1:2], row[0] or "", *row[2:]) for row in rows)
+    picture = parallel_coordinates(axes, lines, best, identifier="axes")
+    done = sum(run.status.state.value == "finished" for run in runs)
+    lead = f"{done} of {len(runs)} runs have finished"
+    if best is not None:
+        lead += f"; the best by {metric} is {runs[best].status.name}"
+    sections = [
+        f"<section><h2>Runs</h2>{table(head, body, caption=f'As of {moment(now)}; * marks the best')}</section>",
+        f"<section><h2>Values and results</h2><figure>{picture}</figure></section>" if picture else "",
+        curves(runs),
+    ]
+    return document(name, "sweep", f"{lead}.", sections)

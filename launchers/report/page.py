@@ -46,26 +46,38 @@ class Contents:
 
 def page(run: Survey, contents: Contents, now: float) -> str:
     """The whole page."""
-    moment = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    refresh = f'<meta http-equiv="refresh" content="{contents.refresh}">' if contents.refresh else ""
-    name = escape(run.status.name)
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width,initial-scale=1">',
-        f'<meta name="color-scheme" content="light dark">{refresh}<link rel="icon" href="data:,">',
-        f"<title>{name}: {escape(run.status.state.value)}</title>",
-        f"<style>{CSS}{CAUSES}{SERIES}</style></head><body><main>",
-        f'<h1>{name}</h1><p class="lead">{escape(sentence(run))}</p>',
-        _section("Status", table(("", ""), contents.rows, caption=f"As of {moment}")),
+    sections = [
+        _section("Status", table(("", ""), contents.rows, caption=f"As of {moment(now)}")),
         *contents.sections,
-        _curves([run, *contents.others]),
+        curves([run, *contents.others]),
         _time(run),
         _restarts(run),
         _ranks(run),
         _records(run, contents.run_file),
-        f"</main><script>{SCRIPT}</script></body></html>",
     ]
-    return "".join(parts)
+    return document(run.status.name, run.status.state.value, sentence(run), sections, contents.refresh)
+
+
+def document(name: str, state: str, lead: str, sections: Sequence[str], refresh: int | None = None) -> str:
+    """A page of sections, which are HTML."""
+    again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
+    return "".join(
+        (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width,initial-scale=1">',
+            f'<meta name="color-scheme" content="light dark">{again}<link rel="icon" href="data:,">',
+            f"<title>{escape(name)}: {escape(state)}</title>",
+            f"<style>{CSS}{CAUSES}{SERIES}</style></head><body><main>",
+            f'<h1>{escape(name)}</h1><p class="lead">{escape(lead)}</p>',
+            *sections,
+            f"</main><script>{SCRIPT}</script></body></html>",
+        )
+    )
+
+
+def moment(now: float) -> str:
+    """A Unix time in UTC, for people."""
+    return datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _section(title: str, body: str) -> str:
@@ -90,7 +102,8 @@ def table(head: Row, rows: Sequence[Row], *, caption: str = "", numbers: Sequenc
     return f'<div class="scroll"><table>{title}{heading}<tbody>{body}</tbody></table></div>'
 
 
-def _curves(runs: Sequence[Survey]) -> str:
+def curves(runs: Sequence[Survey]) -> str:
+    """The curves of one or several runs, as a section."""
     steps = [step_curves(run.events) for run in runs]
     evaluations = [evaluation_curves(run.events) for run in runs]
     marks = [float(event["step"]) for event in runs[0].events if event["event"] == "resume"]
@@ -128,7 +141,7 @@ def _time(run: Survey) -> str:
         for cause, value in account.totals.items()
         if value
     ]
-    goodput = f"{100 * (account.goodput or 0.0):.1f}%"
+    goodput = "unknown" if account.goodput is None else f"{100 * account.goodput:.1f}%"
     keys = "".join(
         f'<li><span class="key c-{cause.value}"></span>{escape(cause.label)}</li>'
         for cause, value in account.totals.items()

@@ -45,7 +45,7 @@ CAUSES = "".join(
         "other",
     )
 )  # fmt: skip
-SERIES = "".join(
+SERIES = "polyline.run{opacity:.45}polyline.best{stroke-width:3}" + "".join(
     f"polyline.s{n}{{stroke:var(--s{n})}}circle.s{n}{{fill:var(--s{n})}}.key.s{n}{{color:var(--s{n})}}"
     for n in range(8)
 )

@@ -32,14 +32,14 @@ def line_chart(
         y = TOP + (y_high - point[1]) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
         return f"{x:.1f},{y:.1f}"
 
-    parts = [_heading(title, _description(lines), identifier, WIDTH, HEIGHT)]
+    parts = [heading(title, _description(lines), identifier, WIDTH, HEIGHT)]
     for value in ticks(y_low, y_high):
         at = float(place((x_low, value)).split(",")[1])
         parts.append(f'<path class="grid" d="M{LEFT},{at:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{escape(_short(value))}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{escape(short(value))}</text>')
     for value in ticks(x_low, x_high):
         x = place((value, y_low)).split(",")[0]
-        parts.append(f'<text x="{x}" y="{HEIGHT - 10}" text-anchor="middle">{escape(_short(value))}</text>')
+        parts.append(f'<text x="{x}" y="{HEIGHT - 10}" text-anchor="middle">{escape(short(value))}</text>')
     for mark in marks:
         if x_low <= mark <= x_high:
             x = place((mark, y_low)).split(",")[0]
@@ -68,7 +68,7 @@ def share_bar(totals: Mapping[Cause, int], *, identifier: str) -> str:
     """Time by cause as one bar."""
     wall = sum(totals.values())
     text = ", ".join(f"{cause.label} {100 * value / wall:.1f}%" for cause, value in totals.items() if value)
-    parts = [_heading("Wall time by cause", text or "no time yet", identifier, 1000, 34, 'preserveAspectRatio="none"')]
+    parts = [heading("Wall time by cause", text or "no time yet", identifier, 1000, 34, 'preserveAspectRatio="none"')]
     at = 0.0
     for cause, value in totals.items():
         if value:
@@ -88,7 +88,7 @@ def time_axis(
     scale = 10_000 / max(1, end - start)
     extra = f'preserveAspectRatio="none" style="height:{height}px"'
     text = "Rows: " + ", ".join(name for name, _ in rows[:8])
-    parts = [_heading("Time of the run, its attempts and ranks", text, identifier, 10_000, height, extra)]
+    parts = [heading("Time of the run, its attempts and ranks", text, identifier, 10_000, height, extra)]
     for place, (_, bars) in enumerate(rows):
         for first, last, style, label in bars:
             x, width = (first - start) * scale, max(0.5, (last - first) * scale)
@@ -132,7 +132,8 @@ def _joined(segments: Sequence[Segment]) -> list[Segment]:
     return [Segment(segments[0].start, segments[-1].end, max(totals, key=lambda cause: totals[cause]))]
 
 
-def _heading(title: str, description: str, identifier: str, width: int, height: int, extra: str = "") -> str:
+def heading(title: str, description: str, identifier: str, width: int, height: int, extra: str = "") -> str:
+    """The beginning of a picture that screen readers describe."""
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{identifier}-t {identifier}-d" {extra}>'
         f'<title id="{identifier}-t">{escape(title)}</title><desc id="{identifier}-d">{escape(description)}</desc>'
@@ -159,7 +160,8 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A number in a few characters."""
     if value and abs(value) >= 10_000:
         for power, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
             if abs(value) >= power:

@@ -96,11 +96,14 @@ class _Sweep:
     def __init__(self, attempt: Attempt, shift: int, lost: Sequence[Span]) -> None:
         self._attempt, self._shift, self._lost = attempt, shift, lost
         self._at, self._base = attempt.start, Cause.START
-        self._in_train = self._program = self._saving = False
+        self._in_train = self._program = self._saving = self._logs = False
+        self._save_gap = 0
+        """Time given to the save in progress between steps: a part of the wait that it reports."""
         self._line = Timeline(shift=shift)
 
     def run(self, events: Sequence[Mapping[str, Any]]) -> Timeline:
         """The whole attempt."""
+        self._logs = any(event["event"] == "step" for event in events)
         for event in events:
             time = micro(event.get("time")) + self._shift
             self._take(event, min(max(time, self._at), self._attempt.end))
@@ -119,7 +122,9 @@ class _Sweep:
         elif kind in _SAVES and self._in_train:
             self._saving = True
             self._fill(time)
-            self._line.stalls += micro(event.get("stall_seconds"))
+            if kind == "checkpoint_start":
+                self._save_gap = 0
+            self._line.stalls += max(0, micro(event.get("stall_seconds")) - self._save_gap)
         elif kind == "phase_start":
             self._fill(time)
             self._in_train = event["phase"] == "train"
@@ -151,7 +156,8 @@ class _Sweep:
             return
         cause = Cause.SAVE if self._saving else Cause.OTHER
         if self._program and not self._saving:
-            cause = Cause.START if self._line.first_step is None else Cause.STEP
+            begins = Cause.START if self._logs else Cause.OTHER
+            cause = begins if self._line.first_step is None else Cause.STEP
         self._around_lost(until, cause)
 
     def _around_lost(self, until: int, cause: Cause) -> None:
@@ -177,6 +183,8 @@ class _Sweep:
     def _put(self, until: int, cause: Cause) -> None:
         if until <= self._at:
             return
+        if cause is Cause.SAVE:
+            self._save_gap += until - self._at
         segments = self._line.segments
         if segments and segments[-1].cause is cause:
             segments[-1] = Segment(segments[-1].start, until, cause)

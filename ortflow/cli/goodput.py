@@ -50,7 +50,7 @@ def goodput(
     elif len(found) == 1:
         _print_one(found[0], each[0][1])
     else:
-        rows = [(run.status.name, run.status.state.value, *_row(totals)) for run, totals in each]
+        rows = [(run.status.name, run.status.state.value, *_row(totals, run)) for run, totals in each]
         _print_rows([("RUN", "STATE", *HEAD), *rows, ("all", "", *_row(whole.totals))])
         if len(users) > 1:
             _print_rows([("USER", "RUNS", *HEAD), *((n, str(s.runs), *_row(s.totals)) for n, s in users.items())])
@@ -120,7 +120,9 @@ def _print_one(run: Survey, totals: Mapping[Cause, int]) -> None:
     from ortflow.launchers.report.timeline import MICRO
 
     wall = sum(totals.values())
-    typer.echo(f"{run.status.name}: {run.status.state.value}, goodput {percent(totals)} of {duration(wall / MICRO)}")
+    typer.echo(
+        f"{run.status.name}: {run.status.state.value}, goodput {percent(totals, run)} of {duration(wall / MICRO)}"
+    )
     rows = [
         (cause.label, duration(value / MICRO), f"{100 * value / wall:.1f}%", bar(value / wall), MEANINGS[cause])
         for cause, value in totals.items()
@@ -139,7 +141,7 @@ def _print_one(run: Survey, totals: Mapping[Cause, int]) -> None:
         typer.echo(f"note: {note}")
 
 
-def _row(totals: Mapping[Cause, int]) -> tuple[str, str, str]:
+def _row(totals: Mapping[Cause, int], run: Survey | None = None) -> tuple[str, str, str]:
     from ortflow.launchers.lines import duration
     from ortflow.launchers.report.causes import Cause
     from ortflow.launchers.report.timeline import MICRO
@@ -147,13 +149,15 @@ def _row(totals: Mapping[Cause, int]) -> tuple[str, str, str]:
     wall = sum(totals.values())
     losses = sorted(((value, cause) for cause, value in totals.items() if cause is not Cause.STEP), reverse=True)
     largest = ", ".join(f"{cause.label} {100 * value / wall:.0f}%" for value, cause in losses[:2] if value)
-    return duration(wall / MICRO), percent(totals), largest
+    return duration(wall / MICRO), percent(totals, run), largest
 
 
-def percent(totals: Mapping[Cause, int]) -> str:
-    """The goodput, for people."""
+def percent(totals: Mapping[Cause, int], run: Survey | None = None) -> str:
+    """The goodput, for people; of a `run`, `unknown` if it logs no steps."""
     from ortflow.launchers.report.causes import Cause
 
+    if run is not None and not run.account.measured:
+        return "unknown"
     wall = sum(totals.values())
     return f"{100 * totals[Cause.STEP] / wall:.1f}%" if wall else "-"
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ortflow.cli.runs import RUNS, JsonOption, RunArgument, RunsOption, find_run, print_json
+from ortflow.cli.runs import RUNS, JsonOption, RunsOption, complete_run, find_run, print_json
+from ortflow.cli.sweep import SweepOption
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
+    from ortflow.cli.sweep_table import Results
     from ortflow.launchers.report.survey import Survey
     from ortflow.workflow.rundir import RunDir
 
@@ -20,7 +23,9 @@ REFRESH = 5
 
 
 def report(
-    run: RunArgument,
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Name or directory of the run.", autocompletion=complete_run)
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Where the page is written (default: RUN.html)."),
@@ -29,6 +34,7 @@ def report(
         list[str] | None,
         typer.Option("--compare", metavar="RUN", help="Draw the curves of this run, too; may be repeated."),
     ] = None,
+    sweep: SweepOption = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="Serve the page on this machine instead, and make it again at each load.")
     ] = False,
@@ -39,22 +45,74 @@ def report(
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Write a page about a run: curves, time by cause, restarts."""
-    found = find_run(run, runs)
+    if (run is None) == (sweep is None):
+        raise UserError("name a run, or a sweep with --sweep", fix="for example `ortflow report NAME`")
+    if sweep is not None and compare:
+        raise UserError("--compare draws further runs beside one run", fix="leave it out: --sweep draws all its runs")
+    where = port if serve else None
+    if sweep is not None:
+        _report(
+            lambda refresh: sweep_html(sweep, runs),
+            (lambda: _sweep_numbers(sweep, runs)) if as_json else None,
+            where,
+            output or Path(f"{Path(sweep).name}.html"),
+        )
+        return
+    found = find_run(run or "", runs)
     others = [find_run(name, runs) for name in compare or ()]
-    if as_json:
-        print_json(_numbers(found, others))
-    elif serve:
-        from ortflow.launchers.report.server import serve as serve_page
+    path = output or Path(f"{found.root.name}.html")
+    _report(
+        lambda refresh: html(found, others, refresh=refresh),
+        (lambda: _numbers(found, others)) if as_json else None,
+        where,
+        path,
+    )
 
-        serve_page(lambda: html(found, others, refresh=REFRESH), port, typer.echo)
-    else:
-        path = output or Path(f"{found.root.name}.html")
-        if path.is_dir():
-            raise UserError("is a folder", where=str(path), fix="give a file with -o")
-        from ortflow.workflow.rundir import write_atomically
 
-        write_atomically(path, html(found, others).encode())
-        typer.echo(str(path))
+def _report(make: Callable[[int | None], str], numbers: Callable[[], Any] | None, port: int | None, path: Path) -> None:
+    """Print the numbers if given, else serve the page on a port if given, else write it."""
+    if numbers is not None:
+        print_json(numbers())
+        return
+    if port is not None:
+        from ortflow.launchers.report.server import serve
+
+        serve(lambda: make(REFRESH), port, typer.echo)
+        return
+    from ortflow.workflow.rundir import write_atomically
+
+    if path.is_dir():
+        raise UserError("is a folder", where=str(path), fix="give a file with -o")
+    write_atomically(path, make(None).encode())
+    typer.echo(str(path))
+
+
+def sweep_html(name: str, runs: Path) -> str:
+    """The page of a sweep now."""
+    from ortflow.launchers.report.compare import sweep_page
+    from ortflow.launchers.report.survey import survey
+
+    now = time.time()
+    reported = _results(name, runs)
+    surveys = [
+        survey(member.run, now, status=status, all_ranks=False)
+        for member, status in zip(reported.sweep.members, reported.found, strict=True)
+    ]
+    values = [member.values for member in reported.sweep.members]
+    return sweep_page(reported.sweep.name, reported.rows(), surveys, values, reported.metric, reported.best, now)
+
+
+def _results(name: str, runs: Path) -> Results:
+    from ortflow.cli.sweep import find_sweep
+    from ortflow.cli.sweep_table import results
+    from ortflow.launchers.base import statuses
+
+    found = find_sweep(name, runs)
+    return results(found, statuses(found.runs), None)
+
+
+def _sweep_numbers(name: str, runs: Path) -> Any:
+    return _results(name, runs).to_json()
 
 
 def html(run: RunDir, others: list[RunDir], *, refresh: int | None = None) -> str:

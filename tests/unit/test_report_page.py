@@ -21,10 +21,12 @@ from typer.testing import CliRunner
 
 from ortflow.cli.app import command_line
 from ortflow.launchers.report.curves import reduced, sparkline, ticks
+from ortflow.launchers.report.parallel_coordinates import parallel_coordinates
 from ortflow.launchers.report.server import server
 from ortflow.launchers.report.style import CSS
 from ortflow.launchers.report.svg import coarse
 from ortflow.launchers.report.timeline import Segment
+from ortflow.launchers.sweeps import Member, Sweep
 
 EVIL = "<script>alert(1)</script>\"'&"
 VOID = ("meta", "link", "br", "img")
@@ -101,6 +103,29 @@ def test_a_page_says_all_and_loads_nothing(tmp_path: Path) -> None:
     assert numbers["sentence"] in text
     assert len(numbers["restarts"]) == 2
     assert set(numbers["curves"]) == {"loss", "lr", "grad_norm", "samples/s"}
+
+
+def test_a_sweep_is_a_table_and_parallel_coordinates(tmp_path: Path) -> None:
+    members = []
+    for place, values in enumerate(
+        [{"lr": "0.1", "name": EVIL}, {"lr": "0.01", "name": "b"}, {"lr": "0.001", "name": "c"}]
+    ):
+        steps = 60 if place else 5
+        members.append(Member(write_run(tmp_path / f"s-{place}", steps=steps, kills=0), values))
+    Sweep(tmp_path / "s", tuple(members)).write()
+    page = tmp_path / "page.html"
+    report("--sweep", tmp_path / "s", "-o", page)
+    found = checked(page.read_text())
+    text = " ".join(found.texts)
+    assert "3 of 3 runs have finished; the best by loss is s-1." in text
+    for expected in ("s-0", "s-2", "0.001", "evaluation: set/f1", EVIL):
+        assert expected in text, expected
+    assert 'class="s1 best"' in page.read_text()
+    assert "nan" not in parallel_coordinates(
+        ["clip", "loss"], [("a", ["inf", 1.0]), ("b", ["2", None])], 0, identifier="x"
+    )
+    assert json.loads(report("--sweep", tmp_path / "s", "--json"))["runs"][1]["best"] is True
+    assert "name a run" in str(CliRunner().invoke(command_line("report"), ["report"]).exception)
 
 
 def test_names_and_texts_are_escaped(tmp_path: Path) -> None:
