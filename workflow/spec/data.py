@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ortflow.workflow.spec.base import Number, Positive, Section, Text, no_keys
+
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+"""Name of an evaluation set, in the names of results and in paths."""
 
 
 class DataSet(Section):
@@ -34,6 +37,8 @@ class DataSection(Section):
     """Training set."""
     eval: DataSet | None = None
     """Evaluation set."""
+    eval_sets: dict[SetName, DataSet] = Field(default_factory=no_keys)
+    """Further evaluation sets, `{NAME: {path: …}}`, evaluated with the first; results are NAME/loss and so on."""
     micro_batch: Positive
     """Samples per rank and micro-batch."""
     shuffle: bool = True

@@ -191,7 +191,9 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
         batches: list[MicroBatch] = []
         if Path((spec.data.eval or spec.data.train).path).exists():
             alone = Place(0, 1, 0, 1, "none", "")
-            stream = Stream(spec, plan, *builder.inputs(), alone, Progress())
+            # Samples are those of the first set; others may be gone.
+            data = spec.data.model_copy(update={"eval_sets": {}})
+            stream = Stream(spec.model_copy(update={"data": data}), plan, *builder.inputs(), alone, Progress())
             batches = list(islice(stream.samples(), CHECKED_BATCHES))
             stream.close()
         difference = trainer.export(path, batches, spec.export.tolerance)

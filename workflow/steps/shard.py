@@ -55,6 +55,7 @@ class Stream:
         self._token_labels = token_labels(inputs)
         self._sets = self._open_both(section)
         (dataset, feeds), self._held_out = self._sets
+        self._further = {name: self._open(data, f"data.eval_sets.{name}") for name, data in section.eval_sets.items()}
         batches = Batches(
             dataset,
             sample_order(dataset, section, spec.seed),
@@ -87,7 +88,7 @@ class Stream:
     def _open(self, data: DataSet, where: str) -> Source:
         section = self._spec.data
         dataset = Dataset.open(Path(data.path))
-        evaluating = where == "data.eval"
+        evaluating = where != "data.train"
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(
             dataset,
@@ -109,17 +110,20 @@ class Stream:
         """Tokens among the samples of a step over all ranks; None if there are none."""
         return count_tokens(batch.micro_batches, self._token_labels, self._limits.ignore_index, samples)
 
-    def evaluation(self) -> Iterator[MicroBatch]:
-        """The replica's part of the evaluation set, once."""
+    def evaluation(self, name: str | None = None) -> Iterator[MicroBatch]:
+        """The replica's part of the evaluation set, once; `name` is that of a further set."""
         mode = self._spec.data.eval_mode
-        return self._held_out_batches(self._replica, self._replicas, mode == "replicated")
+        source = self._held_out if name is None else self._further[name]
+        return self._held_out_batches(self._replica, self._replicas, mode == "replicated", source)
 
     def samples(self) -> Iterator[MicroBatch]:
         """The held-out samples from the first on, for any rank; training samples if none are held out."""
         return self._held_out_batches(0, 1, replicated=True)
 
-    def _held_out_batches(self, replica: int, replicas: int, replicated: bool) -> Iterator[MicroBatch]:
-        dataset, feeds = self._held_out
+    def _held_out_batches(
+        self, replica: int, replicas: int, replicated: bool, source: Source | None = None
+    ) -> Iterator[MicroBatch]:
+        dataset, feeds = source or self._held_out
         section = self._spec.data
         reader = evaluation_batches(
             dataset,
@@ -139,6 +143,7 @@ class Stream:
         sources = [(self._sets[0], "steps with such samples are skipped")]
         if self._spec.data.eval is not None:
             sources.append((self._sets[-1], "evaluations on it have no finite loss"))
+        sources += [(source, "evaluations on it have no finite loss") for source in self._further.values()]
         return [
             f"{text}: {effect}"
             for source, effect in sources

@@ -8,6 +8,7 @@ before that is known (`ahead`).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import takewhile
 
 from ortflow.workflow.comm import first_of
@@ -132,21 +133,30 @@ def evaluate(context: Context) -> bool:
     outcome = context.trainer.evaluate(batches, lambda: [float(bool(context.stop))])
     if outcome.control_values[0] > 0:
         return False
+    results, tables = dict(outcome.metrics), dict(outcome.tables)
+    for name in context.spec.data.eval_sets:
+        batches = takewhile(lambda batch: not context.stop, context.stream.evaluation(name))
+        further = context.trainer.evaluate(batches, lambda: [float(bool(context.stop))])
+        if further.control_values[0] > 0:
+            return False
+        results |= {f"{name}/{key}": value for key, value in further.metrics.items()}
+        tables |= {f"{name}/{key}": table for key, table in further.tables.items()}
+    whole = replace(outcome, metrics=results, tables=tables)
     progress = context.progress
     progress.evaluated_step = progress.step
     copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
     with context.engine.within("monitor"):
-        context.monitor.evaluation(outcome, outcome.samples // copies, context.clock.monotonic() - start)
-    if not is_finite(outcome):
-        _report_not_finite(context, outcome)
+        context.monitor.evaluation(whole, outcome.samples // copies, context.clock.monotonic() - start)
+    if not is_finite(whole):
+        _report_not_finite(context, outcome, whole)
         return True
     rule = context.spec.train.early_stop
     metrics = context.spec.model.metrics if context.spec.model is not None else ()
     best = context.spec.checkpoint.best
-    if best is not None and improves(best, progress, outcome.metrics, watched(best, context.spec.data), metrics):
+    if best is not None and improves(best, progress, results, watched(best, context.spec.data), metrics):
         context.saver.request()
     what = watched(rule, context.spec.data) if rule is not None else ""
-    if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], what, metrics):
+    if rule is not None and judge(rule, progress, results[rule.metric], what, metrics):
         progress.stopped_early = True
         context.events.write(
             "early_stop",
@@ -158,10 +168,10 @@ def evaluate(context: Context) -> bool:
     return True
 
 
-def _report_not_finite(context: Context, outcome: EvaluationOutcome) -> None:
-    """Say at which sample an evaluation is NaN or infinite. Collective."""
-    cause = cause_in_evaluation(context, outcome)
+def _report_not_finite(context: Context, first: EvaluationOutcome, whole: EvaluationOutcome) -> None:
+    """Say which results of an evaluation are NaN or infinite, and at which sample of the first set. Collective."""
+    cause = f": {cause_in_evaluation(context, first)}" if not is_finite(first) else ""
     if context.leads:
-        values = ", ".join(f"{name} {value}" for name, value in outcome.metrics.items() if not math.isfinite(value))
+        values = ", ".join(f"{name} {value}" for name, value in whole.metrics.items() if not math.isfinite(value))
         unused = "; early_stop does not use it" if context.spec.train.early_stop is not None else ""
-        context.monitor.warn(f"the evaluation at step {context.progress.step} has {values}: {cause}{unused}")
+        context.monitor.warn(f"the evaluation at step {context.progress.step} has {values}{cause}{unused}")

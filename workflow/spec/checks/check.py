@@ -20,6 +20,7 @@ from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.program import check_program
 from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
+from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.optimizers import Sgd
 from ortflow.workflow.spec.problem import KeyPath, Problem
@@ -83,6 +84,8 @@ def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
 def _evaluation(spec: TrainerRunSpec) -> Iterator[Problem]:
     data_eval, period = ("data", "eval"), ("train", "evaluation", "every_steps")
     if spec.data.eval is None:
+        if spec.data.eval_sets:
+            yield Problem(("data", "eval_sets"), "needs a first evaluation set", "give data.eval", others=(data_eval,))
         if spec.train.evaluation.every_steps is not None:
             yield Problem(period, "needs an evaluation set", "give data.eval", others=(data_eval,))
         if spec.train.early_stop is not None:
@@ -99,12 +102,14 @@ def _recompute(spec: TrainerRunSpec) -> Iterator[Problem]:
 
 
 def _columns(spec: TrainerRunSpec) -> Iterator[Problem]:
-    for key, data_set in (("train", spec.data.train), ("eval", spec.data.eval)):
+    sets: list[tuple[KeyPath, DataSet | None]] = [(("train",), spec.data.train), (("eval",), spec.data.eval)]
+    sets += [(("eval_sets", name), data_set) for name, data_set in spec.data.eval_sets.items()]
+    for path, data_set in sets:
         for name, text in (data_set.columns if data_set is not None else {}).items():
             try:
                 parse_reference(text)
             except UserError as error:
-                yield Problem(("data", key, "columns", name), error.what, error.fix)
+                yield Problem(("data", *path, "columns", name), error.what, error.fix)
 
 
 def _device(spec: TrainerRunSpec) -> Iterator[Problem]:

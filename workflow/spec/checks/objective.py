@@ -48,7 +48,8 @@ def watched(spec: TrainerRunSpec, name: str, path: KeyPath) -> Iterator[Problem]
     """Problems of a key that names a result of the evaluation."""
     metrics = spec.model.metrics if spec.model is not None else []
     numbers = {metric.key for metric in metrics if METRICS[metric.name].is_number}
-    if name == "loss" or name in numbers:
+    of_set, slash, own = name.rpartition("/")
+    if (own == "loss" or own in numbers) and (not slash or of_set in spec.data.eval_sets):
         return
     what = f"is {name}, which evaluation does not compute"
     if name in {metric.key for metric in metrics}:

@@ -167,6 +167,7 @@ STAND_INS: dict[KeyPath, Any] = {
     ("data", "train", "path"): "-",
     ("data", "eval"): _SET,
     ("data", "eval", "path"): "-",
+    ("data", "eval_sets", "path"): "-",
     ("data", "by_length", "column"): "-",
     ("data", "micro_batch"): 1,
     ("train",): {"steps": 1, "optimizer": _OPTIMIZER},
