@@ -44,7 +44,7 @@ class RunStatus:
     evaluation: dict[str, float | None] = field(default_factory=dict)
     checkpoint: int | None = None
     """Step of the newest recorded checkpoint."""
-    best: dict[str, Any] | None = None
+    best_checkpoint: dict[str, Any] | None = None
     """Metric, value and step of the best checkpoint, and `path` of its export, with `checkpoint.best`."""
     phase: str | None = None
     seconds_left: float | None = None
@@ -111,7 +111,7 @@ def read_status(
         loss=progress.loss,
         evaluation=progress.evaluation,
         checkpoint=progress.checkpoint,
-        best=_best(run, progress.best),
+        best_checkpoint=_best(run, progress.best),
         phase=progress.phase if found is State.RUNNING else None,
         seconds_left=progress.seconds_left if found is State.RUNNING else None,
         time=progress.time,

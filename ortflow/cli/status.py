@@ -169,7 +169,7 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "evaluation": format_evaluation(how.evaluation) or None,
         "left": None if how.seconds_left is None else duration(how.seconds_left),
         "checkpoint": None if how.checkpoint is None else f"step {how.checkpoint}",
-        "best": _best(how.best),
+        "best": _best(how.best_checkpoint),
         "attempts": f"{how.attempts} (counted: {ends})",
         "last end": end,
         "exported": how.exported,

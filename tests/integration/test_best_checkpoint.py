@@ -64,7 +64,7 @@ def test_kept_exported_named_and_resumed(tmp_path: Path) -> None:
     assert checkpoints == [f"step-{best:08}", f"step-{STEPS:08}"]
     how = json.loads(tiny.command("status", "tiny", "--json").out)
     path = tiny.run_dir / "export/model.best.onnx"
-    assert how["best"] == {"metric": "same/f1", "value": values[best], "step": best, "path": str(path)}
+    assert how["best_checkpoint"] == {"metric": "same/f1", "value": values[best], "step": best, "path": str(path)}
     assert f"step {best}, same/f1 {values[best]:.4f}, exported {path}" in tiny.command("status", "tiny").out
     assert tiny.command("checkpoint", "prune", "tiny", "--newest", "1").out == ""
     assert tiny.command("export", "tiny", "--step", str(best), "--output", "again.onnx").code == 0

@@ -15,7 +15,7 @@ from ortflow.workflow.spec.checks.batch import undivided
 from ortflow.workflow.spec.checks.elastic import check_elastic
 from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
-from ortflow.workflow.spec.checks.objective import check_best, check_objective
+from ortflow.workflow.spec.checks.objective import check_objective
 from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.program import check_program
 from ortflow.workflow.spec.checks.slurm import check_slurm
@@ -243,7 +243,6 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
 
 CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     check_program,
-    check_best,
     check_elastic,
     _resources,
     check_gpus,

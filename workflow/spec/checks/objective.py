@@ -9,7 +9,7 @@ from ortflow.workflow.spec.metric_targets import misuse
 from ortflow.workflow.spec.metrics import METRICS, MetricSection
 from ortflow.workflow.spec.model import single_losses
 from ortflow.workflow.spec.problem import KeyPath, Problem
-from ortflow.workflow.spec.run import Best, RunSpec, TrainerRunSpec
+from ortflow.workflow.spec.run import Best, TrainerRunSpec
 
 METRIC_KEYS: KeyPath = ("model", "metrics")
 
@@ -25,13 +25,6 @@ def check_objective(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield from watched(spec, spec.train.early_stop.metric, ("train", "early_stop", "metric"))
     if spec.checkpoint.best is not None:
         yield from _best(spec, spec.checkpoint.best)
-
-
-def check_best(spec: RunSpec) -> Iterator[Problem]:
-    """A program evaluates by itself."""
-    if spec.checkpoint.best is not None and not isinstance(spec, TrainerRunSpec):
-        what = "is for runs whose evaluation ortflow does, and this run is of a program"
-        yield Problem(("checkpoint", "best"), what, "remove it", others=(("program",),))
 
 
 def _best(spec: TrainerRunSpec, best: Best) -> Iterator[Problem]:

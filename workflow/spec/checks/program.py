@@ -17,6 +17,7 @@ _NO_EFFECT: tuple[tuple[str, str], ...] = (
     ("export", "tolerance"),
     ("checkpoint", "asynchronous"),
     ("checkpoint", "exact"),
+    ("checkpoint", "best"),
     ("monitor", "runtime_log"),
     ("resources", "kernels"),
     ("resources", "cuda_graph"),
