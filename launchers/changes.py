@@ -17,7 +17,7 @@ from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
 MAY_CHANGE: tuple[str, ...] = (
     "name", "run_dir", "prepare", "program.args", "program.parameters", "program.cwd", "program.env",
     "program.start", "program.stop_seconds", "model.metrics", "model.accept_inference_export",
-    "data.micro_batch", "data.eval", "data.eval_mode", "data.eval_micro_batch", "data.eval_samples",
+    "data.micro_batch", "data.eval", "data.eval_sets", "data.eval_mode", "data.eval_micro_batch", "data.eval_samples",
     "train.steps", "train.epochs", "train.global_batch", "train.gradient_accumulation", "train.clip_norm",
     "train.optimizer.lr", "train.optimizer.weight_decay", "train.optimizer.betas", "train.optimizer.epsilon",
     "train.schedule", "train.groups", "train.layer_decay", "train.evaluation", "train.early_stop",

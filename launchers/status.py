@@ -51,7 +51,7 @@ class RunStatus:
     """The step after which that was measured."""
     checkpoint: int | None = None
     """Step of the newest recorded checkpoint."""
-    best: dict[str, Any] | None = None
+    best_checkpoint: dict[str, Any] | None = None
     """Metric, value and step of the best checkpoint, and `path` of its export, with `checkpoint.best`."""
     phase: str | None = None
     seconds_left: float | None = None
@@ -123,7 +123,7 @@ def read_status(
         best_value=None if best is None else best.value,
         best_step=None if best is None else best.step,
         checkpoint=progress.checkpoint,
-        best=_best(run, progress.best),
+        best_checkpoint=_best(run, progress.best),
         phase=progress.phase if found is State.RUNNING else None,
         seconds_left=progress.seconds_left if found is State.RUNNING else None,
         time=progress.time,

@@ -89,7 +89,7 @@ def _needed(spec: RunSpec, placement: Placement) -> Iterator[PurePosixPath]:
     yield PurePosixPath(placement.run_dir)
     if placement.code is not None:
         yield PurePosixPath(placement.code)
-    given = (spec.data.train, spec.data.eval) if spec.data is not None else ()
+    given = (spec.data.train, spec.data.eval, *spec.data.eval_sets.values()) if spec.data is not None else ()
     sets = [data.path for data in given if data is not None]
     for file in input_files(spec):
         # A model's weights may lie beside it, and a program's modules.

@@ -184,7 +184,7 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
 
 def _best(how: RunStatus) -> str | None:
     """The best checkpoint and where its model is; without `checkpoint.best`, the best evaluation."""
-    best = how.best
+    best = how.best_checkpoint
     if best is None:
         return None if how.best_value is None else f"{how.metric} {_number(how.best_value)} at step {how.best_step}"
     exported = f", exported {best['path']}" if "path" in best else ""

@@ -19,11 +19,16 @@ from ortflow.workflow.spec.run import Best
 from ortflow.workflow.steps.best import improves
 from ortflow.workflow.strike import FOLDER_VARIABLE, Plan
 
+SETS = {"same": {"path": "other.arrow"}, "seen": {"path": "set.arrow"}}
 BEST: dict[str, Any] = {
     "model": {**RUN["model"], "metrics": ["f1"]},
-    "data": {**RUN["data"], "eval": "other.arrow"},
+    "data": {
+        **RUN["data"],
+        "eval": "other.arrow",
+        "eval_sets": {"same": {"path": "other.arrow"}, "seen": {"path": "set.arrow"}},
+    },
     "train": {"steps": STEPS, "optimizer": {"name": "sgd", "lr": 0.8}, "evaluation": {"every_steps": 1}},
-    "checkpoint": {"every_steps": 100, "keep": {"newest": 1}, "best": {"metric": "f1"}},
+    "checkpoint": {"every_steps": 100, "keep": {"newest": 1}, "best": {"metric": "same/f1"}},
 }
 
 
@@ -48,15 +53,19 @@ def test_kept_exported_named_and_resumed(tmp_path: Path) -> None:
     tiny = make(tmp_path / "whole")
     done = tiny.command("run", "run.yaml", timeout=120)
     assert done.code == 0, done.said
-    values = {event["step"]: event["f1"] for event in events(tiny, "evaluation")}
+    evaluations = events(tiny, "evaluation")
+    assert all(event[f"same/{name}"] == event[name] for event in evaluations for name in ("loss", "f1"))
+    assert all(event["seen/loss"] != event["loss"] for event in evaluations)
+    assert all(event["samples"] == 40 for event in evaluations)
+    values = {event["step"]: event["f1"] for event in evaluations}
     best = max(values, key=lambda step: (values[step], -step))
     assert best != STEPS, "choose data of which the best is not the last"
     checkpoints = sorted(path.name for path in (tiny.run_dir / "checkpoints").glob("step-*"))
     assert checkpoints == [f"step-{best:08}", f"step-{STEPS:08}"]
     how = json.loads(tiny.command("status", "tiny", "--json").out)
     path = tiny.run_dir / "export/model.best.onnx"
-    assert how["best"] == {"metric": "f1", "value": values[best], "step": best, "path": str(path)}
-    assert f"step {best}, f1 {values[best]:.4f}, exported {path}" in tiny.command("status", "tiny").out
+    assert how["best_checkpoint"] == {"metric": "same/f1", "value": values[best], "step": best, "path": str(path)}
+    assert f"step {best}, same/f1 {values[best]:.4f}, exported {path}" in tiny.command("status", "tiny").out
     assert tiny.command("checkpoint", "prune", "tiny", "--newest", "1").out == ""
     assert tiny.command("export", "tiny", "--step", str(best), "--output", "again.onnx").code == 0
     assert weights(path) == weights(tiny.folder / "again.onnx") != weights(tiny.run_dir / "export/model.onnx")
@@ -72,12 +81,23 @@ def test_kept_exported_named_and_resumed(tmp_path: Path) -> None:
     assert [event["step"] for event in events(killed, "export_best")] == [best]
 
 
+def with_sets(sets: dict[str, Any]) -> dict[str, Any]:
+    return {"data": {**BEST["data"], "eval_sets": sets}}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"data": RUN["data"]}, "checkpoint.best: needs an evaluation set"),
         ({"train": RUN["train"]}, "checkpoint.best: needs periodic evaluation"),
         ({"checkpoint": {"best": {"metric": "auroc"}}}, "checkpoint.best.metric: is auroc, which evaluation does not"),
+        ({"checkpoint": {"best": {"metric": "no/f1"}}}, "checkpoint.best.metric: is no/f1, which evaluation does not"),
+        (
+            {"data": {**BEST["data"], "eval_sets": {"a": {"path": "no.arrow"}}}},
+            "data.eval_sets.a.path: there is no file",
+        ),
+        (with_sets({"a": {}}), "data.eval_sets.a.path: is missing"),
+        (with_sets({"a/b": {"path": "x"}}), "data.eval_sets.a/b"),
     ],
 )
 def test_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -175,3 +175,34 @@ def test_large_logits(loss: dict[str, Any]) -> None:
     total, _, gradients = compute(training_graph(loss, {"y": (5,)}, 2), feeds_of({"y": x}, {"labels": labels}))
     assert np.isfinite(total)
     assert np.isfinite(gradients["y"]).all()
+
+
+def clip(x: Tensor, y: Tensor) -> Tensor:
+    scores = functional.normalize(x) @ functional.normalize(y).T / 0.2
+    rows = torch.arange(len(x))
+    return (functional.cross_entropy(scores, rows) + functional.cross_entropy(scores.T, rows)) / 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "reference"),
+    [
+        ({"kind": "info_nce", "output": "a", "other": "b", "temperature": 0.2}, lambda a, b, c: clip(a, b)),
+        ({"kind": "triplet", "output": "a", "positive": "b", "negative": "c"}, nn.TripletMarginLoss()),
+    ],
+    ids=["info_nce", "triplet"],
+)
+def test_losses_of_several_outputs(loss: dict[str, Any], reference: Callable[..., Tensor]) -> None:
+    """The mean and its gradients; rows that pad the batch count nowhere, and are no negatives."""
+    names = ["a", "b", "c"] if loss["kind"] == "triplet" else ["a", "b"]
+    values = {name: RNG.normal(size=(SAMPLES, 4)).astype("float32") for name in names}
+    for padded, count in ((False, SAMPLES), (True, 4)):
+        given = {name: torch.tensor(v[:count], dtype=torch.float64, requires_grad=True) for name, v in values.items()}
+        expected = reference(*given.values(), *[None] * (3 - len(names) if loss["kind"] == "info_nce" else 0))
+        expected.backward()
+        graph = training_graph(loss, dict.fromkeys(names, (4,)), SAMPLES, padded=padded)
+        total, weight, gradients = compute(graph, feeds_of(values, {}, count))
+        assert weight == count
+        assert total / weight == pytest.approx(expected.item(), rel=2e-6)
+        for name, tensor in given.items():
+            np.testing.assert_allclose(gradients[name][:count] / weight, tensor.grad.numpy(), rtol=2e-5, atol=1e-7)
+            assert not gradients[name][count:].any()

@@ -71,6 +71,7 @@ def test_short_forms() -> None:
         ("program: a.py\nresources: {kernels: onnxruntime}", ["resources.kernels: is for models … remove it"]),
         ("program: a.py\ncheckpoint: {asynchronous: false}", ["checkpoint.asynchronous: is for models … remove it"]),
         ("program: a.py\ncheckpoint: {exact: false}", ["checkpoint.exact: is for models … remove it"]),
+        ("program: a.py\ncheckpoint: {best: {metric: loss}}", ["checkpoint.best: is for models … remove it"]),
         ("program: a.py\nmonitor: {runtime_log: info}", ["monitor.runtime_log: is for models … remove it"]),
         ("program: a.py\nresources: {cuda_graph: false}", ["resources.cuda_graph: is for models … remove it"]),
         (

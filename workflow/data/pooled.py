@@ -29,7 +29,7 @@ class OpenSet:
 
     def make(self) -> Samples:
         """The samples, with their transforms."""
-        evaluating, section = self.where == "data.eval", self.section
+        evaluating, section = self.where != "data.train", self.section
         dataset: Samples | None = self.images
         if dataset is None:
             dataset = (open_evaluation if evaluating else open_training)(section, self.seed)

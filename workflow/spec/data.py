@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,9 @@ from ortflow.workflow.spec.media import ImagesSection, TextSection, TokensSectio
 from ortflow.workflow.spec.split import HeldOut
 from ortflow.workflow.spec.tables import Field as TableField
 from ortflow.workflow.spec.transforms import Transform
+
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+"""Name of an evaluation set, in the names of results and in paths."""
 
 
 class DataSet(Section):
@@ -62,6 +65,8 @@ class DataSection(Section):
     """Training set."""
     eval: EvalSet | None = None
     """Evaluation set."""
+    eval_sets: dict[SetName, DataSet] = Field(default_factory=no_keys)
+    """Further evaluation sets, `{NAME: {path: …}}`, evaluated with the first; results are NAME/loss and so on."""
     micro_batch: Positive
     """Samples per rank and micro-batch."""
     workers: Count | None = None

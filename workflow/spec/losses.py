@@ -211,3 +211,37 @@ class OutputLoss(Section):
     """Kind of loss."""
     output: Text
     """The scalar output."""
+
+
+class InfoNce(Section):
+    """The loss of CLIP: for the vectors of two outputs, the mean of the cross-entropies of cosine similarity /
+    temperature over rows and over columns. The negatives of a sample are the others of its micro-batch on one rank."""
+
+    kind: Literal["info_nce"]
+    """Kind of loss."""
+    output: Text
+    """Graph output with one vector a sample."""
+    other: Text
+    """Graph output with the vectors that belong to them, row by row."""
+    temperature: PositiveFloat = 0.07
+    """Divides the similarities."""
+
+
+class Triplet(Section):
+    """max(0, |a - p| - |a - n| + margin) of the vectors of three outputs, averaged over the samples, as
+    torch.nn.TripletMarginLoss."""
+
+    kind: Literal["triplet"]
+    """Kind of loss."""
+    output: Text
+    """Graph output with one vector a sample, a."""
+    positive: Text
+    """Graph output with the vectors that should be near, p."""
+    negative: Text
+    """Graph output with the vectors that should be far, n."""
+    margin: PositiveFloat = 1.0
+    """How much farther n should be."""
+
+
+Unlabelled = OutputLoss | InfoNce | Triplet
+"""Losses without a label."""

@@ -11,8 +11,8 @@ from ortflow.workflow.spec.losses import (
     IGNORED,
     ClassLoss,
     Divergence,
-    OutputLoss,
     TargetLoss,
+    Unlabelled,
     ValueLoss,
 )
 from ortflow.workflow.spec.metrics import METRICS, MetricSection, Task
@@ -80,7 +80,7 @@ def _twin(metric: MetricSection, loss: Loss) -> SingleLoss | None:
     if metric.output is None and metric.label is None:
         return losses[0] if len(losses) == 1 else None
     for each in losses:
-        label = None if isinstance(each, OutputLoss) else each.label
+        label = None if isinstance(each, Unlabelled) else each.label
         if metric.label in (None, label) and metric.output in (None, each.output):
             return each
     return None
@@ -93,5 +93,5 @@ def _task(loss: SingleLoss) -> Task | None:
         return "targets"
     if isinstance(loss, ValueLoss):
         return "values"
-    assert isinstance(loss, Divergence | OutputLoss)
+    assert isinstance(loss, Divergence | Unlabelled)
     return None

@@ -17,12 +17,14 @@ from ortflow.workflow.spec.losses import (
     Focal,
     Hinge,
     Huber,
+    InfoNce,
     MultiMargin,
     OutputLoss,
     Poisson,
     Quantile,
     Regression,
     SmoothL1,
+    Triplet,
 )
 from ortflow.workflow.spec.metrics import MetricSection
 
@@ -65,6 +67,8 @@ SingleLoss = (
     | Hinge
     | BinaryDice
     | Divergence
+    | InfoNce
+    | Triplet
     | OutputLoss
 )
 

@@ -14,8 +14,10 @@ from ortflow.workflow.spec.train import EarlyStop
 
 def watched(rule: EarlyStop | Best, data: DataSection) -> str:
     """Identifies comparable values of the metric: the same metric on the same samples."""
+    of_set = rule.metric.rpartition("/")[0]
+    where = data.eval_sets.get(of_set, data.eval) if of_set else data.eval
     samples = "" if data.eval_samples is None else f", first {data.eval_samples}"
-    return f"{rule.metric} on {Path(data.eval.path).name if data.eval else ''}{samples}"
+    return f"{rule.metric} on {Path(where.path).name if where else ''}{samples}"
 
 
 def judge(

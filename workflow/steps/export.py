@@ -235,7 +235,9 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, f
         measuring: list[MicroBatch] = []
         if exists(Path((spec.data.eval or spec.data.train).path)):
             alone = Place(0, 1, 0, 1, "none", "")
-            stream = Stream(spec, plan, *builder.inputs(), alone, Progress())
+            # Samples are those of the first set; others may be gone.
+            data = spec.data.model_copy(update={"eval_sets": {}})
+            stream = Stream(spec.model_copy(update={"data": data}), plan, *builder.inputs(), alone, Progress())
             batches = list(islice(stream.samples(), CHECKED_BATCHES))
             measuring = measured(stream) if further and kinds_of(spec.export) else []
             stream.close()

@@ -24,7 +24,7 @@ from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.spec.data import DataSection, DataSet
+from ortflow.workflow.spec.data import DataSection, DataSet, EvalSet
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.tokens import count_tokens, token_labels
@@ -67,6 +67,7 @@ class Stream:
         self._opened: Samples | None = None
         self._sets = self._open_both(section)
         (dataset, feeds), self._held_out = self._sets
+        self._further = {name: self._open(data, f"data.eval_sets.{name}") for name, data in section.eval_sets.items()}
         batches = Batches(
             dataset,
             sample_order(dataset, section, spec.seed),
@@ -98,7 +99,9 @@ class Stream:
 
     def _open(self, data: DataSet, where: str) -> Source:
         section = self._spec.data
-        evaluating = where == "data.eval"
+        evaluating = where != "data.train"
+        if evaluating and where != "data.eval":  # a further set is read as an evaluation set
+            section = section.model_copy(update={"eval": EvalSet.model_validate(data.model_dump())})
         found = (open_evaluation if evaluating else open_training)(section, self._spec.seed)
         dataset = found if found is not None else open_training(section, self._spec.seed)
         if evaluating:
@@ -143,17 +146,20 @@ class Stream:
                 return len(range(column.shape[0])[feed.source.slice]) if fixed else None
         return None
 
-    def evaluation(self) -> Iterator[MicroBatch]:
-        """The replica's part of the evaluation set, once."""
+    def evaluation(self, name: str | None = None) -> Iterator[MicroBatch]:
+        """The replica's part of the evaluation set, once; `name` is that of a further set."""
         mode = self._spec.data.eval_mode
-        return self._held_out_batches(self._replica, self._replicas, mode == "replicated")
+        source = self._held_out if name is None else self._further[name]
+        return self._held_out_batches(self._replica, self._replicas, mode == "replicated", source)
 
     def samples(self) -> Iterator[MicroBatch]:
         """The held-out samples from the first on, for any rank; training samples if none are held out."""
         return self._held_out_batches(0, 1, replicated=True)
 
-    def _held_out_batches(self, replica: int, replicas: int, replicated: bool) -> Iterator[MicroBatch]:
-        dataset, feeds = self._held_out
+    def _held_out_batches(
+        self, replica: int, replicas: int, replicated: bool, source: Source | None = None
+    ) -> Iterator[MicroBatch]:
+        dataset, feeds = source or self._held_out
         section = self._spec.data
         reader = evaluation_batches(
             dataset,
@@ -173,6 +179,7 @@ class Stream:
         sources = [(self._sets[0], "steps with such samples are skipped")]
         if self._spec.data.eval is not None:
             sources.append((self._sets[-1], "evaluations on it have no finite loss"))
+        sources += [(source, "evaluations on it have no finite loss") for source in self._further.values()]
         return [
             f"{text}: {effect}"
             for source, effect in sources

@@ -8,6 +8,7 @@ before that is known (`ahead`).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import takewhile
 
 from ortflow.workflow.comm import first_of
@@ -145,30 +146,42 @@ def evaluation_due(context: Context, step: int) -> bool:
 def evaluate(context: Context) -> bool:
     """Run the evaluation set. Returns False if a rank was asked to exit, so that there is no result."""
     start = context.clock.monotonic()
-    batches = takewhile(lambda batch: not context.stop, context.stream.evaluation())
-    if context.spec.train.average is not None:
+    averages = context.spec.train.average is not None
+    if averages:
         context.trainer.exchange_average()
-    outcome = context.trainer.evaluate(batches, lambda: [float(bool(context.stop))])
-    if context.spec.train.average is not None:
+    outcomes: list[EvaluationOutcome] = []
+    names = [None, *context.spec.data.eval_sets]
+    for name in names:
+        batches = takewhile(lambda batch: not context.stop, context.stream.evaluation(name))
+        outcomes.append(context.trainer.evaluate(batches, lambda: [float(bool(context.stop))]))
+        if outcomes[-1].control_values[0] > 0:
+            break
+    if averages:
         context.trainer.exchange_average()
-    if outcome.control_values[0] > 0:
+    if outcomes[-1].control_values[0] > 0:
         return False
+    outcome, *further = outcomes
+    results, tables = dict(outcome.metrics), dict(outcome.tables)
+    for name, other in zip(context.spec.data.eval_sets, further, strict=True):
+        results |= {f"{name}/{key}": value for key, value in other.metrics.items()}
+        tables |= {f"{name}/{key}": table for key, table in other.tables.items()}
+    whole = replace(outcome, metrics=results, tables=tables)
     progress = context.progress
     progress.evaluated_step = progress.step
     copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
     with context.engine.within("monitor"):
-        context.monitor.evaluation(outcome, outcome.samples // copies, context.clock.monotonic() - start)
-    if not is_finite(outcome):
-        _report_not_finite(context, outcome)
+        context.monitor.evaluation(whole, outcome.samples // copies, context.clock.monotonic() - start)
+    if not is_finite(whole):
+        _report_not_finite(context, outcome, whole)
         return True
-    _judge_schedule(context, outcome)
+    _judge_schedule(context, whole)
     rule = context.spec.train.early_stop
     metrics = context.spec.model.metrics if context.spec.model is not None else ()
     best = context.spec.checkpoint.best
-    if best is not None and improves(best, progress, outcome.metrics, watched(best, context.spec.data), metrics):
+    if best is not None and improves(best, progress, results, watched(best, context.spec.data), metrics):
         context.saver.request()
     what = watched(rule, context.spec.data) if rule is not None else ""
-    if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], what, metrics):
+    if rule is not None and judge(rule, progress, results[rule.metric], what, metrics):
         progress.stopped_early = True
         context.events.write(
             "early_stop",
@@ -194,10 +207,10 @@ def _judge_schedule(context: Context, outcome: EvaluationOutcome) -> None:
         )
 
 
-def _report_not_finite(context: Context, outcome: EvaluationOutcome) -> None:
-    """Say at which sample an evaluation is NaN or infinite. Collective."""
-    cause = cause_in_evaluation(context, outcome)
+def _report_not_finite(context: Context, first: EvaluationOutcome, whole: EvaluationOutcome) -> None:
+    """Say which results of an evaluation are NaN or infinite, and at which sample of the first set. Collective."""
+    cause = f": {cause_in_evaluation(context, first)}" if not is_finite(first) else ""
     if context.leads:
-        values = ", ".join(f"{name} {value}" for name, value in outcome.metrics.items() if not math.isfinite(value))
+        values = ", ".join(f"{name} {value}" for name, value in whole.metrics.items() if not math.isfinite(value))
         unused = "; early_stop does not use it" if context.spec.train.early_stop is not None else ""
-        context.monitor.warn(f"the evaluation at step {context.progress.step} has {values}: {cause}{unused}")
+        context.monitor.warn(f"the evaluation at step {context.progress.step} has {values}{cause}{unused}")

@@ -15,26 +15,33 @@ from ortflow.workflow.graph.ir.edit import Editor, dims_of
 from ortflow.workflow.graph.objective.batch_axis import checked_dims
 from ortflow.workflow.graph.objective.by_class import by_class, divergence, overlap_loss
 from ortflow.workflow.graph.objective.by_element import Elementwise, elementwise
+from ortflow.workflow.graph.objective.by_pair import info_nce, triplet
 from ortflow.workflow.graph.objective.labels import Dims, Labels, text
 from ortflow.workflow.graph.objective.logits import read_logits
 from ortflow.workflow.graph.objective.target import Names, Target
 from ortflow.workflow.graph.objective.weighted_sum import add_terms, term_output
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
-from ortflow.workflow.spec.losses import BinaryDice, ClassLoss, Divergence, OutputLoss
+from ortflow.workflow.spec.losses import BinaryDice, ClassLoss, Divergence, InfoNce, OutputLoss, Triplet
 from ortflow.workflow.spec.model import Loss, SingleLoss, WeightedSum, single_losses
 
 
 def outputs_of(graph: onnx.GraphProto, loss: Loss) -> dict[str, str]:
-    """The output that each loss is computed from, by the loss's key path.
+    """The outputs that each loss is computed from: the first by the loss's key path, others by that of their key.
 
     Raises UserError if the run file does not determine it.
     """
-    return {where: _output_of(graph, each, where) for where, each in single_losses(loss).items()}
+    found = {}
+    for where, each in single_losses(loss).items():
+        found[where] = _output_of(graph, each.output, where)
+        for key in ("other", "positive", "negative"):
+            if hasattr(each, key):
+                found[f"{where}.{key}"] = _output_of(graph, getattr(each, key), where, key)
+    return found
 
 
-def _output_of(graph: onnx.GraphProto, loss: SingleLoss, where: str) -> str:
+def _output_of(graph: onnx.GraphProto, output: str | None, where: str, key: str = "output") -> str:
     names = [str(value.name) for value in graph.output]
-    if loss.output is None:
+    if output is None:
         if len(names) == 1:
             return names[0]
         raise UserError(
@@ -42,11 +49,9 @@ def _output_of(graph: onnx.GraphProto, loss: SingleLoss, where: str) -> str:
             where=where,
             fix="set `output` to the one for the loss",
         )
-    if loss.output not in names:
-        raise UserError(
-            f"the model has no output {loss.output!r}", where=f"{where}.output", fix=f"it has {', '.join(names)}"
-        )
-    return loss.output
+    if output not in names:
+        raise UserError(f"the model has no output {output!r}", where=f"{where}.{key}", fix=f"it has {', '.join(names)}")
+    return output
 
 
 def attach(
@@ -85,6 +90,12 @@ def attach_one(
                 fix="use `drop` or `keep`",
             )
         return _own(edit, output.name, dims, batch, names)
+    if isinstance(loss, InfoNce | Triplet):
+        if isinstance(loss, InfoNce):
+            info_nce(edit, labels, loss, output, batch, names)
+        else:
+            triplet(edit, labels, loss, output, batch, names)
+        return Target(output.name, None, None, None)
     dims = checked_dims(edit.graph, output, batch, names.where)
     value = read_logits(edit, loss, output.name)
     if isinstance(loss, ClassLoss):

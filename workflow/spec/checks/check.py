@@ -18,7 +18,7 @@ from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.groups import check_groups
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.checks.notify import check_notify
-from ortflow.workflow.spec.checks.objective import check_best, check_objective
+from ortflow.workflow.spec.checks.objective import check_objective
 from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.program import check_program
 from ortflow.workflow.spec.checks.schedule import check_schedule
@@ -26,6 +26,7 @@ from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.checks.tables import check_tables
 from ortflow.workflow.spec.checks.transforms import check_transforms
+from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, Lion, Sgd
 from ortflow.workflow.spec.problem import KeyPath, Problem
@@ -95,6 +96,8 @@ def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
 def _evaluation(spec: TrainerRunSpec) -> Iterator[Problem]:
     data_eval, period = ("data", "eval"), ("train", "evaluation", "every_steps")
     if spec.data.eval is None:
+        if spec.data.eval_sets:
+            yield Problem(("data", "eval_sets"), "needs a first evaluation set", "give data.eval", others=(data_eval,))
         if spec.train.evaluation.every_steps is not None:
             yield Problem(period, "needs an evaluation set", "give data.eval", others=(data_eval,))
         if spec.train.early_stop is not None:
@@ -119,12 +122,14 @@ def _lora(spec: TrainerRunSpec) -> Iterator[Problem]:
 
 
 def _columns(spec: TrainerRunSpec) -> Iterator[Problem]:
-    for key, data_set in (("train", spec.data.train), ("eval", spec.data.eval)):
+    sets: list[tuple[KeyPath, DataSet | None]] = [(("train",), spec.data.train), (("eval",), spec.data.eval)]
+    sets += [(("eval_sets", name), data_set) for name, data_set in spec.data.eval_sets.items()]
+    for path, data_set in sets:
         for name, text in (data_set.references if data_set is not None else {}).items():
             try:
                 parse_reference(text)
             except UserError as error:
-                yield Problem(("data", key, "columns", name), error.what, error.fix)
+                yield Problem(("data", *path, "columns", name), error.what, error.fix)
 
 
 def _device(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -263,7 +268,6 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
 
 CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     check_program,
-    check_best,
     check_elastic,
     _resources,
     check_gpus,

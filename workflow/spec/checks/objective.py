@@ -9,7 +9,7 @@ from ortflow.workflow.spec.metric_targets import misuse
 from ortflow.workflow.spec.metrics import METRICS, MetricSection
 from ortflow.workflow.spec.model import single_losses
 from ortflow.workflow.spec.problem import KeyPath, Problem
-from ortflow.workflow.spec.run import Best, RunSpec, TrainerRunSpec
+from ortflow.workflow.spec.run import Best, TrainerRunSpec
 
 METRIC_KEYS: KeyPath = ("model", "metrics")
 
@@ -27,13 +27,6 @@ def check_objective(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield from _best(spec, spec.checkpoint.best)
 
 
-def check_best(spec: RunSpec) -> Iterator[Problem]:
-    """A program evaluates by itself."""
-    if spec.checkpoint.best is not None and not isinstance(spec, TrainerRunSpec):
-        what = "is for runs whose evaluation ortflow does, and this run is of a program"
-        yield Problem(("checkpoint", "best"), what, "remove it", others=(("program",),))
-
-
 def _best(spec: TrainerRunSpec, best: Best) -> Iterator[Problem]:
     path: KeyPath = ("checkpoint", "best")
     if spec.data.eval is None:
@@ -48,7 +41,8 @@ def watched(spec: TrainerRunSpec, name: str, path: KeyPath) -> Iterator[Problem]
     """Problems of a key that names a result of the evaluation."""
     metrics = spec.model.metrics if spec.model is not None else []
     numbers = {metric.key for metric in metrics if METRICS[metric.name].is_number}
-    if name == "loss" or name in numbers:
+    of_set, slash, own = name.rpartition("/")
+    if (own == "loss" or own in numbers) and (not slash or of_set in spec.data.eval_sets):
         return
     what = f"is {name}, which evaluation does not compute"
     if name in {metric.key for metric in metrics}:

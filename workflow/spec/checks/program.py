@@ -20,6 +20,7 @@ _NO_EFFECT: tuple[tuple[str, str], ...] = (
     ("export", "quantize_tolerance"),
     ("checkpoint", "asynchronous"),
     ("checkpoint", "exact"),
+    ("checkpoint", "best"),
     ("monitor", "runtime_log"),
     ("resources", "kernels"),
     ("resources", "cuda_graph"),

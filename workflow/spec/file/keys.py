@@ -6,7 +6,7 @@ Used for error messages, short forms, and the tables of docs/run-file.md. Depend
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -63,7 +63,14 @@ def follow(
     arms: list[SectionType] = []
     arm_key: str | None = None
     holder, field = section, None
+    named = False
     for part in location:
+        if named:
+            # The name of one of several sections, as of an evaluation set.
+            named = False
+            path.append(part)
+            values = values[part] if isinstance(values, dict) and part in values else None
+            continue
         if arm_key is not None:
             section = next(arm for arm in arms if part in tags(arm, arm_key))
             arm_key = None
@@ -73,6 +80,7 @@ def follow(
             arms = sections(field) if field else []
             arm_key = discriminator(field) if field else None
             section = arms[0] if len(arms) == 1 else None
+            named = section is not None and field is not None and get_origin(field.annotation) is dict
         elif section is None and not (isinstance(values, dict | list) and _has(values, part)):
             break
         path.append(part)

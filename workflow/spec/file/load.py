@@ -173,6 +173,7 @@ STAND_INS: dict[KeyPath, Any] = {
     ("data", "eval", "tokens", "length"): 1,
     ("data", "train", "text", "tokenizer"): "-",
     ("data", "eval", "text", "tokenizer"): "-",
+    ("data", "eval_sets", "path"): "-",
     ("data", "by_length", "column"): "-",
     ("data", "micro_batch"): 1,
     ("train",): {"steps": 1, "optimizer": _OPTIMIZER},

@@ -61,6 +61,9 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
     root = run_directory(spec, cwd)
     values = spec.model_dump()
     values["run_dir"] = str(root)
+    for metric in (values["model"] or {}).get("metrics", ()):
+        if metric["path"] is not None:
+            metric["path"] = _absolute(metric["path"], home)
     for keys, base in [(keys, home) for keys in input_keys(spec)] + [(keys, root) for keys in OUTPUTS]:
         holder = _holder(values, keys)
         if holder is not None and holder.get(keys[-1]) is not None:
@@ -108,7 +111,7 @@ def check_files(spec: RunSpec) -> list[Problem]:
 
 def _check_files(spec: RunSpec) -> Iterator[Problem]:
     values = spec.model_dump()
-    for keys in INPUTS:
+    for keys in own_inputs(spec):
         holder = _holder(values, keys)
         path = holder.get(keys[-1]) if holder is not None else None
         if path is None or (keys == START and _has_begun(spec)):
@@ -134,16 +137,22 @@ def _has_begun(spec: RunSpec) -> bool:
     return spec.run_dir is not None and (RunDir(Path(spec.run_dir)).graphs / "start_from.json").is_file()
 
 
+def own_inputs(spec: RunSpec) -> list[Keys]:
+    """The keys that name input files, except those of launchers' sections. Pure."""
+    sets = spec.data.eval_sets if spec.data is not None else {}
+    return [*INPUTS, *(("data", "eval_sets", name, "path") for name in sets)]
+
+
 def input_keys(spec: RunSpec) -> list[Keys]:
     """The keys that name input files, including those of launchers' sections. Pure."""
     sections = sections_of(spec.backends)
-    return [*INPUTS, *((*here, *keys) for here, section in sections for keys in section.input_keys())]
+    return [*own_inputs(spec), *((*here, *keys) for here, section in sections for keys in section.input_keys())]
 
 
 def input_files(spec: RunSpec) -> list[str]:
     """The input files of model and sets, in the order of `INPUTS`. Pure."""
     values = spec.model_dump()
-    holders = ((_holder(values, keys), keys[-1]) for keys in INPUTS)
+    holders = ((_holder(values, keys), keys[-1]) for keys in own_inputs(spec))
     return [holder[key] for holder, key in holders if holder is not None and holder.get(key) is not None]
 
 
