@@ -151,6 +151,8 @@ def test_masked_tokens_are_labels_and_all_others_are_ignored(sentences: Samples)
     again = np.concatenate(samples.at(1).read_ragged("tokens", np.arange(3)))
     assert not np.array_equal(tokens, again)
     assert samples.columns["tokens"].maximum == 199
+    with pytest.raises(UserError, match=r"the set has a column 'tokens'; give another name in mask_tokens\.labels"):
+        changed(sentences, {"mask_tokens": {"mask_id": 4, "vocabulary": 200, "labels": "tokens"}})
 
 
 def test_a_function_of_the_user(pictures: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,6 +220,8 @@ def _classes(dataset: Samples, label: Column) -> int:
     names = dataset.classes if isinstance(dataset, Classified) else ()
     if not names and label.maximum is None:
         raise UserError("needs the number of classes, which the set does not record", fix="use `ortflow data convert`")
+    if label.minimum is None or label.minimum < 0:
+        raise UserError(f"column {LABEL!r} holds {label.minimum}, no number of a class", fix="leave these samples out")
     return len(names) or int(label.maximum or 0) + 1
 
 

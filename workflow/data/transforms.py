@@ -135,7 +135,8 @@ class Noise:
     def apply(self, name: str, number: int, before: Before, draws: Draws) -> Array:
         value = before(name, number)
         noise = draws.normals(value.size).reshape(value.shape) * np.float32(self.deviation)
-        return (value + noise).astype(value.dtype)
+        noisy: Array = (value + noise).astype(value.dtype)
+        return noisy
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,8 @@ class Mix:
         own, other = before(name, number), before(name, partner)
         if self.cut:
             return self._cut(name, own, other, share, draws)
-        return (own * np.float32(share) + other * np.float32(1 - share)).astype(own.dtype)
+        mixed: Array = (own * np.float32(share) + other * np.float32(1 - share)).astype(own.dtype)
+        return mixed
 
     def _cut(self, name: str, own: Array, other: Array, share: float, draws: Draws) -> Array:
         height, width = self.size
@@ -193,7 +195,8 @@ class Mix:
             mixed[:, top:bottom, left:right] = self.axes.of(other)[:, top:bottom, left:right]
             return self.axes.back(mixed)
         given = np.float32((right - left) * (bottom - top) / (height * width))
-        return (own * (1 - given) + other * given).astype(own.dtype)
+        label: Array = (own * (1 - given) + other * given).astype(own.dtype)
+        return label
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,10 @@ class Mask:
             or self.section.vocabulary - 1 > np.iinfo(column.dtype).max
         ):
             raise UserError(f"column {self.column!r} is {column}, too small for these tokens", where="mask_tokens")
+        if self.section.labels in columns:
+            raise UserError(
+                f"the set has a column {self.section.labels!r}", fix="give another name in mask_tokens.labels"
+            )
         tokens = labels = column
         if column.minimum is not None and column.maximum is not None:
             largest = max(column.maximum, self.section.mask_id, self.section.vocabulary - 1)
@@ -273,21 +280,21 @@ def function_of(name: str) -> Callable[[Array, np.random.Generator], Any]:
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        fix = "name module:function, on PYTHONPATH or in the folder of the run file"
+        fix = "name module:function, on PYTHONPATH or in the folder in which the run is started"
         raise UserError(f"cannot be imported ({error})", where=name, fix=fix) from None
     if not callable(function):
         raise UserError("is no function", where=name)
     return function  # type: ignore[no-any-return]
 
 
-def _centre(image: Array, key: str) -> Array | np.float32:
+def _centre(image: Array, key: str) -> Array:
     """What a factor of 0 makes of an image [channels, height, width]."""
     if key == "brightness":
-        return np.float32(0)
+        return np.zeros((), np.float32)
     # Weights of ITU-R BT.601, as Pillow and torchvision have them.
     weights = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
-    grey = (image * weights).sum(axis=0) if len(image) == 3 else image.mean(axis=0)
-    return grey.mean() if key == "contrast" else grey
+    grey: Array = (image * weights).sum(axis=0) if len(image) == 3 else image.mean(axis=0)
+    return np.asarray(grey.mean()) if key == "contrast" else grey
 
 
 def _image(columns: Columns, name: str, *, numbers: bool) -> Column:

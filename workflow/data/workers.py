@@ -98,7 +98,7 @@ class Workers:
                 raise
             if out is None:
                 return [sample for number in range(len(tasks)) for sample in parts[number]]
-            flat = memoryview(out.reshape(-1).view(np.uint8))
+            flat = memoryview(out.reshape(-1).view(np.uint8).data)
             done = 0
             while done < len(flat):
                 done += os.preadv(self._memory, [flat[done:]], done)
@@ -202,7 +202,7 @@ def _close(worker: _Worker) -> None:
 
 
 def _nameless_memory() -> int:
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux":
         return os.memfd_create("ortflow-data", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 
@@ -140,8 +140,8 @@ def _map_at(stream: IO[bytes], file: Path, name: str, end: int) -> Array:
         raise UserError(f"array {name!r} is truncated", where=str(file), fix="save it again")
     if not math.prod(shape):
         return np.empty(shape, dtype)
-    order = "F" if by_columns else "C"
-    mapped: Array = np.memmap(stream, dtype, "r", stream.tell(), shape, order).view(np.ndarray)
+    order: Literal["C", "F"] = "F" if by_columns else "C"
+    mapped: Array = np.memmap(file, dtype, "r", stream.tell(), shape, order).view(np.ndarray)
     return mapped
 
 

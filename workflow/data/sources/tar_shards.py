@@ -44,7 +44,8 @@ class Index:
         """The index as the bytes of a file."""
         buffer = io.BytesIO()
         keys = np.frombuffer(json.dumps(self.keys).encode(), np.uint8)
-        np.savez(buffer, keys=keys, places=self.places, **{f"number {name}": one for name, one in self.numbers.items()})
+        arrays: dict[str, Any] = {f"number {name}": one for name, one in self.numbers.items()}
+        np.savez(buffer, keys=keys, places=self.places, **arrays)
         data = buffer.getvalue()
         return xxhash.xxh3_128_digest(data) + data
 
@@ -185,7 +186,7 @@ def _samples(file: Path, stream: io.BufferedReader) -> Iterator[tuple[str, dict[
     current, seen = "", set()
     with tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
-            archive.members = []  # it would keep them all
+            archive.members = []  # type: ignore[attr-defined]  # it would keep them all
             if not member.isfile():
                 continue
             folder, _, base = member.name.rpartition("/")
