@@ -37,7 +37,7 @@ RUN: dict[str, Any] = {
                 {"random_crop": {"scale": [0.6, 1.0]}},
                 {"flip": "horizontal"},
                 {"color_jitter": {"brightness": 0.2, "contrast": 0.2}},
-                {"function": "my_changes:erase"},
+                {"function": "my_changes.py:erase"},
             ],
         },
         "eval": {

@@ -175,6 +175,10 @@ def test_a_function_of_the_user(pictures: Samples, tmp_path: Path, monkeypatch: 
             changed(pictures, {"function": name}).read("image", order)
     with pytest.raises(UserError, match=r"data\.train\.transforms\[0\]\.function: cannot be imported"):
         changed(pictures, {"function": "own_changes:missing"})
+    by_file = changed(pictures, {"function": f"{tmp_path / 'own_changes.py'}:darker"})
+    np.testing.assert_array_equal(by_file.read("image", order), once)
+    with pytest.raises(UserError, match=r"cannot be imported .*; name file\.py:function, relative to the run file"):
+        changed(pictures, {"function": f"{tmp_path / 'missing.py'}:darker"})
     sys.modules.pop("own_changes", None)
 
 

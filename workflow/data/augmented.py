@@ -145,13 +145,18 @@ def like_training(dataset: Samples, training: Samples | None, where: str) -> Sam
     """
     steps = training.steps if isinstance(training, Augmented) else ()
     plain = training.dataset if isinstance(training, Augmented) else training
-    if isinstance(dataset, Classified) and isinstance(plain, Classified):
-        dataset = dataset.with_classes(plain.classes, f"{where}.path")
+    table = _table(plain)
+    if table is not None and isinstance(dataset, Classified):
+        dataset = dataset.with_classes(table, f"{where}.path")
     mixed = next((step for step in steps if isinstance(step, OneHot)), None)
     if mixed is None or mixed.label not in dataset.columns:
         return dataset
     made = mixed.changed(dataset.columns)
     return Augmented(dataset, [mixed], 0, {**dataset.columns, **made}, [frozenset(made)], None)
+
+
+def _table(dataset: Samples | None) -> tuple[str, ...] | None:
+    return dataset.classes if isinstance(dataset, Classified) else None
 
 
 def part(section: RandomCrop, draws: Draws) -> Callable[[int, int], Box]:

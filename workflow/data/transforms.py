@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -275,16 +279,27 @@ class Function:
 
 
 def function_of(name: str) -> Callable[[Array, np.random.Generator], Any]:
-    """The function `module:function`. Raises UserError."""
-    module, _, attribute = name.partition(":")
+    """The function `file.py:function` or `module:function`. Raises UserError."""
+    module, _, attribute = name.rpartition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        fix = "name module:function, on PYTHONPATH or in the folder in which the run is started"
+        function = getattr(_of_file(module) if module.endswith(".py") else importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError, OSError) as error:
+        fix = "name file.py:function, relative to the run file, or module:function on PYTHONPATH"
         raise UserError(f"cannot be imported ({error})", where=name, fix=fix) from None
     if not callable(function):
         raise UserError("is no function", where=name)
     return function  # type: ignore[no-any-return]
+
+
+@cache
+def _of_file(path: str) -> ModuleType:
+    """The module in a file, loaded once."""
+    description = importlib.util.spec_from_file_location(f"ortflow_function_{Path(path).stem}", path)
+    if description is None or description.loader is None:
+        raise ImportError(f"{path} is no module")
+    module = importlib.util.module_from_spec(description)
+    description.loader.exec_module(module)
+    return module
 
 
 def _centre(image: Array, key: str) -> Array:

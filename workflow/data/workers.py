@@ -204,5 +204,6 @@ def _close(worker: _Worker) -> None:
 def _nameless_memory() -> int:
     if sys.platform == "linux":
         return os.memfd_create("ortflow-data", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+    else:
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
