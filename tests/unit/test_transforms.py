@@ -165,6 +165,7 @@ def test_a_function_of_the_user(pictures: Samples, tmp_path: Path, monkeypatch: 
     dark = changed(pictures, {"function": "own_changes:darker"})
     order = np.array([2, 0])
     once = dark.read("image", order)
+    assert not dark.has_ranges
     np.testing.assert_array_equal(once, dark.read("image", order))
     assert (once.mean(axis=(1, 2, 3)) < pictures.read("image", order).mean(axis=(1, 2, 3))).all()
     for name, message in (

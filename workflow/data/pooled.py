@@ -104,7 +104,7 @@ def pooled(dataset: Samples, section: DataSet, seed: int, where: str, workers: W
         return dataset
     inner = dataset.dataset if isinstance(dataset, Augmented) else dataset
     recipe = OpenSet(section, seed, where, inner if isinstance(inner, Images) else None)
-    return Pooled(dataset, workers, workers.add(recipe), slow)
+    return Pooled(dataset, workers, workers.add(recipe, str(dataset.path)), slow)
 
 
 def _slow_columns(dataset: Samples) -> frozenset[str]:

@@ -260,7 +260,7 @@ class Function:
         if self.column not in columns:
             raise _misfit(columns, self.column, "samples")
         function_of(self.name)
-        return {self.column: columns[self.column].with_range(None)}
+        return {self.column: replace(columns[self.column], minimum=None, maximum=None)}
 
     def apply(self, name: str, number: int, before: Before, draws: Draws) -> Array:
         value, function = before(name, number), function_of(self.name)
