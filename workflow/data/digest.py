@@ -22,7 +22,7 @@ _AT_A_TIME = 4 << 20
 def digest_of(dataset: Samples, whole: int = WHOLE) -> str:
     """Return the hash as 32 hexadecimal digits."""
     if isinstance(dataset, Identified):
-        return dataset.identity
+        return dataset.digest
     hashing = xxhash.xxh3_128()
     count = len(dataset)
     sizes = {name: _bytes(dataset, name) for name in dataset.columns}

@@ -61,11 +61,11 @@ class Samples(Protocol):
 
 @runtime_checkable
 class Identified(Protocol):
-    """Samples whose content has a hash that takes less time than reading them: names and sizes of files."""
+    """Samples that know a hash of their content, such as of the names and sizes of files."""
 
     @property
-    def identity(self) -> str:
-        """The hash."""
+    def digest(self) -> str:
+        """The hash, as hexadecimal digits."""
         ...
 
 

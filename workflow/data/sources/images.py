@@ -39,6 +39,24 @@ class Blobs(Protocol):
         ...
 
 
+class SelectedBlobs:
+    """Some of a set's images."""
+
+    def __init__(self, blobs: Blobs, indices: Indices) -> None:
+        self._blobs, self._indices = blobs, indices
+        hashing = xxhash.xxh3_128(blobs.identity.encode())
+        hashing.update(np.ascontiguousarray(indices).data)
+        self.identity = hashing.hexdigest()
+
+    def read(self, number: int) -> bytes:
+        """The bytes of an image. Raises UserError."""
+        return self._blobs.read(int(self._indices[number]))
+
+    def name(self, number: int) -> str:
+        """Its file."""
+        return self._blobs.name(int(self._indices[number]))
+
+
 class Images:
     """Columns `image`, decoded when it is read, and one integer or number each of `numbers`."""
 
@@ -72,7 +90,7 @@ class Images:
         return self._count
 
     @property
-    def identity(self) -> str:
+    def digest(self) -> str:
         """Hash that identifies the samples without decoding them."""
         hashing = xxhash.xxh3_128(self.blobs.identity.encode())
         # Without defaults: a later version may have more keys.
@@ -111,6 +129,12 @@ class Images:
         step = _SCANNED if name == IMAGE else max(1, len(self))
         for first in range(0, len(self), step):
             yield first, self.read(name, np.arange(first, min(first + step, len(self))))
+
+    def selected(self, indices: Indices) -> Images:
+        """The samples with these numbers, in this order, with the same classes."""
+        numbers = {name: array[indices] for name, array in self.numbers.items()}
+        blobs = SelectedBlobs(self.blobs, indices)
+        return Images(self.path, blobs, numbers, self.preparation.section, [len(indices)], self.classes)
 
     def with_classes(self, classes: tuple[str, ...], where: str) -> Images:
         """The set with its labels numbered as in another set. Raises UserError for a class that has no number there."""
