@@ -37,7 +37,7 @@ RUN: dict[str, Any] = {
                 {"random_crop": {"scale": [0.6, 1.0]}},
                 {"flip": "horizontal"},
                 {"color_jitter": {"brightness": 0.2, "contrast": 0.2}},
-                {"function": "my_changes:erase"},
+                {"function": "my_changes.py:erase"},
             ],
         },
         "eval": {
@@ -83,8 +83,7 @@ def test_from_png_files_to_a_model(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").unlink()
     ortflow.export_for_training(network, torch.zeros(2, 3, 16, 16), tmp_path / "model.onnx")
 
-    environment = {"PYTHONPATH": str(tmp_path)}
-    done = tiny.command("run", "run.yaml", timeout=200, **environment)
+    done = tiny.command("run", "run.yaml", timeout=200)
     assert done.code == 0, done.said
     expected, steps = result(tiny.run_dir), len(curve(tiny.run_dir))
     assert steps == 12
@@ -96,7 +95,7 @@ def test_from_png_files_to_a_model(tmp_path: Path) -> None:
     struck = tmp_path / "struck"
     struck.mkdir()
     Plan(steps=steps + 1, signal="SIGKILL", step=5).write(struck)
-    again = tiny.command("run", "run.yaml", "--fresh", timeout=200, **environment, **{FOLDER_VARIABLE: str(struck)})
+    again = tiny.command("run", "run.yaml", "--fresh", timeout=200, **{FOLDER_VARIABLE: str(struck)})
     assert again.code == 0, again.said
     assert (struck / "struck").exists()
     assert len(of_kind(tiny.run_dir, "resume")) == 1

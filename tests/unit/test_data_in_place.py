@@ -105,6 +105,13 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes,
     assert message in str(error.value)
 
 
+def test_other_files_beside_arrow_files_do_not_change_the_format(tmp_path: Path) -> None:
+    numbered(tmp_path / "set.arrow", 3)
+    for name in ("README.txt", "notes.npy", "model.bin", "old.tar"):
+        (tmp_path / name).write_text("x")
+    assert list(opened(tmp_path).columns) == ["number"]
+
+
 def test_a_preparation_that_a_format_has_not_is_refused(tmp_path: Path) -> None:
     numbered(tmp_path / "set.arrow", 3)
     with pytest.raises(UserError, match=r"set\.arrow: is read as Arrow IPC, which has no tokens; remove tokens"):

@@ -64,6 +64,14 @@ def test_the_hash_identifies_names_sizes_and_preparation(tmp_path: Path) -> None
     assert digest_of(opened(root)) != expected
 
 
+def test_a_part_of_a_set_is_a_set(tmp_path: Path) -> None:
+    samples = opened(write_classes(tmp_path, {"cat": 3, "dog": 3}))
+    part = samples.selected(np.array([4, 1]))
+    assert (len(part), part.classes, part.read("label", np.arange(2)).tolist()) == (2, ("cat", "dog"), [1, 0])
+    np.testing.assert_array_equal(part.read("image", np.array([0])), samples.read("image", np.array([4])))
+    assert part.digest != samples.selected(np.array([1, 4])).digest
+
+
 def test_an_evaluation_set_uses_the_numbers_of_the_training_set(tmp_path: Path) -> None:
     samples = opened(write_classes(tmp_path / "eval", {"dog": 1, "emu": 1}))
     assert samples.with_classes(("cat", "dog", "emu"), "data.eval.path").read("label", np.arange(2)).tolist() == [1, 2]

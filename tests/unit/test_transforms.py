@@ -151,6 +151,8 @@ def test_masked_tokens_are_labels_and_all_others_are_ignored(sentences: Samples)
     again = np.concatenate(samples.at(1).read_ragged("tokens", np.arange(3)))
     assert not np.array_equal(tokens, again)
     assert samples.columns["tokens"].maximum == 199
+    with pytest.raises(UserError, match=r"the set has a column 'tokens'; give another name in mask_tokens\.labels"):
+        changed(sentences, {"mask_tokens": {"mask_id": 4, "vocabulary": 200, "labels": "tokens"}})
 
 
 def test_a_function_of_the_user(pictures: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +165,7 @@ def test_a_function_of_the_user(pictures: Samples, tmp_path: Path, monkeypatch: 
     dark = changed(pictures, {"function": "own_changes:darker"})
     order = np.array([2, 0])
     once = dark.read("image", order)
+    assert not dark.has_ranges
     np.testing.assert_array_equal(once, dark.read("image", order))
     assert (once.mean(axis=(1, 2, 3)) < pictures.read("image", order).mean(axis=(1, 2, 3))).all()
     for name, message in (
@@ -173,6 +176,10 @@ def test_a_function_of_the_user(pictures: Samples, tmp_path: Path, monkeypatch: 
             changed(pictures, {"function": name}).read("image", order)
     with pytest.raises(UserError, match=r"data\.train\.transforms\[0\]\.function: cannot be imported"):
         changed(pictures, {"function": "own_changes:missing"})
+    by_file = changed(pictures, {"function": f"{tmp_path / 'own_changes.py'}:darker"})
+    np.testing.assert_array_equal(by_file.read("image", order), once)
+    with pytest.raises(UserError, match=r"cannot be imported .*; name file\.py:function, relative to the run file"):
+        changed(pictures, {"function": f"{tmp_path / 'missing.py'}:darker"})
     sys.modules.pop("own_changes", None)
 
 

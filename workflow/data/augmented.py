@@ -145,13 +145,18 @@ def like_training(dataset: Samples, training: Samples | None, where: str) -> Sam
     """
     steps = training.steps if isinstance(training, Augmented) else ()
     plain = training.dataset if isinstance(training, Augmented) else training
-    if isinstance(dataset, Classified) and isinstance(plain, Classified):
-        dataset = dataset.with_classes(plain.classes, f"{where}.path")
+    table = _table(plain)
+    if table is not None and isinstance(dataset, Classified):
+        dataset = dataset.with_classes(table, f"{where}.path")
     mixed = next((step for step in steps if isinstance(step, OneHot)), None)
     if mixed is None or mixed.label not in dataset.columns:
         return dataset
     made = mixed.changed(dataset.columns)
     return Augmented(dataset, [mixed], 0, {**dataset.columns, **made}, [frozenset(made)], None)
+
+
+def _table(dataset: Samples | None) -> tuple[str, ...] | None:
+    return dataset.classes if isinstance(dataset, Classified) else None
 
 
 def part(section: RandomCrop, draws: Draws) -> Callable[[int, int], Box]:
@@ -220,6 +225,8 @@ def _classes(dataset: Samples, label: Column) -> int:
     names = dataset.classes if isinstance(dataset, Classified) else ()
     if not names and label.maximum is None:
         raise UserError("needs the number of classes, which the set does not record", fix="use `ortflow data convert`")
+    if label.minimum is None or label.minimum < 0:
+        raise UserError(f"column {LABEL!r} holds {label.minimum}, no number of a class", fix="leave these samples out")
     return len(names) or int(label.maximum or 0) + 1
 
 

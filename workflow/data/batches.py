@@ -71,6 +71,7 @@ class Batches:
                 fix="lower data.micro_batch, or set data.last_batch to keep or pad",
             )
         self._dataset, self._order, self._feeds, self._rank = dataset, order, tuple(feeds), rank
+        self._epochs = dataset if isinstance(dataset, Epochs) else None
 
     def read_from(self, position: Position) -> ReadAhead[StepBatch]:
         """All steps from a position on, without end, read ahead in the background; close it, or use it in a `with`
@@ -104,13 +105,13 @@ class Batches:
         ]
 
     def _collate(self, steps: Sequence[Step], batches: list[Indices]) -> list[dict[str, Array]]:
-        if not isinstance(self._dataset, Epochs):
+        if self._epochs is None:
             return collate(self._dataset, self._feeds, batches)
         collated: list[dict[str, Array]] = []
         for epoch, same in itertools.groupby(steps, lambda step: step.epoch):
             count = len(list(same)) * self.plan.accumulation
             part = batches[len(collated) : len(collated) + count]
-            collated += collate(self._dataset.at(epoch), self._feeds, part)
+            collated += collate(self._epochs.at(epoch), self._feeds, part)
         return collated
 
     def _indices(self, step: Step, number: int) -> tuple[Indices, int]:

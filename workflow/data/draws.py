@@ -6,6 +6,8 @@ versions.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -47,7 +49,8 @@ class Draws:
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
         """Numbers in [0, 1)."""
-        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        numbers: npt.NDArray[np.float64] = (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return numbers
 
     def below(self, limit: int) -> int:
         """An integer in [0, limit). Its bias is below limit / 2**64."""
@@ -59,11 +62,12 @@ class Draws:
         Logarithms and cosines, as of the Box-Muller transform, are rounded differently by different processors.
         """
         parts = self.words(3 * count).view(np.uint16).reshape(count, 12).astype(np.int32).sum(axis=1)
-        return ((parts + 6) / 65536 - 6).astype(np.float32)
+        numbers: npt.NDArray[np.float32] = ((parts + 6) / 65536 - 6).astype(np.float32)
+        return numbers
 
     def beta(self, parameter: float) -> float:
         """A number of the distribution Beta(parameter, parameter), parameter at most 1 (Jöhnk 1964)."""
         while True:
-            first, second = self.uniform() ** (1 / parameter), self.uniform() ** (1 / parameter)
+            first, second = (math.pow(self.uniform(), 1 / parameter) for _ in range(2))
             if 0 < first + second <= 1:
                 return first / (first + second)

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from ortflow.workflow.data.augmented import Augmented, augmented
+from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.samples import Epochs, Indices, Samples
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources import open_evaluation, open_training
 from ortflow.workflow.data.sources.images import IMAGE, Images
+from ortflow.workflow.data.sources.mapped import MappedArrays
+from ortflow.workflow.data.sources.text_files import Documents, Packed
 from ortflow.workflow.data.transforms import Function, Mask, OneHot
 from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.spec.data import DataSection
@@ -103,11 +106,12 @@ class Pooled:
 def pooled(dataset: Samples, section: DataSection, seed: int, where: str, workers: Workers) -> Samples:
     """The set of a section with its slow columns made by `workers`; the set itself if it has none."""
     slow = _slow_columns(dataset)
-    if not slow or not workers.count:
-        return dataset
     inner = dataset.dataset if isinstance(dataset, Augmented) else dataset
+    # A worker opens these again by their section; of another set, it would have other samples.
+    if not slow or not workers.count or not isinstance(inner, (Images, Dataset, MappedArrays, Documents, Packed)):
+        return dataset
     recipe = OpenSet(section, seed, where, inner if isinstance(inner, Images) else None)
-    return Pooled(dataset, workers, workers.add(recipe), slow)
+    return Pooled(dataset, workers, workers.add(recipe, str(dataset.path)), slow)
 
 
 def _slow_columns(dataset: Samples) -> frozenset[str]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -135,7 +139,8 @@ class Noise:
     def apply(self, name: str, number: int, before: Before, draws: Draws) -> Array:
         value = before(name, number)
         noise = draws.normals(value.size).reshape(value.shape) * np.float32(self.deviation)
-        return (value + noise).astype(value.dtype)
+        noisy: Array = (value + noise).astype(value.dtype)
+        return noisy
 
 
 @dataclass(frozen=True)
@@ -179,7 +184,8 @@ class Mix:
         own, other = before(name, number), before(name, partner)
         if self.cut:
             return self._cut(name, own, other, share, draws)
-        return (own * np.float32(share) + other * np.float32(1 - share)).astype(own.dtype)
+        mixed: Array = (own * np.float32(share) + other * np.float32(1 - share)).astype(own.dtype)
+        return mixed
 
     def _cut(self, name: str, own: Array, other: Array, share: float, draws: Draws) -> Array:
         height, width = self.size
@@ -193,7 +199,8 @@ class Mix:
             mixed[:, top:bottom, left:right] = self.axes.of(other)[:, top:bottom, left:right]
             return self.axes.back(mixed)
         given = np.float32((right - left) * (bottom - top) / (height * width))
-        return (own * (1 - given) + other * given).astype(own.dtype)
+        label: Array = (own * (1 - given) + other * given).astype(own.dtype)
+        return label
 
 
 @dataclass(frozen=True)
@@ -212,6 +219,10 @@ class Mask:
             or self.section.vocabulary - 1 > np.iinfo(column.dtype).max
         ):
             raise UserError(f"column {self.column!r} is {column}, too small for these tokens", where="mask_tokens")
+        if self.section.labels in columns:
+            raise UserError(
+                f"the set has a column {self.section.labels!r}", fix="give another name in mask_tokens.labels"
+            )
         tokens = labels = column
         if column.minimum is not None and column.maximum is not None:
             largest = max(column.maximum, self.section.mask_id, self.section.vocabulary - 1)
@@ -249,7 +260,7 @@ class Function:
         if self.column not in columns:
             raise _misfit(columns, self.column, "samples")
         function_of(self.name)
-        return {self.column: columns[self.column].with_range(None)}
+        return {self.column: replace(columns[self.column], minimum=None, maximum=None)}
 
     def apply(self, name: str, number: int, before: Before, draws: Draws) -> Array:
         value, function = before(name, number), function_of(self.name)
@@ -268,26 +279,37 @@ class Function:
 
 
 def function_of(name: str) -> Callable[[Array, np.random.Generator], Any]:
-    """The function `module:function`. Raises UserError."""
-    module, _, attribute = name.partition(":")
+    """The function `file.py:function` or `module:function`. Raises UserError."""
+    module, _, attribute = name.rpartition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        fix = "name module:function, on PYTHONPATH or in the folder of the run file"
+        function = getattr(_of_file(module) if module.endswith(".py") else importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError, OSError) as error:
+        fix = "name file.py:function, relative to the run file, or module:function on PYTHONPATH"
         raise UserError(f"cannot be imported ({error})", where=name, fix=fix) from None
     if not callable(function):
         raise UserError("is no function", where=name)
     return function  # type: ignore[no-any-return]
 
 
-def _centre(image: Array, key: str) -> Array | np.float32:
+@cache
+def _of_file(path: str) -> ModuleType:
+    """The module in a file, loaded once."""
+    description = importlib.util.spec_from_file_location(f"ortflow_function_{Path(path).stem}", path)
+    if description is None or description.loader is None:
+        raise ImportError(f"{path} is no module")
+    module = importlib.util.module_from_spec(description)
+    description.loader.exec_module(module)
+    return module
+
+
+def _centre(image: Array, key: str) -> Array:
     """What a factor of 0 makes of an image [channels, height, width]."""
     if key == "brightness":
-        return np.float32(0)
+        return np.zeros((), np.float32)
     # Weights of ITU-R BT.601, as Pillow and torchvision have them.
     weights = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
-    grey = (image * weights).sum(axis=0) if len(image) == 3 else image.mean(axis=0)
-    return grey.mean() if key == "contrast" else grey
+    grey: Array = (image * weights).sum(axis=0) if len(image) == 3 else image.mean(axis=0)
+    return np.asarray(grey.mean()) if key == "contrast" else grey
 
 
 def _image(columns: Columns, name: str, *, numbers: bool) -> Column:

@@ -50,6 +50,7 @@ def main() -> None:
     threading.Thread(target=_listen, args=(sys.stdin.buffer, tasks), daemon=True).start()
     sys.path[:], recipes = tasks.get()
     sets: dict[int, Any] = {}
+    reply: tuple[int, Any, Any]
     while True:
         number, key, epoch, name, indices, offset = tasks.get()
         try:

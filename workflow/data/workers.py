@@ -67,13 +67,15 @@ class Workers:
     def __init__(self, count: int) -> None:
         self.count = count
         self._recipes: list[bytes] = []
+        self._paths: list[str] = []
         self._workers: list[_Worker] = []
         self._memory: int | None = None
         self._lock = threading.Lock()
 
-    def add(self, recipe: Recipe) -> int:
-        """Register a set; returns its key. Must be called before the first read."""
+    def add(self, recipe: Recipe, path: str) -> int:
+        """Register a set, whose path is for messages; returns its key. Must be called before the first read."""
         self._recipes.append(pickle.dumps(recipe))
+        self._paths.append(path)
         return len(self._recipes) - 1
 
     def read(self, key: int, epoch: int, name: str, indices: Indices, out: Array | None) -> list[Array]:
@@ -98,7 +100,7 @@ class Workers:
                 raise
             if out is None:
                 return [sample for number in range(len(tasks)) for sample in parts[number]]
-            flat = memoryview(out.reshape(-1).view(np.uint8))
+            flat = memoryview(out.reshape(-1).view(np.uint8).data)
             done = 0
             while done < len(flat):
                 done += os.preadv(self._memory, [flat[done:]], done)
@@ -160,10 +162,11 @@ class Workers:
             ended[first] += 1
             if ended[first] >= _ATTEMPTS:
                 how = signal_name(-code) if code < 0 else f"exit code {code}"
-                samples = tasks[first][4].tolist()
+                _, key, _, _, indices, _ = tasks[first]
+                samples = ", ".join(map(str, indices[:8].tolist())) + (" and others" if len(indices) > 8 else "")
                 raise OrtflowError(
-                    f"{_ATTEMPTS} worker processes of the data ended ({how}) while they made the samples "
-                    f"{samples[0]} to {max(samples[-1], samples[0])} of the set"
+                    f"{_ATTEMPTS} worker processes of the data ended ({how}) while they made the samples {samples} of "
+                    f"{self._paths[key]}"
                 )
         waiting.extendleft(reversed(worker.tasks))
 
@@ -202,7 +205,8 @@ def _close(worker: _Worker) -> None:
 
 
 def _nameless_memory() -> int:
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux":
         return os.memfd_create("ortflow-data", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+    else:
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())

@@ -80,8 +80,8 @@ class Transform(Section):
     mask_tokens: MaskTokens | None = None
     """Mask tokens."""
     function: Text | None = None
-    """`module:function`, called with the array of a sample and a numpy.random.Generator: returns an array of the same
-    type and shape."""
+    """`file.py:function`, relative to the run file, or `module:function` on PYTHONPATH: called with the array of a
+    sample and a numpy.random.Generator, it returns an array of the same type and shape."""
 
     @property
     def kinds(self) -> list[str]:

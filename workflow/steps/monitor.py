@@ -131,8 +131,8 @@ def monitor(context: Context) -> None:
     context.monitor.close()
 
 
-SLOW_DATA = 0.03
-"""Share of the steps' time from which on a wait for samples is printed."""
+SLOW_DATA, LONG = 0.03, 1.0
+"""Share of the steps' time, and seconds, from which on a wait for samples is printed."""
 
 
 def report_data_wait(context: Context) -> None:
@@ -142,7 +142,7 @@ def report_data_wait(context: Context) -> None:
         return
     share = min(1.0, waited / seconds)
     context.events.write("data_wait", seconds=round(waited, 6), share=round(share, 6))
-    if context.leads and share >= SLOW_DATA:
+    if context.leads and share >= SLOW_DATA and waited >= LONG:
         print(
             f"data wait {share:.0%} of the step: reading samples took {waited:.1f} s longer than the steps; raise "
             "data.workers, give the ranks more cores, or convert the data",

@@ -99,7 +99,7 @@ def _part(data: DataSection, seed: int, *, evaluating: bool) -> Samples:
         return samples
     mask = held_out(len(samples), data.eval, seed, _values(samples, data.eval))
     rows = np.flatnonzero(mask == evaluating)
-    return samples.part(rows) if isinstance(samples, Images) else selected(samples, rows)
+    return samples.selected(rows) if isinstance(samples, Images) else selected(samples, rows)
 
 
 def _values(samples: Samples, section: HeldOut) -> Values | None:

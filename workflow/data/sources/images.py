@@ -39,22 +39,22 @@ class Blobs(Protocol):
         ...
 
 
-class PartOfBlobs:
-    """The images `rows` of others."""
+class SelectedBlobs:
+    """Some of a set's images."""
 
-    def __init__(self, blobs: Blobs, rows: Indices) -> None:
-        self._blobs, self._rows = blobs, rows
+    def __init__(self, blobs: Blobs, indices: Indices) -> None:
+        self._blobs, self._indices = blobs, indices
         hashing = xxhash.xxh3_128(blobs.identity.encode())
-        hashing.update(np.ascontiguousarray(rows).data)
+        hashing.update(np.ascontiguousarray(indices).data)
         self.identity = hashing.hexdigest()
 
     def read(self, number: int) -> bytes:
-        """The bytes. Raises UserError."""
-        return self._blobs.read(int(self._rows[number]))
+        """The bytes of an image. Raises UserError."""
+        return self._blobs.read(int(self._indices[number]))
 
     def name(self, number: int) -> str:
-        """Its file, for messages."""
-        return self._blobs.name(int(self._rows[number]))
+        """Its file."""
+        return self._blobs.name(int(self._indices[number]))
 
 
 class Images:
@@ -130,6 +130,12 @@ class Images:
         for first in range(0, len(self), step):
             yield first, self.read(name, np.arange(first, min(first + step, len(self))))
 
+    def selected(self, indices: Indices) -> Images:
+        """The samples with these numbers, in this order, with the same classes."""
+        numbers = {name: array[indices] for name, array in self.numbers.items()}
+        blobs = SelectedBlobs(self.blobs, indices)
+        return Images(self.path, blobs, numbers, self.preparation.section, [len(indices)], self.classes)
+
     def with_classes(self, classes: tuple[str, ...], where: str) -> Images:
         """The set with its labels numbered as in another set. Raises UserError for a class that has no number there."""
         unknown = sorted(set(self.classes) - set(classes))
@@ -143,9 +149,3 @@ class Images:
         numbers = np.array([classes.index(name) for name in self.classes], np.int64)
         relabelled = {**self.numbers, LABEL: numbers[self.numbers[LABEL]]}
         return Images(self.path, self.blobs, relabelled, self.preparation.section, self.shard_counts, classes)
-
-    def part(self, rows: Indices) -> Images:
-        """The samples `rows`, with the same classes."""
-        numbers = {name: array[rows] for name, array in self.numbers.items()}
-        blobs = PartOfBlobs(self.blobs, rows)
-        return Images(self.path, blobs, numbers, self.preparation.section, [len(rows)], self.classes)

@@ -14,11 +14,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 
 from ortflow.workflow.data.schema import Array
+from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.data.sources.token_files import TokenArray, token_windows
 from ortflow.workflow.data.write import check_storable
@@ -39,7 +40,7 @@ _HEADERS = {
 
 def matches(path: Path) -> bool:
     """Whether it is such a file, or a folder of them."""
-    return path.suffix.lower() in (".npy", ".npz") or (path.is_dir() and bool(_files(path)))
+    return path.suffix.lower() in (".npy", ".npz") or holds(path, ".npy", ".npz")
 
 
 def open_numpy(section: DataSet) -> MappedArrays | TokenArray:
@@ -49,7 +50,7 @@ def open_numpy(section: DataSet) -> MappedArrays | TokenArray:
     Raises UserError, naming the file.
     """
     path = Path(section.path)
-    files = _files(path) if path.is_dir() else [path]
+    files = files_of(path, ".npy", ".npz")
     if len({file.suffix.lower() for file in files}) > 1:
         raise UserError("holds .npz and .npy files", where=str(path), fix="keep one kind in a folder")
     if files[0].suffix.lower() == ".npz":
@@ -62,11 +63,6 @@ def open_numpy(section: DataSet) -> MappedArrays | TokenArray:
     if section.tokens is not None:
         return token_windows(path, list(arrays.values()), section.tokens)
     return MappedArrays(path, [_checked(arrays, str(path))])
-
-
-def _files(folder: Path) -> list[Path]:
-    ends = (".npy", ".npz")
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in ends and not file.name.startswith("."))
 
 
 def _kinds(part: dict[str, Array]) -> dict[str, object]:
@@ -140,8 +136,8 @@ def _map_at(stream: IO[bytes], file: Path, name: str, end: int) -> Array:
         raise UserError(f"array {name!r} is truncated", where=str(file), fix="save it again")
     if not math.prod(shape):
         return np.empty(shape, dtype)
-    order = "F" if by_columns else "C"
-    mapped: Array = np.memmap(stream, dtype, "r", stream.tell(), shape, order).view(np.ndarray)
+    order: Literal["C", "F"] = "F" if by_columns else "C"
+    mapped: Array = np.memmap(file, dtype, "r", stream.tell(), shape, order).view(np.ndarray)
     return mapped
 
 

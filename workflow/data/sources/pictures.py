@@ -65,7 +65,7 @@ class Preparation:
     @property
     def column(self) -> Column:
         """Type, shape and range of a sample."""
-        shape = (self.section.channels, *self.size)
+        shape: tuple[int, ...] = (self.section.channels, *self.size)
         table = self.table
         if self.section.layout == "hwc":
             shape = (*self.size, self.section.channels)

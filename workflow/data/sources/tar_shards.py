@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.images import LABEL, Images
 from ortflow.workflow.data.sources.pictures import ENDS
 from ortflow.workflow.errors import UserError
@@ -44,7 +45,8 @@ class Index:
         """The index as the bytes of a file."""
         buffer = io.BytesIO()
         keys = np.frombuffer(json.dumps(self.keys).encode(), np.uint8)
-        np.savez(buffer, keys=keys, places=self.places, **{f"number {name}": one for name, one in self.numbers.items()})
+        arrays: dict[str, Any] = {f"number {name}": one for name, one in self.numbers.items()}
+        np.savez(buffer, keys=keys, places=self.places, **arrays)
         data = buffer.getvalue()
         return xxhash.xxh3_128_digest(data) + data
 
@@ -105,13 +107,13 @@ class TarBlobs:
 
 def matches(path: Path) -> bool:
     """Whether it is a tar file, or a folder of them."""
-    return path.suffix.lower() == ".tar" or (path.is_dir() and any(path.glob("*.tar")))
+    return path.suffix.lower() == ".tar" or holds(path, ".tar")
 
 
 def open_shards(section: DataSet) -> Images:
     """The images of one shard, or of those of a folder in the order of their names. Raises UserError."""
     path = Path(section.path)
-    files = sorted(path.glob("*.tar")) if path.is_dir() else [path]
+    files = files_of(path, ".tar")
     indices = [index_of(file) for file in files]
     kinds = {name: array.dtype for name, array in indices[0].numbers.items()}
     for file, index in zip(files, indices, strict=True):
@@ -185,7 +187,7 @@ def _samples(file: Path, stream: io.BufferedReader) -> Iterator[tuple[str, dict[
     current, seen = "", set()
     with tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
-            archive.members = []  # it would keep them all
+            archive.members = []  # type: ignore[attr-defined]  # it would keep them all
             if not member.isfile():
                 continue
             folder, _, base = member.name.rpartition("/")

@@ -18,6 +18,7 @@ import xxhash
 
 from ortflow.workflow.data.samples import Indices
 from ortflow.workflow.data.schema import Array, Column, Ragged
+from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular, read_whole
@@ -35,8 +36,8 @@ _LARGEST_TOKENIZER = 256 << 20
 
 
 def matches(path: Path) -> bool:
-    """Whether it is a text file, or a folder of them."""
-    return path.suffix.lower() == ".txt" or (path.is_dir() and any(path.glob("*.txt")))
+    """Whether it is a text file, or a folder of them and nothing else: other sets have a README.txt."""
+    return path.suffix.lower() == ".txt" or holds(path, ".txt", alone=True)
 
 
 def open_text(section: DataSet) -> MappedArrays | Documents | Packed:
@@ -47,7 +48,7 @@ def open_text(section: DataSet) -> MappedArrays | Documents | Packed:
         raise UserError("is text, and how it becomes tokens is not given", where=str(path), fix=fix)
     if text.pack and text.length is None:
         raise UserError("packs windows, whose length is not given", where="text.pack", fix="set text.length")
-    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    files = files_of(path, ".txt")
     tokens, ends = _tokens(files, text)
     if not len(tokens):
         raise UserError("holds no text", where=str(path))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ortflow.workflow.data.schema import Array
+from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
@@ -21,7 +22,7 @@ COLUMN = "tokens"
 
 def matches(path: Path) -> bool:
     """Whether it is a `.bin` file, or a folder of them."""
-    return path.suffix.lower() == ".bin" or (path.is_dir() and any(path.glob("*.bin")))
+    return path.suffix.lower() == ".bin" or holds(path, ".bin")
 
 
 def open_tokens(section: DataSet) -> TokenArray:
@@ -30,7 +31,7 @@ def open_tokens(section: DataSet) -> TokenArray:
     if section.tokens is None:
         fix = "add tokens: {dtype: uint16, length: 1024} to the set, with the file's type"
         raise UserError("holds tokens of an unknown type", where=str(path), fix=fix)
-    files = sorted(path.glob("*.bin")) if path.is_dir() else [path]
+    files = files_of(path, ".bin")
     return token_windows(path, [_mapped(file, section.tokens) for file in files], section.tokens)
 
 

@@ -68,6 +68,11 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
         holder = _holder(values, keys)
         if holder is not None and holder.get(keys[-1]) is not None:
             holder[keys[-1]] = _absolute(holder[keys[-1]], base)
+    for data in (values.get("data") or {}).values():
+        for transform in data["transforms"] if isinstance(data, dict) and "transforms" in data else ():
+            file, _, name = (transform["function"] or "").rpartition(":")
+            if file.endswith(".py"):
+                transform["function"] = f"{_absolute(file, home)}:{name}"
     if values["program"] is not None:
         values["program"]["cwd"] = _absolute(values["program"]["cwd"] or ".", home)
     return type(spec).model_validate(values)
