@@ -116,7 +116,8 @@ def _forks_for(folder: Path, environment: Mapping[str, str], modules: tuple[str,
     if key not in _KNOWN:
         _KNOWN[key] = None
     elif _KNOWN[key] is None and sum(forks is not None for forks in _KNOWN.values()) < MOST:
-        _KNOWN[key] = Forks(*modules, environment=environment)
+        # Without the free variables: tests look for what stays of a run or of a testbed by the variables of processes.
+        _KNOWN[key] = Forks(*modules, environment={**dict(fixed), "PATH": os.environ["PATH"]})
     return None if any(folder.glob("*.py")) else _KNOWN[key]
 
 
