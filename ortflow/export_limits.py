@@ -41,6 +41,20 @@ def angle(original: Function) -> Function:
     return replacement
 
 
+def clamp(original: Function) -> Function:
+    """`torch.clamp`; where two bounds are tensors and equal, only one of the three has a gradient in PyTorch."""
+
+    def replacement(input: Any, min: Any = None, max: Any = None, **further: Any) -> Any:
+        import torch
+
+        if not (isinstance(min, torch.Tensor) and isinstance(max, torch.Tensor) and input.is_floating_point()):
+            return original(input, min, max, **further)
+        between = torch.minimum(torch.maximum(input, min), max)
+        return torch.where(min == max, torch.where(input < min, min, torch.where(input > max, max, input)), between)
+
+    return replacement
+
+
 def deviation(variance: Function) -> Function:
     """The standard deviation by a function that computes the variance; the gradient at 0 is 0, as PyTorch's."""
 

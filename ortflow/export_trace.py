@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ortflow import export_limits as limits
+from ortflow import export_sizes as sizes
 from ortflow.export_bags import embedding_bag
 from ortflow.export_branches import finite_values
 from ortflow.export_ctc import ctc_loss
@@ -158,7 +159,14 @@ def _compositions() -> Iterator[tuple[Any, str, Any]]:
     yield native, "adaptive_max_pool3d", limits.adaptive_max_pool(3)(native.adaptive_max_pool3d)
     yield functional, "gaussian_nll_loss", limits.gaussian_nll_loss(functional.gaussian_nll_loss)
     yield torch.linalg, "slogdet", log_determinant
+    yield tensor, "__mod__", sizes.by_size(tensor.__mod__)
+    yield tensor, "__pow__", sizes.by_size(tensor.__pow__)
     for owner in (torch, tensor):
+        for name in ("remainder", "pow"):
+            yield owner, name, sizes.by_size(getattr(owner, name))
+        yield owner, "roll", sizes.roll(owner.roll)
+        for name in ("clamp", "clip"):
+            yield owner, name, limits.clamp(getattr(owner, name))
         yield owner, "cumprod", running_product
         yield owner, "slogdet", log_determinant
         yield owner, "angle", limits.angle(owner.angle)

@@ -289,3 +289,25 @@ def test_opt_einsum_fixes_no_size(tmp_path: Path) -> None:
     (value,) = outputs(path, {"x": x}).values()
     np.testing.assert_allclose(value, module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
     assert package.contract_path is own
+
+
+class Sizes(nn.Module):
+    """Numbers that are sizes of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, n = self.layer(x), x.shape[0]
+        rows = y[torch.arange(n) % n] + y[torch.remainder(torch.arange(n) + 1, n)]
+        return rows + y**n + y.roll(n // 2, 0) + y.roll(shifts=(1 - n,), dims=(0,)) + y.pow(exponent=2)
+
+
+def test_numbers_may_be_sizes_that_vary(tmp_path: Path) -> None:
+    module, path = Sizes(), tmp_path / "model.onnx"
+    ortflow.export_for_training(module, torch.randn(3, 4), path)
+    for size in (2, 5):
+        x = torch.randn(size, 4)
+        (value,) = outputs(path, {"x": x}).values()
+        np.testing.assert_allclose(value, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)

@@ -33,6 +33,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "clamp below": lambda z: z.clamp(min=0.0),
     "clamp above": lambda z: z.clamp_max(1.0),
     "clamp by tensors": lambda z: torch.clamp(z, -z.flip(1), z.flip(1) + 1),
+    "clamp by equal tensors": lambda z: z.clip(z.flip(1).round(), z.flip(1).round()),
     "relu6": lambda z: F.relu6(6 * z),
     "hardtanh": F.hardtanh,
     "max pooling": lambda z: F.max_pool2d(z[:, None], 2),
