@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -93,11 +95,17 @@ def _needed(spec: RunSpec, placement: Placement) -> Iterator[PurePosixPath]:
     sets = [data.path for data in given if data is not None]
     for file in input_files(spec):
         # A model's weights may lie beside it, and a program's modules.
-        path = PurePosixPath(file) if file in sets else PurePosixPath(file).parent
+        path = _without_pattern(PurePosixPath(file)) if file in sets else PurePosixPath(file).parent
         if path.is_absolute():
             yield path
     if spec.program is not None and spec.program.cwd is not None:
         yield PurePosixPath(spec.program.cwd)
+
+
+def _without_pattern(path: PurePosixPath) -> PurePosixPath:
+    """The folder in which a glob pattern of a set begins; a path without one as it is."""
+    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+    return PurePosixPath(*fixed)
 
 
 def _plain(path: str) -> str:

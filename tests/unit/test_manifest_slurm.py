@@ -474,6 +474,11 @@ def test_a_container_sees_what_the_run_reads_and_each_folder_once() -> None:
         "/refs:/refs", "/cache:/c:ro", "/x:/x:ro",
     ]  # fmt: skip
     assert launch(spec, PLAIN)[-5:] == ["i.sif", "python", "-m", "ortflow.workflow.rank", "/scratch/runs/gpt"]
+    pattern = spec_of(
+        data={"train": {"path": "/data/tables/20*/part-?.csv"}, "micro_batch": 1},
+        backends={"slurm": {"container": {"image": "i.sif"}}},
+    )
+    assert "--bind=/data/tables:/data/tables" in launch(pattern, PLAIN)
 
 
 def test_a_container_of_kind_none_is_left_out() -> None:

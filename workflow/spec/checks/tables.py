@@ -18,9 +18,9 @@ def check_tables(spec: TrainerRunSpec) -> Iterator[Problem]:
     for number, rule in enumerate(spec.data.train.fields):
         yield from _field(rule, ("data", "train", "fields", number))
     evaluation = spec.data.eval
-    for key, given in (("train", spec.data.train), ("eval", evaluation)):
-        if given is not None and _URL.search(given.path) is not None:
-            yield Problem(("data", key, "path"), "is a URL, which is not read", "mount or copy the files")
+    for name, data_set in (("train", spec.data.train), ("eval", evaluation)):
+        if data_set is not None and _URL.search(data_set.path) is not None:
+            yield Problem(("data", name, "path"), "is a URL, which is not read", "mount or copy the files")
     if evaluation is None:
         return
     here, share = ("data", "eval"), ("data", "eval", "fraction")
