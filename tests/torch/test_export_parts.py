@@ -20,6 +20,7 @@ from ortflow.workflow.graph.objective import evaluation
 from ortflow.workflow.graph.objective.loss import attach
 from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
+from ortflow.workflow.spec.metrics import MetricSection
 from ortflow.workflow.spec.model import ModelSection
 
 pytestmark = needs_kernels
@@ -70,7 +71,7 @@ def test_parts_of_exported_transformers(workshop: Workshop, name: str, exporter:
 
     whole = onnx.ModelProto()
     whole.CopyFrom(forward)
-    evaluation.complete(whole.graph, case.loss, ["accuracy"], "input_ids", False)
+    evaluation.complete(whole.graph, case.loss, [MetricSection(name="accuracy")], "input_ids", False)
     pairs = [divide(whole, shapes, (), LOSS_SUM, part, parts, CHANNEL, like=each) for part, each in enumerate(divided)]
     assert [each.regions for each in pairs] == [each.regions for each in divided]
     found = run_parts([finished(each.model) for each in pairs], pairs, values)
