@@ -81,7 +81,7 @@ def _classes_of(samples: Samples) -> dict[str, tuple[str, ...]]:
     """Names of the classes of each column that has them."""
     found = {LABEL: names} if (names := tuple(classes_of(samples).values())) else {}
     for name, source in reading_of(samples).fields.items():
-        parts = source.get("parts", ()) if isinstance(source, Mapping) else ()
+        parts = list(source.get("parts", [])) if isinstance(source, Mapping) else []
         if len(parts) == 1 and parts[0].get("classes") and not parts[0].get("one_hot"):
             found[name] = tuple(map(str, parts[0]["classes"]))
     return found
