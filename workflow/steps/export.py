@@ -228,7 +228,8 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, f
         if (run := recorded_identity(run_dir, spec)) is not None:
             refuse_other_runs(store, run, COPIED)
         loaded = find(store, step, targets, trainer.index)
-        trainer.exchange_average()
+        if spec.train.average is not None:
+            trainer.exchange_average()
         path = path or run_dir.root / spec.export.path
         batches: list[MicroBatch] = []
         stream = None
