@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -14,6 +13,8 @@ import pytest
 from data_sets import write_batches
 from in_process import command_here
 from tiny_runs import RUN, Tiny
+
+from ortflow.workflow.onnx_runtime import onnxruntime
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_predict_writes_a_row_for_each_sample(run: Tiny, suffix: str, tmp_path: 
     assert [path.name for path in out.parent.iterdir()] == [out.name]
     samples = pa.ipc.open_file(run.folder / "held.arrow").read_all()["x"]
     x = np.array(samples.to_pylist(), np.float32)
-    session = ort.InferenceSession(str(run.run_dir / "export/model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(run.run_dir / "export/model.onnx"), providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, {"x": x})
     if suffix == "npz":
         with np.load(out) as archive:

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 import numpy as np
-import onnxruntime as ort
 import torch
 from case import Batch, Case
 from flat import FlatRun, graphs_of
@@ -22,6 +21,7 @@ from workshop import CASES, Workshop
 import ortflow
 from ortflow.workflow.graph.export.inference import export_inference
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.weights.kept import read_kept
 from ortflow.workflow.weights.writing import write_safetensors, write_state_dict
@@ -125,7 +125,7 @@ def test_weights_load_strictly_and_compute_what_the_export_does(name: str, works
 
 def _compare(case: Case, graphs: GraphSet, module: nn.Module, tensors: dict[str, np.ndarray], folder: Path) -> None:
     export_inference(graphs.infer, tensors, folder / "trained.onnx")
-    session = ort.InferenceSession(str(folder / "trained.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(folder / "trained.onnx"), providers=["CPUExecutionProvider"])
     example = case.example()
     feeds = dict(zip([value.name for value in session.get_inputs()], example.values(), strict=False))
     named = {n: example[n].numpy() if n in example else feeds[n].numpy() for n in feeds}

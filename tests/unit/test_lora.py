@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from in_process import command_here
 from onnx import numpy_helper
@@ -20,6 +19,7 @@ from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import TRAINED
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 
@@ -81,6 +81,7 @@ def test_a_run_exports_adapters_merged_and_apart(tmp_path: Path) -> None:
     x = np.random.default_rng(4).normal(size=(3, 5)).astype(np.float32)
     models = (plain.SerializeToString(), (tiny.run_dir / "export/model.onnx").read_bytes())
     merged, adapted = (
-        ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0] for model in models
+        onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for model in models
     )
     np.testing.assert_allclose(adapted, merged, rtol=1e-5, atol=1e-6)

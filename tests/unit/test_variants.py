@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import PRODUCER, is_exported
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.spec.run import ExportSection
 from ortflow.workflow.weights.variants import path_of, write_variants
 
@@ -53,7 +53,7 @@ def samples(*shape: int) -> list[MicroBatch]:
 def test_near_forms_are_written_and_measured(convolution: bool, tmp_path: Path) -> None:
     path = model(tmp_path / "model.onnx", convolution)
     batches = samples(*((3, 8, 8) if convolution else (8,)))
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     expected = [session.run(None, dict(batch.arrays))[0] for batch in batches]
     for section in (ExportSection(quantize="int8", optimize=True), ExportSection(quantize="fp16")):
         for variant in write_variants(path, section, batches):
@@ -63,7 +63,7 @@ def test_near_forms_are_written_and_measured(convolution: bool, tmp_path: Path) 
             assert min(variant.seconds) > 0
             assert variant.agreement is not None
             assert variant.agreement > 0.9
-            other = ort.InferenceSession(str(variant.path), providers=["CPUExecutionProvider"])
+            other = onnxruntime.InferenceSession(str(variant.path), providers=["CPUExecutionProvider"])
             made = [other.run(None, dict(batch.arrays))[0] for batch in batches]
             off = np.sqrt(np.sum((np.array(made) - expected) ** 2) / np.sum(np.square(expected)))
             assert variant.difference == pytest.approx(off, rel=0.05, abs=1e-6)
