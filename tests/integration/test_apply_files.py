@@ -201,6 +201,11 @@ def test_another_folder_of_images(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**TABLE, "data": data, "train": steps}))
     done = command("run", "run.yaml", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    done = command_here("data", "show", "two", folder=tmp_path)
+    assert "two: 10 samples in 1 file" in done.stdout
+    assert "classes: dog, owl" in done.stdout
+    done = command_here("data", "verify", "two", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "two: 10 samples, all of them can be read\n")
     done = command_here("evaluate", "table", "--data", "two", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     # The classes have the numbers of the training set, where dog is 1 and owl is 2.
@@ -225,6 +230,10 @@ def test_another_folder_of_images(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert message in done.stderr
     (flat / "00.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (flat / "03.png").write_bytes((flat / "03.png").read_bytes()[:60])
+    done = command_here("data", "verify", "flat", folder=tmp_path)
+    assert done.returncode == 2
+    assert all(name in done.stderr for name in ("00.png: cannot", "03.png: cannot", "2 of 10 images are bad"))
     done = command_here("predict", "table", "--data", "flat", "-o", "bad.parquet", folder=tmp_path)
     assert done.returncode == 2
     assert "00.png: cannot be decoded" in done.stderr

@@ -75,6 +75,11 @@ def open_samples(section: DataSet) -> Samples:
     return form.open(section)
 
 
+def is_images(path: Path) -> bool:
+    """Whether a path holds images."""
+    return "images" in _format_of(DataSet(path=str(path))).takes
+
+
 def is_fitted(section: DataSet) -> bool:
     """Whether other sets are read with classes or means of this one."""
     return _format_of(section).name in (TABLE, FOLDER)
