@@ -71,7 +71,11 @@ def open_samples(section: DataSet) -> Samples:
     form = _format_of(section)
     for key in PREPARATIONS:
         if getattr(section, key) is not None and key not in form.takes:
-            raise UserError(f"is read as {form.name}, which has no {key}", where=section.path, fix=f"remove {key}")
+            raise UserError(
+                f"is read as {form.name}, which has no {key}",
+                where=section.path,
+                fix=f"correct the path, or remove {key}",
+            )
     return form.open(section)
 
 
