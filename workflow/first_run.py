@@ -36,7 +36,7 @@ class Array:
 class Guess:
     """A run."""
 
-    columns: Mapping[str, str]
+    columns: Mapping[str, str | Sequence[str]]
     """Input -> column, where the names differ."""
     loss: Mapping[str, Any]
     metrics: Sequence[str]
@@ -46,6 +46,8 @@ class Guess:
     """Inputs of the graph that are labels."""
     unused: Sequence[str] = ()
     """Columns that fill no input."""
+    preparation: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the set: `fields` of a table, `images`."""
 
 
 def guess(inputs: Sequence[Array], outputs: Sequence[Array], columns: Sequence[Array]) -> Guess:

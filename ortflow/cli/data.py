@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.errors import Faults, UserError
 
 if TYPE_CHECKING:
-    from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.data.samples import Samples
+    from ortflow.workflow.data.sources.images import Images
 
 app = typer.Typer(name="data", help="Create and inspect data sets.", no_args_is_help=True)
 
@@ -86,15 +87,18 @@ def show(
 ) -> None:
     """Print a set's columns, number of samples, minima and maxima."""
     _require_packages()
-    from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.data.classes import classes_of
+    from ortflow.workflow.data.sources import open_samples
     from ortflow.workflow.data.tables.files import is_table
+    from ortflow.workflow.spec.data import DataSet
 
     if is_table(path):
         from ortflow.cli.tables import show_table
 
         show_table(path, as_json)
         return
-    reported = describe(Dataset.open(path))
+    samples = open_samples(DataSet(path=str(path)))
+    reported = describe(samples)
     if as_json:
         typer.echo(json.dumps(reported))
         return
@@ -108,6 +112,8 @@ def show(
             shape = f"{shortest} to {longest} elements"
         span = "" if column["minimum"] is None else f", {column['minimum']:g} to {column['maximum']:g}"
         typer.echo(f"  {name}: {column['dtype']}, {shape}{span}")
+    if classes := classes_of(samples):
+        typer.echo(f"  classes: {', '.join(classes.values())}")
 
 
 @app.command()
@@ -123,16 +129,36 @@ def verify(
 
         verify_table(path)
         return
-    from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.data.sources import is_images, open_samples
+    from ortflow.workflow.data.sources.images import Images
+    from ortflow.workflow.spec.data import DataSet
+    from ortflow.workflow.spec.media import ImagesSection
 
-    dataset = Dataset.open(path)
-    for name in dataset.columns:
-        for _, samples in dataset.scan(name):
-            len(samples)
+    # Images of any size are right: the run file says what becomes of it.
+    images = ImagesSection(resize=[32, 32]) if is_images(path) else None
+    dataset = open_samples(DataSet(path=str(path), images=images))
+    if isinstance(dataset, Images):
+        bad = [fault for number in range(len(dataset)) if (fault := _fault_of(dataset, number)) is not None]
+        if bad:
+            raise Faults(
+                [*bad, UserError(f"{len(bad)} of {len(dataset)} images are bad", fix="replace or remove them")]
+            )
+    else:
+        for name in dataset.columns:
+            for _, samples in dataset.scan(name):
+                len(samples)
     typer.echo(f"{path}: {len(dataset)} samples, all of them can be read")
 
 
-def describe(dataset: Dataset) -> dict[str, Any]:
+def _fault_of(images: Images, number: int) -> UserError | None:
+    try:
+        images.decode(number)
+    except UserError as error:
+        return error
+    return None
+
+
+def describe(dataset: Samples) -> dict[str, Any]:
     """A set as plain data; a variable column also has the shortest and the longest sample's length."""
     columns = {}
     for name, column in dataset.columns.items():

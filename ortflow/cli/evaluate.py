@@ -55,9 +55,13 @@ def evaluate(
         done = evaluate_run(found, step, asked)
     if json:
         values = {name: value if math.isfinite(value) else None for name, value in done.metrics.items()}
-        print_json({"step": done.step, "samples": done.samples, **values})
+        skipped = {"skipped": done.skipped} if done.skipped else {}
+        print_json({"step": done.step, "samples": done.samples, **skipped, **values})
         return
     where = "" if done.step is None else f" at step {done.step}"
     typer.echo(f"{done.samples:,} samples of {data}{where}")
+    if done.skipped:
+        rows = "1 bad row was" if done.skipped == 1 else f"{done.skipped:,} bad rows were"
+        typer.echo(f"{rows} skipped: {done.bad_rows[0]}")
     for name, value in done.metrics.items():
         typer.echo(f"{name:12} {value:.6g}")

@@ -22,17 +22,14 @@ def run_file_of_model(model: Path, data: Path, file: Path) -> str:
     Raises UserError if the model cannot be trained, if its inputs or its label are not found in the set, or if the run
     does not fit in memory.
     """
-    from ortflow.workflow.data.dataset import Dataset
-    from ortflow.workflow.first_run import Array, guess, micro_batch
+    from ortflow.workflow.first_run import micro_batch
     from ortflow.workflow.graph.intake.inspect import findings
+    from ortflow.workflow.guessed_set import guess_for
     from ortflow.workflow.host_memory import available
 
-    report, dataset = findings(model), Dataset.open(data)
-    columns = [
-        Array(name, c.dtype.name, (None,) if c.variable else c.shape, c.minimum, c.maximum)
-        for name, c in dataset.columns.items()
-    ]
-    made = guess([_array(value) for value in report.inputs], [_array(value) for value in report.outputs], columns)
+    report = findings(model)
+    inputs, outputs = ([_array(value) for value in values] for values in (report.inputs, report.outputs))
+    dataset, made = guess_for(data, inputs, outputs)
     sizes = [value.shape[0] for value in report.inputs if value.shape]
     fixed = next((size for size in sizes if isinstance(size, int)), None)
     trial = micro_batch(len(dataset), fixed, 0, 0.0, 1)
@@ -63,8 +60,11 @@ def _memory(text: str, file: Path) -> dict[str, int]:
 def _text(made: Guess, report: Any, model: Path, data: Path, file: Path, size: int) -> str:
     folder = file.absolute().parent
     lines = "\n".join(f"    {_yaml(key)}: {_yaml(value)}" for key, value in made.loss.items())
-    mapped = "".join(f"      {_yaml(name)}: {_yaml(column)}\n" for name, column in made.columns.items())
+    mapped = "".join(f"      {_yaml(name)}: {_value(column)}\n" for name, column in made.columns.items())
     columns = f"    columns:                   # input: column\n{mapped}" if mapped else ""
+    columns += "".join(f"    {key}: {_value(value)}\n" for key, value in made.preparation.items() if key != "fields")
+    if rules := made.preparation.get("fields"):
+        columns += "    fields:\n" + "".join(f"      - {_value(rule)}\n" for rule in rules)
     unused = f"    # Columns that fill no input: {', '.join(made.unused)}\n" if made.unused else ""
     signs = report.export_warnings
     accepted = (
@@ -88,7 +88,7 @@ model:
 data:
   train:
     path: {_yaml(os.path.relpath(data, folder))}
-{columns}{unused}  # eval: held-out.arrow       # other samples, for train.evaluation
+{columns}{unused}  # eval: {{fraction: 0.1}}      # a share of the samples, or the path of others, for train.evaluation
   micro_batch: {size:<16}# samples that are computed at once; fits in half of this machine's free memory
   last_batch: {"pad" if _is_fixed(report) and made.loss["kind"] != "output" else "drop"}
 
@@ -125,6 +125,15 @@ def _yaml(value: Any) -> str:
     if isinstance(value, list):
         return json.dumps(value)
     return yaml.safe_dump(value, width=10**6).removesuffix("\n").removesuffix("\n...")
+
+
+def _value(value: Any) -> str:
+    """On one line."""
+    import yaml
+
+    if isinstance(value, str):
+        return _yaml(value)
+    return yaml.safe_dump(value, width=10**6, default_flow_style=True, sort_keys=False).removesuffix("\n")
 
 
 def refuse_options(typed: Any) -> None:

@@ -114,7 +114,9 @@ def test_other_files_beside_arrow_files_do_not_change_the_format(tmp_path: Path)
 
 def test_a_preparation_that_a_format_has_not_is_refused(tmp_path: Path) -> None:
     numbered(tmp_path / "set.arrow", 3)
-    with pytest.raises(UserError, match=r"set\.arrow: is read as Arrow IPC, which has no tokens; remove tokens"):
+    with pytest.raises(
+        UserError, match=r"set\.arrow: is read as Arrow IPC, which has no tokens; correct the path, or remove tokens"
+    ):
         opened(tmp_path / "set.arrow", length=4)
 
 

@@ -157,7 +157,7 @@ def test_columns_become_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "section", "parts"),
     [
-        ("a,b\n1,2\n3\n4,5\n", {}, ["t.csv, line 3", "1 fields", "header has 2", "1 of 3 rows"]),
+        ("a,b\n1,2\n3\n4,5\n", {}, ["t.csv, line 3", "1 field,", "header has 2", "1 of 3 rows"]),
         ("a,b\n1,2\n\n3,x\n4,5\n", {"fields": [{"columns": ["b"], "type": "number"}]}, ["t.csv, line 4", "'x'", "'b'"]),
         ("a,b\n1,2\n3,x\n", {"columns": {"x": ["a", "b"]}}, ["data.train.columns.x", "'b'", "text", "one_hot"]),
         ("a,b\n1,2\n", {"columns": {"x": ["c*"]}}, ["data.train.columns.x", "'c*'", "a, b"]),

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from data_sets import write_batches
 from in_process import command_here
+from PIL import Image
 from small_network import save_model
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.first_run import Array, guess, micro_batch
+from ortflow.workflow.guessed_set import guess_for
 
 IMAGE = Array("pixels", "float32", (3, 8, 8))
 
@@ -89,3 +92,36 @@ def test_the_file_is_valid_and_says_what_it_guessed(tmp_path: Path) -> None:
         assert wrong.returncode == 2, arguments
         assert message in wrong.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.onnx", "net.yaml", "set.arrow"]
+
+
+def test_a_table_and_a_folder_of_images(tmp_path: Path) -> None:
+    save_model(tmp_path / "net.onnx")
+    rows = [
+        f"{'' if row % 9 == 3 else 20 + row},{row / 7},{-row},{'fm'[row % 2]},{'abc'[row % 3]}" for row in range(40)
+    ]
+    (tmp_path / "set.csv").write_text("\n".join(["age,s1,s2,sex,species", *rows]))
+    done = command_here("init", "net.onnx", "--data", "set.csv", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = yaml.safe_load((tmp_path / "net.yaml").read_text())
+    assert run["model"]["loss"] == {"kind": "cross_entropy", "label": "species"}
+    assert run["data"]["train"] == {
+        "path": "set.csv",
+        "columns": {"x": ["age", "s1", "s2", "sex"]},
+        "fields": [
+            {"columns": ["s1", "s2"], "standardize": True},
+            {"columns": ["age"], "standardize": True, "missing": "mean"},
+            {"columns": ["sex"], "one_hot": True},
+        ],
+    }
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (12, 10)).save(tmp_path / "images" / name / "0.png")
+    samples, made = guess_for(tmp_path / "images", [IMAGE], [Array("logits", "float32", (2,))])
+    assert samples.columns["image"].shape == (3, 8, 8)
+    assert made.preparation == {"images": {"resize": [8, 8]}}
+    assert (made.columns, made.loss) == ({"pixels": "image"}, {"kind": "cross_entropy", "label": "label"})
+    (tmp_path / "bad.csv").write_text("age,s1\n1,2\n3\n")
+    done = command_here("init", "net.onnx", "--data", "bad.csv", "-o", "bad.yaml", folder=tmp_path)
+    assert done.returncode == 2
+    assert "bad.csv, line 3: has 1 field, and the header has 2" in done.stderr
+    assert not (tmp_path / "bad.yaml").exists()

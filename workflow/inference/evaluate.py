@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.data.batches import evaluation_batches
 from ortflow.workflow.data.check import check_inputs
+from ortflow.workflow.data.samples import reading_of
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.inference.models import Asked, Objective, scratch_run, spec_of_model, spec_of_run
+from ortflow.workflow.inference.models import Asked, Objective, scratch_run, spec_of_model, spec_of_run, trained_on
 from ortflow.workflow.inference.samples import opened
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.data import DataSection
@@ -34,6 +35,10 @@ class Evaluated:
     samples: int
     step: int | None
     """Of the checkpoint; None for a model file."""
+    skipped: int = 0
+    """Bad rows of a table, which are not among the samples."""
+    bad_rows: Sequence[str] = ()
+    """The first of them, each with file and line."""
 
 
 def evaluate_run(run_dir: RunDir, step: int | None, asked: Asked) -> Evaluated:
@@ -42,7 +47,7 @@ def evaluate_run(run_dir: RunDir, step: int | None, asked: Asked) -> Evaluated:
     store = DirectoryStore(run_dir.root / spec.checkpoint.directory)
     if (run := recorded_identity(run_dir, spec)) is not None:
         refuse_other_runs(store, run, COPIED)
-    return _evaluated(spec, data, asked, store, step)
+    return _evaluated(spec, data, asked, store, step, trained_on(run_dir))
 
 
 def evaluate_model(model: Path, objective: Objective, asked: Asked) -> Evaluated:
@@ -51,9 +56,14 @@ def evaluate_model(model: Path, objective: Objective, asked: Asked) -> Evaluated
 
 
 def _evaluated(
-    spec: TrainerRunSpec, data: DataSection | None, asked: Asked, store: DirectoryStore | None, step: int | None
+    spec: TrainerRunSpec,
+    data: DataSection | None,
+    asked: Asked,
+    store: DirectoryStore | None,
+    step: int | None,
+    digest: str = "",
 ) -> Evaluated:
-    found = opened(asked, data, spec.seed)
+    found = opened(asked, data, spec.seed, digest)
     dataset = found.samples
     off = spec.export.model_copy(update={"enabled": False})
     section = spec.onnx_model.model_copy(update={"start_from": None})
@@ -91,4 +101,5 @@ def _evaluated(
             outcome = trainer.evaluate(batches, lambda: ())
     if not outcome.samples:
         raise UserError("has no samples", where=str(asked.data))
-    return Evaluated(outcome.metrics, outcome.samples, reached)
+    reading = reading_of(dataset)
+    return Evaluated(outcome.metrics, outcome.samples, reached, reading.skipped, reading.bad_rows)

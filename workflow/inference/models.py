@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.plan import Plan
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.file.load import load_run_file
@@ -78,6 +79,14 @@ def spec_of_model(model: Path, objective: Objective, asked: Asked) -> TrainerRun
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(first["msg"][:1].lower() + first["msg"][1:], where=place) from None
+
+
+def trained_on(run_dir: RunDir) -> str:
+    """Hash of the samples that a run was trained on; empty if its plan does not say."""
+    try:
+        return Plan.load(run_dir.plan).data
+    except (OSError, ValueError, UserError):
+        return ""
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from ortflow.workflow.data.batches import evaluation_batches
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.inputs import BatchInput, Limits, MicroBatch
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.inference.models import Asked, scratch_run
+from ortflow.workflow.inference.models import Asked, scratch_run, trained_on
 from ortflow.workflow.inference.outputs import Rows, writing
-from ortflow.workflow.inference.samples import Opened, opened
+from ortflow.workflow.inference.samples import Opened, opened, refuse_other_training
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.sessions.failures import SESSION_ERRORS
 from ortflow.workflow.spec.data import DataSection
@@ -59,6 +59,8 @@ class OfRun:
     data: DataSection
     seed: int
     loss: ClassLoss | None
+    digest: str = ""
+    """Hash of the samples that it was trained on."""
 
     def labels(self, found: Opened) -> Labels | None:
         """The classes, None if the run does not learn any."""
@@ -87,7 +89,8 @@ def predict_run(run_dir: RunDir, step: int | None, asked: Asked, out: Path) -> P
     spec = trainer_run(moved(load_run_file(run_dir.run_file, others=False), run_dir.root), "ortflow predict")
     data, loss = spec.data, None if spec.model is None else spec.onnx_model.loss
     rows = asked.micro_batch or data.eval_micro_batch or data.micro_batch
-    of_run = OfRun(data, spec.seed, loss if isinstance(loss, ClassLoss) else None)
+    of_run = OfRun(data, spec.seed, loss if isinstance(loss, ClassLoss) else None, trained_on(run_dir))
+    refuse_other_training(data, spec.seed, of_run.digest)
     with scratch_run() as here:
         model = here.root / "model.onnx"
         reached = export_checkpoint(run_dir, step, model, further=False).step
@@ -105,7 +108,8 @@ def _predicted(model: Path, asked: Asked, out: Path, of_run: OfRun | None, step:
     outputs = [value.name for value in session.get_outputs()]
     names = {each.name for each in inputs}
     data = None if of_run is None else of_run.data
-    found = opened(asked, data, 0 if of_run is None else of_run.seed, names)
+    seed, digest = (0, "") if of_run is None else (of_run.seed, of_run.digest)
+    found = opened(asked, data, seed, digest, names)
     dataset, columns = found.samples, {k: v for k, v in found.references.items() if k in names}
     pad = {} if data is None else data.pad_value
     limits = Limits(pad_value={name: value for name, value in pad.items() if name in names})

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ortflow.workflow.data.classes import classes_of
+from ortflow.workflow.data.digest import digest_of
 from ortflow.workflow.data.samples import Samples, reading_of
-from ortflow.workflow.data.sources import open_evaluation, open_samples, open_training
+from ortflow.workflow.data.sources import is_fitted, open_other, open_samples, open_training
 from ortflow.workflow.data.sources.images import LABEL, Images
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.inference.models import Asked
-from ortflow.workflow.spec.data import DataSection, DataSet, EvalSet
+from ortflow.workflow.spec.data import DataSection, DataSet
 
 KEPT = ("tokens", "images", "text")
 """Keys of a set that say how its files are read."""
@@ -31,7 +32,9 @@ class Opened:
     """Column -> name of each class."""
 
 
-def opened(asked: Asked, data: DataSection | None, seed: int, inputs: set[str] | None = None) -> Opened:
+def opened(
+    asked: Asked, data: DataSection | None, seed: int, digest: str = "", inputs: set[str] | None = None
+) -> Opened:
     """Open the samples.
 
     Parameters
@@ -42,13 +45,16 @@ def opened(asked: Asked, data: DataSection | None, seed: int, inputs: set[str] |
         `data` of the run; None for a model without one.
     seed
         The run's.
+    digest
+        Hash of the samples that the run was trained on; empty if it is not known.
     inputs
         The inputs that are filled; None for all that the run file names: a model is applied without labels.
 
     Raises
     ------
     UserError
-        Naming the file; also if the training set is gone, from which a table's classes and means are taken.
+        Naming the file; also if the training set, from which a table's classes and means are taken, is gone or has
+        changed.
     """
     of_run: DataSet | None = None if data is None else data.eval or data.train
     before = {} if of_run is None else of_run.columns
@@ -57,24 +63,37 @@ def opened(asked: Asked, data: DataSection | None, seed: int, inputs: set[str] |
         section = DataSet(path=str(asked.data), columns=columns)
         return Opened(open_samples(section), section.references, {})
     preparation = {key: getattr(of_run, key) for key in KEPT}
-    evaluation = EvalSet(path=str(asked.data), columns=columns, bad_rows=of_run.bad_rows, **preparation)
-    samples = open_evaluation(data.model_copy(update={"eval": evaluation}), seed)
-    assert samples is not None
+    skipped = of_run.bad_rows if inputs is None else 0.0  # a prediction belongs to a row of the file
+    section = DataSet(path=str(asked.data), columns=columns, bad_rows=skipped, **preparation)
+    samples = open_other(section, data, seed, "--data")
     if not isinstance(samples, Images) and not reading_of(samples).fields:
-        return Opened(samples, evaluation.references, {})
-    classes = _classes_of(_training(data, seed))
+        return Opened(samples, section.references, {})
+    classes = _classes_of(_training(data, seed, digest))
     if isinstance(samples, Images) and inputs is None and classes:
         samples = samples.with_classes(classes[LABEL], "--data")
-    return Opened(samples, evaluation.references, classes)
+    return Opened(samples, section.references, classes)
 
 
-def _training(data: DataSection, seed: int) -> Samples:
+def refuse_other_training(data: DataSection, seed: int, digest: str) -> None:
+    """Raise UserError if other sets are read as the training set is, and it is gone or has changed."""
+    if is_fitted(data.train):
+        _training(data, seed, digest)
+
+
+def _training(data: DataSection, seed: int, digest: str) -> Samples:
     try:
-        return open_training(data, seed)
+        samples = open_training(data, seed)
     except UserError as error:
         raise UserError(
             f"the run's training set, whose classes count, cannot be opened ({error})", fix="restore it"
         ) from None
+    if digest and digest_of(samples) != digest:
+        raise UserError(
+            "has changed since the run was trained, so its classes and means are not those of the model",
+            where=str(samples.path),
+            fix="restore the file",
+        )
+    return samples
 
 
 def _classes_of(samples: Samples) -> dict[str, tuple[str, ...]]:

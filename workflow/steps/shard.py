@@ -18,7 +18,7 @@ from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.pooled import pooled
 from ortflow.workflow.data.samples import Samples, reading_of
 from ortflow.workflow.data.scan import first_not_finite
-from ortflow.workflow.data.sources import open_evaluation, open_training
+from ortflow.workflow.data.sources import open_evaluation, open_other, open_training
 from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.plan import Plan
@@ -100,10 +100,12 @@ class Stream:
     def _open(self, data: DataSet, where: str) -> Source:
         section = self._spec.data
         evaluating = where != "data.train"
-        if evaluating and where != "data.eval":  # a further set is read as an evaluation set
-            section = section.model_copy(update={"eval": EvalSet.model_validate(data.model_dump())})
-        found = (open_evaluation if evaluating else open_training)(section, self._spec.seed)
-        dataset = found if found is not None else open_training(section, self._spec.seed)
+        if evaluating and where != "data.eval":
+            dataset = open_other(data, section, self._spec.seed, where)
+            section = section.model_copy(update={"eval": EvalSet.model_validate(data.model_dump())})  # for workers
+        else:
+            found = (open_evaluation if evaluating else open_training)(section, self._spec.seed)
+            dataset = found if found is not None else open_training(section, self._spec.seed)
         if evaluating:
             dataset = like_training(dataset, self._opened, where)
         changed = augmented(dataset, data.transforms, self._spec.seed, where) if data.transforms else dataset

@@ -46,11 +46,12 @@ def _table(section: DataSet) -> Samples:
 
 
 TABLE = "a table"
+FOLDER = "a folder of images"
 FORMATS: tuple[Format, ...] = (
     Format("NumPy", numpy_files.matches, numpy_files.open_numpy, ("tokens",)),
     Format("tokens", token_files.matches, token_files.open_tokens, ("tokens",)),
     Format("tar shards", tar_shards.matches, tar_shards.open_shards, ("images",)),
-    Format("a folder of images", image_folder.matches, image_folder.open_folder, ("images",)),
+    Format(FOLDER, image_folder.matches, image_folder.open_folder, ("images",)),
     Format(TABLE, is_table, _table),
     Format("text", text_files.matches, text_files.open_text, ("text",)),
     Format("Arrow IPC", lambda path: True, _arrow),
@@ -70,8 +71,22 @@ def open_samples(section: DataSet) -> Samples:
     form = _format_of(section)
     for key in PREPARATIONS:
         if getattr(section, key) is not None and key not in form.takes:
-            raise UserError(f"is read as {form.name}, which has no {key}", where=section.path, fix=f"remove {key}")
+            raise UserError(
+                f"is read as {form.name}, which has no {key}",
+                where=section.path,
+                fix=f"correct the path, or remove {key}",
+            )
     return form.open(section)
+
+
+def is_images(path: Path) -> bool:
+    """Whether a path holds images."""
+    return "images" in _format_of(DataSet(path=str(path))).takes
+
+
+def is_fitted(section: DataSet) -> bool:
+    """Whether other sets are read with classes or means of this one."""
+    return _format_of(section).name in (TABLE, FOLDER)
 
 
 def _format_of(section: DataSet) -> Format:
@@ -86,6 +101,18 @@ def open_training(data: DataSection, seed: int) -> Samples:
 def open_evaluation(data: DataSection, seed: int) -> Samples | None:
     """The evaluation set; None if there is none. Raises UserError, naming the file."""
     return None if data.eval is None else _part(data, seed, evaluating=True)
+
+
+def open_other(section: DataSet, data: DataSection, seed: int, where: str) -> Samples:
+    """Another set, read as the training set is: a table has its classes, means and deviations.
+
+    Raises UserError, naming the file.
+    """
+    if _format_of(data.train).name == _format_of(section).name == TABLE:
+        from ortflow.workflow.data.tables.open import open_other_table
+
+        return open_other_table(section, data, seed, where)
+    return open_samples(section)
 
 
 def _part(data: DataSection, seed: int, *, evaluating: bool) -> Samples:

@@ -1,4 +1,4 @@
-"""Folders of images: `root/class/*.png`, or one folder with a table `labels.csv` of file names and classes.
+"""Folders of images: `root/class/*.png`, one folder with a table `labels.csv` of file names and classes, or without.
 
 The classes are the sorted names, and the files are in the order of class and name, so that a sample keeps its number on
 every machine.
@@ -50,23 +50,29 @@ class FileBlobs:
 
 
 def matches(path: Path) -> bool:
-    """Whether a folder holds images in folders, or images and a table of labels."""
+    """Whether a folder holds images, or folders with images."""
     if not path.is_dir() or any(path.glob("*.arrow")):
         return False
-    if (path / TABLE).is_file() and any(_is_image(entry.name) for entry in _entries(path)):
+    if any(_is_image(entry.name) for entry in _entries(path)):
         return True
     return any(_is_image(name) for folder in _folders(path) for name, _ in _files(path, folder))
 
 
 def open_folder(section: DataSet) -> Images:
-    """The images of a folder with their labels. Raises UserError, naming the file or folder."""
+    """The images of a folder with their labels, if they have any. Raises UserError, naming the file or folder."""
     root = Path(section.path)
     try:
-        classes, names, sizes, labels = _from_table(root) if (root / TABLE).is_file() else _from_folders(root)
+        if (root / TABLE).is_file():
+            classes, names, sizes, labels = _from_table(root)
+        elif _folders(root):
+            classes, names, sizes, labels = _from_folders(root)
+        else:
+            classes, labels = [], []
+            names, sizes = _unlabelled(root)
     except OSError as error:
         raise UserError(error.strerror or str(error), where=error.filename or str(root)) from None
     blobs = FileBlobs(root, names, sizes)
-    numbers = {LABEL: np.array(labels, np.int64)}
+    numbers = {LABEL: np.array(labels, np.int64)} if labels else {}
     return Images(root, blobs, numbers, section.images, [len(names)], tuple(classes))
 
 
@@ -90,6 +96,15 @@ def _from_folders(root: Path) -> tuple[list[str], list[str], list[int], list[int
             sizes.append(size)
         labels += [label] * len(files)
     return classes, names, sizes, labels
+
+
+def _unlabelled(root: Path) -> tuple[list[str], list[int]]:
+    """Names and sizes of the images of a folder without classes."""
+    files = sorted((entry.name, entry.stat().st_size) for entry in _entries(root) if not entry.name.startswith("."))
+    for name, _ in files:
+        if not _is_image(name):
+            raise UserError("is no image", where=str(root / name), fix=f"remove it: {', '.join(ENDS)} are read")
+    return [name for name, _ in files], [size for _, size in files]
 
 
 def _from_table(root: Path) -> tuple[list[str], list[str], list[int], list[int]]:

@@ -130,7 +130,7 @@ def _pair(size: int | Sequence[int]) -> tuple[int, int]:
 
 def _opened(data: bytes, name: str, channels: int) -> Image.Image:
     """The decoded image with 8 bits in each channel."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
@@ -152,7 +152,9 @@ def _opened(data: bytes, name: str, channels: int) -> Image.Image:
         Image.DecompressionBombError,
         Image.DecompressionBombWarning,
     ) as error:
-        reason = str(error).partition("\n")[0].replace(repr(data), "")
+        # Pillow names the Python object that it reads from.
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "no known format" if unknown else str(error).partition("\n")[0].replace(repr(data), "")
         raise UserError(f"cannot be decoded ({reason})", where=name, fix="replace or remove it") from None
     if image.mode in ("I", "F"):
         what = f"has pixels of type {image.mode}, whose range is unknown"

@@ -53,18 +53,31 @@ def open_part_of_table(data: DataSection, seed: int, *, evaluating: bool) -> Sam
     Raises UserError, naming the file and the lines, if rows are bad and the section does not skip so many.
     """
     train, evaluation = data.train, data.eval
-    table = _checked(open_table(Path(train.path), _types(train)), train, "data.train")
-    mask = None
-    summaries = table.summaries
-    if evaluation is not None and evaluation.fraction is not None:
-        mask = _split(table, evaluation, seed)
-        summaries = _of_rows(table, train, ~mask, [evaluation.model_dump(), seed])
-    section = evaluation if evaluating and evaluation is not None else train
-    where = "data.eval" if section is evaluation else "data.train"
-    if section is evaluation and mask is None:
-        table = _checked(open_table(Path(evaluation.path), _types(train)), evaluation, where)
+    if evaluating and evaluation is not None and evaluation.fraction is None:
+        return open_other_table(evaluation, data, seed, "data.eval")
+    table, mask, summaries = _training(data, seed)
+    section, where = (evaluation, "data.eval") if evaluating and evaluation is not None else (train, "data.train")
     samples = TableSamples(Path(section.path), table, fit(section.columns, train.fields, summaries, where))
     return samples if mask is None else selected(samples, np.flatnonzero(mask == evaluating))
+
+
+def open_other_table(section: DataSet, data: DataSection, seed: int, where: str) -> TableSamples:
+    """Another table than the training set, read with the classes, means and deviations of the training rows.
+
+    Raises UserError, naming the file and the lines, if rows are bad and the section does not skip so many.
+    """
+    _, _, summaries = _training(data, seed)
+    table = _checked(open_table(Path(section.path), _types(data.train)), section, where)
+    return TableSamples(Path(section.path), table, fit(section.columns, data.train.fields, summaries, where))
+
+
+def _training(data: DataSection, seed: int) -> tuple[Table, Mask | None, dict[str, Summary]]:
+    """The training table, which of its rows are held out, and the summaries of the others."""
+    table = _checked(open_table(Path(data.train.path), _types(data.train)), data.train, "data.train")
+    if data.eval is None or data.eval.fraction is None:
+        return table, None, table.summaries
+    mask = _split(table, data.eval, seed)
+    return table, mask, _of_rows(table, data.train, ~mask, [data.eval.model_dump(), seed])
 
 
 def _types(section: DataSet) -> dict[str, str]:
@@ -130,5 +143,5 @@ def _checked(table: Table, section: DataSet, where: str) -> Table:
 def _bad(named: Sequence[str], bad: int, total: int, allowed: float, where: str) -> list[UserError]:
     listed = [UserError(what, where=place) for place, _, what in (line.partition(": ") for line in named[:_LISTED])]
     limit = f", more than the {allowed:.2%} that {where}.bad_rows allows" if allowed else ""
-    fix = f"correct them, or set {where}.bad_rows to the largest share to skip"
+    fix = "correct them" + (f", or set {where}.bad_rows to the largest share to skip" if where != "--data" else "")
     return [*listed, UserError(f"{bad} of {total} rows are bad{limit}", fix=fix)]

@@ -69,7 +69,8 @@ def parse(
 
     def collect(row: csv.InvalidRow) -> str:
         number = len(faults) if row.number is None else row.number - 1
-        faults[number] = f"has {row.actual_columns} fields, and the header has {row.expected_columns}"
+        fields = "1 field" if row.actual_columns == 1 else f"{row.actual_columns} fields"
+        faults[number] = f"has {fields}, and the header has {row.expected_columns}"
         return "skip"
 
     block = 1 << 20 if threads else max(len(data), 1) + 1

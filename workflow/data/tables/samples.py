@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 import xxhash
+from pyarrow import csv
 
 from ortflow.workflow.data.samples import Indices, Reading
 from ortflow.workflow.data.schema import Array, Column, Ragged
@@ -63,6 +64,7 @@ class TableSamples:
             for name, source in sources.items()
             if all(part.column in table.summaries for part in source.parts)
         }
+        self._stacked = {name: source for name, source in sources.items() if source.stacked}
         self.columns: dict[str, Column] = {
             name: source.column(table.summaries)
             for name, source in self.sources.items()
@@ -104,6 +106,10 @@ class TableSamples:
     def fault_of(self, name: str) -> UserError | None:
         """Why a column cannot fill an input, with the first row that prevents it; None if it can."""
         source, summaries = self.sources.get(name), self.table.summaries
+        if source is None and name in self._stacked:
+            lacking = next(part.column for part in self._stacked[name].parts if part.column not in summaries)
+            what = f"has no column {lacking!r}, which is a part of input {name!r}"
+            return UserError(what, where=str(self.path), fix=f"add it: the columns are {', '.join(summaries)}")
         if source is None:
             return (
                 UserError(f"column {name!r} {unusable(summaries[name])}", where=str(self.path))
@@ -137,7 +143,20 @@ class TableSamples:
                 part.unit is not None and kind not in ("date", "time")
             ):
                 what = f"column {part.column!r} holds {kind}, and other values in the training set"
-                return UserError(what, where=str(self.path), fix="correct it")
+                first = self._first_word(part.column) if numeric and kind == "text" else None
+                if first is None:
+                    return UserError(what, where=str(self.path), fix="correct it")
+                row, word = first
+                what = f"has {word!r} as {part.column!r}, which holds numbers in the training set"
+                return UserError(what, where=self.table.name_of(row), fix="correct it")
+        return None
+
+    def _first_word(self, name: str) -> tuple[int, str] | None:
+        """The first value of a column of text that is no number, and its row."""
+        for first, part in self.table.parts([name]):
+            for place, text in enumerate(part.column(name).to_pylist()):
+                if text is not None and text.strip() and not _is_number(text):
+                    return first + place, text
         return None
 
     def read(self, name: str, indices: Indices) -> Array:
@@ -195,3 +214,11 @@ class TableSamples:
             raise UserError(f"column {part.column!r} has missing values inside its lists", where=str(self.path))
         offsets = np.concatenate([[0], np.cumsum(np.asarray(array.value_lengths(), np.int64))])
         return Ragged(values.cast(pa.from_numpy_dtype(self.columns[name].dtype)).to_numpy(), offsets)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text.strip() in csv.ConvertOptions().null_values
+    return True
