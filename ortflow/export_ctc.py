@@ -41,8 +41,8 @@ def ctc_loss(
     # A blank before, between and behind: [batch, 2 length + 1].
     path = torch.stack([torch.full_like(labels, blank), labels], 2).flatten(1)
     path = torch.nn.functional.pad(path, (0, 1), value=blank)
-    skips = (path[:, 2:] != blank) & (path[:, 2:] != path[:, :-2])
-    skips = torch.nn.functional.pad(skips.long(), (2, 0)) > 0
+    # A blank among the targets, as padding within their length, is a label like any other in PyTorch (2.15), too.
+    skips = torch.nn.functional.pad((path[:, 2:] != path[:, :-2]).long(), (2, 0)) > 0
     emitted = log_probs.gather(2, path.unsqueeze(0).expand(log_probs.shape[0], -1, -1)).unbind(0)
     alpha = torch.where(torch.arange(path.shape[1]) < 2, emitted[0], _NEVER)
     for step, now in enumerate(emitted[1:], 1):

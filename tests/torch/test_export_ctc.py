@@ -22,9 +22,10 @@ REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
 @pytest.mark.parametrize("reduction", list(REDUCTIONS))
-@pytest.mark.parametrize("blank", [0, 5])
+@pytest.mark.parametrize("blank", [0, 5, 2])
 @pytest.mark.parametrize("joined", [False, True])
 def test_losses_and_gradients(reduction: str, blank: int, joined: bool) -> None:
+    """Also with the blank among the targets, which PyTorch's documentation forbids and its loss computes."""
     torch.manual_seed(1)
     logits = torch.randn(9, 5, 6, dtype=torch.float64)
     targets = TARGETS[torch.arange(4) < LENGTHS.unsqueeze(1)] if joined else TARGETS.clamp(min=0)
