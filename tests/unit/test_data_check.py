@@ -16,6 +16,7 @@ from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
+from ortflow.workflow.data.schema import Ragged
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
 
@@ -318,3 +319,15 @@ def test_a_fixed_batch_axis(tokens: Dataset) -> None:
         faults(tokens, [data("x", (2, 10))], columns, smaller_batch=True)[0], "data.last_batch", "'x'", "2 samples"
     )
     assert check(tokens, [data("x", (2, 10))], columns, smaller_batch=True, samples=4)
+
+
+def test_short_lists_of_measurements_are_not_filled_up_with_zeros(tmp_path: Path) -> None:
+    lists = Ragged(np.arange(9, dtype=np.float32), np.array([0, 5, 9]))
+    path = tmp_path / "x.arrow"
+    write_batches(path, {"x": lists})
+    taken = [BatchInput("x", "float32", (None, 5))]
+    kinds: dict[str, Any] = {"micro_batch": 1, "smaller_batch": False, "where": "data.train"}
+    with pytest.raises(Faults, match="sample 1 of column 'x' has 4 elements, but input 'x' takes 5"):
+        check_inputs(Dataset.open(path), taken, {}, Limits(), **kinds)
+    check_inputs(Dataset.open(path), taken, {}, Limits(pad_value={"x": 0.0}), **kinds)
+    check_inputs(Dataset.open(path), [BatchInput("x", "float32", (None, None))], {}, Limits(), **kinds)

@@ -113,7 +113,11 @@ def _feed(dataset: Samples, given: BatchInput, columns: Mapping[str, str], limit
         )
     if not given.shape:
         raise UserError(f"input {name!r} has no batch axis", fix="export it with one")
-    fault = _shape_fault(dataset, given, reference, column) or _dtype_fault(dataset, given, reference, limits)
+    fault = (
+        _shape_fault(dataset, given, reference, column)
+        or _length_fault(dataset, given, reference, limits)
+        or _dtype_fault(dataset, given, reference, limits)
+    )
     if fault:
         raise UserError(fault, where=str(dataset.path), fix="convert the data so that it fits, or map another column")
     length = given.shape[1] if column.variable else None
@@ -143,6 +147,24 @@ def _shape_fault(dataset: Samples, given: BatchInput, reference: ColumnReference
     if len(shape) != len(wanted) or any(w is not None and w != s for s, w in zip(shape, wanted, strict=True)):
         return f"column {str(reference)!r} holds samples of {_axes(shape)}, but {asked}"
     return f"column {str(reference)!r} holds samples without elements" if 0 in shape else None
+
+
+def _length_fault(dataset: Samples, given: BatchInput, reference: ColumnReference, limits: Limits) -> str | None:
+    """Why a list of measurements is too short: zeros in place of those that are missing would be wrong numbers."""
+    size = given.shape[1] if len(given.shape) == 2 else None
+    measured = np.dtype(given.dtype).kind == "f" and given.role != "label"
+    if not measured or size is None or not dataset.columns[reference.column].variable:
+        return None
+    if given.name in (limits.pad_value or {}):
+        return None
+    lengths = _sliced_lengths(dataset.lengths(reference.column), reference.slice)
+    shortest = int(np.argmin(lengths))
+    if lengths[shortest] == size:
+        return None
+    return (
+        f"sample {shortest} of column {str(reference)!r} has {lengths[shortest]} elements, but input {given.name!r} "
+        f"takes {size}, and data.pad_value.{given.name} does not say what the others are"
+    )
 
 
 def _axes(shape: Sequence[int | None]) -> str:
