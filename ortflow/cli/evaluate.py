@@ -55,9 +55,13 @@ def evaluate(
         done = evaluate_run(found, step, asked)
     if json:
         values = {name: value if math.isfinite(value) else None for name, value in done.metrics.items()}
-        print_json({"step": done.step, "samples": done.samples, **values})
+        print_json({"step": done.step, "samples": done.samples, **values, **done.tables})
         return
     where = "" if done.step is None else f" at step {done.step}"
-    typer.echo(f"{done.samples:,} samples of {data}{where}")
+    typer.echo(f"{done.samples:,} samples of {data}{where}{', averaged weights' if done.averaged else ''}")
     for name, value in done.metrics.items():
         typer.echo(f"{name:12} {value:.6g}")
+    for name, table in done.tables.items():
+        typer.echo(f"{name}, a row for each label:")
+        for row in table:
+            typer.echo("  " + "  ".join(f"{count:6}" for count in row))

@@ -22,7 +22,7 @@ from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_ot
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainers import builder_of
-from ortflow.workflow.weights.checkpoints import read_checkpoint
+from ortflow.workflow.weights.checkpoints import is_averaged, read_checkpoint
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class Evaluated:
     samples: int
     step: int | None
     """Of the checkpoint; None for a model file."""
+    tables: Mapping[str, list[list[int]]]
+    """Confusion matrices: rows are labels, columns predictions."""
+    averaged: bool
+    """Whether the weights are the average of `train.average`."""
 
 
 def evaluate_run(run_dir: RunDir, step: int | None, asked: Asked) -> Evaluated:
@@ -72,12 +76,12 @@ def _evaluated(
             where="--data",
         )
         trainer = builder.open(SoloCommunicator(), CpuDevice(), os.cpu_count() or 1, ())
-        reached = None
+        reached, averaged = None, False
         if store is not None:
             manifest, tensors = read_checkpoint(store, step)
             assert isinstance(trainer, GraphTrainer)
             trainer.load_tensors(tensors)
-            reached = manifest.step
+            reached, averaged = manifest.step, is_averaged(manifest)
         batches = evaluation_batches(
             dataset,
             feeds,
@@ -91,4 +95,4 @@ def _evaluated(
             outcome = trainer.evaluate(batches, lambda: ())
     if not outcome.samples:
         raise UserError("has no samples", where=str(asked.data))
-    return Evaluated(outcome.metrics, outcome.samples, reached)
+    return Evaluated(outcome.metrics, outcome.samples, reached, outcome.tables, averaged)
