@@ -31,7 +31,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
             "loss": {**RUN["model"]["loss"], "class_weights": [1, 2, 0.5]},
             "metrics": METRICS,
         },
-        data={**RUN["data"], "eval": "held.arrow", "eval_sets": {"one": {"path": "one.arrow"}}},
+        data={
+            **RUN["data"],
+            "eval": "held.arrow",
+            "eval_mode": "replicated",
+            "eval_sets": {"one": {"path": "one.arrow"}},
+        },
         train={
             "steps": 40,
             "optimizer": {"name": "adamw", "lr": 1e-3},

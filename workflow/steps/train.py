@@ -166,10 +166,12 @@ def evaluate(context: Context) -> bool:
     for name, other in zip(context.spec.data.eval_sets, further, strict=True):
         results |= {f"{name}/{key}": value for key, value in other.metrics.items()}
         tables |= {f"{name}/{key}": table for key, table in other.tables.items()}
-    whole = replace(outcome, metrics=results, tables=tables)
+    copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
+    # Every copy counts the same samples: quotients are those of one, counts are not.
+    counts = {name: [[count // copies for count in row] for row in table] for name, table in tables.items()}
+    whole = replace(outcome, metrics=results, tables=counts)
     progress = context.progress
     progress.evaluated_step = progress.step
-    copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
     with context.engine.within("monitor"):
         context.monitor.evaluation(whole, outcome.samples // copies, context.clock.monotonic() - start)
     if not is_finite(whole):
