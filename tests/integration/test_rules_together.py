@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -87,6 +88,13 @@ def test_weights_of_a_run_with_an_average_are_averaged_everywhere(run: Tiny) -> 
     for name in ("w", "u"):
         np.testing.assert_array_equal(values[name], weights[name])
         np.testing.assert_array_equal(started.tensors[name].read(), weights[name])
+
+
+def test_an_average_that_never_begins_is_reported(tmp_path: Path) -> None:
+    late = {"steps": 2, "optimizer": {"name": "sgd", "lr": 1e-2}, "average": {"name": "swa", "start": "9 epochs"}}
+    done = Tiny.make(tmp_path, train=late).command("run", "run.yaml")
+    assert done.code == 0, done.said
+    assert "no weights were averaged" in done.said
 
 
 def test_what_may_be_compared() -> None:
