@@ -42,9 +42,17 @@ def main() -> int:
 
 
 def run_command(command: list[str], message: Mapping[str, Any], seconds: float) -> None:
-    """Run a command with the message on its standard input. Raises NotSent."""
+    """Run a command in the run directory, with the message on its standard input. Raises NotSent."""
+    folder = str(message.get("directory", ""))
     try:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # Supervisors work in /, so that they hold no folder.
+            cwd=folder if os.path.isdir(folder) else None,
+        )
     except OSError as error:
         raise NotSent(f"{command[0]}: {error.strerror}") from None
     try:

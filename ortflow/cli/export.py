@@ -53,7 +53,8 @@ def export(
         from ortflow.workflow.steps.export_weights import export_weights
 
         written = export_weights(found, step, to.value, out)
-        typer.echo(f"{written.path}: step {written.step}, {written.entries} tensors{_names(written.named)}")
+        averaged = ", averaged weights" if written.averaged else ""
+        typer.echo(f"{written.path}: step {written.step}, {written.entries} tensors{averaged}{_names(written.named)}")
         return
 
     from ortflow.workflow.steps.export import deviation, export_checkpoint

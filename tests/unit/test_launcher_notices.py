@@ -17,6 +17,7 @@ from fake_clock import FakeClock
 
 from ortflow.launchers import notices as module
 from ortflow.launchers.budget import Decision
+from ortflow.launchers.notice_sender import run_command
 from ortflow.launchers.notices import PERIOD, Notices, NoticingView, kinds_after
 from ortflow.launchers.records import Outcome, Used
 from ortflow.launchers.stop import Stop
@@ -179,3 +180,8 @@ def test_what_an_end_means() -> None:
     assert kinds(Outcome.PREEMPTED, over, Used(), asked=True) == []
     assert kinds(Outcome.USER_ERROR, over, Used()) == ["failed"]
     assert kinds(Outcome.FINISHED, over, Used()) == ["finished"]
+
+
+def test_a_command_runs_in_the_run_directory(tmp_path: Path) -> None:
+    run_command(["sh", "-c", "cat > note.json"], {"directory": str(tmp_path), "event": "finished"}, 10)
+    assert json.loads((tmp_path / "note.json").read_text())["event"] == "finished"

@@ -57,6 +57,15 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
             "    lr: 1e-3\n    foo: 1",
             "run.yaml:13 train.optimizer.foo: unknown key … name, lr, weight_decay, no_decay, betas, epsilon",
         ),
+        ("  steps: 100", "  steps: 100\n  average: {name: emma}", "run.yaml:10 train.average.name: must be ema or swa, not the text 'emma' … ema?"),
+        ("  steps: 100", "  steps: 100\n  average: {name: ema, dekay: 0.9}", "run.yaml:10 train.average.dekay: unknown key … decay?"),
+        ("  steps: 100", "  steps: 100\n  average: {name: ema, decay: 2}", "run.yaml:10 train.average.decay: must be less than 1.0, not 2"),
+        ("  steps: 100", "  steps: 100\n  average: {name: swa}", "run.yaml:10 train.average.start: is missing … add it"),
+        ("  steps: 100", "  steps: 100\n  groups: [{match: [], lr: 1.0}]", "run.yaml:10 train.groups[0].match: has 0 items; at least 1 are expected"),
+        ("name: small", "name: small\nmonitor: {sinks: [{kind: prometheus}]}", "run.yaml:2 monitor.sinks[0]: needs a file or a port … give one of them"),
+        ("name: small", "name: small\nmonitor: {sinks: [{kind: prom}]}", "run.yaml:2 monitor.sinks[0].kind: must be prometheus, wandb, mlflow, opentelemetry or installed, not the text 'prom'"),
+        ("name: small", "name: small\nmonitor: {sinks: [{kind: prometheus, port: 99999}]}", "run.yaml:2 monitor.sinks[0].port: must be at most 65535, not 99999"),
+        ("    lr: 1e-3", "    lr: 1e-3\n    momentum: 0.9", "run.yaml:13 train.optimizer.momentum: unknown key … known here: name, lr"),
         ("    lr: 1e-3", "    LR: 1e-3", "run.yaml:12 train.optimizer.LR: unknown key … lr?"),
         ("    name: adamw", "    nmae: adamw", "run.yaml:11 train.optimizer.nmae: unknown key … name?"),
         # missing keys
@@ -82,7 +91,7 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
         (
             "  loss: cross_entropy",
             "  loss: cross_entropy\n  metrics: [accuracy, bleu]",
-            "run.yaml:5 model.metrics[1]: … 'accuracy', 'perplexity', … 'bleu'",
+            "run.yaml:5 model.metrics[1].name: must be accuracy, perplexity, … 'bleu'",
         ),
         (
             "  steps: 100",

@@ -23,7 +23,7 @@ from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_ot
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainers import builder_of
-from ortflow.workflow.weights.checkpoints import read_checkpoint
+from ortflow.workflow.weights.checkpoints import is_averaged, read_checkpoint
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,17 @@ class Evaluated:
     samples: int
     step: int | None
     """Of the checkpoint; None for a model file."""
+<<<<<<< HEAD
     skipped: int = 0
     """Bad rows of a table, which are not among the samples."""
     bad_rows: Sequence[str] = ()
     """The first of them, each with file and line."""
+=======
+    tables: Mapping[str, list[list[int]]]
+    """Confusion matrices: rows are labels, columns predictions."""
+    averaged: bool
+    """Whether the weights are the average of `train.average`."""
+>>>>>>> fresh2
 
 
 def evaluate_run(run_dir: RunDir, step: int | None, asked: Asked) -> Evaluated:
@@ -82,12 +89,12 @@ def _evaluated(
             where="--data",
         )
         trainer = builder.open(SoloCommunicator(), CpuDevice(), os.cpu_count() or 1, ())
-        reached = None
+        reached, averaged = None, False
         if store is not None:
             manifest, tensors = read_checkpoint(store, step)
             assert isinstance(trainer, GraphTrainer)
             trainer.load_tensors(tensors)
-            reached = manifest.step
+            reached, averaged = manifest.step, is_averaged(manifest)
         batches = evaluation_batches(
             dataset,
             feeds,
@@ -101,5 +108,9 @@ def _evaluated(
             outcome = trainer.evaluate(batches, lambda: ())
     if not outcome.samples:
         raise UserError("has no samples", where=str(asked.data))
+<<<<<<< HEAD
     reading = reading_of(dataset)
     return Evaluated(outcome.metrics, outcome.samples, reached, reading.skipped, reading.bad_rows)
+=======
+    return Evaluated(outcome.metrics, outcome.samples, reached, outcome.tables, averaged)
+>>>>>>> fresh2

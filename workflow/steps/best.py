@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.spec.metrics import MetricSection, higher_is_better
 from ortflow.workflow.spec.run import Best
+from ortflow.workflow.steps.not_finite import is_comparable
 
 
 def improves(
@@ -17,11 +17,11 @@ def improves(
 ) -> bool:
     """Whether an evaluation is better than all before, which is then noted in the progress.
 
-    An evaluation with a result that is not finite is not compared. The comparison restarts if `what`, the metric and
-    its samples, differs from what was measured before. `metrics` are the run's.
+    A result that is not finite, or of a set whose loss is not, is not compared. The comparison restarts if `what`, the
+    metric and its samples, differs from what was measured before. `metrics` are the run's.
     """
     value = results[rule.metric]
-    if not all(map(math.isfinite, results.values())):
+    if not is_comparable(results, rule.metric):
         return False
     if progress.best_checkpoint_of != what:
         progress.best_checkpoint = progress.best_checkpoint_step = None

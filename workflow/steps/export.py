@@ -92,6 +92,11 @@ def export(context: Context) -> None:
         return
     asked = False
     if context.spec.train.average is not None:
+        if context.leads and not context.progress.averaged:
+            context.monitor.warn(
+                "no weights were averaged, because train.average.start is behind the run's last step: the model has the"
+                " trained ones"
+            )
         context.trainer.exchange_average()
     context.trainer.before_export()
     if context.leads:

@@ -15,7 +15,7 @@ from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.model import Lora
 from ortflow.workflow.spec.run import trainer_run
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
-from ortflow.workflow.weights.checkpoints import read_checkpoint
+from ortflow.workflow.weights.checkpoints import is_averaged, read_checkpoint
 from ortflow.workflow.weights.kept import read_kept
 from ortflow.workflow.weights.lora import A, B, adapted, merged
 from ortflow.workflow.weights.table import Array, Entry
@@ -45,6 +45,8 @@ class Weights:
     entries: int
     named: bool
     """Whether the model file says PyTorch's names; otherwise they are those of the ONNX file."""
+    averaged: bool
+    """Whether they are the average of `train.average`."""
 
 
 def export_weights(run_dir: RunDir, step: int | None, form: Form, path: Path | None) -> Weights:
@@ -76,7 +78,7 @@ def export_weights(run_dir: RunDir, step: int | None, form: Form, path: Path | N
         write_state_dict(out, entries, tensors)
     else:
         write_safetensors(out, entries, tensors, metadata)
-    return Weights(out, manifest.step, len(entries), table is not None)
+    return Weights(out, manifest.step, len(entries), table is not None, is_averaged(manifest))
 
 
 def _adapters(

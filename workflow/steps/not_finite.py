@@ -16,8 +16,22 @@ from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
 
 
 def is_finite(outcome: EvaluationOutcome) -> bool:
-    """Whether the loss and all metrics are finite. Otherwise none of them may be compared with those of others."""
+    """Whether the losses and all metrics are finite."""
     return all(map(math.isfinite, outcome.metrics.values()))
+
+
+def is_comparable(results: Mapping[str, float], name: str) -> bool:
+    """Whether the result `name`, `METRIC` or `SET/METRIC`, may be compared with that of another evaluation.
+
+    It is finite, and so are the losses of its set: of logits that are NaN, an accuracy is a number. A metric that is
+    NaN because no label counts (AUROC of a set with one class) says nothing about the other results.
+    """
+    of_set = name.rpartition("/")[0]
+    losses = [
+        value for key, value in results.items()
+        if key.rpartition("/")[0] == of_set and key.rpartition("/")[2].partition(".")[0] == "loss"
+    ]  # fmt: skip
+    return all(map(math.isfinite, [results[name], *losses]))
 
 
 def cause_in_evaluation(context: Context, outcome: EvaluationOutcome) -> str:

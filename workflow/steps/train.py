@@ -14,12 +14,13 @@ from itertools import takewhile
 from ortflow.workflow.comm import first_of
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.plan import total_steps
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.train import EarlyStop
 from ortflow.workflow.steps.ahead import Ahead
 from ortflow.workflow.steps.best import improves
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
-from ortflow.workflow.steps.not_finite import cause_in_evaluation, in_micro_batches, is_finite
+from ortflow.workflow.steps.not_finite import cause_in_evaluation, in_micro_batches, is_comparable, is_finite
 from ortflow.workflow.steps.pace import average_of, check_units, pace_of, rate_of
 from ortflow.workflow.steps.plateau import judge_plateau
 from ortflow.workflow.steps.usable import check_usable
@@ -165,15 +166,16 @@ def evaluate(context: Context) -> bool:
     for name, other in zip(context.spec.data.eval_sets, further, strict=True):
         results |= {f"{name}/{key}": value for key, value in other.metrics.items()}
         tables |= {f"{name}/{key}": table for key, table in other.tables.items()}
-    whole = replace(outcome, metrics=results, tables=tables)
+    copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
+    # Every copy counts the same samples: quotients are those of one, counts are not.
+    counts = {name: [[count // copies for count in row] for row in table] for name, table in tables.items()}
+    whole = replace(outcome, metrics=results, tables=counts)
     progress = context.progress
     progress.evaluated_step = progress.step
-    copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
     with context.engine.within("monitor"):
         context.monitor.evaluation(whole, outcome.samples // copies, context.clock.monotonic() - start)
     if not is_finite(whole):
         _report_not_finite(context, outcome, whole)
-        return True
     _judge_schedule(context, whole)
     rule = context.spec.train.early_stop
     metrics = context.spec.model.metrics if context.spec.model is not None else ()
@@ -181,7 +183,8 @@ def evaluate(context: Context) -> bool:
     if best is not None and improves(best, progress, results, watched(best, context.spec.data), metrics):
         context.saver.request()
     what = watched(rule, context.spec.data) if rule is not None else ""
-    if rule is not None and judge(rule, progress, results[rule.metric], what, metrics):
+    comparable = rule is not None and is_comparable(results, rule.metric)
+    if rule is not None and comparable and judge(rule, progress, results[rule.metric], what, metrics):
         progress.stopped_early = True
         context.events.write(
             "early_stop",
@@ -196,7 +199,7 @@ def evaluate(context: Context) -> bool:
 def _judge_schedule(context: Context, outcome: EvaluationOutcome) -> None:
     """Decay the learning rate of reduce_on_plateau if the evaluation did not improve."""
     schedule, progress = context.spec.train.schedule, context.progress
-    if schedule.name != "reduce_on_plateau" or schedule.pieces:
+    if schedule.name != "reduce_on_plateau" or schedule.pieces or not is_comparable(outcome.metrics, schedule.metric):
         return
     what = watched(EarlyStop(metric=schedule.metric), context.spec.data)
     metrics = context.spec.model.metrics if context.spec.model is not None else ()
@@ -212,5 +215,16 @@ def _report_not_finite(context: Context, first: EvaluationOutcome, whole: Evalua
     cause = f": {cause_in_evaluation(context, first)}" if not is_finite(first) else ""
     if context.leads:
         values = ", ".join(f"{name} {value}" for name, value in whole.metrics.items() if not math.isfinite(value))
-        unused = "; early_stop does not use it" if context.spec.train.early_stop is not None else ""
+        ignoring = [key for key, name in watching(context.spec).items() if not is_comparable(whole.metrics, name)]
+        unused = f"; {', '.join(ignoring)} {'do' if len(ignoring) > 1 else 'does'} not use it" if ignoring else ""
         context.monitor.warn(f"the evaluation at step {context.progress.step} has {values}{cause}{unused}")
+
+
+def watching(spec: TrainerRunSpec) -> dict[str, str]:
+    """The result that each key of the run file compares over evaluations."""
+    schedule, best, rule = spec.train.schedule, spec.checkpoint.best, spec.train.early_stop
+    return {
+        **({"schedule": schedule.metric} if schedule.name == "reduce_on_plateau" and not schedule.pieces else {}),
+        **({"early_stop": rule.metric} if rule is not None else {}),
+        **({"checkpoint.best": best.metric} if best is not None else {}),
+    }

@@ -12,6 +12,7 @@ from ortflow.workflow.checkpoint.store import MANIFEST, DirectoryStore
 from ortflow.workflow.checkpoint.verify import read_manifest
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.averages import BUFFER
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.weights.table import Array
@@ -33,11 +34,16 @@ def store_at(path: Path) -> tuple[DirectoryStore, int | None] | None:
     return (store, None) if path.is_dir() and store.steps() else None
 
 
+def is_averaged(manifest: Manifest) -> bool:
+    """Whether a checkpoint has averaged weights, which are the run's result."""
+    return BUFFER in manifest.buffers
+
+
 def read_checkpoint(store: DirectoryStore, step: int | None) -> tuple[Manifest, dict[str, Array]]:
     """The manifest and the tensors, fp32, of a step, or of the newest complete checkpoint if `step` is None.
 
-    The tensors are views of one array, and the optimizer's state is not kept. Raises UserError if there is no such
-    checkpoint or if it is damaged.
+    They are those that the run exports: averaged where the run averages them. The tensors are views of one array, and
+    the optimizer's state is not kept. Raises UserError if there is no such checkpoint or if it is damaged.
     """
     steps = store.steps()
     known = ", ".join(map(str, steps)) or "none"
@@ -47,10 +53,13 @@ def read_checkpoint(store: DirectoryStore, step: int | None) -> tuple[Manifest, 
         try:
             manifest = read_manifest(store, each)
             flat = np.zeros(manifest.index.size, np.float32)
-            load(store, each, {"parameters": flat}, index=manifest.index, partial=True)
+            average = np.zeros(manifest.buffers[BUFFER].count if is_averaged(manifest) else 0, np.float32)
+            averages = {BUFFER: average} if is_averaged(manifest) else {}
+            load(store, each, {"parameters": flat, **averages}, index=manifest.index, partial=True)
         except Damaged as fault:
             if step is not None:
                 raise UserError(fault.reason, where=str(fault.path), fix="choose another step") from fault
             continue
+        flat[: average.size] = average  # of the trained parameters, which are first in the index
         return manifest, {e.name: flat[e.offset : e.end].reshape(e.tensor.shape) for e in manifest.index}
     raise UserError(f"no complete checkpoint (existing steps: {known})", where=str(store.path))

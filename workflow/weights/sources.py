@@ -16,7 +16,7 @@ from ortflow.workflow.checkpoint.store import MANIFEST, DirectoryStore
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import read_whole
 from ortflow.workflow.graph_hashes import hash_of
-from ortflow.workflow.weights.checkpoints import read_checkpoint, store_at
+from ortflow.workflow.weights.checkpoints import is_averaged, read_checkpoint, store_at
 from ortflow.workflow.weights.file import Stored, read_file
 from ortflow.workflow.weights.pickled import read_pickled
 from ortflow.workflow.weights.table import Array
@@ -128,7 +128,8 @@ def _of_checkpoint(store: DirectoryStore, step: int | None) -> Weights:
     tensors = {name: Stored("F32", array.shape, partial(_same, array)) for name, array in arrays.items()}
     digest = hashlib.sha256("".join(file.hash for file in manifest.files).encode()).hexdigest()
     place = store.place(manifest.step)
-    return Weights(f"step {manifest.step} of {store.path}", digest, tensors, (place / MANIFEST,))
+    averaged = ", the averaged weights" if is_averaged(manifest) else ""
+    return Weights(f"step {manifest.step} of {store.path}{averaged}", digest, tensors, (place / MANIFEST,))
 
 
 def _same(array: Array) -> Array:

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.sinks import PrometheusSink
 
 _WEBHOOK = re.compile(r"(https?://|\$\{\w+\})\S*", re.ASCII)
 
 
 def check_notify(spec: RunSpec) -> Iterator[Problem]:
-    """Each has one of a command and a web address."""
+    """Each has one of a command and a web address; a sink has a target."""
+    for place, service in enumerate(spec.monitor.sinks):
+        if isinstance(service, PrometheusSink) and service.file is None and service.port is None:
+            yield Problem(("monitor", "sinks", place), "needs a file or a port", "give one of them")
     for place, sink in enumerate(spec.monitor.notify):
         path = ("monitor", "notify", place)
         if (sink.command is None) == (sink.webhook is None):

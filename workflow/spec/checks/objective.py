@@ -44,10 +44,19 @@ def watched(spec: TrainerRunSpec, name: str, path: KeyPath) -> Iterator[Problem]
     of_set, slash, own = name.rpartition("/")
     if (own == "loss" or own in numbers) and (not slash or of_set in spec.data.eval_sets):
         return
+    if slash and of_set not in spec.data.eval_sets:
+        known = f", which has {', '.join(spec.data.eval_sets)}" if spec.data.eval_sets else ""
+        fix = f"add {of_set} to data.eval_sets{known}, or name a result of data.eval"
+        yield Problem(
+            path, f"is {name}, and there is no evaluation set {of_set!r}", fix, others=(("data", "eval_sets"),)
+        )
+        return
     what = f"is {name}, which evaluation does not compute"
-    if name in {metric.key for metric in metrics}:
+    if own in {metric.key for metric in metrics}:
         what = f"is {name}, which is not a number"
-    fix = "set it to loss" if spec.model is None else f"add {name} to model.metrics"
+    fix = "set it to loss" if spec.model is None else f"add {own} to model.metrics"
+    if own in {metric.key for metric in metrics}:
+        fix = "name another result"
     if numbers:
         fix = f"{fix}, or name one of {', '.join(['loss', *sorted(numbers)])}"
     yield Problem(path, what, fix, others=(METRIC_KEYS,))

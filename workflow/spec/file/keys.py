@@ -19,13 +19,20 @@ SectionType = type[Section]
 
 def discriminator(field: FieldInfo) -> str | None:
     """The key that selects one of several section types: `kind` of a loss, `name` of an optimizer."""
-    return field.discriminator if isinstance(field.discriminator, str) else None
+    fields = (field, *(part for part in _parts(field.annotation) if isinstance(part, FieldInfo)))
+    return next((each.discriminator for each in fields if isinstance(each.discriminator, str)), None)
 
 
 def sections(field: FieldInfo) -> list[SectionType]:
     """The section types of a field: none for a plain value, several for a loss or an optimizer."""
-    annotation = field.annotation
-    return [arm for arm in (annotation, *get_args(annotation)) if isinstance(arm, type) and issubclass(arm, Section)]
+    return [part for part in _parts(field.annotation) if isinstance(part, type) and issubclass(part, Section)]
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """A type, and what it consists of: the arms of a union, the items of a list, the metadata of an annotated type."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
 
 
 def tags(section: SectionType, key: str) -> tuple[str, ...]:
@@ -71,7 +78,7 @@ def follow(
             path.append(part)
             values = values[part] if isinstance(values, dict) and part in values else None
             continue
-        if arm_key is not None:
+        if arm_key is not None and not isinstance(part, int):
             section = next(arm for arm in arms if part in tags(arm, arm_key))
             arm_key = None
             continue

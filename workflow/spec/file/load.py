@@ -163,6 +163,9 @@ STAND_INS: dict[KeyPath, Any] = {
     ("model", "lora", "match"): ["*"],
     ("model", "loss"): _LOSS,
     ("model", "loss", "output"): "-",
+    ("model", "loss", "other"): "-",
+    ("model", "loss", "positive"): "-",
+    ("model", "loss", "negative"): "-",
     ("model", "loss", "terms"): [{"loss": _LOSS}],
     ("data",): {"train": _SET, "micro_batch": 1},
     ("data", "train"): _SET,
@@ -173,17 +176,19 @@ STAND_INS: dict[KeyPath, Any] = {
     ("data", "eval", "tokens", "length"): 1,
     ("data", "train", "text", "tokenizer"): "-",
     ("data", "eval", "text", "tokenizer"): "-",
-    ("data", "eval_sets", "path"): "-",
     ("data", "by_length", "column"): "-",
     ("data", "micro_batch"): 1,
     ("train",): {"steps": 1, "optimizer": _OPTIMIZER},
     ("train", "optimizer"): _OPTIMIZER,
     ("train", "optimizer", "lr"): 1.0,
+    ("train", "average", "start"): "1 step",
+    ("train", "layer_decay", "factor"): 1.0,
+    ("train", "layer_decay", "layers"): ["-", "-"],
     **installed.forms(()).stand_ins,
 }
 """Placeholders for required values that are missing or wrong. Problems that depend on them are not reported."""
 
-CHOOSES: tuple[KeyPath, ...] = (("model", "loss", "kind"), ("train", "optimizer", "name"))
+CHOOSES: tuple[KeyPath, ...] = (("model", "loss", "kind"), ("train", "optimizer", "name"), ("train", "average", "name"))
 """Discriminator keys: if one is wrong, the type of its section is unknown."""
 
 
@@ -191,7 +196,9 @@ def _mended(values: Any, paths: Sequence[KeyPath], stand_ins: Mapping[KeyPath, A
     """`values` without those at `paths`; a required one is replaced by its placeholder."""
     mended = _copied(values)
     for path in paths:
-        _mend(mended, path[:-1] if path in CHOOSES else path, stand_ins)
+        # A set with a name is omitted as a whole.
+        place = path[:3] if path[:2] == ("data", "eval_sets") else path
+        _mend(mended, path[:-1] if path in CHOOSES else place, stand_ins)
     return mended
 
 

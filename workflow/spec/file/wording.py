@@ -27,15 +27,24 @@ def problems(error: ValidationError, values: dict[str, Any], root: SectionType =
     """Everything that pydantic found in the values of section `root`, one problem per key path."""
     fill(root)
     found: dict[KeyPath, Problem] = {}
+    fitting: set[KeyPath] = set()
     for detail in error.errors(include_url=False):
         path, section, field = follow(detail["loc"], values, root)
+        if path[-1:] == (_NAME,) and path[:2] == ("data", "eval_sets"):
+            what = "is no name of a set: give a letter, then letters, digits, hyphens and underscores"
+            found[path[:-1]] = Problem(path[:-1], what)
+            continue
         if detail["type"] == "extra_forbidden" and len(found) >= HINTED:
             # What a key might be a misspelling of takes a millisecond to find.
             found[path] = Problem(path, "unknown key")
             continue
         problem = _problem(detail, path, section, field, _at(values, path[:-1]))
-        # Of the arms of a plain union (integer or number), the last is the widest: its message is used.
-        found[problem.path] = problem
+        # Of the arms of a plain union (integer or number), the last is the widest: its message is used, unless the
+        # value has the type of an earlier arm (a list of numbers, or a file with them).
+        if not (detail["type"] in _TYPES and path in fitting):
+            found[problem.path] = problem
+        if detail["type"] not in _TYPES:
+            fitting.add(problem.path)
     meant = {other for problem in found.values() for other in problem.others}
     return [problem for problem in found.values() if not (problem.what == _MISSING and problem.path in meant)]
 
@@ -43,6 +52,8 @@ def problems(error: ValidationError, values: dict[str, Any], root: SectionType =
 HINTED = 200
 """Number of problems after which an unknown key has no suggestion: such a file is not a run file."""
 _MISSING = "is missing"
+_NAME = "[key]"
+"""How pydantic ends the location of a mapping's key."""
 
 
 def _at(values: Any, path: KeyPath) -> Any:
@@ -80,6 +91,8 @@ def _problem(
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
         return Problem(path, f"must be {words} {_number(context[name])}, not {shown(value)[:60]}")
+    if kind == "too_short":
+        return Problem(path, f"has {context['actual_length']} items; at least {context['min_length']} are expected")
     if kind == "too_long":
         return Problem(path, f"has {context['actual_length']} items; {context['max_length']} are expected")
     return Problem(path, f"is wrong: {detail['msg']}")
@@ -95,7 +108,7 @@ def _unknown_key(path: KeyPath, section: SectionType | None, siblings: dict[str,
         # If the right key is missing, a misspelling is the likely cause.
         others = () if siblings.get(meant) is not None else ((*path[:-1], meant),)
         return Problem(path, "unknown key", f"did you mean {meant}?", others=others)
-    elsewhere = _paths_of_keys().get(word, [])
+    elsewhere = [known_path for known_path in _paths_of_keys().get(word, []) if known_path != dotted(path)]
     if elsewhere:
         return Problem(path, "unknown key", f"did you mean {listed(elsewhere)}?")
     if of_launchers:
