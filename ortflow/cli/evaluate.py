@@ -55,21 +55,14 @@ def evaluate(
         done = evaluate_run(found, step, asked)
     if json:
         values = {name: value if math.isfinite(value) else None for name, value in done.metrics.items()}
-<<<<<<< HEAD
         skipped = {"skipped": done.skipped} if done.skipped else {}
-        print_json({"step": done.step, "samples": done.samples, **skipped, **values})
-        return
-    where = "" if done.step is None else f" at step {done.step}"
-    typer.echo(f"{done.samples:,} samples of {data}{where}")
-    if done.skipped:
-        rows = "1 bad row was" if done.skipped == 1 else f"{done.skipped:,} bad rows were"
-        typer.echo(f"{rows} skipped: {done.bad_rows[0]}")
-=======
-        print_json({"step": done.step, "samples": done.samples, **values, **done.tables})
+        print_json({"step": done.step, "samples": done.samples, **skipped, **values, **done.tables})
         return
     where = "" if done.step is None else f" at step {done.step}"
     typer.echo(f"{done.samples:,} samples of {data}{where}{', averaged weights' if done.averaged else ''}")
->>>>>>> fresh2
+    if done.skipped:
+        rows = "1 bad row was" if done.skipped == 1 else f"{done.skipped:,} bad rows were"
+        typer.echo(f"{rows} skipped: {done.bad_rows[0]}")
     for name, value in done.metrics.items():
         typer.echo(f"{name:12} {value:.6g}")
     for name, table in done.tables.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -72,6 +72,7 @@ class FakeStream:
 
     batch = MicroBatch({"x": np.zeros((4, 1), "float32")}, 4)
     tokens_per_sample = None
+    fields: Mapping[str, Any] = MappingProxyType({})
 
     def next(self) -> Any:
         return SimpleNamespace(micro_batches=[self.batch], next=Position(0, 4))

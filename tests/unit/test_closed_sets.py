@@ -17,11 +17,12 @@ from ortflow.workflow.data.batches import evaluation_batches
 from ortflow.workflow.data.plan import Plan
 from ortflow.workflow.fusion.halved import scaled
 from ortflow.workflow.graph.ir.edit import Editor
-from ortflow.workflow.graph.objective import loss
+from ortflow.workflow.graph.objective.by_element import FORMULAS
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.graph import UPDATES
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.parallel.schedule import schedule
+from ortflow.workflow.spec.losses import Regression
 from ortflow.workflow.spec.optimizers import Adam
 
 NEW: Any = "new"
@@ -44,7 +45,9 @@ def gpus() -> object:
 
 
 READERS: dict[str, Callable[[], object]] = {
-    "loss": lambda: loss._elementwise(Editor(onnx.GraphProto()), NEW, "labels", "y", (2, 3), False),
+    "loss": lambda: FORMULAS[Regression](
+        Editor(onnx.GraphProto()), Regression(kind="mse").model_copy(update={"kind": NEW}), "y", "labels"
+    ),
     "schedule of a pipeline": lambda: schedule(NEW, 2, 4),
     "last batch": lambda: Plan(11, 2, 1, 1, NEW).steps_per_epoch,
     "evaluation": lambda: evaluation_batches([], [], micro_batch=1, rank=0, world_size=2, mode=NEW),

@@ -277,7 +277,7 @@ def test_refusals(tmp_path: Path) -> None:
             plain,
             {"kind": "mse"},
             {"model__metrics": ["accuracy"]},
-            "accuracy, which is computed for the losses cross_entropy and bce",
+            "model.metrics[0]: is accuracy, which compares numbers of classes",
         ),
         (
             plain,

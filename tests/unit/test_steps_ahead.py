@@ -82,7 +82,7 @@ class Numbered(FakeStream):
     def tokens(self, batch: Any, samples: int) -> None:
         self.clock.sleep(HOST_SECONDS)
 
-    def evaluation(self) -> list[MicroBatch]:
+    def evaluation(self, name: str | None = None) -> list[MicroBatch]:
         return [self.batch]
 
 

@@ -35,17 +35,14 @@ class Evaluated:
     samples: int
     step: int | None
     """Of the checkpoint; None for a model file."""
-<<<<<<< HEAD
-    skipped: int = 0
-    """Bad rows of a table, which are not among the samples."""
-    bad_rows: Sequence[str] = ()
-    """The first of them, each with file and line."""
-=======
     tables: Mapping[str, list[list[int]]]
     """Confusion matrices: rows are labels, columns predictions."""
     averaged: bool
     """Whether the weights are the average of `train.average`."""
->>>>>>> fresh2
+    skipped: int = 0
+    """Bad rows of a table, which are not among the samples."""
+    bad_rows: Sequence[str] = ()
+    """The first of them, each with file and line."""
 
 
 def evaluate_run(run_dir: RunDir, step: int | None, asked: Asked) -> Evaluated:
@@ -108,9 +105,7 @@ def _evaluated(
             outcome = trainer.evaluate(batches, lambda: ())
     if not outcome.samples:
         raise UserError("has no samples", where=str(asked.data))
-<<<<<<< HEAD
     reading = reading_of(dataset)
-    return Evaluated(outcome.metrics, outcome.samples, reached, reading.skipped, reading.bad_rows)
-=======
-    return Evaluated(outcome.metrics, outcome.samples, reached, outcome.tables, averaged)
->>>>>>> fresh2
+    return Evaluated(
+        outcome.metrics, outcome.samples, reached, outcome.tables, averaged, reading.skipped, reading.bad_rows
+    )

@@ -23,7 +23,6 @@ from ortflow.workflow.plan import Plan
 from ortflow.workflow.record import ATTEMPTS, parse
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.weights.kept import read_record
 
 ELSEWHERE = "give this run a folder of its own (checkpoint.directory), or move these checkpoints elsewhere"
 COPIED = "move it elsewhere; to continue a copy of a run, copy its whole run directory"
@@ -53,7 +52,11 @@ def _model(run_dir: RunDir, spec: RunSpec) -> str:
     """Hash of the model's file, and of the weights that the run starts with."""
     if spec.model is None or not os.path.isfile(spec.model.path):
         return ""
-    started = read_record(run_dir.graphs) if spec.model.start_from is not None else None
+    started = None
+    if spec.model.start_from is not None:
+        from ortflow.workflow.weights.kept import read_record  # imports numpy, which commands do without
+
+        started = read_record(run_dir.graphs)
     return hash_of(Path(spec.model.path)) + (f"+{started.digest}" if started is not None else "")
 
 

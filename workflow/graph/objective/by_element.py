@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onnx import TensorProto
+from typing_extensions import assert_never
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.edit import Editor
@@ -61,7 +62,11 @@ def _require_last(dims: Dims, length: int, where: str, noun: str) -> None:
 
 def _square(edit: Editor, loss: Regression, x: str, y: str) -> str:
     difference = edit("Sub", x, y)
-    return edit("Mul", difference, difference) if loss.kind == "mse" else edit("Abs", difference)
+    if loss.kind == "mse":
+        return edit("Mul", difference, difference)
+    if loss.kind == "l1":
+        return edit("Abs", difference)
+    assert_never(loss.kind)
 
 
 def _huber(edit: Editor, loss: Huber, x: str, y: str) -> str:
