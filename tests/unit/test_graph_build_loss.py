@@ -283,7 +283,7 @@ def test_refusals(tmp_path: Path) -> None:
             plain,
             {"kind": "mse"},
             {"model__metrics": ["perplexity"]},
-            "perplexity, which is computed for the losses cross_entropy and output",
+            "perplexity, which follows from the losses cross_entropy and output",
         ),
         (plain, {"kind": "cross_entropy"}, {"model__labels": ["target"]}, "model.labels[0]: the model has no input"),
     ]:
