@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -19,6 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from project import command, of_kind
 from small_network import save_model
+
+from ortflow.workflow.onnx_runtime import onnxruntime
 
 SPECIES = ["cat", "dog", "owl"]
 COLUMNS = {"x": ["age", "s?", "sex"], "labels": "species"}
@@ -90,7 +91,7 @@ def logits_of(folder: Path, rows: list[dict[str, Any]]) -> np.ndarray[Any, Any]:
         ]
         for row in rows
     ]
-    session = ort.InferenceSession(str(export / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(export / "model.onnx"), providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"x": np.array(x, np.float32)})
     return np.asarray(logits)
 
