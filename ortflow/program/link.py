@@ -58,7 +58,9 @@ class Link:
                 "version": VERSION, "level": level,
             }
         )  # fmt: skip
-        os.register_at_fork(after_in_child=self._leave_in_child)
+        os.register_at_fork(
+            before=self.signals.hold, after_in_parent=self.signals.release, after_in_child=self._leave_in_child
+        )
         atexit.register(self._at_exit)
 
     @staticmethod
@@ -172,3 +174,4 @@ class Link:
         self.lost = "this process was forked from the rank's"
         self._stream.close()
         self.signals.remove_in_child()
+        self.signals.release()

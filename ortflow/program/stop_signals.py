@@ -26,6 +26,7 @@ class StopSignals:
         self._arrived = False
         self._previous: dict[int, Any] = {}
         self.pipe = -1
+        self._masks = threading.local()
 
     def install(self) -> None:
         """Install the handlers, in the main thread; elsewhere Python does not allow it, and nothing happens."""
@@ -66,6 +67,17 @@ class StopSignals:
         previous = self._previous.get(number)
         if callable(previous):
             previous(number, frame)
+
+    def hold(self) -> None:
+        """Before a fork: keep the signals waiting in the kernel until `release`.
+
+        Python forgets those that reach a child before its handlers are restored, and then nothing would end it.
+        """
+        self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    def release(self) -> None:
+        """After a fork, in the parent and, behind `remove_in_child`, in the child."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
 
     def remove_in_child(self) -> None:
         """In a forked child: restore the handlers, so that it can be terminated and saves nothing.
