@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).resolve().parent / "support"))  # where no configuration names it
+
 from costs import pytest_runtest_makereport
 
 __all__ = ["pytest_configure", "pytest_runtest_makereport"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.data.samples import Samples
-from ortflow.workflow.data.sources import open_samples
+from ortflow.workflow.data.sources import open_samples, section_of
 from ortflow.workflow.data.sources.images import Images
 from ortflow.workflow.data.tables.samples import TableSamples
 from ortflow.workflow.data.tables.summary import NUMERIC, Summary
@@ -33,7 +33,7 @@ def guess_for(path: Path, inputs: Sequence[Array], outputs: Sequence[Array]) -> 
     except UserError as error:
         if not keys or error.where != str(path):
             raise
-        samples, keys = open_samples(DataSet(path=str(path))), {}
+        samples, keys = open_samples(section_of(path)), {}
     if isinstance(samples, TableSamples) and (made := _of_table(path, samples, inputs, outputs)) is not None:
         return samples, made
     preparation = keys if isinstance(samples, Images) else {}

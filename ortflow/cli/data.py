@@ -88,16 +88,15 @@ def show(
     """Print a set's columns, number of samples, minima and maxima."""
     _require_packages()
     from ortflow.workflow.data.classes import classes_of
-    from ortflow.workflow.data.sources import open_samples
+    from ortflow.workflow.data.sources import open_samples, section_of
     from ortflow.workflow.data.tables.files import is_table
-    from ortflow.workflow.spec.data import DataSet
 
     if is_table(path):
         from ortflow.cli.tables import show_table
 
         show_table(path, as_json)
         return
-    samples = open_samples(DataSet(path=str(path)))
+    samples = open_samples(section_of(path))
     reported = describe(samples)
     if as_json:
         typer.echo(json.dumps(reported))
@@ -129,14 +128,13 @@ def verify(
 
         verify_table(path)
         return
-    from ortflow.workflow.data.sources import is_images, open_samples
+    from ortflow.workflow.data.sources import is_images, open_samples, section_of
     from ortflow.workflow.data.sources.images import Images
-    from ortflow.workflow.spec.data import DataSet
     from ortflow.workflow.spec.media import ImagesSection
 
     # Images of any size are right: the run file says what becomes of it.
     images = ImagesSection(resize=[32, 32]) if is_images(path) else None
-    dataset = open_samples(DataSet(path=str(path), images=images))
+    dataset = open_samples(section_of(path, images=images))
     if isinstance(dataset, Images):
         bad = [fault for number in range(len(dataset)) if (fault := _fault_of(dataset, number)) is not None]
         if bad:

@@ -91,9 +91,12 @@ def with_sets(sets: dict[str, Any]) -> dict[str, Any]:
         ({"data": RUN["data"]}, "checkpoint.best: needs an evaluation set"),
         ({"train": RUN["train"]}, "checkpoint.best: needs periodic evaluation"),
         ({"checkpoint": {"best": {"metric": "auroc"}}}, "checkpoint.best.metric: is auroc, which evaluation does not"),
-        ({"checkpoint": {"best": {"metric": "no/f1"}}}, "checkpoint.best.metric: is no/f1, which evaluation does not"),
         (
-            {"data": {**BEST["data"], "eval_sets": {"a": {"path": "no.arrow"}}}},
+            {"checkpoint": {"best": {"metric": "no/f1"}}},
+            "checkpoint.best.metric: is no/f1, and there is no evaluation set 'no'",
+        ),
+        (
+            {"data": {**BEST["data"], "eval_sets": {"a": {"path": "no.arrow"}}}, "checkpoint": {}},
             "data.eval_sets.a.path: there is no file",
         ),
         (with_sets({"a": {}}), "data.eval_sets.a.path: is missing"),

@@ -10,7 +10,14 @@ import pytest
 from project import environment
 
 ROOT = Path(__file__).parent.parent.parent
-FILES = ("pyproject.toml", "README.md", "LICENSE", "tests/conftest.py")
+FILES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "tests/conftest.py",
+    "tests/support/costs.py",
+    "tests/support/forks.py",
+)
 TEST = "import ortflow.workflow.errors\n\ndef test() -> None:\n    pass\n"
 PLAIN_PYTEST = "import sys; del sys.path[0]; import pytest; sys.exit(pytest.main())"
 FOLDERS = ("ortflow", "workflow", "launchers", "manifests")
@@ -30,7 +37,7 @@ def clones(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if (ROOT / file).exists():
                 (clone / file).parent.mkdir(parents=True, exist_ok=True)
                 (clone / file).write_bytes((ROOT / file).read_bytes())
-        (clone / "tests" / "support").mkdir()
+        (clone / "tests" / "support").mkdir(exist_ok=True)
         (clone / "tests" / "test_import.py").write_text(TEST)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     site = next((folder / "venv" / "lib").glob("python*")) / "site-packages"

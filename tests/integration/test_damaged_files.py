@@ -79,8 +79,9 @@ def spoil(path: Path, kind: str) -> None:
         "huge": {**record, "time": 1e300, "attempt": 10**40},
         "list": [record],
     }
-    text = {"nan": lines[1].replace('"time":', '"time":NaN,"was":'), "deep": "[" * 100_000, "zeros": "\0" * 500}
-    lines[1] = text[kind] if kind in text else json.dumps(changed[kind])
+    # Of phases, a status reads the newest alone.
+    text = {"nan": lines[2].replace('"time":', '"time":NaN,"was":'), "deep": "[" * 100_000, "zeros": "\0" * 500}
+    lines[2 if kind == "nan" else 1] = text[kind] if kind in text else json.dumps(changed[kind])
     path.write_text("\n".join(lines) + "\n")
 
 

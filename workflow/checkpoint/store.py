@@ -117,8 +117,24 @@ class DirectoryStore:
 
     def begin(self, step: int, attempt: int) -> Path:
         """Temporary folder of a save, beside the checkpoints, so that a rename can move it there."""
+        try:
+            return self._made(step, attempt)
+        except FileNotFoundError:
+            if self._inside is None:
+                raise
+            return self._made(step, attempt)  # the run directory was renamed meanwhile
+
+    def _made(self, step: int, attempt: int) -> Path:
+        """Make the temporary folder; never the run directory, which may have another name by now."""
         folder = self._temporary(step, attempt)
-        folder.mkdir(parents=True, exist_ok=True)
+        if self._inside is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        inside = (*Path(self._inside).parts, folder.name)
+        root = folder.parents[len(inside) - 1]
+        for part in inside:
+            root = root / part
+            root.mkdir(exist_ok=True)
         return folder
 
     def begin_program(self, step: int, attempt: int) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ortflow.workflow.data.classes import classes_of
 from ortflow.workflow.data.digest import digest_of
 from ortflow.workflow.data.samples import Samples, reading_of
-from ortflow.workflow.data.sources import is_fitted, open_other, open_samples, open_training
+from ortflow.workflow.data.sources import is_fitted, open_other, open_samples, open_training, section_of
 from ortflow.workflow.data.sources.images import LABEL, Images
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.inference.models import Asked
@@ -60,7 +60,7 @@ def opened(
     before = {} if of_run is None else of_run.columns
     columns = {k: v for k, v in {**before, **asked.columns}.items() if inputs is None or k in inputs}
     if data is None or of_run is None:
-        section = DataSet(path=str(asked.data), columns=columns)
+        section = section_of(asked.data, columns=columns)
         return Opened(open_samples(section), section.references, {})
     preparation = {key: getattr(of_run, key) for key in KEPT}
     skipped = of_run.bad_rows if inputs is None else 0.0  # a prediction belongs to a row of the file

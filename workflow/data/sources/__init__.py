@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,15 @@ PREPARATIONS = ("tokens", "images", "text")
 """Keys of a set that say how files of certain formats become samples."""
 
 
+def section_of(path: Path, **keys: Any) -> DataSet:
+    """The section of a path that no run file has. Raises UserError for a name that is not UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError("has a name that is not UTF-8", where=str(path), fix="rename it") from None
+    return DataSet(path=str(path), **keys)
+
+
 def open_samples(section: DataSet) -> Samples:
     """The samples of a `data.train` or `data.eval` section.
 
@@ -81,7 +91,7 @@ def open_samples(section: DataSet) -> Samples:
 
 def is_images(path: Path) -> bool:
     """Whether a path holds images."""
-    return "images" in _format_of(DataSet(path=str(path))).takes
+    return "images" in _format_of(section_of(path)).takes
 
 
 def is_fitted(section: DataSet) -> bool:

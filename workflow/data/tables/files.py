@@ -83,6 +83,8 @@ def _of_hugging_face(path: Path) -> list[Path]:
 
 def _is_numbers(path: Path) -> bool:
     """Whether an Arrow file has plain numbers alone. A damaged one counts as such: opening it reports the damage."""
+    if not path.is_file():  # a pipe or a socket would block
+        return True
     try:
         with pa.memory_map(str(path)) as mapped:
             schema = pa.ipc.open_file(mapped).schema

@@ -35,6 +35,9 @@ def open_table(path: Path, types: dict[str, str]) -> Table:
     missing = next((file for file in files if not file.exists()), None)
     if missing is not None:
         raise UserError("no such file or folder", where=str(missing), fix="correct the path")
+    odd = next((file for file in files if not file.is_file()), None)
+    if odd is not None:
+        raise UserError("is not a regular file", where=str(odd), fix="give a file")
     if len({file.suffix.lower() for file in files}) > 1:
         names = ", ".join(sorted({file.suffix for file in files}))
         raise UserError(f"names files of several formats ({names})", where=str(path), fix="give files of one table")
