@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from ortflow import __version__
-from ortflow.workflow.kernels.library import cache_folders
+from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.rundir import write_atomically
 

@@ -293,7 +293,7 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
     assert len(opened(path)) == 1
     assert list((tmp_path / "data").iterdir()) == [path]
     (tmp_path / "data").chmod(0o700)
-    monkeypatch.setattr(store, "folders", lambda: iter(()))
+    monkeypatch.setattr(store, "cache_folders", lambda purpose: iter(()))
     with pytest.raises(UserError, match="ORTFLOW_CACHE"):
         opened(path)
 

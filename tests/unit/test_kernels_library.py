@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from messages import mentions, says
 
+from ortflow.workflow import cache_folders
 from ortflow.workflow.kernels import library
 from ortflow.workflow.kernels.library import Library
 
@@ -293,10 +294,10 @@ def test_a_cache_is_ours_all_the_way_up(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("ORTFLOW_CACHE", str(above / "cache"))
 
     def trusted() -> bool:
-        return above / "cache" / "kernels" in library.cache_folders("kernels")
+        return above / "cache" / "kernels" in cache_folders.cache_folders("kernels")
 
     assert trusted()
-    monkeypatch.setattr(library, "_is_private_group", lambda group: False)
+    monkeypatch.setattr(cache_folders, "_is_private_group", lambda group: False)
     for mode, expected in ((0o777, False), (0o1777, True), (0o775, False), (0o755, True)):
         above.chmod(mode)
         assert trusted() == expected, oct(mode)
@@ -306,7 +307,7 @@ def test_a_cache_is_ours_all_the_way_up(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "link").symlink_to(above)
     above.chmod(0o777)
     monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "link" / "cache"))
-    assert tmp_path / "link" / "cache" / "kernels" not in library.cache_folders("kernels")
+    assert tmp_path / "link" / "cache" / "kernels" not in cache_folders.cache_folders("kernels")
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o000])
@@ -317,13 +318,13 @@ def test_the_caches_do_not_depend_on_the_umask(mask: int, tmp_path: Path, monkey
     before = os.umask(mask)
     try:
         for purpose in ("kernels", "gradients"):
-            assert list(library.cache_folders(purpose)) == [
+            assert list(cache_folders.cache_folders(purpose)) == [
                 tmp_path / "home" / ".cache" / "ortflow" / purpose,
                 tmp_path / "temporary" / f"ortflow-{os.getuid()}" / purpose,
             ]
     finally:
         os.umask(before)
-    assert library.no_cache("kernels") is None
+    assert cache_folders.no_cache("kernels") is None
     for folder in (*(tmp_path / "home").rglob("*"), *tmp_path.rglob("ortflow-*")):
         assert not folder.stat().st_mode & 0o077, folder
 
@@ -332,14 +333,14 @@ def test_folders_that_an_earlier_version_left_group_writable(tmp_path: Path, mon
     """It wrote nothing into them. What is in such a folder may be another user's."""
     monkeypatch.delenv("ORTFLOW_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(library, "_is_private_group", lambda group: False)
+    monkeypatch.setattr(cache_folders, "_is_private_group", lambda group: False)
     for purpose in ("kernels", "gradients"):
         (tmp_path / "ortflow" / purpose).mkdir(parents=True, exist_ok=True)
         (tmp_path / "ortflow" / purpose).chmod(0o775)
     (tmp_path / "ortflow").chmod(0o775)
     (tmp_path / "ortflow" / "gradients" / "of-another").touch()
-    assert tmp_path / "ortflow" / "kernels" in library.cache_folders("kernels")
-    assert tmp_path / "ortflow" / "gradients" not in library.cache_folders("gradients")
+    assert tmp_path / "ortflow" / "kernels" in cache_folders.cache_folders("kernels")
+    assert tmp_path / "ortflow" / "gradients" not in cache_folders.cache_folders("gradients")
 
 
 def test_the_reason_is_the_folder_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +358,7 @@ def test_the_reason_is_the_folder_where_there_is_none(tmp_path: Path, monkeypatc
 
 def test_a_group_of_the_users_own_is_no_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
     user = pwd.getpwuid(os.getuid())
-    library._is_private_group.cache_clear()
+    cache_folders._is_private_group.cache_clear()
     for name, members, expected in (
         (user.pw_name, [], True),
         (user.pw_name, ["somebody"], False),
@@ -365,5 +366,5 @@ def test_a_group_of_the_users_own_is_no_other_user(monkeypatch: pytest.MonkeyPat
     ):
         entry = grp.struct_group((name, "x", user.pw_gid, members))
         monkeypatch.setattr(grp, "getgrgid", lambda group, entry=entry: entry)
-        assert library._is_private_group(user.pw_gid) == expected
-        library._is_private_group.cache_clear()
+        assert cache_folders._is_private_group(user.pw_gid) == expected
+        cache_folders._is_private_group.cache_clear()

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ortflow.workflow.kernels.library import cache_folders
+from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.rundir import write_atomically
 
 PURPOSE = "algorithms"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.device.libraries import major, preload
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.rundir import write_atomically
 
 

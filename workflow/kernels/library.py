@@ -11,15 +11,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
-import grp
 import hashlib
 import importlib.util
 import os
 import platform
-import pwd
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -79,6 +76,8 @@ def find_library() -> Library:
 
 def library_at(level: str) -> Library:
     """The library for one of the processor's levels, compiled if necessary. Never raises; see `find_library`."""
+    from ortflow.workflow.cache_folders import cache_folders  # not at the top: as a program, this file is alone
+
     machine = platform.machine()
     name, ours = _name(machine, level), f"ortflow's own, for {level}"
     for folder in (*BROUGHT, *cache_folders("kernels")):
@@ -117,23 +116,10 @@ def _name(machine: str, level: str) -> str:
     return f"{machine}-{level.lower()}-{source_key()[:16]}.so"
 
 
-def cache_folders(purpose: str) -> Iterator[Path]:
-    """Existing folders for a purpose, best first: $ORTFLOW_CACHE, the user's cache, then the temporary folder.
-
-    Only folders that no other user can write to or replace, including their parents: their contents are trusted.
-    Missing ones are created for the user alone, whatever the umask.
-    """
-    return (place for place in _places(purpose) if _unusable(place) is None)
-
-
-def no_cache(purpose: str) -> str | None:
-    """Why there is no folder for a purpose; None if there is one."""
-    reasons = [_unusable(place) for place in _places(purpose)]
-    return None if None in reasons else "; ".join(filter(None, reasons))
-
-
 def no_library() -> str:
     """Why there is no compiled library if no compiler failed: there is no folder for it, or no compiler."""
+    from ortflow.workflow.cache_folders import no_cache
+
     fault = no_cache("kernels")
     if fault is None:
         return "there is no C compiler: `pip install 'ortflow[kernels]'` brings one"
@@ -142,77 +128,11 @@ def no_library() -> str:
 
 def remedy() -> str:
     """What a user does on a machine without a compiled library."""
+    from ortflow.workflow.cache_folders import no_cache
+
     if no_cache("kernels") is None:
         return "install a C compiler (pip install 'ortflow[kernels]')"
     return "set ORTFLOW_CACHE to a folder that only you may write to"
-
-
-def _places(purpose: str) -> list[Path]:
-    named = os.environ.get("ORTFLOW_CACHE")
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    temporary = Path(tempfile.gettempdir(), f"ortflow-{os.getuid()}")
-    return [folder / purpose for folder in (*([Path(named)] if named else []), Path(home, "ortflow"), temporary)]
-
-
-def _unusable(place: Path) -> str | None:
-    """Create a cache folder if it is missing; returns why its contents cannot be trusted, or None."""
-    try:
-        _create(place)
-        real = Path(os.path.realpath(place))
-        _take_back(real)
-        exposed = next((folder for folder in (real, *real.parents) if _others_may_replace(folder)), None)
-    except OSError as error:
-        return f"{place}: {error.strerror}"
-    return None if exposed is None else f"other users may write to {exposed}"
-
-
-def _create(folder: Path) -> None:
-    """Create a folder and its parents for the user alone: `mkdir` gives parents the umask's mode."""
-    if not folder.is_dir():
-        _create(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def _take_back(place: Path) -> None:
-    """Make an empty cache folder of ours, and the folder `ortflow` that it is in, unwritable for other users.
-
-    Earlier versions created both with the umask's mode, and wrote nothing where others may write.
-    """
-    above = place.parent
-    if above.name not in ("ortflow", f"ortflow-{os.getuid()}"):
-        return
-    if _is_exposed(above):
-        above.chmod(above.stat().st_mode & ~0o022)
-    # Files may have the umask's mode, too, so nobody else may reach them.
-    if _is_exposed(place) and not any(place.iterdir()):
-        place.chmod(0o700)
-
-
-def _is_exposed(folder: Path) -> bool:
-    status = folder.stat()
-    return status.st_uid == os.getuid() and bool(status.st_mode & 0o022) and not status.st_mode & stat.S_ISVTX
-
-
-def _others_may_replace(folder: Path) -> bool:
-    """Whether another user can replace the contents of this folder."""
-    status = folder.stat()
-    if status.st_uid not in (os.getuid(), 0):
-        return True
-    writable = status.st_mode & (stat.S_IWOTH if _is_private_group(status.st_gid) else 0o022)
-    return bool(writable and not status.st_mode & stat.S_ISVTX)
-
-
-@functools.cache
-def _is_private_group(group: int) -> bool:
-    """Whether a group is the user's own and has no other member, as Debian's and Red Hat's user private groups.
-
-    They go with a umask of 002, which makes the user's folders writable to this group.
-    """
-    try:
-        user, entry = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
-    except KeyError:
-        return False
-    return entry.gr_gid == user.pw_gid and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
 
 
 def compilers() -> Iterator[list[str]]:

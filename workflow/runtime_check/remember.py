@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortflow import __version__
-from ortflow.workflow.kernels.library import cache_folders
+from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.runtimes import installed_runtime

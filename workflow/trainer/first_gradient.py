@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
+from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.inputs import BatchInput
-from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.failures import RejectedBatch
 from ortflow.workflow.trainer import MicroBatch, Report

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.images import LABEL, Images
 from ortflow.workflow.data.sources.pictures import ENDS
@@ -152,10 +153,8 @@ def _cached(file: Path, stream: io.BufferedReader) -> Path | None:
     hashing = xxhash.xxh3_128(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
     for place in (0, max(0, status.st_size - _ENDS_BYTES)):
         hashing.update(os.pread(stream.fileno(), _ENDS_BYTES, place))
-    named = os.environ.get("ORTFLOW_CACHE")
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(named) if named else Path(home, "ortflow")
-    return folder / "shards" / f"{hashing.hexdigest()}.index"
+    folder = next(cache_folders("shards"), None)
+    return None if folder is None else folder / f"{hashing.hexdigest()}.index"
 
 
 def _read(file: Path, stream: io.BufferedReader) -> Index:

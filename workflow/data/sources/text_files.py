@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.samples import Indices
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular, read_whole
+from ortflow.workflow.graph_hashes import hash_of
 from ortflow.workflow.rundir import replacing
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.media import TextSection
@@ -181,8 +183,14 @@ def _tokens(files: Sequence[Path], text: TextSection) -> tuple[Array, Indices]:
     hashing = xxhash.xxh3_128(json.dumps([_VERSION, text.documents, text.end]).encode())
     hashing.update(definition)
     for file in files:
-        hashing.update(_content(file))
-    folder = _cache()
+        try:
+            hashing.update(hash_of(file).encode())
+        except OSError as error:
+            raise UserError(error.strerror or str(error), where=str(file)) from None
+    folder = next(cache_folders("tokens"), None)
+    if folder is None:
+        what = "the tokens cannot be kept: there is no folder for them"
+        raise UserError(what, where=str(files[0]), fix="set ORTFLOW_CACHE to a folder that only you may write to")
     tokens, ends = folder / f"{hashing.hexdigest()}.tokens.npy", folder / f"{hashing.hexdigest()}.ends.npy"
     if not ends.exists() or not tokens.exists():
         _tokenise(files, text, definition, tokens, ends)
@@ -202,7 +210,6 @@ def _tokenise(files: Sequence[Path], text: TextSection, definition: bytes, token
     kind: np.dtype[Any] = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
     lengths: list[int] = []
     try:
-        tokens.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=tokens.parent) as file:
             for batch in _batches(files, text.documents):
                 for encoding in tokenizer.encode_batch(batch):
@@ -254,17 +261,6 @@ def _decoded(data: bytes, where: str) -> str:
         raise UserError(f"is not UTF-8 ({error.reason})", where=where, fix="convert it, as `iconv -t utf-8`") from None
 
 
-def _content(file: Path) -> bytes:
-    hashing = xxhash.xxh3_128()
-    try:
-        with os.fdopen(open_regular(file), "rb") as stream:
-            while block := stream.read(1 << 20):
-                hashing.update(block)
-    except OSError as error:
-        raise UserError(error.strerror or str(error), where=str(file)) from None
-    return hashing.digest()
-
-
 def _definition(path: str) -> bytes:
     try:
         return read_whole(path, _LARGEST_TOKENIZER)
@@ -285,9 +281,3 @@ def _tokenizer(path: str, definition: bytes) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _cache() -> Path:
-    named = os.environ.get("ORTFLOW_CACHE")
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return (Path(named) if named else Path(home, "ortflow")) / "tokens"

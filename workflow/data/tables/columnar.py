@@ -18,9 +18,10 @@ import xxhash
 
 from ortflow.workflow.data.samples import Indices
 from ortflow.workflow.data.tables.files import ARROW, PARQUET
-from ortflow.workflow.data.tables.store import entry, hash_of, key_of
+from ortflow.workflow.data.tables.store import entry, key_of
 from ortflow.workflow.data.tables.summary import KINDS, Summary, kind_of
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph_hashes import hash_of
 
 _ROWS = 1 << 16
 """Rows decoded at a time."""

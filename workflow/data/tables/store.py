@@ -19,7 +19,9 @@ from typing import Any
 
 import xxhash
 
+from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.files import open_regular
+from ortflow.workflow.graph_hashes import hash_of
 
 VERSION = 1
 """Version of an entry and of how kinds are decided; others are built again."""
@@ -42,30 +44,17 @@ def key_of(files: Sequence[Path], options: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def folders() -> Iterator[Path]:
-    """Folders for entries that can be written, best first: $ORTFLOW_CACHE, the user's cache, the temporary folder."""
-    named = os.environ.get("ORTFLOW_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ortflow")
-    temporary = Path(tempfile.gettempdir(), f"ortflow-{os.getuid()}")
-    for base in (*([Path(named)] if named else []), home, temporary):
-        folder = base / "tables"
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK | os.X_OK):
-                yield folder
-
-
 def entry(key: str, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
     """The folder and the record of an entry; `build` writes the files of a new one and returns its record.
 
     Raises OSError if no folder can be written to, or the disk is full.
     """
-    choice = list(folders())
+    choice = list(cache_folders("tables"))
     for folder in choice:
         if (record := _load(folder / key)) is not None:
             return folder / key, record
     if not choice:
-        raise OSError("there is no folder for the index: set ORTFLOW_CACHE to a folder that you may write to")
+        raise OSError("there is no folder for the index: set ORTFLOW_CACHE to a folder that only you may write to")
     folder = choice[0]
     with _lock(folder / f"{key}.lock"):
         if (record := _load(folder / key)) is not None:
@@ -102,15 +91,6 @@ def _load(place: Path) -> dict[str, Any] | None:
         return record
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def hash_of(file: Path) -> str:
-    """Hash of a file's content."""
-    hashing = xxhash.xxh3_128()
-    with os.fdopen(open_regular(file), "rb") as stream:
-        while part := stream.read(1 << 20):
-            hashing.update(part)
-    return hashing.hexdigest()
 
 
 @contextlib.contextmanager
