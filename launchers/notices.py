@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from typing import Any
 
 from ortflow.launchers.budget import Decision
 from ortflow.launchers.records import Outcome, Used
-from ortflow.launchers.start_folder import ROOT
 from ortflow.launchers.supervised import View
 from ortflow.workflow.clock import Clock
+from ortflow.workflow.module_process import start_module
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.notify import Notify
 from ortflow.workflow.spec.run import Restart
@@ -90,9 +89,9 @@ class Notices:
                 self._view.message(f"warning: {name}: {error.strerror}")
 
     def _start(self, name: str, order: Mapping[str, Any], moment: float) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ortflow.launchers.notice_sender"],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, cwd=ROOT,
+        process = start_module(
+            "ortflow.launchers.notice_sender",
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self._sending.append(_Sending(process, name, moment + LIMIT + 2.0))
         if process.stdin is not None:

@@ -7,9 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from ortflow.workflow.files import open_regular
+from ortflow.launchers.tail import last_bytes
 from ortflow.workflow.rundir import RunDir
 
 TAIL = 256 << 10
@@ -53,7 +52,9 @@ def stack_in(log: str) -> Stack | None:
 
 def stacks_of(run: RunDir, attempt: int, world_size: int) -> dict[int, Stack | None]:
     """The newest stack of each rank; None where a rank has written none."""
-    return {rank: stack_in(_tail(run.log(attempt, rank))) for rank in range(world_size)}
+    return {
+        rank: stack_in(last_bytes(run.log(attempt, rank), TAIL).decode(errors="replace")) for rank in range(world_size)
+    }
 
 
 def where(stacks: Mapping[int, Stack | None]) -> str:
@@ -91,12 +92,3 @@ def _s(ranks: list[int]) -> str:
 
 def _are(ranks: list[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
-
-
-def _tail(path: Path) -> str:
-    try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

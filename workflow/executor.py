@@ -58,7 +58,7 @@ def execute(
         spec = of_this_attempt(whole, os.environ)
         if whole.elastic:
             _record_nodes(events, spec, whole, place)
-        if place.rank == 0 and spec.monitor.sinks:
+        if place.rank == 0 and spec.monitor.sinks:  # the module takes a while to import
             from ortflow.workflow.sinks.process import start_sinks
 
             sinks = start_sinks(spec, run_dir, attempt, events)

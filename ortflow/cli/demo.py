@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from ortflow.workflow.errors import EXIT_FAILURE, UserError
+from ortflow.workflow.rundir import RunDir
 
 FILES = ("run.yaml", "prepare.py")
 KILL_BEHIND = 0.45
@@ -95,7 +96,7 @@ def _kill_a_rank(run_dir: Path, launcher: subprocess.Popen[bytes]) -> None:
         pid = next((event["pid"] for event in events if event["event"] == "attempt_start"), pid)
         done = max((event["step"] for event in events if event["event"] == "step"), default=0)
         with suppress(OSError, ValueError, KeyError):
-            total = json.loads((run_dir / "plan.json").read_text())["total_steps"]
+            total = json.loads(RunDir(run_dir).plan.read_text())["total_steps"]
             if pid is not None and done >= KILL_BEHIND * total:
                 os.kill(pid, signal.SIGKILL)
                 return
@@ -108,9 +109,7 @@ def _steps(run_dir: Path) -> Mapping[int, list[Any]]:
 
 
 def _events(run_dir: Path, rank: int) -> list[dict[str, Any]]:
-    """Whole lines of a rank's events; none if there is no file yet."""
-    try:
-        data = (run_dir / "events" / f"rank-{rank:04d}.jsonl").read_bytes()
-    except OSError:
-        return []
-    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    """A rank's events; empty if there are none yet."""
+    from ortflow.workflow.record import EVENTS, read_records
+
+    return read_records(RunDir(run_dir).events(rank), EVENTS)[0]

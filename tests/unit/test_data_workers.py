@@ -135,3 +135,16 @@ def test_no_worker_outlives_its_rank(tmp_path: Path, how: signal.Signals) -> Non
         while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < until:
             time.sleep(0.02)
         assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_module_in_the_run_directory_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_classes(tmp_path / "images", {"cat": 2, "dog": 2})
+    (tmp_path / "queue.py").write_text("open('executed', 'w')\n")
+    (tmp_path / "numpy.py").write_text("open('executed', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    workers = Workers(1)
+    own, by_workers = opened(root, workers, {"flip": "horizontal"})
+    np.testing.assert_array_equal(by_workers.read("image", np.arange(4)), own.read("image", np.arange(4)))
+    assert children()
+    workers.close()
+    assert not (tmp_path / "executed").exists()

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from ortflow.workflow.errors import check_signal
+from ortflow.workflow.module_process import start_module
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,18 +44,8 @@ class Child:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry),
-        }
-        return subprocess.Popen(
-            [sys.executable, "-m", "ortflow.workflow.assembly.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment,
-            # `-m` searches the current folder first, which may contain modules with the same names.
-            cwd="/",
+        return start_module(
+            "ortflow.workflow.assembly.child", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
         )
 
     def __enter__(self) -> Child:

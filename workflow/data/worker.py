@@ -48,7 +48,8 @@ def main() -> None:
     os.dup2(2, 1)
     tasks: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, tasks), daemon=True).start()
-    sys.path[:], recipes = tasks.get()
+    folder, sys.path[:], recipes = tasks.get()
+    os.chdir(folder)  # relative paths of a user's function are the rank's
     sets: dict[int, Any] = {}
     reply: tuple[int, Any, Any]
     while True:

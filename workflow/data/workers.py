@@ -27,6 +27,7 @@ from ortflow.workflow.data.samples import Indices, Samples
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.data.worker import receive, send
 from ortflow.workflow.errors import OrtflowError, UserError, signal_name
+from ortflow.workflow.module_process import start_module
 from ortflow.workflow.signals import STOP_SIGNALS
 
 _ATTEMPTS = 3
@@ -172,14 +173,14 @@ class Workers:
 
     def _start(self) -> _Worker:
         assert self._memory is not None
-        command = [sys.executable, "-m", "ortflow.workflow.data.worker", str(self._memory)]
         # The rank ends its workers when it has saved; a signal for the whole process group must not.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             # Unbuffered: a reply in a buffer of this process would not wake the selector.
-            process = subprocess.Popen(
-                command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[self._memory],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            process = start_module(
+                "ortflow.workflow.data.worker", str(self._memory), bufsize=0, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, pass_fds=[self._memory],
+                variables={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )  # fmt: skip
         except OSError as error:
             raise OrtflowError(f"a worker process of the data cannot be started: {error.strerror}") from None
@@ -187,7 +188,7 @@ class Workers:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         worker = _Worker(process)
         with contextlib.suppress(OSError):  # it has ended, which its output shows
-            send(worker.input, (sys.path, self._recipes))
+            send(worker.input, (os.getcwd(), sys.path, self._recipes))
         return worker
 
     def _stop(self) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
 from ortflow.workflow.errors import EXIT_DONE, Preempted
 from ortflow.workflow.events import EventLog, warn
+from ortflow.workflow.module_process import start_module
 from ortflow.workflow.program.child import own_processes
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.sinks.kinds import check_packages
@@ -27,13 +27,12 @@ class SinkProcess:
 
     def __init__(self, run_dir: RunDir, attempt: int, events: EventLog, seconds: float) -> None:
         self._events, self._seconds = events, seconds
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ortflow.workflow.sinks", str(run_dir.root.absolute()), str(attempt)],
+        self._process = start_module(
+            "ortflow.workflow.sinks",
+            str(run_dir.root.absolute()),
+            str(attempt),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)},
-            # `-m` searches the current folder first, which may contain modules with the same names.
-            cwd="/",
             # Signals for the ranks would end it before it has sent the last values; it ends with its input.
             start_new_session=True,
         )
@@ -56,9 +55,7 @@ class SinkProcess:
             warn(self._events, message)
 
 
-def start_sinks(spec: RunSpec, run_dir: RunDir, attempt: int, events: EventLog) -> SinkProcess | None:
-    """The process of a run's sinks, if it has any. Raises UserError if a package is missing."""
-    if not spec.monitor.sinks:
-        return None
+def start_sinks(spec: RunSpec, run_dir: RunDir, attempt: int, events: EventLog) -> SinkProcess:
+    """The process of a run's sinks. Raises UserError if a package is missing."""
     check_packages(spec.monitor.sinks)
     return SinkProcess(run_dir, attempt, events, spec.monitor.sinks_seconds)
