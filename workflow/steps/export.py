@@ -6,7 +6,6 @@ and without MPI.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -21,7 +20,7 @@ from ortflow.workflow.checkpoint.load import Loaded, Window, load, load_newest, 
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
-from ortflow.workflow.data.classes import write_classes
+from ortflow.workflow.data.notes import write_notes
 from ortflow.workflow.data.tables.files import exists
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.disk_space import Notice, OutOfDisk, wait_for_room
@@ -31,7 +30,7 @@ from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import TrainerRunSpec, trainer_run
@@ -113,8 +112,7 @@ def export(context: Context) -> None:
         except Exception as error:  # whatever the error, the training before it is done
             raise OrtflowError(_after_training(context, error)) from error
         else:
-            _write_fields(path, context.stream)
-            if (fault := write_classes(path.parent, context.plan.classes)) is not None:
+            for fault in write_notes(path.parent, context.plan.classes, context.stream.fields):
                 context.monitor.warn(fault)
             context.events.write("export", path=str(path), max_difference=difference)
             print(f"exported {path}, {deviation(difference)}", flush=True)
@@ -126,10 +124,6 @@ def export(context: Context) -> None:
         context.trainer.lend()
     if context.world.broadcast_object(asked):
         context.leave(context.stop.reason or "another rank")
-
-
-FIELDS = "inputs.json"
-"""File beside the model: how its inputs were made from a table's columns, with the tables of classes."""
 
 
 def _export_best(context: Context, path: Path) -> None:
@@ -177,11 +171,6 @@ def _export_when_there_is_room(context: Context, path: Path) -> float | None:
                 if context.stop:
                     raise _Asked from None
                 raise
-
-
-def _write_fields(path: Path, stream: Stream) -> None:
-    if fields := stream.fields:
-        write_atomically(path.with_name(FIELDS), (json.dumps(fields, indent=2) + "\n").encode())
 
 
 def output(context: Context) -> Path:
@@ -248,9 +237,7 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, f
             measuring = measured(stream) if further and kinds_of(spec.export) else []
             stream.close()
         difference = trainer.export(path, batches, spec.export.tolerance)
-        if stream is not None:
-            _write_fields(path, stream)
-        if (fault := write_classes(path.parent, plan.classes)) is not None:
+        for fault in write_notes(path.parent, plan.classes, stream.fields if stream is not None else {}):
             print(f"warning: {fault}", file=sys.stderr)
         variants = tuple(write_variants(path, spec.export, measuring)) if further else ()
     return Exported(path, loaded.manifest.step, difference, variants)
