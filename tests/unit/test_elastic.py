@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from messages import alike, says
 from run_files import spec_of
+from views import Lines
 
 from ortflow.launchers.batch.elastic import AllocatedNodes, failed_growths
 from ortflow.launchers.cause import Cause
@@ -141,18 +142,6 @@ class FakePool:
 
     def present(self, among: Sequence[str]) -> list[str]:
         return [name for name in among if name not in self.away]
-
-
-class Lines:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def record(self, record: Mapping[str, Any]) -> None: ...
-    def attempt(self, number: int) -> None: ...
-    def tick(self) -> None: ...
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
 
 
 @pytest.fixture(autouse=True)

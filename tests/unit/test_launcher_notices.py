@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fake_attempts import FakeAttempt
 from fake_clock import FakeClock
+from views import Lines
 
 from ortflow.launchers import notices as module
 from ortflow.launchers.budget import Decision
@@ -29,20 +30,6 @@ from ortflow.workflow.spec.notify import Notify
 from ortflow.workflow.spec.run import Backoff, Restart
 
 SECRET = "hunter2"
-
-
-class Lines:
-    """A view that keeps what was said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def record(self, record: Mapping[str, Any]) -> None: ...
-    def attempt(self, number: int) -> None: ...
-    def tick(self) -> None: ...
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
 
 
 class Server:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from ortflow.workflow.data.draws import Draws
-from ortflow.workflow.data.samples import Classified, Indices, Samples
+from ortflow.workflow.data.samples import Around, Classified, Indices, Samples
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources.images import IMAGE, LABEL, Images
 from ortflow.workflow.data.sources.pictures import Box
@@ -23,7 +22,7 @@ from ortflow.workflow.spec.transforms import RandomCrop, Transform
 
 
 @dataclass(frozen=True)
-class Augmented:
+class Augmented(Around):
     """The samples of an epoch."""
 
     dataset: Samples
@@ -37,22 +36,9 @@ class Augmented:
     epoch: int = 0
 
     @property
-    def path(self) -> Path:
-        """The set's file or folder."""
-        return self.dataset.path
-
-    @property
-    def shard_counts(self) -> Sequence[int]:
-        """Those of the set."""
-        return self.dataset.shard_counts
-
-    @property
     def has_ranges(self) -> bool:
         """Whether those of all columns are known."""
         return all(column.minimum is not None for column in self.columns.values())
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def at(self, epoch: int) -> Augmented:
         """The samples of another epoch."""

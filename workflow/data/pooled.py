@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from ortflow.workflow.data.augmented import Augmented, augmented
 from ortflow.workflow.data.dataset import Dataset
-from ortflow.workflow.data.samples import Epochs, Indices, Samples
+from ortflow.workflow.data.samples import Around, Epochs, Indices, Samples
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources import open_evaluation, open_training
 from ortflow.workflow.data.sources.images import IMAGE, Images
@@ -42,7 +41,7 @@ class OpenSet:
 
 
 @dataclass(frozen=True)
-class Pooled:
+class Pooled(Around):
     """A set, some columns of which `workers` make."""
 
     dataset: Samples
@@ -52,27 +51,14 @@ class Pooled:
     epoch: int = 0
 
     @property
-    def path(self) -> Path:
-        """The set's file or folder."""
-        return self.dataset.path
-
-    @property
     def columns(self) -> dict[str, Column]:
         """Those of the set."""
         return self.dataset.columns
 
     @property
-    def shard_counts(self) -> Sequence[int]:
-        """Those of the set."""
-        return self.dataset.shard_counts
-
-    @property
     def has_ranges(self) -> bool:
         """That of the set."""
         return self.dataset.has_ranges
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def at(self, epoch: int) -> Pooled:
         """The samples of another epoch."""

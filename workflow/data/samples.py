@@ -133,3 +133,34 @@ class Epochs(Protocol):
     def at(self, epoch: int) -> Samples:
         """The samples of an epoch."""
         ...
+
+
+class FixedColumns:
+    """For sets of which no column is of variable length."""
+
+    def read_ragged(self, name: str, indices: Indices) -> list[Array]:
+        """There is no such column. Raises KeyError."""
+        raise KeyError(name)
+
+    def lengths(self, name: str) -> Indices:
+        """There is no such column. Raises KeyError."""
+        raise KeyError(name)
+
+
+class Around:
+    """For sets that make the columns of another one: what they have in common with it."""
+
+    dataset: Samples
+
+    @property
+    def path(self) -> Path:
+        """The file or folder of the set."""
+        return self.dataset.path
+
+    @property
+    def shard_counts(self) -> Sequence[int]:
+        """Those of the set."""
+        return self.dataset.shard_counts
+
+    def __len__(self) -> int:
+        return len(self.dataset)

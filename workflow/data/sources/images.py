@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from ortflow.workflow.data.samples import Indices
+from ortflow.workflow.data.samples import FixedColumns, Indices
 from ortflow.workflow.data.schema import Array, Column
 from ortflow.workflow.data.sources.pictures import ChooseBox, Preparation
 from ortflow.workflow.errors import UserError
@@ -57,7 +57,7 @@ class SelectedBlobs:
         return self._blobs.name(int(self._indices[number]))
 
 
-class Images:
+class Images(FixedColumns):
     """Columns `image`, decoded when it is read, and one integer or number each of `numbers`."""
 
     has_ranges = True
@@ -115,14 +115,6 @@ class Images:
         for place, number in enumerate(indices.tolist()):
             samples[place] = self.decode(number)
         return samples
-
-    def read_ragged(self, name: str, indices: Indices) -> list[Array]:
-        """No column is of variable length."""
-        raise KeyError(name)
-
-    def lengths(self, name: str) -> Indices:
-        """No column is of variable length."""
-        raise KeyError(name)
 
     def scan(self, name: str) -> Iterator[tuple[int, Array]]:
         """A column in order, in parts."""

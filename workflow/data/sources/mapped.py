@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ortflow.workflow.data.samples import Indices
+from ortflow.workflow.data.samples import FixedColumns, Indices
 from ortflow.workflow.data.schema import Array, Column
 from ortflow.workflow.errors import UserError
 
 
-class MappedArrays:
+class MappedArrays(FixedColumns):
     """Fixed-size columns, in one or several parts: each part is {column: array [n, *shape]}.
 
     Arrays may be strided or unaligned views. Raises UserError if there is no sample.
@@ -45,14 +45,6 @@ class MappedArrays:
             places = np.flatnonzero(parts == part)
             samples[places] = self._parts[part][name][indices[places] - self._starts[part]]
         return samples
-
-    def read_ragged(self, name: str, indices: Indices) -> list[Array]:
-        """No column is of variable length."""
-        raise KeyError(name)
-
-    def lengths(self, name: str) -> Indices:
-        """No column is of variable length."""
-        raise KeyError(name)
 
     def scan(self, name: str) -> Iterator[tuple[int, Array]]:
         """The parts in order, each with the number of its first sample."""

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from ortflow.workflow.cache_folders import cache_folders
-from ortflow.workflow.data.samples import Indices
+from ortflow.workflow.data.samples import FixedColumns, Indices
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.mapped import MappedArrays
@@ -96,7 +96,7 @@ class Documents:
         yield 0, self._ragged
 
 
-class Packed:
+class Packed(FixedColumns):
     """Documents packed into windows of `length`, in order, each whole in one window if it fits into one.
 
     A longer document begins a window and continues in the next ones. Columns, each [length]: `tokens`; `labels`, the
@@ -141,14 +141,6 @@ class Packed:
                 else:
                     own[:] = order if name == "document_ids" else 1
         return windows
-
-    def read_ragged(self, name: str, indices: Indices) -> list[Array]:
-        """No column is of variable length."""
-        raise KeyError(name)
-
-    def lengths(self, name: str) -> Indices:
-        """No column is of variable length."""
-        raise KeyError(name)
 
     def scan(self, name: str) -> Iterator[tuple[int, Array]]:
         """A column in order, in parts."""
