@@ -60,7 +60,7 @@ def scan(path: Path) -> dict[str, float]:
 
 
 def measured(what: str, path: Path) -> dict[str, float]:
-    """One of the passes in a process of its own, with its peak memory."""
+    """One of the passes in a separate process, with its peak memory."""
     with tempfile.TemporaryDirectory(dir=path.parent) as cache:
         command = [sys.executable, __file__, "--only", what, "--file", str(path)]
         done = subprocess.run(command, env={**os.environ, "ORTFLOW_CACHE": cache}, capture_output=True, check=True)

@@ -1,6 +1,6 @@
 """Sends one message, read as JSON from standard input: `python -m ortflow.launchers.notice_sender`.
 
-A process of its own, so that a sink that hangs is ended without the supervisor. Reports a failure as one line on
+A separate process, so that a sink that hangs is ended without the supervisor. Reports a failure as one line on
 standard error, with exit status 1. It contains neither the address, which may be a secret, nor what a command printed.
 """
 
@@ -81,7 +81,7 @@ def post(webhook: str, message: Mapping[str, Any], seconds: float) -> None:
             with urllib.request.urlopen(request, timeout=max(0.1, min(TRY, end - time.monotonic()))):
                 return
         except ValueError:
-            raise NotSent("the webhook is no URL once its variables are filled in") from None
+            raise NotSent("the webhook is not a URL once its variables are filled in") from None
         except OSError as error:
             if time.monotonic() + PAUSE >= end or 400 <= getattr(error, "code", 0) < 500:
                 raise NotSent(f"the webhook failed: {_reason(error)}") from None

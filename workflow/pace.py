@@ -36,7 +36,7 @@ class Pace:
         return self.before["steps"] + rest / self.each[duration.unit]
 
     def next(self) -> Pace:
-        """The pace behind the step."""
+        """The pace after the step."""
         return Pace({unit: self.before[unit] + each for unit, each in self.each.items()}, self.each)
 
     def length(self, duration: Duration) -> Fraction:

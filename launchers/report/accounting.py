@@ -181,7 +181,7 @@ def _marked(attempt: Attempt, events: Records, saved: int | None) -> Records:
 
 
 def _join(found: Account, records: Records, now: int, alive: bool) -> None:
-    """Put the attempts one behind the other, with the waits between them."""
+    """Put the attempts one after the other, with the waits between them."""
     times = [micro(record["time"]) for record in records if "time" in record]
     found.start = min(times, default=0)
     at = found.start

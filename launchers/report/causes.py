@@ -50,7 +50,7 @@ MEANINGS = {
     Cause.COMPILE: "graphs were built",
     Cause.START: "processes, sessions and data were prepared",
     Cause.EXPORT: "the result was written",
-    Cause.LOST: "steps behind the last checkpoint, which a later attempt repeated",
+    Cause.LOST: "steps after the last checkpoint, which a later attempt repeated",
     Cause.RECOVERY: "from a disruption to the start of the next attempt",
     Cause.QUEUE: "from the submission to the start of the first attempt",
     Cause.OTHER: "not explained by any record",

@@ -151,7 +151,7 @@ def _by_attempt(waits: Waits, events: Sequence[Mapping[str, Any]], steps: int) -
 
 
 def at_risk(events: Sequence[Mapping[str, Any]], found: Account, now: float) -> Risk:
-    """The steps behind the newest checkpoint. Pure."""
+    """The steps after the newest checkpoint. Pure."""
     saved = newest_checkpoint(events)
     if saved is None:
         return Risk()

@@ -18,7 +18,7 @@ COLOURS = 8
 def line_chart(
     title: str, series: Mapping[str, Sequence[Point]], *, identifier: str, marks: Sequence[float] = ()
 ) -> str:
-    """Curves over steps; `marks` are the steps at which attempts resumed. Empty if there is no point."""
+    """Curves over steps; `marks` are the steps at which attempts resumed. Empty if there are no points."""
     lines = {name: points for name, points in series.items() if points}
     if not lines:
         return ""

@@ -70,7 +70,7 @@ def runs_of(where: str | None, runs: Path) -> list[RunDir]:
     if where is None:
         return runs_in(runs)
     folder = Path(os.path.abspath(where))
-    # A folder of runs may have a run file of its own, which is not a run's.
+    # A folder of runs may have a separate run file, which is not that of a run.
     if folder.is_dir() and not RunDir(folder).is_ours and not is_run(RunDir(runs / where)):
         return runs_in(folder)
     return [find_run(where, runs)]

@@ -37,7 +37,7 @@ def top(
         raise UserError(f"there is no order {sort!r}", where="--sort", fix=f"there are: {', '.join(ORDERS)}")
     folder = root or runs
     if root is not None and not root.is_dir():
-        raise UserError("is no folder", where=str(root), fix="give a folder of runs")
+        raise UserError("is not a folder", where=str(root), fix="give a folder of runs")
     view = Overview(folder, sort)
     if once or not sys.stdout.isatty():
         width = None if not sys.stdout.isatty() else _columns()

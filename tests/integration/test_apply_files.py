@@ -177,7 +177,7 @@ def save_classifier(path: Path) -> None:
 
 
 def save_images(root: Path, count: int, seed: int, classes: list[str]) -> None:
-    """Images of 12 x 12, each class of a colour of its own."""
+    """Images of 12 x 12, each class of its own colour."""
     random = np.random.default_rng(seed)
     for name in classes:
         (root / name).mkdir(parents=True)

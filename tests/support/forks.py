@@ -1,8 +1,8 @@
 """Commands of tests in forks of one Python process that has imported what they need, instead of new interpreters.
 
 An interpreter and the imports of a command cost 0.4 s of a core, a fork 0.05 s. A fork has the arguments, folder,
-environment, streams and end of a process of its own. It does not have its command line in /proc, and does not show that
-a module lacks an import: commands that a test watches from outside are started anew.
+environment, streams and end of a separate process. It does not have its command line in /proc, and does not show that
+a module lacks an import: commands that a test watches from outside are started again.
 
 python forks.py SOCKET MODULE…      # the process that forks, for `Forks`
 """
@@ -124,7 +124,7 @@ def _forks_for(folder: Path, environment: Mapping[str, str], modules: tuple[str,
 WARNINGS = ("PYTHONWARNINGS", "default")
 """Of every command of a test."""
 SPENT = [0.0]
-"""Processor seconds of all forks that have ended, and of what they waited for: they are no children of this process."""
+"""Processor seconds of forks that have ended, and of what they waited for. They are not children of this process."""
 
 
 def read_all(files: list, deadline: float) -> list[str]:  # type: ignore[type-arg]

@@ -57,7 +57,7 @@ def pinball(*levels: float) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def overlap(p: Tensor, y: Tensor) -> Tensor:
-    """MONAI's DiceLoss: sums over all axes behind the channels."""
+    """MONAI's DiceLoss: sums over all axes after the channels."""
     p, y = p.reshape(*p.shape[:2], -1), y.reshape(*y.shape[:2], -1)
     return (1 - (2 * (p * y).sum(2) + 1e-5) / (p.sum(2) + y.sum(2) + 1e-5)).mean()
 
@@ -192,7 +192,7 @@ def clip(x: Tensor, y: Tensor) -> Tensor:
     ids=["info_nce", "triplet"],
 )
 def test_losses_of_several_outputs(loss: dict[str, Any], reference: Callable[..., Tensor]) -> None:
-    """The mean and its gradients; rows that pad the batch count nowhere, and are no negatives."""
+    """The mean and its gradients; rows that pad the batch count nowhere, and are not negatives."""
     names = ["a", "b", "c"] if loss["kind"] == "triplet" else ["a", "b"]
     values = {name: RNG.normal(size=(SAMPLES, 4)).astype("float32") for name in names}
     for padded, count in ((False, SAMPLES), (True, 4)):

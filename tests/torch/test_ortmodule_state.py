@@ -197,7 +197,7 @@ def test_a_step_of_a_parameter_in_a_list_needs_no_other_graph() -> None:
 
 
 class NextToken(nn.Module):
-    """Seven tokens, of which five are classes. The last one of a row is no index, the first one no label."""
+    """Seven tokens, of which five are classes. The last one of a row is not an index, the first one no label."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ def test_files_of_others_are_kept(tmp_path: Path, content: str) -> None:
     faults = write_notes(tmp_path, CLASSES, INPUTS)
     assert len(faults) == 2
     for name, fault in zip(("classes.json", "inputs.json"), faults, strict=True):
-        assert f"{tmp_path / name} is not of ortflow and was kept" in fault
+        assert f"{tmp_path / name} was not written by ortflow and is kept" in fault
         assert (tmp_path / name).read_text() == content
 
 

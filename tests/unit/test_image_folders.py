@@ -75,7 +75,9 @@ def test_a_part_of_a_set_is_a_set(tmp_path: Path) -> None:
 def test_an_evaluation_set_uses_the_numbers_of_the_training_set(tmp_path: Path) -> None:
     samples = opened(write_classes(tmp_path / "eval", {"dog": 1, "emu": 1}))
     assert samples.with_classes(("cat", "dog", "emu"), "data.eval.path").read("label", np.arange(2)).tolist() == [1, 2]
-    with pytest.raises(UserError, match=r"data\.eval\.path: .* has the class 'dog', which the training set has not"):
+    with pytest.raises(
+        UserError, match=r"data\.eval\.path: .* has the class 'dog', which the training set does not have"
+    ):
         samples.with_classes(("cat", "emu"), "data.eval.path")
 
 
@@ -141,7 +143,7 @@ def test_files_that_are_no_single_image_are_refused_by_name(tmp_path: Path) -> N
 def test_layouts_that_are_refused(tmp_path: Path) -> None:
     root = write_classes(tmp_path, {"cat": 1})
     for change, message in (
-        (lambda: (root / "cat" / "notes.txt").write_text("x"), r"notes\.txt: is no image"),
+        (lambda: (root / "cat" / "notes.txt").write_text("x"), r"notes\.txt: is not an image"),
         (lambda: (root / "empty").mkdir(), "empty: is a class without images"),
         (lambda: (root / "a.png").write_bytes(b""), r"a\.png: is an image without a class"),
     ):

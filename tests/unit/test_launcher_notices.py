@@ -130,7 +130,7 @@ def test_sinks_that_fail_or_hang_cost_no_run(tmp_path: Path, web: Server, monkey
     said = "\n".join(view.said)
     for place, expected in enumerate(
         ["No such file", "exit status 3", "did not end within", "HTTP 500", "webhook failed", "Connection refused",
-         "NOT_SET is not set", "is no URL"]
+         "NOT_SET is not set", "is not a URL"]
     ):  # fmt: skip
         assert f"monitor.notify[{place}]" in said
         assert expected in said, said

@@ -91,10 +91,10 @@ def test_a_damaged_or_old_index_is_built_again(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("content", "mode", "message"),
     [
-        (members(0), "w:gz", r"a\.tar: is no tar file, or damaged .*; write it without compression"),
+        (members(0), "w:gz", r"a\.tar: is not a tar file, or is damaged .*; write it without compression"),
         ({"0.cls": b"1"}, "w", r"sample '0' has 0 images"),
         ({"0.png": b"", "0.jpg": b""}, "w", r"sample '0' has 2 images"),
-        ({"0.png": b"", "0.cls": b"dog"}, "w", r"0\.cls is 'dog', no number of a class"),
+        ({"0.png": b"", "0.cls": b"dog"}, "w", r"0\.cls is 'dog', not the number of a class"),
         ({"0.png": b"", "0.json": b"{"}, "w", r"0\.json cannot be read"),
         ({"0.png": b"", "0.cls": b"1", "1.png": b""}, "w", r"sample '1' has no numbers, sample '0' label"),
         ({"0.png": b"", "1.png": b"", "0.cls": b"1"}, "w", r"sample '0' is not in one piece"),
@@ -112,7 +112,7 @@ def test_a_truncated_shard(tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:600])
     with pytest.raises(UserError, match=r"a\.tar:part/0001: is truncated"):
         samples.read("image", np.array([1]))
-    with pytest.raises(UserError, match=r"a\.tar: is no tar file, or damaged \(unexpected end of data\)"):
+    with pytest.raises(UserError, match=r"a\.tar: is not a tar file, or is damaged \(unexpected end of data\)"):
         opened(shard)
     with tarfile.open(write(shard, members(0, 1))) as archive:
         second = archive.getmember("part/0001.png").offset

@@ -113,7 +113,7 @@ def test_what_cannot_be_tokenised_is_named(files: Path, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match=r"bad\.txt:2: is not UTF-8"):
         opened(files, "bad.txt")
     (files / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tokenizer\.json: is no tokenizer\.json"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: is not a tokenizer\.json"):
         opened(files)
     with pytest.raises(UserError, match=r"text\.txt: is text, and how it becomes tokens is not given; add text:"):
         open_samples(DataSet(path=str(files / "text.txt")))

@@ -224,7 +224,7 @@ FIRST = [296, 89, 348, 990]
     [
         (
             "[{flip: horizontal, noise: 0.1}]",
-            "data.train.transforms[0]: has flip and noise; give each an item of its own",
+            "data.train.transforms[0]: has flip and noise; give each its own item",
         ),
         ("[{noise: 1.0}, {}]", "data.train.transforms[1]: has no kind; give random_crop"),
         ("[{flop: 1}]", "data.train.transforms[0].flop: unknown key; did you mean flip?"),

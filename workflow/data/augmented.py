@@ -212,7 +212,9 @@ def _classes(dataset: Samples, label: Column) -> int:
     if not names and label.maximum is None:
         raise UserError("needs the number of classes, which the set does not record", fix="use `ortflow data convert`")
     if label.minimum is None or label.minimum < 0:
-        raise UserError(f"column {LABEL!r} holds {label.minimum}, no number of a class", fix="leave these samples out")
+        raise UserError(
+            f"column {LABEL!r} holds {label.minimum}, not the number of a class", fix="leave these samples out"
+        )
     return len(names) or int(label.maximum or 0) + 1
 
 

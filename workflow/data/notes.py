@@ -40,7 +40,7 @@ def _written(path: Path, content: Any, is_own: Callable[[Any], bool]) -> Iterato
         return
     try:
         if path.exists() and not is_own(_read(path)):
-            yield f"{path} is not of ortflow and was kept; write the model to another folder for it"
+            yield f"{path} was not written by ortflow and is kept; write the model to another folder for it"
             return
         write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
     except OSError as error:

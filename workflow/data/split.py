@@ -63,7 +63,7 @@ def held_out(count: int, section: HeldOut, seed: int, values: Values | None = No
         raise UserError(
             f"{section.fraction:g} of {count} samples leaves none {rest}",
             where="data.eval.fraction",
-            fix="choose another fraction, or give a set of its own",
+            fix="choose another fraction, or give a separate set",
         )
     return mask
 

@@ -287,7 +287,7 @@ def function_of(name: str) -> Callable[[Array, np.random.Generator], Any]:
         fix = "name file.py:function, relative to the run file, or module:function on PYTHONPATH"
         raise UserError(f"cannot be imported ({error})", where=name, fix=fix) from None
     if not callable(function):
-        raise UserError("is no function", where=name)
+        raise UserError("is not a function", where=name)
     return function  # type: ignore[no-any-return]
 
 
@@ -296,7 +296,7 @@ def _of_file(path: str) -> ModuleType:
     """The module in a file, loaded once."""
     description = importlib.util.spec_from_file_location(f"ortflow_function_{Path(path).stem}", path)
     if description is None or description.loader is None:
-        raise ImportError(f"{path} is no module")
+        raise ImportError(f"{path} is not a module")
     module = importlib.util.module_from_spec(description)
     description.loader.exec_module(module)
     return module

@@ -1,6 +1,6 @@
 """A worker process of a rank: makes samples, and writes them into memory that it shares with the rank.
 
-Started by `workers`. It ends when the rank does, however that ends: its input then ends, which a thread of its own
+Started by `workers`. It ends when the rank does, however that ends: its input then ends, which a separate thread
 notices even while a user's function runs.
 """
 

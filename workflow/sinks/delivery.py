@@ -17,7 +17,7 @@ MOST = 10_000
 
 
 class Delivery:
-    """A sink in a thread of its own, which `warn` hears of by one sentence for each kind of fault.
+    """A sink in a separate thread, which `warn` hears of by one sentence for each kind of fault.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ class OpenTelemetry:
         self._section = section
 
     def begin(self, run: Run) -> None:
-        """Start the exporter, which sends from a thread of its own."""
+        """Start the exporter, which sends from a separate thread."""
         reader = PeriodicExportingMetricReader(
             OTLPMetricExporter(endpoint=self._section.endpoint), export_interval_millis=PERIOD * 1000
         )

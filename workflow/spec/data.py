@@ -46,7 +46,7 @@ class DataSet(Section):
 
 
 class EvalSet(DataSet, HeldOut):
-    """The evaluation set: a set of its own, or a share of the training set."""
+    """The evaluation set: a separate set, or a share of the training set."""
 
 
 class ByLength(Section):

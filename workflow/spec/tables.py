@@ -13,7 +13,7 @@ class Field(Section):
     columns: list[Text]
     """Names of columns, or glob patterns."""
     type: Literal["number", "text"] | None = None
-    """What the column holds; by default text if one of its values is no number. With number, such rows are bad."""
+    """What the column holds; by default text if one of its values is not a number. With number, such rows are bad."""
     missing: Number | Text = "refuse"
     """What a missing value becomes: `refuse` stops, `mean` is the column's mean; or a number, or a class."""
     standardize: bool = False
@@ -25,6 +25,6 @@ class Field(Section):
     classes: list[Text] | Literal["sorted"] | None = None
     """Replace values by the numbers of their classes, from 0: in this order, or sorted. Text is replaced by default."""
     one_hot: bool = False
-    """Give each class a column of its own, with a 1 where it is the value."""
+    """Give each class its own column, with a 1 where it is the value."""
     unit: Literal["days", "seconds", "milliseconds", "microseconds"] | None = None
     """Replace dates and times by their number of these since 1970-01-01 (UTC)."""

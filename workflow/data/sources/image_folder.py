@@ -91,7 +91,7 @@ def _from_folders(root: Path) -> tuple[list[str], list[str], list[int], list[int
             raise UserError("is a class without images", where=str(root / folder), fix="remove it or add images")
         for name, size in files:
             if not _is_image(name):
-                raise UserError("is no image", where=str(root / name), fix=f"remove it: {', '.join(ENDS)} are read")
+                raise UserError("is not an image", where=str(root / name), fix=f"remove it: {', '.join(ENDS)} are read")
             names.append(name)
             sizes.append(size)
         labels += [label] * len(files)
@@ -103,7 +103,7 @@ def _unlabelled(root: Path) -> tuple[list[str], list[int]]:
     files = sorted((entry.name, entry.stat().st_size) for entry in _entries(root) if not entry.name.startswith("."))
     for name, _ in files:
         if not _is_image(name):
-            raise UserError("is no image", where=str(root / name), fix=f"remove it: {', '.join(ENDS)} are read")
+            raise UserError("is not an image", where=str(root / name), fix=f"remove it: {', '.join(ENDS)} are read")
     return [name for name, _ in files], [size for _, size in files]
 
 

@@ -133,7 +133,7 @@ class Images(FixedColumns):
         unknown = sorted(set(self.classes) - set(classes))
         if unknown:
             raise UserError(
-                f"{self.path} has the class {unknown[0]!r}, which the training set has not", where=where,
+                f"{self.path} has the class {unknown[0]!r}, which the training set does not have", where=where,
                 fix=f"remove it, or add it to the training set, whose classes are: {', '.join(classes)}",
             )  # fmt: skip
         if not self.classes or self.classes == classes:

@@ -138,7 +138,7 @@ def _opened(data: bytes, name: str, channels: int) -> Image.Image:
             image: Any = Image.open(io.BytesIO(data))
             # Telephones write MPO: the image, then views of it for other purposes.
             if image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
-                raise UserError(f"holds {frames} images", where=name, fix="save one of them in a file of its own")
+                raise UserError(f"holds {frames} images", where=name, fix="save one of them in a separate file")
             image.load()
             image = ImageOps.exif_transpose(image)
             if image.mode in _SIXTEEN_BITS:

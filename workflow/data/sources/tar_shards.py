@@ -138,7 +138,7 @@ def index_of(file: Path) -> Index:
             index = _read(file, stream)
     except tarfile.TarError as error:
         raise UserError(
-            f"is no tar file, or damaged ({error})", where=str(file), fix="write it without compression"
+            f"is not a tar file, or is damaged ({error})", where=str(file), fix="write it without compression"
         ) from None
     except OSError as error:
         raise UserError(error.strerror or str(error), where=str(file), fix="give a tar file") from None
@@ -217,7 +217,9 @@ def _numbers(
         text = _text(stream, members[".cls"])
         if not text.strip().isdecimal():
             raise UserError(
-                f"{key}.cls is {text[:20]!r}, no number of a class", where=str(file), fix="number the classes from 0"
+                f"{key}.cls is {text[:20]!r}, not the number of a class",
+                where=str(file),
+                fix="number the classes from 0",
             )
         numbers[LABEL] = int(text)
     if ".json" in members:

@@ -268,7 +268,7 @@ def _tokenizer(path: str, definition: bytes) -> Any:
     try:
         tokenizer = Tokenizer.from_buffer(definition)
     except Exception as error:  # noqa: BLE001 - the package raises Exception itself
-        raise UserError(f"is no tokenizer.json ({error})", where=path, fix="save it with tokenizers") from None
+        raise UserError(f"is not a tokenizer.json ({error})", where=path, fix="save it with tokenizers") from None
     # Both would change documents without a word: length and pack do it here.
     tokenizer.no_truncation()
     tokenizer.no_padding()

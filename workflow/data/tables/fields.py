@@ -232,7 +232,7 @@ def _part(name: str, summary: Summary, rule: Field, place: str) -> Part | None:
         raise UserError(
             f"column {name!r} holds {summary.kind}, which has no mean",
             where=f"{place}.{key}",
-            fix="remove it, or set `type: number` to skip what is no number",
+            fix="remove it, or set `type: number` to skip what is not a number",
         )
     if rule.unit is not None and summary.kind not in ("date", "time"):
         raise UserError(f"column {name!r} holds {summary.kind}, no dates", where=f"{place}.unit", fix="remove it")

@@ -113,7 +113,7 @@ def json_faults(lines: Sequence[bytes], kinds: Mapping[str, str]) -> dict[int, s
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
-                faults[number] = "is no object"
+                faults[number] = "is not an object"
                 continue
             own = {name: wider(known.get(name, "missing"), _json_kind(value)) for name, value in record.items()}
             other = next((name for name, kind in own.items() if _differs(known.get(name), kind, record[name])), None)

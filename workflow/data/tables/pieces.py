@@ -54,7 +54,7 @@ def _ended(record: bytes) -> bytes:
 
 
 def dialect_of(path: Path, is_json: bool) -> tuple[Dialect, int]:
-    """How a file is written, and where its records begin: behind the header of a CSV.
+    """How a file is written, and where its records begin: after the header of a CSV.
 
     Raises UserError if it has no header or an encoding other than UTF-8.
     """
@@ -63,7 +63,7 @@ def dialect_of(path: Path, is_json: bool) -> tuple[Dialect, int]:
     if head.startswith(_UTF_16):
         raise UserError("is encoded as UTF-16", where=str(path), fix="save it as UTF-8")
     if b"\0" in head[:4096]:
-        raise UserError("contains NUL bytes, so it is no text", where=str(path), fix="give the original file")
+        raise UserError("contains NUL bytes, so it is not text", where=str(path), fix="give the original file")
     start = len(_BOM) if head.startswith(_BOM) else 0
     if is_json:
         return Dialect(None), start
@@ -96,7 +96,7 @@ def _check_names(names: tuple[str, ...], path: Path) -> None:
     where = f"{path}, line 1"
     if twice is not None:
         what = f"names the column {twice!r} twice" if twice else "has columns without a name"
-        raise UserError(what, where=where, fix="give each column a name of its own")
+        raise UserError(what, where=where, fix="give each column its own name")
     if all(_is_number(name) for name in names):
         raise UserError("is a row of numbers, not the names of the columns", where=where, fix="add a line with names")
 

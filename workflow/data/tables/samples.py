@@ -152,7 +152,7 @@ class TableSamples:
         return None
 
     def _first_word(self, name: str) -> tuple[int, str] | None:
-        """The first value of a column of text that is no number, and its row."""
+        """The first value of a column of text that is not a number, and its row."""
         for first, part in self.table.parts([name]):
             for place, text in enumerate(part.column(name).to_pylist()):
                 if text is not None and text.strip() and not _is_number(text):

@@ -59,7 +59,7 @@ def scan(
     is_json
         JSON lines; else CSV.
     types
-        Column or glob pattern -> `number` or `text`, as the run file states. Rows whose value is no number are bad.
+        Column or glob pattern -> `number` or `text`, as the run file states. Rows whose value is not a number are bad.
     append
         Called with the offsets and sizes, in bytes, of the good records of each piece.
     note
@@ -188,7 +188,7 @@ def _as_stated(table: pa.Table, types: Mapping[str, str]) -> tuple[pa.Table, dic
         except pa.ArrowInvalid:
             values = texts.to_pylist()
             wrong = {row for row, text in enumerate(values) if text is not None and _number(text) is None}
-            faults |= {row: f"has {values[row]!r} as {name!r}, which is no number" for row in sorted(wrong)}
+            faults |= {row: f"has {values[row]!r} as {name!r}, which is not a number" for row in sorted(wrong)}
             numbers = pa.chunked_array(
                 [pa.array([None if text is None else _number(text) for text in values], pa.float64())]
             )

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MOST_CLASSES = 65_536
-"""Different values of a column up to which they are counted: more are no classes."""
+"""Different values of a column up to which they are counted: more are not classes."""
 KINDS = {
     "missing": pa.null(),
     "boolean": pa.bool_(),

@@ -1,4 +1,4 @@
-"""A branch of an If or the body of a loop as a model of its own. Called by `branch_models` and `loop_models`."""
+"""A branch of an If or the body of a loop as a separate model. Called by `branch_models` and `loop_models`."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _binary_dice(edit: Editor, labels: Labels, loss: BinaryDice, value: str, dim
         raise UserError(
             f"the output's shape is {text(dims)}, and dice needs an axis of the channels besides the batch's",
             where=names.where,
-            fix="export the model with an axis of length 1 behind the batch's",
+            fix="export the model with an axis of length 1 after the batch's",
         )
     label = labels.input(loss.label, TensorProto.FLOAT, dims, f"{names.where}.label")
     overlap_loss(edit, labels, edit("Sigmoid", value), label, loss.smooth, names)

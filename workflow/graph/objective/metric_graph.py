@@ -46,8 +46,8 @@ def attach_graph(
         elif not dims or value.type.tensor_type.elem_type not in (TensorProto.FLOAT, TensorProto.INT64):
             shape = "unknown shape" if dims is None else f"shape {text(dims)}"
             raise UserError(
-                f"input {name!r} of {shape} is no output of the model and no label: labels are fp32 or int64 with an"
-                " axis of the samples",
+                f"input {name!r} of {shape} is neither an output of the model nor a label: labels are fp32 or int64 "
+                "with an axis of the samples",
                 where=f"{where}.path",
                 fix=f"name its inputs as the model's outputs ({', '.join(outputs)}) and as labels",
             )

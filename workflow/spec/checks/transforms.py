@@ -18,6 +18,6 @@ def check_transforms(spec: TrainerRunSpec) -> Iterator[Problem]:
             path: KeyPath = ("data", key, "transforms", number)
             kinds = transform.kinds
             if len(kinds) > 1:
-                yield Problem(path, f"has {listed(kinds).replace(' or ', ' and ')}", "give each an item of its own")
+                yield Problem(path, f"has {listed(kinds).replace(' or ', ' and ')}", "give each its own item")
             elif not kinds:
                 yield Problem(path, "has no kind", f"give {listed(KINDS)}")
