@@ -201,7 +201,8 @@ def test_torchrun_starts_the_processes_of_a_node(programs: Programs) -> None:
         dist.all_reduce(total)
         with run.commit(1) as folder:
             (folder / f"{dist.get_rank()}.txt").write_text(str(total.item()))
-        print("sum", total.item(), run.rank, os.environ["LOCAL_RANK"], flush=True)
+        # One write: torchrun's processes share a pipe, and an unbuffered print writes each argument by itself.
+        os.write(1, f"sum {total.item()} {run.rank} {os.environ['LOCAL_RANK']}\\n".encode())
         dist.destroy_process_group()
         """
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
+import numpy as np
 import torch
 from graph_build_models import Array
 from loss_graphs import compute, feeds_of, training_graph

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import torch
 from torch.optim import lr_scheduler as theirs
 

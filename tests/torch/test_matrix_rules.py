@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
 import numpy.typing as npt
 import onnx
-import pytest
 import torch
 from kernels import needs_kernels
 

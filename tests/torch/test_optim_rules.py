@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
 import numpy.typing as npt
-import pytest
 import torch
 
 from ortflow.workflow.onnx_runtime import onnxruntime as ort

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
 import onnx
-import pytest
 import torch
 from onnx import numpy_helper
 from sharing_ranks import Job, graphs_of, perceptron

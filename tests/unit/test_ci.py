@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -512,3 +513,11 @@ def test_a_command_has_shared_memory_of_its_own(tmp_path: Path) -> None:
         before.unlink()
     assert (done.returncode, done.stdout) == (3, "")
     assert not (Path("/dev/shm") / tmp_path.name).exists()
+
+
+def test_files_of_tests_against_pytorch_are_skipped_without_it() -> None:
+    for path in (ROOT / "tests" / "torch").glob("test_*.py"):
+        lines = path.read_text().splitlines()
+        skip = next((number for number, line in enumerate(lines, 1) if "importorskip" in line), len(lines))
+        imports = [number for number, line in enumerate(lines, 1) if re.match(r"(import|from) torch\b", line)]
+        assert all(number > skip for number in imports), f"{path.name} imports torch before pytest.importorskip"
