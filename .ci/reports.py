@@ -49,13 +49,15 @@ def seconds_by_file(folder: Path) -> dict[str, float]:
     return dict(seconds)
 
 
-def processor_seconds(folder: Path) -> dict[str, float]:
-    """Of each test with its fixtures and the processes that it waited for, by tests/support/costs.py."""
-    seconds: Counter[str] = Counter()
+def processor_seconds(folder: Path) -> dict[str, dict[str, float]]:
+    """By lane, of each test with its fixtures and the processes that it waited for, by tests/support/costs.py."""
+    lanes: dict[str, dict[str, float]] = {}
     for report in folder.glob("*.jsonl"):
+        seconds: Counter[str] = Counter()
         for record in records(report):
             seconds[record["nodeid"]] += dict(record.get("user_properties", ())).get("processor seconds", 0)
-    return dict(seconds)
+        lanes[report.stem] = dict(seconds)
+    return lanes
 
 
 def tests_by_lane(folder: Path) -> dict[str, dict[str, float]]:
@@ -91,14 +93,14 @@ def starting(processes: Mapping[str, int]) -> Iterator[str]:
         yield f"{number:8}  {file}"
 
 
-def figures(lanes: Mapping[str, Mapping[str, float]], processor: Mapping[str, float]) -> Iterator[str]:
+def figures(lanes: Mapping[str, Mapping[str, float]], processor: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     """A line for each lane, and one for each of the slowest and of the dearest tests."""
     yield f"{'tests':>6} {'seconds':>8} {'processor':>10}  lane"
     for lane, tests in lanes.items():
-        spent = sum(processor.get(test, 0) for test in tests)
+        spent = sum(processor[lane].get(test, 0) for test in tests)
         yield f"{len(tests):6} {sum(tests.values()):8.0f} {spent:10.0f}  {lane}"
     yield from most("seconds", {test: seconds for tests in lanes.values() for test, seconds in tests.items()})
-    yield from most("processor seconds", processor)
+    yield from most("processor seconds", {test: spent for tests in processor.values() for test, spent in tests.items()})
 
 
 def most(unit: str, costs: Mapping[str, float]) -> Iterator[str]:

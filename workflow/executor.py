@@ -20,6 +20,7 @@ from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, CommunicationError,
 from ortflow.workflow.events import SCHEMA_VERSION, EventLog
 from ortflow.workflow.fence import Fence
 from ortflow.workflow.hang import HangWatch
+from ortflow.workflow.lead import Lead
 from ortflow.workflow.location import Location
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
@@ -47,6 +48,7 @@ def execute(
 ) -> int:
     """Run the seven steps; returns the exit code."""
     faulthandler.enable()
+    lead = Lead(run_dir.root, attempt) if place.rank == 0 and place.world_size > 1 else None
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
     events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid())
     context: Context | ProgramContext | None = None
@@ -76,7 +78,7 @@ def execute(
             assert isinstance(spec, TrainerRunSpec)
             if spec.restart.hung_seconds is not None:
                 stop.watch_for_hangs(hang := HangWatch(spec.restart.hung_seconds))
-            context = Context(run_dir, spec, place, attempt, stop, events, fence, location=location)
+            context = Context(run_dir, spec, place, attempt, stop, events, fence, location=location, lead=lead)
             context.engine = Engine(STEPS, events)
             context.engine.run(context)
         events.write("finished", step=context.progress.step)

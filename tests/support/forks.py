@@ -149,11 +149,13 @@ def main(number: int, modules: list[str]) -> None:
     """Fork for each request, until the process of tests has ended."""
     for module in modules:
         __import__(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes away those that watch
+    # Not ignored: the kernel would take them away too, but with their processor time, which .ci/run lists by lane.
+    signal.signal(signal.SIGCHLD, take_away)
     with socket.socket(fileno=number) as requests:
         while True:
             content, files, *_ = socket.recv_fds(requests, LARGEST, 3)
             if not content:
+                end_with_children(time.monotonic() + 0.5)
                 return
             if os.fork() == 0:
                 break
@@ -178,6 +180,21 @@ def main(number: int, modules: list[str]) -> None:
         f"{os.waitstatus_to_exitcode(ending)} {usage.ru_utime + usage.ru_stime} {usage.ru_maxrss * 1024}".encode(),
     )
     os._exit(0)
+
+
+def take_away(*_: object) -> None:
+    """Wait for all children that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def end_with_children(deadline: float) -> None:
+    """Wait for those that are about to end: they have reported what their command printed, and not yet ended."""
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                time.sleep(0.005)
 
 
 def begin(request: dict) -> None:  # type: ignore[type-arg]

@@ -230,6 +230,16 @@ def test_some_failures_count_at_once(lanes: Lanes, test: str, reason: str, capsy
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [("test_program_frameworks.py", None), ("test_export_layouts.py", None), ("test_losses.py", "no cluster")],
+)
+def test_whole_runs_against_pytorch_may_be_unlucky(file: str, reason: str | None) -> None:
+    failure = load("once_more").Failure("frameworks", f"tests/torch/{file}::test_it", "E  TimeoutError: no answer")
+    assert (failure.reason_not_to_repeat or "").startswith(reason or "") is True
+    assert (failure.reason_not_to_repeat is None) == (reason is None)
+
+
 def page_with(rows: int, test: str = "tests/unit/test_ci.py::test_a_file_is_a_module[x]") -> str:
     head = "".join(line for line in (ROOT / "tests/unstable.md").read_text().splitlines(True) if "`tests/" not in line)
     return head + "".join(f"| `{test}` | 2026-11-28 | none known |\n" for _ in range(rows))
@@ -482,7 +492,7 @@ def test_processes_are_counted_by_unit_test_file(tmp_path: Path) -> None:
     command = [*PYTEST, "-c", "/dev/null", "--rootdir", str(tmp_path), "--report-log=unit.jsonl", str(tmp_path)]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     reports = load("reports")
-    assert reports.processor_seconds(tmp_path)["tests/unit/test_starting.py::test_1"] > 0
+    assert reports.processor_seconds(tmp_path)["unit"]["tests/unit/test_starting.py::test_1"] > 0
     assert list(reports.starting(reports.processes_by_unit_file(tmp_path))) == [
         "1 of 2 unit test files started 3 processes",
         "       3  tests/unit/test_starting.py",

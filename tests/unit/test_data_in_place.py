@@ -58,6 +58,7 @@ def test_a_folder_of_arrays_is_columns_and_one_of_archives_shards(
     for folder in (columns, shards):
         np.testing.assert_array_equal(opened(folder).read("x", order), arrays["x"][order])
     assert list(opened(shards).shard_counts) == [4, 9]
+    assert [(first, len(part)) for first, part in opened(shards).scan("x")] == [(0, 4), (4, 9)]
     np.save(tmp_path / "one.npy", arrays["x"])
     assert list(opened(tmp_path / "one.npy").columns) == ["one"]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from costs import processor_seconds
 from forks import SPENT, Ended, Forks, run_command
 
 SCRIPT = """
@@ -96,3 +97,12 @@ def test_the_forking_process_ends_with_its_parent() -> None:
     forks.end()
     assert forks.process.returncode == 0
     assert time.monotonic() - begun < 10
+
+
+def test_what_forks_spent_is_spent_by_the_process_of_tests(tmp_path: Path) -> None:
+    """.ci/run lists the processor time of lanes by what their processes have waited for."""
+    before = processor_seconds() - SPENT[0]
+    forks = Forks(environment=os.environ)
+    assert run(forks, tmp_path, "busy").returncode == 0
+    forks.end()
+    assert processor_seconds() - SPENT[0] - before > 0.2

@@ -35,6 +35,9 @@ class Writer(Protocol):
     def close(self) -> None:
         """Complete the file."""
 
+    def abandon(self) -> None:
+        """Close what is open; the file stays incomplete."""
+
 
 @contextmanager
 def writing(path: Path, samples: int) -> Iterator[Writer]:
@@ -57,8 +60,12 @@ def writing(path: Path, samples: int) -> Iterator[Writer]:
     with TemporaryDirectory(prefix=f".{path.name[:200]}.", dir=path.parent) as folder:
         part = Path(folder) / path.name
         writer = kinds[path.suffix](part, samples)
-        yield writer
-        writer.close()
+        try:
+            yield writer
+            writer.close()
+        except BaseException:
+            writer.abandon()
+            raise
         os.replace(part, path)
 
 
@@ -103,6 +110,10 @@ class _Tables:
         """See the protocol."""
         if self._writer is not None:
             self._writer.close()
+
+    def abandon(self) -> None:
+        """See the protocol: Arrow closes its file with the writer."""
+        self._writer = None
 
 
 class _Parquet(_Tables):
@@ -173,6 +184,11 @@ class _Npz:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     shutil.copyfileobj(file, member, 1 << 20)
                 file.close()
+
+    def abandon(self) -> None:
+        """See the protocol."""
+        for file in self._files.values():
+            file.close()
 
 
 def _other_shapes(path: Path) -> UserError:

@@ -22,6 +22,7 @@ from ortflow.workflow.trainer import Trainer, TrainerBuilder
 
 if TYPE_CHECKING:
     from ortflow.workflow.engine import Engine
+    from ortflow.workflow.lead import Lead
     from ortflow.workflow.steps.checkpoint import Saver
     from ortflow.workflow.steps.monitor import Monitor
     from ortflow.workflow.steps.shard import Stream
@@ -41,6 +42,8 @@ class Context:
     clock: Clock = SYSTEM_CLOCK
     location: Location | None = None
     """The run directory, opened by this rank's program"""
+    lead: Lead | None = None
+    """On rank 0 of several, that the others wait for before MPI starts"""
     engine: Engine[Context] = field(init=False)
     builder: TrainerBuilder = field(init=False)
     """configure"""

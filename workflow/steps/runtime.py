@@ -15,6 +15,7 @@ from ortflow.workflow.cores import cores_of, grant_of_this_process
 from ortflow.workflow.device import Device
 from ortflow.workflow.device.choice import open_device
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.lead import wait_for_lead
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.spec.run import TrainerRunSpec
@@ -23,6 +24,10 @@ from ortflow.workflow.steps.context import Context
 
 def runtime(context: Context) -> None:
     """Connect the ranks, open the trainer, load the newest complete checkpoint."""
+    if context.lead is not None:
+        context.lead.ready()
+    elif not context.leads:
+        wait_for_lead(context.run_dir.root, context.attempt)
     comm = context.comm = connect(context.place, context.spec)
     trouble = context.first_trouble(context.trouble)
     if trouble is not None:
