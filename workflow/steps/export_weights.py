@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from typing_extensions import assert_never
+
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
@@ -76,8 +78,10 @@ def export_weights(run_dir: RunDir, step: int | None, form: Form, path: Path | N
     check_values(entries, tensors)
     if form == "state_dict":
         write_state_dict(out, entries, tensors)
-    else:
+    elif form in ("safetensors", "lora"):
         write_safetensors(out, entries, tensors, metadata)
+    else:
+        assert_never(form)
     return Weights(out, manifest.step, len(entries), table is not None, is_averaged(manifest))
 
 
