@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -200,8 +201,8 @@ class _Sizes:
             None, *(bool(name) for name in node.output),
         )  # fmt: skip
         if key not in self._inferred:
-            found = self._types(schema, node, types, {})
-            self._inferred[key] = [found.get(name) for name in node.output]
+            outputs = self._types(schema, node, types, {})
+            self._inferred[key] = [outputs.get(name) for name in node.output]
         return {name: _Value(type_) for name, type_ in zip(node.output, self._inferred[key], strict=True) if name}
 
     def _types(
@@ -211,10 +212,12 @@ class _Sizes:
         types: dict[str, onnx.TypeProto],
         data: dict[str, TensorProto],
     ) -> dict[str, onnx.TypeProto]:
-        try:
-            return shape_inference.infer_node_outputs(schema, node, types, data, None, self._opsets, self._ir_version)
-        except Exception:  # noqa: BLE001 - the node is untrusted; errors in it are reported where it is used
-            return {}
+        outputs: dict[str, onnx.TypeProto] = {}
+        with suppress(Exception):  # the node is untrusted; errors in it are reported where it is used
+            outputs = shape_inference.infer_node_outputs(
+                schema, node, types, data, opset_imports=self._opsets, ir_version=self._ir_version
+            )
+        return outputs
 
     def _schema(self, node: onnx.NodeProto) -> defs.OpSchema | None:
         domain = "" if node.domain == "ai.onnx" else node.domain
