@@ -29,14 +29,14 @@ OWN_FILES = re.compile(
     | \.stop | \.lost_nodes | \.owner | \.run_supervisor | \.heartbeat
     | events/rank-\d{{4,}}\.jsonl(\.damaged)?
     | logs/(attempt-\d{{2,}}/)?[\w-]+\.log
-    | graphs/(\.?[\w.]+\.(onnx|safetensors) | (costs|graphs|start_from)\.json)
+    | graphs/(part-\d+/)?(\.?[\w.]+\.(onnx|safetensors) | (costs|division|graphs|(half_)?stages|start_from)\.json)
     | slurm/[\w-]+\.(sh|out|pkl)
     | \.launcher/([\w.-]+)?
     | kubernetes/(run\.yaml | files/.+)
     | tensorboard/events\.out\.tfevents\.[^/]+
     | sinks/.+
     | ([\w-]+/){{0,2}}{TEMPORARY}
-    | (events|logs|logs/attempt-\d{{2,}}|graphs|slurm|kubernetes|kubernetes/files|program)/
+    | (events|logs|logs/attempt-\d{{2,}}|graphs|graphs/part-\d+|slurm|kubernetes|kubernetes/files|program)/
     | (checkpoints|tensorboard|export|sinks)/)
     """,
     re.VERBOSE,

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import assert_never
+
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
 from ortflow.launchers.kubernetes.changes import wait
@@ -111,6 +113,8 @@ def carry_out(action: Action, charge: SupervisedRun, cluster: Cluster, view: Vie
         charge.run.record_attempt(
             event="submit", launcher="kubernetes", job=objects.name(new), follows=view.name, why=action.why
         )
+    elif not isinstance(action, Done):
+        assert_never(action)
 
 
 def successor(mpijob: Object, suffix: str) -> Object:

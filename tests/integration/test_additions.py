@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -10,8 +11,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
-from project import environment
+import small_network
+from project import curve, environment
 from tiny_runs import RUN, Tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +24,7 @@ FOLDERS = ("workflow", "launchers", "manifests")
 
 @dataclass(frozen=True)
 class Addition:
-    """Text to insert before an anchor in a file, and new files."""
+    """Text to insert before an anchor in a file, and new files of the product."""
 
     section: str
     insertions: list[tuple[str, str, str]]
@@ -106,6 +110,62 @@ KEY = Addition(
 )
 
 
+LOSS = Addition(
+    "A loss",
+    [
+        (
+            "workflow/spec/losses.py",
+            "class Huber(ValueLoss):",
+            'class LogCosh(ValueLoss):\n    """log cosh(prediction - label), averaged over all elements."""\n\n'
+            '    kind: Literal["log_cosh"]\n    """Kind of loss."""\n\n\n',
+        ),
+        ("workflow/spec/model.py", "    | Huber\n", "    | LogCosh\n"),
+        ("workflow/spec/model.py", "    Huber,\n", "    LogCosh,\n"),
+        ("workflow/graph/objective/by_element.py", "    Huber,\n    Poisson,\n", "    LogCosh,\n"),
+        ("workflow/graph/objective/by_element.py", "Regression | Huber | ", "LogCosh | "),
+        (
+            "workflow/graph/objective/by_element.py",
+            "FORMULAS: dict",
+            'def _log_cosh(edit, loss, x, y):\n    return edit("Log", edit("Cosh", edit("Sub", x, y)))\n\n\n',
+        ),
+        ("workflow/graph/objective/by_element.py", "    Huber: _huber,\n", "    LogCosh: _log_cosh,\n"),
+    ],
+)
+SCHEDULE = Addition(
+    "A schedule",
+    [
+        ("workflow/spec/schedules.py", '    "constant", "linear", ', '    "square_root",\n'),
+        ("workflow/spec/schedules.py", '    "inverse_sqrt": ShapeKeys', '    "square_root": ShapeKeys(_PLAIN),\n'),
+        (
+            "workflow/optim/schedule.py",
+            '    if name == "one_cycle":',
+            '    if name == "square_root":\n        return math.sqrt(max(total - step, 0) / total)\n',
+        ),
+    ],
+)
+FORMAT = Addition(
+    "A data format",
+    [
+        ("workflow/data/sources/__init__.py", "image_folder, numpy_files, ", "flat_numbers, "),
+        (
+            "workflow/data/sources/__init__.py",
+            '    Format("tokens", token_files',
+            '    Format("flat numbers", flat_numbers.matches, flat_numbers.open_numbers),\n',
+        ),
+    ],
+    {
+        "workflow/data/sources/flat_numbers.py": (
+            "import numpy as np\nfrom pathlib import Path\n"
+            "from ortflow.workflow.data.sources.mapped import MappedArrays\n\n\n"
+            'def matches(path):\n    return path.suffix == ".f32"\n\n\n'
+            "def open_numbers(section):\n"
+            '    values = np.memmap(section.path, "<f4", "r").reshape(-1, 8)\n'
+            '    return MappedArrays(Path(section.path), [{"x": values[:, :5], "labels": values[:, 5:]}])\n'
+        )
+    },
+)
+
+
 def named(section: str) -> set[str]:
     """The files that the page's section lists."""
     page = (ROOT / "docs/architecture.md").read_text()
@@ -113,21 +173,22 @@ def named(section: str) -> set[str]:
     return set(re.findall(r"`(workflow/[\w/]+\.py)`", text))
 
 
-def with_addition(tmp_path: Path, addition: Addition) -> Path:
-    """Copy the product with the addition; the folder for PYTHONPATH."""
+def with_addition(tmp_path: Path, *additions: Addition) -> Path:
+    """Copy the product with the additions; the folder for PYTHONPATH."""
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(ROOT / "ortflow", tmp_path / "ortflow", ignore=ignored)
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, tmp_path / "ortflow" / folder, ignore=ignored)
-    new = {str(Path(name).with_name("NAME.py")) for name in addition.files}
-    assert {file for file, _, _ in addition.insertions} | new == named(addition.section)
-    for file, anchor, text in addition.insertions:
-        path = tmp_path / "ortflow" / file
-        before = path.read_text()
-        assert before.count(anchor) == 1, (file, anchor)
-        path.write_text(before.replace(anchor, text + anchor))
-    for file, text in addition.files.items():
-        (tmp_path / "ortflow" / file).write_text(text)
+    for addition in additions:
+        new = {str(Path(name).with_name("NAME.py")) for name in addition.files}
+        assert {file for file, _, _ in addition.insertions} | new == named(addition.section)
+        for file, anchor, text in addition.insertions:
+            path = tmp_path / "ortflow" / file
+            before = path.read_text()
+            assert before.count(anchor) == 1, (file, anchor)
+            path.write_text(before.replace(anchor, text + anchor))
+        for file, text in addition.files.items():
+            (tmp_path / "ortflow" / file).write_text(text)
     return tmp_path
 
 
@@ -172,6 +233,38 @@ def test_an_optimizer(tmp_path: Path) -> None:
     manifest = next((tiny.run_dir / "checkpoints").glob("step-00000012/*.json")).read_text()
     assert "last_sign" in manifest
     assert "| `signsgd` | `last_sign` | element by element |" in run_file_page(source)
+
+
+def prediction(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Of the tiny model in training mode."""
+    network = small_network.tensors()
+    hidden = x @ network["w"] + network["b"]
+    hidden = (hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-5)
+    values: npt.NDArray[np.float32] = np.maximum(hidden, 0) @ network["u"]
+    return values
+
+
+def test_a_loss_a_schedule_and_a_data_format(tmp_path: Path) -> None:
+    source = with_addition(tmp_path, LOSS, SCHEDULE, FORMAT)
+    tiny = Tiny.make(
+        tmp_path / "p",
+        model={"path": "model.onnx", "loss": {"kind": "log_cosh"}},
+        data={"train": "set.f32", "micro_batch": 4, "shuffle": False},
+        train={"steps": 4, "optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "square_root"}},
+    )
+    values = np.random.default_rng(0).normal(size=(16, 8)).astype("<f4")
+    values.tofile(tiny.folder / "set.f32")
+    refused = tiny.command("validate", "run.yaml")
+    assert refused.code == 2
+    assert "log_cosh" in refused.err
+    assert "square_root" in refused.err
+    output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
+    steps = curve(tiny.run_dir)
+    assert [rate for *_, rate in steps] == pytest.approx([0.1 * math.sqrt((4 - step) / 4) for step in (1, 2, 3, 4)])
+    assert steps[0][1] == pytest.approx(np.log(np.cosh(prediction(values[:4, :5]) - values[:4, 5:])).mean(), rel=1e-4)
+    page = run_file_page(source)
+    assert "`square_root`" in page
+    assert "`log_cosh`" in page
 
 
 def test_the_gradient_of_an_operator(tmp_path: Path) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-def save_model(path: Path, activation: str = "Relu") -> None:
-    """Five numbers to three classes through BatchNormalization; no tensor has a multiple of 64 elements."""
+def tensors() -> dict[str, npt.NDArray[np.float32]]:
+    """The parameters and running statistics."""
     random = np.random.default_rng(0)
-    tensors = {
+    values = {
         "w": random.normal(size=(5, 7)),
         "b": random.normal(size=7),
         "scale": np.ones(7),
@@ -21,6 +22,11 @@ def save_model(path: Path, activation: str = "Relu") -> None:
         "var": np.ones(7),
         "u": random.normal(size=(7, 3)),
     }
+    return {name: array.astype(np.float32) for name, array in values.items()}
+
+
+def save_model(path: Path, activation: str = "Relu") -> None:
+    """Five numbers to three classes through BatchNormalization; no tensor has a multiple of 64 elements."""
     nodes = [
         helper.make_node("Gemm", ["x", "w", "b"], ["h"], name="/in"),
         helper.make_node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"], name="/norm"),
@@ -32,6 +38,6 @@ def save_model(path: Path, activation: str = "Relu") -> None:
         "model",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 5])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
-        [numpy_helper.from_array(array.astype("float32"), name) for name, array in tensors.items()],
+        [numpy_helper.from_array(array, name) for name, array in tensors().items()],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)

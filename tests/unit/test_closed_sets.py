@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from run_files import spec_of
@@ -18,12 +19,17 @@ from ortflow.workflow.data.plan import Plan
 from ortflow.workflow.fusion.halved import scaled
 from ortflow.workflow.graph.ir.edit import Editor
 from ortflow.workflow.graph.objective.by_element import FORMULAS
+from ortflow.workflow.graph.objective.compared import Comparison
+from ortflow.workflow.graph.objective.metrics import ATTACH
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.graph import UPDATES
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.parallel.schedule import schedule
+from ortflow.workflow.program.coordinator import Coordinator
 from ortflow.workflow.spec.losses import Regression
+from ortflow.workflow.spec.metrics import MetricSection
 from ortflow.workflow.spec.optimizers import Adam
+from ortflow.workflow.trainer.metric_values import of_counts
 
 NEW: Any = "new"
 
@@ -44,6 +50,12 @@ def gpus() -> object:
     return list(directives._gpus(spec.model_copy(update={"backends": backends}), "srun"))
 
 
+def error_of_a_metric() -> None:
+    edit = Editor(onnx.GraphProto())
+    of = Comparison("values", "y", "labels", "counted", 1, None, 1, "labels", "model.metrics[0]")
+    ATTACH["mae"](edit, MetricSection(name="mae").model_copy(update={"name": NEW}), of)
+
+
 READERS: dict[str, Callable[[], object]] = {
     "loss": lambda: FORMULAS[Regression](
         Editor(onnx.GraphProto()), Regression(kind="mse").model_copy(update={"kind": NEW}), "y", "labels"
@@ -56,6 +68,11 @@ READERS: dict[str, Callable[[], object]] = {
     "GPUs of a node": gpus,
     "precision": lambda: scaled(onnx.ModelProto(), [], NEW),
     "hosts": lambda: hostfile(NEW, ["a"], 2),
+    "metric": error_of_a_metric,
+    "average of a metric": lambda: of_counts(
+        MetricSection(name="f1", label="y").model_copy(update={"average": NEW}), "classes", np.ones((3, 4))
+    ),
+    "message of a rank": lambda: Coordinator(1).receive(0, {"kind": NEW}, 0.0),
 }
 
 

@@ -247,6 +247,23 @@ def test_own_graphs(tmp_path: Path) -> None:
     assert graphs.optimizer.exists()
 
 
+def reads_a_moment_late(path: Path) -> Path:
+    """Bound in place, ONNX Runtime 1.19.2 computes `old` from the new moment, although it is first in the file."""
+    names = ("parameters.0", "gradients.0", "moment.0")
+    return save_model(
+        path,
+        [
+            helper.make_node("Mul", ["moment.0", "learning_rate"], ["old"]),
+            helper.make_node("Add", ["moment.0", "gradients.0"], ["moment.0.out"]),
+            helper.make_node("Sub", ["parameters.0", "moment.0.out"], ["changed"]),
+            helper.make_node("Sub", ["changed", "old"], ["parameters.0.out"]),
+        ],
+        [value("learning_rate", [1]), value("step", [1], "int64"), *(value(name, ["n"]) for name in names)],
+        [value("parameters.0.out", ["n"]), value("moment.0.out", ["n"])],
+        {},
+    )
+
+
 def test_own_graphs_that_do_not_fit(tmp_path: Path) -> None:
     model = linear(tmp_path / "m.onnx")
     for key, path, words in [
@@ -255,6 +272,7 @@ def test_own_graphs_that_do_not_fit(tmp_path: Path) -> None:
         ("train", linear(tmp_path / "3.onnx"), "no output 'ortflow.loss_sum'"),
         ("eval", linear(tmp_path / "4.onnx"), "no output 'ortflow.loss_sum'"),
         ("optimizer", linear(tmp_path / "5.onnx"), "no input 'learning_rate'"),
+        ("optimizer", reads_a_moment_late(tmp_path / "6.onnx"), r"'old'.* may read 'moment.0' after 'moment.0.out'"),
         ("eval", tmp_path / "missing.onnx", "missing.onnx"),
     ]:
         with pytest.raises(UserError, match=words):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import pytest
@@ -44,3 +46,30 @@ def test_an_operator_of_ours_is_of_the_first_domain() -> None:
         TensorProto.DOUBLE,
         [1],
     )
+
+
+def late(build: Builder) -> None:
+    build("Sub", build("Add", "moment.0", "gradients.0", output="moment.0.out"), "moment.0", output="parameters.0.out")
+
+
+def late_through_a_view(build: Builder) -> None:
+    new = build("Add", "moment.0", "gradients.0", output="moment.0.out")
+    view = build("Reshape", "moment.0", build.constant([-1, ROW], "int64"))
+    build("Sub", new, build("ReduceMax", view, keepdims=0), output="parameters.0.out")
+
+
+def not_elementwise(build: Builder) -> None:
+    build("CumSum", "moment.0", build.constant(0, "int64"), output="moment.0.out")
+    build("Sub", "parameters.0", "moment.0.out", output="parameters.0.out")
+
+
+@pytest.mark.parametrize("rule", [late, late_through_a_view, not_elementwise])
+def test_no_buffer_is_read_behind_its_writer(rule: Callable[[Builder], None]) -> None:
+    build = Builder("name")
+    for name in ("parameters.0", "gradients.0", "moment.0"):
+        build.input(name, 2 * ROW)
+    for name in ("parameters.0.out", "moment.0.out"):
+        build.output(name, 2 * ROW)
+    rule(build)
+    with pytest.raises(AssertionError, match=r"may read 'moment\.0' of the graph 'name'"):
+        build.model()

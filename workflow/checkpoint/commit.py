@@ -31,13 +31,13 @@ def no_room(
 ) -> OutOfDisk | OSError | None:
     """Why a save of all ranks does not fit on the disk; None if it does."""
     files = sum(_pages(file_layout(buffers, rank, world_size).size) for rank in range(world_size))
-    needed = files + _pages(len(json.dumps(index.to_json()))) + RECORDS
+    needed_bytes = files + _pages(len(json.dumps(index.to_json()))) + RECORDS
     folder = store.place(0).parent
     try:
-        free = store.free_bytes()
+        free_bytes = store.free_bytes()
     except OSError as error:
-        return out_of_disk(error, needed, folder) if is_full(error) else error
-    return None if free >= needed else OutOfDisk(folder, needed)
+        return out_of_disk(error, needed_bytes, folder) if is_full(error) else error
+    return None if free_bytes >= needed_bytes else OutOfDisk(folder, needed_bytes)
 
 
 def _pages(size: int) -> int:
@@ -76,6 +76,6 @@ def commit(
         store.commit(step, attempt, mark(data))
     except OSError as error:
         store.abandon(step, attempt)
-        where = error.filename or store.place(step)
-        raise SaveFailed(f"checkpoint of step {step}: {where}: {error.strerror}") from error
+        path = error.filename or store.place(step)
+        raise SaveFailed(f"checkpoint of step {step}: {path}: {error.strerror}") from error
     return manifest

@@ -39,11 +39,11 @@ def hold(folder: Path, root: Path, run: str) -> int | None:
     except OSError:
         return None
     try:
-        held = not _take(descriptor)
+        in_use = not _take(descriptor)
         holder = _record(path)
         other = holder.get("run_dir")
         same_run = holder.get("id") == run
-        if held and not (same_run and other == str(root)):
+        if in_use and not (same_run and other == str(root)):
             raise UserError(
                 f"{folder} is in use by the run in {other or 'another directory'}", where="checkpoint.directory",
                 fix=f"{_FIX}, or wait until that run has ended",
@@ -56,7 +56,7 @@ def hold(folder: Path, root: Path, run: str) -> int | None:
     except BaseException:
         os.close(descriptor)
         raise
-    if held:
+    if in_use:
         os.close(descriptor)
         return None
     record = json.dumps({"run_dir": str(root), "id": run, "pid": os.getpid()}).encode()

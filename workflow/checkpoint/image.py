@@ -81,9 +81,9 @@ class Image:
             self._fill(self._piece, start, start, stop)
             yield memoryview(self._piece)[: stop - start]
         self.released.set()
-        kept = memoryview(self._kept)
-        for start in range(0, len(kept), CHUNK):
-            yield kept[start : start + CHUNK]
+        tail = memoryview(self._kept)
+        for start in range(0, len(tail), CHUNK):
+            yield tail[start : start + CHUNK]
 
     def _fill(self, target: mmap.mmap, base: int, start: int, stop: int) -> None:
         """Copy bytes [start, stop) of the file to `target`, where its byte `base` is the first."""

@@ -91,9 +91,9 @@ def load(
     UserError
         If the checkpoint does not match `out` or `index`.
     """
-    given, lock = None if out is None else _windows(out), threading.Lock()
-    manifest = _matching(store, step, given, index, partial=partial)
-    windows = _windows(_allocate(manifest)) if given is None else given
+    target, lock = None if out is None else _windows(out), threading.Lock()
+    manifest = _matching(store, step, target, index, partial=partial)
+    windows = _windows(_allocate(manifest)) if target is None else target
 
     def views(rank: int, _: FileRecord) -> Iterator[memoryview]:
         return _views(manifest, rank, windows, lock)
@@ -134,9 +134,9 @@ def load_newest(
     If checkpoints were rejected and none was loaded, `out` may be partly filled.
     """
     for step in reversed(store.steps()):
-        found = _load_or_reject(store, step, out, on_reject, index, partial)
-        if found is not None:
-            return found
+        loaded = _load_or_reject(store, step, out, on_reject, index, partial)
+        if loaded is not None:
+            return loaded
     return None
 
 
@@ -185,10 +185,10 @@ def _views(
     for span in layout.spans:
         size = ITEM_SIZES[manifest.buffers[span.buffer].dtype]
         window = windows.get(span.buffer)
-        for first, last, wanted in _cuts(span, window):
+        for first, last, is_read in _cuts(span, window):
             for start in range(first, last, CHUNK // size):
                 stop = min(start + CHUNK // size, last)
-                part = window.part.slice(start - window.start, stop - window.start) if wanted and window else None
+                part = window.part.slice(start - window.start, stop - window.start) if is_read and window else None
                 if isinstance(part, HostBuffer):
                     yield part.array.data.cast("B")
                     continue
@@ -232,11 +232,11 @@ def _difference(manifest: Manifest, out: Mapping[str, Window], index: FlatIndex 
             )
     if index is None:
         return None
-    more = [name for name in manifest.buffers if name not in out]
-    if more and not partial:
-        return f"the checkpoint also has {', '.join(more)}"
-    for saved, here in zip_longest(manifest.index, index):
-        if saved != here:
-            name = (here or saved).name
+    unread = [name for name in manifest.buffers if name not in out]
+    if unread and not partial:
+        return f"the checkpoint also has {', '.join(unread)}"
+    for saved, described in zip_longest(manifest.index, index):
+        if saved != described:
+            name = (described or saved).name
             return f"tensor {name} has another shape, group or offset than in the checkpoint"
     return None

@@ -150,18 +150,18 @@ def check_record(body: dict[str, Any]) -> None:
             _check(key, body, _is_record)
 
 
-def _check_fields(where: str, record: object, shape: Mapping[str, _Fits]) -> None:
+def _check_fields(prefix: str, record: object, shape: Mapping[str, _Fits]) -> None:
     if not isinstance(record, dict) or record.keys() != shape.keys():
-        raise ValueError(f"lacks keys: expected {', '.join(shape)} in {where}")
+        raise ValueError(f"lacks keys: expected {', '.join(shape)} in {prefix}")
     for key, fits in shape.items():
-        _check(key, record, fits, f"{where}.")
+        _check(key, record, fits, f"{prefix}.")
 
 
-def _check(key: str, record: dict[str, Any], fits: _Fits, where: str = "") -> None:
+def _check(key: str, record: dict[str, Any], fits: _Fits, prefix: str = "") -> None:
     if key not in record:
-        raise ValueError(f"lacks {where}{key}")
+        raise ValueError(f"lacks {prefix}{key}")
     if not fits(record[key]):
-        raise ValueError(f"has {_short(record[key])} for {where}{key}")
+        raise ValueError(f"has {_short(record[key])} for {prefix}{key}")
 
 
 def _short(value: object) -> str:

@@ -182,7 +182,7 @@ def _whole(store: CheckpointStore, step: int) -> Manifest:
     return manifest
 
 
-def _unwritable(path: Path, error: OSError, needed: int = 0) -> OrtflowError:
+def _unwritable(path: Path, error: OSError, size: int = 0) -> OrtflowError:
     if is_full(error):
-        return out_of_disk(error, needed, path)
+        return out_of_disk(error, size, path)
     return OrtflowError(f"cannot write {error.filename or path}: {error.strerror}")

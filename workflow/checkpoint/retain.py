@@ -43,10 +43,10 @@ def best_steps(store: CheckpointStore) -> list[int]:
     """The step of the best checkpoint, as the newest readable one has it; empty if the run has none."""
     for step in reversed(store.steps()):
         try:
-            found = read_any(store, step)
+            manifest = read_any(store, step)
         except Damaged:
             continue
-        best = found.progress.get("best_checkpoint_step") if isinstance(found, Manifest) else None
+        best = manifest.progress.get("best_checkpoint_step") if isinstance(manifest, Manifest) else None
         return [best] if isinstance(best, int) else []
     return []
 

@@ -108,8 +108,8 @@ class DirectoryStore:
             names = os.listdir(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        found = [(int(match[1]), match[0]) for match in map(_STEP.fullmatch, names) if match]
-        return sorted(step for step, name in found if name == step_name(step))
+        folders = [(int(match[1]), match[0]) for match in map(_STEP.fullmatch, names) if match]
+        return sorted(step for step, name in folders if name == step_name(step))
 
     def place(self, step: int) -> Path:
         """Folder of a step's checkpoint."""
@@ -147,17 +147,17 @@ class DirectoryStore:
     def written(self, step: int, attempt: int) -> list[str]:
         """The files that a program has written, as paths in the folder. Raises OSError for anything but a file."""
         folder = self._temporary(step, attempt)
-        found = []
+        paths = []
         for root, folders, files in os.walk(folder):
             for name in sorted((*folders, *files)):
                 path = Path(root, name)
                 if path.is_symlink() or not (path.is_dir() or path.is_file()):
                     raise OSError(errno.EINVAL, "is not a file, and cannot be saved", str(path))
-            found += [Path(root, name).relative_to(folder).as_posix() for name in files]
-        reserved = [name for name in found if _FILES.fullmatch(name) and not name.startswith("rank-")]
+            paths += [Path(root, name).relative_to(folder).as_posix() for name in files]
+        reserved = [name for name in paths if _FILES.fullmatch(name) and not name.startswith("rank-")]
         if reserved:
             raise OSError(errno.EEXIST, "has a name that checkpoints use themselves", str(folder / reserved[0]))
-        return sorted(name for name in found if name != _PROGRAM)
+        return sorted(name for name in paths if name != _PROGRAM)
 
     def seal_program(self, step: int, attempt: int) -> None:
         """Before the commit of a program's save: its folders are durable, and its mark is removed."""
@@ -207,8 +207,9 @@ class DirectoryStore:
             return None
         except NotADirectoryError:
             return self.path if os.path.lexists(self.path) else None
-        known = (_STEP, _LEFT, _SET_ASIDE, _LOCK)
-        return next((self.path / name for name in names if not any(one.fullmatch(name) for one in known)), None)
+        patterns = (_STEP, _LEFT, _SET_ASIDE, _LOCK)
+        foreign = (name for name in names if not any(pattern.fullmatch(name) for pattern in patterns))
+        return next((self.path / name for name in foreign), None)
 
     def remove(self, step: int) -> None:
         """Delete a checkpoint. It is renamed first, so that a partly deleted one is not taken for an incomplete one."""
@@ -239,11 +240,11 @@ class DirectoryStore:
         """Remove unfinished saves and deletions and return them; a save that lacks only its marker is completed."""
         if not self.path.is_dir():
             return []
-        left = [path for path in self.path.iterdir() if _LEFT.fullmatch(path.name) and _delete(path)]
+        removed = [path for path in self.path.iterdir() if _LEFT.fullmatch(path.name) and _delete(path)]
         for step in self.steps():
             if (self.place(step) / _UNMARKED).exists():
                 self._mark(step)
-        return left
+        return removed
 
     def free_bytes(self) -> int:
         """Bytes that this user can still write on the file system."""

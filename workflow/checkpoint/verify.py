@@ -103,8 +103,8 @@ def check_contents(store: CheckpointStore, manifest: Manifest, views: Views) -> 
             return [_unreadable(path, error)]
         return []
 
-    found = map_in_threads(check, range(manifest.world_size), min(FILES_AT_ONCE, manifest.world_size))
-    return [fault for faults in found for fault in faults]
+    faults_of_ranks = map_in_threads(check, range(manifest.world_size), min(FILES_AT_ONCE, manifest.world_size))
+    return [fault for faults in faults_of_ranks for fault in faults]
 
 
 def verify(store: CheckpointStore, step: int) -> list[Damaged]:
@@ -124,16 +124,16 @@ def check_program(store: CheckpointStore, manifest: ProgramManifest) -> list[Dam
     def check(record: FileRecord) -> list[Damaged]:
         path = store.place(manifest.step) / record.name
         try:
-            size, found = hash_file(path)
+            size, digest = hash_file(path)
             _check_size(path, size, record)
         except Damaged as fault:
             return [fault]
         except OSError as error:
             return [_unreadable(path, error)]
-        return [] if found == record.hash else [Damaged(path, "is corrupt: its hash differs from the manifest's")]
+        return [] if digest == record.hash else [Damaged(path, "is corrupt: its hash differs from the manifest's")]
 
-    found = map_in_threads(check, manifest.files, FILES_AT_ONCE)
-    return [fault for faults in found for fault in faults]
+    faults_of_files = map_in_threads(check, manifest.files, FILES_AT_ONCE)
+    return [fault for faults in faults_of_files for fault in faults]
 
 
 def hash_file(path: Path, *, sync: bool = False) -> tuple[int, str]:
@@ -179,12 +179,12 @@ def _read_file(path: Path, record: FileRecord, header: bytes, views: Iterable[me
         if sys.platform == "linux":
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         for view in views:
-            taken = 0
-            while taken < len(view):
-                count = file.readinto(view[taken:])
+            position = 0
+            while position < len(view):
+                count = file.readinto(view[position:])
                 if not count:
                     raise Damaged(path, "ends before its size")
-                taken += count
+                position += count
             hashing.update(view)
     if finished(hashing) != record.hash:
         raise Damaged(path, "is corrupt: its hash differs from the manifest's")

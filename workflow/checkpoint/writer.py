@@ -148,8 +148,8 @@ class Writer:
             if path is not None:
                 with contextlib.suppress(OSError):
                     path.unlink()
-            what = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-            reason = f"{what} writing {path or self._name}"
+            message = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+            reason = f"{message} writing {path or self._name}"
             self._status = Status("failed", reason=reason, full=is_full(error), seconds=self._seconds())
         else:
             self._status = Status("written", record, seconds=self._seconds())
@@ -198,7 +198,7 @@ def _open(path: Path) -> int:
 def _write_all(descriptor: int, data: memoryview) -> None:
     while data:
         try:
-            written = os.write(descriptor, data)
+            count = os.write(descriptor, data)
         except OSError as error:
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             direct = getattr(os, "O_DIRECT", 0)
@@ -207,7 +207,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
             # Some file systems accept the flag and then reject the write, or unaligned lengths.
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
             continue
-        data = data[written:]
+        data = data[count:]
 
 
 def _dtype_name(dtype: np.dtype) -> str:

@@ -183,8 +183,8 @@ class Communicator(Protocol):
         """Disconnect; all ranks must call it."""
 
 
-def first_of(ranks: Communicator, mine: T | None) -> T | None:
+def first_of(ranks: Communicator, value: T | None) -> T | None:
     """What the first rank gives that gives anything, such as an error, on every rank; None if none does. Collective."""
-    given = ranks.gather(mine)
-    found: T | None = ranks.broadcast_object(next(filter(None, given), None) if given else None)
-    return found
+    values = ranks.gather(value)
+    first: T | None = ranks.broadcast_object(next(filter(None, values), None) if values else None)
+    return first

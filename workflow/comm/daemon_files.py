@@ -35,10 +35,10 @@ def remove(path: str) -> bool:
     alone.
     """
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return True
-    if not _is_session(path) or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    if not _is_session(path) or not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         return True
     if _is_mapped(path):
         return False
@@ -77,10 +77,10 @@ def remove_topologies(folder: Path = Path("/tmp")) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
 
 
 def proxies() -> Iterator[int]:

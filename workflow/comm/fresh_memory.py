@@ -35,13 +35,13 @@ def fresh_memory() -> Iterator[None]:
     libc.sbrk.argtypes = [ctypes.c_ssize_t]
     libc.free.argtypes = [ctypes.c_void_p]
     libc.malloc_trim(0)
-    end, taken = libc.sbrk(0), []
+    end, blocks = libc.sbrk(0), []
     try:
         for size in _SIZES:
             while (block := libc.malloc(size)) is not None and block < end:
-                taken.append(block)
+                blocks.append(block)
             libc.free(block)
         yield
     finally:
-        for block in taken:
+        for block in blocks:
             libc.free(block)

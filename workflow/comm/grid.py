@@ -28,10 +28,10 @@ class GridRanks:
     @classmethod
     def connect(cls, world: Communicator, grid: Grid) -> GridRanks:
         """Create the communicators. Collective over the world."""
-        here = grid.place(world.rank)
-        same = [rank for rank in range(grid.world_size) if grid.place(rank).data == here.data]
-        groups = (grid.replicas(world.rank), grid.stages(world.rank), grid.parts(world.rank), same)
-        return cls(grid, here, world, *(world.subset(ranks) for ranks in groups))
+        place = grid.place(world.rank)
+        replica = [rank for rank in range(grid.world_size) if grid.place(rank).data == place.data]
+        groups = (grid.replicas(world.rank), grid.stages(world.rank), grid.parts(world.rank), replica)
+        return cls(grid, place, world, *(world.subset(ranks) for ranks in groups))
 
     @property
     def speaks(self) -> bool:

@@ -75,16 +75,16 @@ class MpiRanks(Communicator):
         blocks apart from the buffer. MPICH's was measured, and took three times as long.
         """
         array, rank, world = _host(buffer), self.rank, self.world_size
-        shares = [share(array.size, each, world) for each in range(world)]
-        mine, received = array[slice(*shares[rank])], np.empty(min(PIECE, shares[0][1]), array.dtype)
+        shares = [share(array.size, peer, world) for peer in range(world)]
+        own_share, received = array[slice(*shares[rank])], np.empty(min(PIECE, shares[0][1]), array.dtype)
         for distance in range(1, world):
             to, source = (rank + distance) % world, (rank - distance) % world
-            theirs = array[slice(*shares[to])]
+            peer_share = array[slice(*shares[to])]
             # The first share is the longest: every rank sends the same number of pieces, the last ones possibly empty.
             for first in range(0, shares[0][1], PIECE):
-                into, last = mine[first : first + PIECE], first + PIECE
+                into, last = own_share[first : first + PIECE], first + PIECE
                 piece = received[: into.size]
-                self._ranks.Sendrecv(theirs[first:last], to, TAGS, piece, source, TAGS)
+                self._ranks.Sendrecv(peer_share[first:last], to, TAGS, piece, source, TAGS)
                 with np.errstate(invalid="ignore", over="ignore"):
                     np.add(into, piece, out=into)
 
@@ -144,11 +144,11 @@ class MpiRanks(Communicator):
         if len(ranks) == 1:
             return SoloCommunicator()
         everyone = self._ranks.Get_group()
-        chosen = everyone.Incl(list(ranks))
-        made = self._ranks.Create_group(chosen)
+        subgroup = everyone.Incl(list(ranks))
+        communicator = self._ranks.Create_group(subgroup)
         everyone.Free()
-        chosen.Free()
-        return MpiRanks(self._mpi, made)
+        subgroup.Free()
+        return MpiRanks(self._mpi, communicator)
 
     @mpi_errors
     def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:

@@ -132,10 +132,10 @@ class NcclCommunicator(StagedCommunicator):
         `bfloat16`: the buffers' 16 bits are numbers of this type.
         """
         name, *operation = GRAPH_COLLECTIVES[kind]
-        given, made = ctypes.c_void_p(source.pointer), ctypes.c_void_p(target.pointer)
+        sent, result = ctypes.c_void_p(source.pointer), ctypes.c_void_p(target.pointer)
         count = ctypes.c_size_t(min(source.count, target.count))
         element = BFLOAT16 if bfloat16 else TYPES[source.dtype.name]
-        self._on([(name, given, made, count, element, *operation)], self.device.stream)
+        self._on([(name, sent, result, count, element, *operation)], self.device.stream)
 
     def sum_parts(self, buffers: Sequence[CudaBuffer], gathered: Sequence[tuple[CudaBuffer, CudaBuffer]] = ()) -> None:
         """Queue sums over the ranks, in place, and all-gathers, from a rank's part into the whole, in one launch.
@@ -143,9 +143,9 @@ class NcclCommunicator(StagedCommunicator):
         May be captured; `watch` must be called after each launch.
         """
         calls: list[tuple[Any, ...]] = [("ncclAllReduce", *_place(buffer), SUM) for buffer in buffers]
-        for part, whole in gathered:
-            given, made = ctypes.c_void_p(part.pointer), ctypes.c_void_p(whole.pointer)
-            calls.append(("ncclAllGather", given, made, ctypes.c_size_t(part.size), BYTE))
+        for part, gathered_buffer in gathered:
+            sent, result = ctypes.c_void_p(part.pointer), ctypes.c_void_p(gathered_buffer.pointer)
+            calls.append(("ncclAllGather", sent, result, ctypes.c_size_t(part.size), BYTE))
         self._on(calls, self.device.stream)
 
     def broadcast_parts(self, parts: Sequence[tuple[int, int, int]], stream: int) -> None:
@@ -176,8 +176,8 @@ class NcclCommunicator(StagedCommunicator):
         """
         calls = []
         for source, target, count, root in parts:
-            given, made = ctypes.c_void_p(source), ctypes.c_void_p(target)
-            calls.append(("ncclReduce", given, made, ctypes.c_size_t(count), TYPES["float32"], SUM, root))
+            sent, result = ctypes.c_void_p(source), ctypes.c_void_p(target)
+            calls.append(("ncclReduce", sent, result, ctypes.c_size_t(count), TYPES["float32"], SUM, root))
         self._on(calls, stream)
 
     def _on(self, calls: Sequence[tuple[Any, ...]], stream: int) -> None:
@@ -195,11 +195,11 @@ class NcclCommunicator(StagedCommunicator):
         return self._connected(below)
 
     def _connected(self, below: Communicator, most_blocks: int | None = None) -> NcclCommunicator:
-        made = NcclCommunicator(
+        subset = NcclCommunicator(
             below, self.device, self._nccl, *self._limits, one_host=self.one_host, most_blocks=most_blocks
         )
-        self._subsets.append(made)
-        return made
+        self._subsets.append(subset)
+        return subset
 
     def connect_links(self, links: Iterable[Link], *, beside: bool = False) -> None:
         """Connect this rank's links. See the protocol."""
@@ -289,8 +289,8 @@ class NcclCommunicator(StagedCommunicator):
 
     def abort(self, code: int) -> None:
         """End every rank now."""
-        for each in self._all():
-            each._end()
+        for communicator in self._all():
+            communicator._end()
         super().abort(code)
 
     def close(self) -> None:
@@ -298,13 +298,13 @@ class NcclCommunicator(StagedCommunicator):
         # NCCL waits for every CUDA graph that contains one of its sums.
         self.device.memory_moves()
         self.device.synchronize()
-        for each in self._all():
-            each._leave()
+        for communicator in self._all():
+            communicator._leave()
         super().close()
 
     def _all(self) -> list[NcclCommunicator]:
         """This communicator and those that were made of it, which come first."""
-        return [*(each for made in self._subsets for each in made._all()), self]
+        return [*(communicator for subset in self._subsets for communicator in subset._all()), self]
 
     def _leave(self) -> None:
         if self._watch is not None:
@@ -321,8 +321,8 @@ class NcclCommunicator(StagedCommunicator):
 
     def _end(self) -> None:
         """Abort the communicator, which ends kernels that wait for other ranks."""
-        for each in self.at_end:
-            each()
+        for end in self.at_end:
+            end()
         world, self._world = self._world, ctypes.c_void_p()
         if world:
             self._nccl.ncclCommAbort(world)

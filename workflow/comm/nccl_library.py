@@ -66,8 +66,8 @@ class Config(ctypes.Structure):
 def load() -> Any | None:
     """NCCL as installed by pip, else the system's; None if there is none."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
-    found = [path for folder in folders for path in glob.glob(f"{folder}/nvidia/nccl/lib/libnccl.so.2")]
-    for path in (*found, "libnccl.so.2"):
+    installed = [path for folder in folders for path in glob.glob(f"{folder}/nvidia/nccl/lib/libnccl.so.2")]
+    for path in (*installed, "libnccl.so.2"):
         try:
             library = ctypes.CDLL(path)
         except OSError:

@@ -94,11 +94,11 @@ def sentence(call: str, error: str, last: str = "") -> str:
         The result of `ncclGetLastError`.
     """
     warning = " ".join(last.split())
-    if (known := trouble(warning) or trouble(error)) is not None:
-        return f"NCCL failed in {call}: {known.what} ({warning or error}); {known.fix}"
+    if (cause := trouble(warning) or trouble(error)) is not None:
+        return f"NCCL failed in {call}: {cause.what} ({warning or error}); {cause.fix}"
     meaning = next((meaning for start, meaning in CODES.items() if error.startswith(start)), error)
-    reported = warning or error
-    return f"NCCL failed in {call}: {meaning} ({reported}); set NCCL_DEBUG=INFO and see the ranks' logs"
+    message = warning or error
+    return f"NCCL failed in {call}: {meaning} ({message}); set NCCL_DEBUG=INFO and see the ranks' logs"
 
 
 def in_log(text: str) -> Trouble | None:

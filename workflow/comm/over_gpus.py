@@ -26,11 +26,11 @@ def over_gpus(
     assert devices is not None
     if len({(host, uuid) for host, uuid, _ in devices}) < len(devices):
         return StagedCommunicator(below), "MPI, because ranks share a GPU"
-    if library is None or not all(there for _, _, there in devices):
+    if library is None or not all(has_nccl for _, _, has_nccl in devices):
         return StagedCommunicator(below), "MPI, because NCCL is not installed: pip install 'ortflow[cuda]'"
     version = ctypes.c_int()
     library.ncclGetVersion(ctypes.byref(version))
     number = version.value
     name = f"NCCL {number // 10000}.{number % 10000 // 100}.{number % 100}"
-    one_host = len({each for each, _, _ in devices}) == 1
+    one_host = len({host_name for host_name, _, _ in devices}) == 1
     return NcclCommunicator(below, device, library, limit, one_host=one_host), name

@@ -43,16 +43,16 @@ def connect(below: Communicator, device: CudaDevice, allocations: Sequence[int])
         The memory, or why there is none.
     """
     if os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
-        mine: tuple[list[bytes], str] = [], "NCCL_P2P_DISABLE is set"
+        exported: tuple[list[bytes], str] = [], "NCCL_P2P_DISABLE is set"
     elif below.world_size > MOST_RANKS:
-        mine = [], f"{below.world_size} ranks are more than {MOST_RANKS}"
+        exported = [], f"{below.world_size} ranks are more than {MOST_RANKS}"
     else:
         try:
-            mine = [device.here().handle_of(each) for each in allocations], ""
+            exported = [device.here().handle_of(allocation) for allocation in allocations], ""
         except CudaError as error:
-            mine = [], error.message
-    every: Sequence[tuple[list[bytes], str]] = below.broadcast_object(below.gather(mine))
-    if refused := next((why for _, why in every if why), ""):
+            exported = [], error.message
+    every: Sequence[tuple[list[bytes], str]] = below.broadcast_object(below.gather(exported))
+    if refused := next((reason for _, reason in every if reason), ""):
         return refused
     opened, trouble = list[list[int]](), ""
     try:
@@ -69,7 +69,7 @@ def connect(below: Communicator, device: CudaDevice, allocations: Sequence[int])
     return PeerMemory(below, device, opened)
 
 
-def _close(device: CudaDevice, addresses: Sequence[Sequence[int]], own: int) -> None:
-    for rank, each in enumerate(addresses):
-        for address in each if rank != own else ():
+def _close(device: CudaDevice, addresses: Sequence[Sequence[int]], own_rank: int) -> None:
+    for rank, handles in enumerate(addresses):
+        for address in handles if rank != own_rank else ():
             device.here().close_handle(address)

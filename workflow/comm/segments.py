@@ -47,12 +47,12 @@ class _Record:
     session: str
     """Open MPI's session folder; empty if there is none."""
 
-    def left(self, there: frozenset[str]) -> frozenset[str]:
+    def left(self, existing: frozenset[str]) -> frozenset[str]:
         """Those of the existing segments that may be its own."""
-        new = there - self.before
+        new = existing - self.before
         if self.mapped is None:
             return new
-        return (there & self.mapped) | {name for name in new if name.startswith(_PASSING)}
+        return (existing & self.mapped) | {name for name in new if name.startswith(_PASSING)}
 
 
 class Start:
@@ -81,23 +81,23 @@ class Start:
             raise
         self.descriptor = descriptor
 
-    def _text(self, **more: list[str]) -> str:
-        record: dict[str, Any] = {"before": self._before, "session": daemon_files.own(), **more}
+    def _text(self, **lists: list[str]) -> str:
+        record: dict[str, Any] = {"before": self._before, "session": daemon_files.own(), **lists}
         return json.dumps(record)
 
     def done(self) -> None:
         """Called when every rank of the machine has mapped its segments, and none opens MPICH's by name any more."""
-        kept = []
+        mapped = []
         for name in _mapped("self"):
             if name.startswith("mpich_"):
                 with suppress(OSError):
                     (self._folder / name).unlink()
             else:
-                kept.append(name)
+                mapped.append(name)
         if self.descriptor >= 0:
             with suppress(OSError):
                 # A single write, and longer than what it overwrites: the record is complete at every moment.
-                os.pwrite(self.descriptor, self._text(mapped=sorted(set(kept))).encode(), 0)
+                os.pwrite(self.descriptor, self._text(mapped=sorted(set(mapped))).encode(), 0)
         daemon_files.remove_topologies()
 
     def close(self) -> None:
@@ -114,16 +114,16 @@ def sweep(folder: Path = FOLDER) -> list[str]:
     A segment stays if a running process maps it, or if a running rank may have created it. Safe in several processes
     concurrently.
     """
-    there = _there(folder)
+    existing = _there(folder)
     records = list(_records(folder))
-    dead = [one for one in records if not one.alive]
+    dead = [record for record in records if not record.alive]
     if not dead:
         return []
     # Any segment that did not exist when a running rank began may belong to that rank.
-    old = there.intersection(*(one.before for one in records if one.alive and one.mapped is None))
-    left = {one.path: one.left(there) for one in dead}
-    recorded = {name for one in dead for name in one.mapped or ()}
-    gone = unmapped({name for names in left.values() for name in names if name in old or name in recorded})
+    old = existing.intersection(*(record.before for record in records if record.alive and record.mapped is None))
+    remaining = {record.path: record.left(existing) for record in dead}
+    recorded = {name for record in dead for name in record.mapped or ()}
+    gone = unmapped({name for names in remaining.values() for name in names if name in old or name in recorded})
     if gone:
         # Another program of this user may have created one just now, and will map it in a moment.
         time.sleep(SETTLE)
@@ -131,26 +131,26 @@ def sweep(folder: Path = FOLDER) -> list[str]:
     for name in gone:
         with suppress(OSError):
             (folder / name).unlink()
-    used = {one.session for one in records if one.alive}
-    ended = {one.session for one in dead if one.session} - used
+    used = {record.session for record in records if record.alive}
+    ended = {record.session for record in dead if record.session} - used
     stay = {session for session in ended if not daemon_files.remove(session)} | (used - {""})
-    for one in dead:
+    for record in dead:
         # What may belong to another process, or is still mapped by a dead rank's child, is checked again at the next
         # start.
-        if left[one.path] <= gone and one.session not in stay:
+        if remaining[record.path] <= gone and record.session not in stay:
             with suppress(OSError):
-                one.path.unlink()
+                record.path.unlink()
     return sorted(gone)
 
 
 def _there(folder: Path) -> frozenset[str]:
     """The segments of this user."""
-    found = set()
+    segments = set()
     for path in folder.glob("*"):
         with suppress(OSError):
             if re.fullmatch(_SEGMENT, path.name) and path.lstat().st_uid == os.getuid():
-                found.add(path.name)
-    return frozenset(found)
+                segments.add(path.name)
+    return frozenset(segments)
 
 
 def _records(folder: Path) -> Iterator[_Record]:
@@ -168,11 +168,11 @@ def _records(folder: Path) -> Iterator[_Record]:
                     alive = False
                 except BlockingIOError:
                     alive = True
-                reported = json.loads(os.pread(descriptor, 1 << 20, 0))
-                mapped = reported.get("mapped")
-                kept = None if mapped is None else frozenset(mapped)
-                session = str(reported.get("session", ""))
-                yield _Record(path, alive, frozenset(reported["before"]), kept, session)
+                content = json.loads(os.pread(descriptor, 1 << 20, 0))
+                mapped = content.get("mapped")
+                mapped_names = None if mapped is None else frozenset(mapped)
+                session = str(content.get("session", ""))
+                yield _Record(path, alive, frozenset(content["before"]), mapped_names, session)
             finally:
                 os.close(descriptor)
 

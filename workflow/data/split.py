@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from typing_extensions import assert_never
 
 from ortflow.workflow.data.order import permute
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.split import HeldOut
 
 Mask = npt.NDArray[np.bool_]
+By = Literal["group", "time", "stratify"]
+"""Keys of `data.eval` that name the column that decides."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,10 @@ class Values:
     names: Sequence[str]
 
 
-def column_of(section: HeldOut) -> tuple[str, str] | None:
+def column_of(section: HeldOut) -> tuple[By, str] | None:
     """The key and the column that decide; None if only the samples' numbers do."""
-    given = {key: getattr(section, key) for key in ("group", "time", "stratify")}
-    return next(((key, name) for key, name in given.items() if name is not None), None)
+    keys: tuple[By, ...] = get_args(By)
+    return next(((key, name) for key in keys if (name := getattr(section, key)) is not None), None)
 
 
 def held_out(count: int, section: HeldOut, seed: int, values: Values | None = None) -> Mask:
@@ -56,8 +60,10 @@ def held_out(count: int, section: HeldOut, seed: int, values: Values | None = No
         mask = _groups(values, share, seed)
     elif by[0] == "time":
         mask = _latest(values, share)
-    else:
+    elif by[0] == "stratify":
         mask = _strata(values, section.fraction or 0, seed)
+    else:
+        assert_never(by[0])
     if mask.all() or not mask.any():
         rest = "for training" if mask.any() else "for evaluation"
         raise UserError(

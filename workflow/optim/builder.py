@@ -8,6 +8,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.graph.domains import CPU_DOMAIN, MICROSOFT
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.in_place import late_reader
 from ortflow.workflow.graph.ir.writer import Writer
 
 OPSET = 18
@@ -72,7 +74,14 @@ class Builder(Writer):
         return self("Cast", self("Sqrt", values), to=TensorProto.FLOAT)
 
     def model(self) -> onnx.ModelProto:
-        """The finished model."""
+        """The finished model.
+
+        Raises AssertionError if a buffer is read behind the node that writes it: an error of the rule that appended it.
+        """
+        late = late_reader(self.graph)
+        if late is not None:
+            reader, buffer = late
+            raise AssertionError(f"{walk.called(reader)} may read {buffer!r} of the graph {self.graph.name!r} too late")
         domains = (("", OPSET), (MICROSOFT, 1), *((domain, 1) for domain in self._domains))
         return helper.make_model(
             self.graph,

@@ -19,18 +19,13 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.in_place import ELEMENTWISE
 from ortflow.workflow.graph.ir.order import drop_unread_inputs, needed_by, prune
 from ortflow.workflow.optim import lamb_shares
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.graph import update_of
 from ortflow.workflow.optim.segments import Piece, Segment
 from ortflow.workflow.spec.optimizers import Optimizer
-
-_ELEMENTWISE = {
-    "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Erf", "Exp", "Greater", "GreaterOrEqual", "Identity",
-    "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu",
-    "Sigmoid", "Sign", "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -148,7 +143,7 @@ class _Update:
             if not read or place in inner:
                 continue
             adam = (node.op_type, node.domain) == ("AdamOptimizer", MICROSOFT)
-            if not adam and (node.op_type not in _ELEMENTWISE or node.domain):
+            if not adam and (node.op_type not in ELEMENTWISE or node.domain):
                 raise _refusal(self._optimizer, f"whole tensors by {node.op_type}")
             owners.update(dict.fromkeys(node.output, read))
         return owners

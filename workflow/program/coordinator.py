@@ -105,7 +105,7 @@ class Coordinator:
             return self._hashed(rank, message)
         if kind == "ended":
             return self._ended(rank, message, now)
-        return []
+        raise AssertionError(f"no message is called {kind!r}")
 
     def lost(self, rank: int, now: float) -> list[Out]:
         """The process of a rank is gone; if its program had not ended, all end."""

@@ -54,4 +54,6 @@ class Lead:
             self.commits.finish(step, message["records"])
         elif kind == "abandon":
             self.commits.abandon(step, message["reason"])
+        else:
+            raise AssertionError(f"no work on files is called {kind!r}")
         return []

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from typing_extensions import assert_never
+
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
@@ -74,10 +76,13 @@ def export_weights(run_dir: RunDir, step: int | None, form: Form, path: Path | N
         tensors = tensors if lora is None else merged(tensors, lora)
         entries, metadata = table if table is not None else unnamed(tensors), {}
     check_values(entries, tensors)
-    if form == "state_dict":
-        write_state_dict(out, entries, tensors)
-    else:
-        write_safetensors(out, entries, tensors, metadata)
+    match form:
+        case "state_dict":
+            write_state_dict(out, entries, tensors)
+        case "safetensors" | "lora":
+            write_safetensors(out, entries, tensors, metadata)
+        case _:
+            assert_never(form)
     return Weights(out, manifest.step, len(entries), table is not None, is_averaged(manifest))
 
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+import onnx
+
 from ortflow.workflow.comm.grid import GridRanks
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.environment import LAYOUT
+from ortflow.workflow.graph.ir.other_rows import reads_other_rows
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.memory import ITEM, KEPT
@@ -98,9 +101,21 @@ class DividedTrainer(Trainer):
         keys = self._ranks.world.gather(key_of(self._part.graphs.root, self._sessions.kernels, self._ranks.place))
         # Of the whole model: a stage without running statistics checks with as many samples as one that has some.
         rows = rows_of(self.index, self._graphs.inputs, self._spec.data.micro_batch)
+        needs_all = self._ranks.world.gather(self._indexes_rows())
+        if self._ranks.world.broadcast_object(needs_all is not None and any(needs_all)):
+            rows = self._spec.data.micro_batch
         for batch in islice(samples, 1):
             few = cut(batch, rows)
             DividedCheck(self._part, self._ranks, self._spec.seed, self._report).run(few, keys)
+
+    def _indexes_rows(self) -> bool:
+        """Whether samples index others of their micro-batch in a graph of this rank.
+
+        Unlike a rank alone, a rank of several cannot try few samples first: others wait for its messages.
+        """
+        parameters = {entry.name for entry in self._part.index}
+        graphs = (onnx.load(path).graph for path in sorted(self._part.graphs.root.glob("*eval.onnx")))
+        return any(reads_other_rows(graph, parameters) for graph in graphs)
 
     def step(
         self,

@@ -24,7 +24,7 @@ from ortflow.workflow.graph.types import SEED, GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.sessions.failures import SESSION_ERRORS
+from ortflow.workflow.sessions.failures import SESSION_ERRORS, run_failure
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 
@@ -182,8 +182,11 @@ def _outputs_of(session: onnxruntime.InferenceSession) -> Outputs:
     names = [value.name for value in session.get_inputs()]
 
     def run(batch: MicroBatch) -> list[Array]:
-        made: list[Array] = session.run(None, {name: batch.arrays[name] for name in names})
-        return made
+        try:
+            values: list[Array] = session.run(None, {name: batch.arrays[name] for name in names})
+        except SESSION_ERRORS as error:
+            raise run_failure(str(error)) from error
+        return values
 
     return run
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import assert_never
 
 from ortflow.workflow.spec.metrics import MetricSection, Task
 
@@ -70,8 +71,11 @@ def of_counts(metric: MetricSection, task: Task | None, counts: Array) -> float:
         counts = counts.sum(axis=1, keepdims=True)
     elif average == "binary":
         counts = counts[:, 1:]
-    elif task != "targets":
-        counts = counts[:, counts[1:].sum(axis=0) > 0]
+    elif average == "macro":
+        # With targets, each column counts; a class that is neither a label nor a prediction has no value.
+        counts = counts if task == "targets" else counts[:, counts[1:].sum(axis=0) > 0]
+    else:
+        assert_never(average)
     return float(COUNTED[metric.name](*counts).mean())
 
 

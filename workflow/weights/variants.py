@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, Literal
 
 import numpy as np
+from typing_extensions import assert_never
 
 from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.errors import UserError
@@ -125,8 +126,10 @@ def _make(model: Path, out: Path, kind: Kind, feeds: Sequence[Mapping[str, Array
                 _optimize(model, out)
             elif kind == "fp16":
                 _halve(model, out)
-            else:
+            elif kind == "int8":
                 _quantize(model, out, feeds)
+            else:
+                assert_never(kind)
         made = onnx.load(out)
     except Exception as error:  # whatever ONNX Runtime's tools raise
         first = str(error).strip().partition("\n")[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,6 +133,8 @@ class _Sizes:
         self._memory = max(MEMORY, psutil.virtual_memory().total)
         self._computed = 0
         self._schemas: dict[tuple[str, str], defs.OpSchema | None] = {}
+        self._inferred: dict[tuple[object, ...], list[onnx.TypeProto | None]] = {}
+        """Of nodes that read no elements: operator, attributes and types of the inputs -> types of the outputs."""
 
     def graph(self, graph: onnx.GraphProto, outer: _Scope) -> None:
         """Visit the nodes of a graph in order; `outer` are the values of the enclosing graphs."""
@@ -185,11 +188,36 @@ class _Sizes:
         if schema is None or any(walk.subgraphs(node)) or any(name and name not in types for name in node.input):
             return unknown
         data = {n: numpy_helper.from_array(value.array) for n, value in known.items() if value.array is not None}
-        try:
-            found = shape_inference.infer_node_outputs(schema, node, types, data, None, self._opsets, self._ir_version)
-        except Exception:  # noqa: BLE001 - the node is untrusted; errors in it are reported where it is used
-            return unknown
-        return {name: _Value(found.get(name)) for name in unknown}
+        if data:
+            return {
+                **unknown,
+                **{name: _Value(type_) for name, type_ in self._types(schema, node, types, data).items()},
+            }
+        # Layers repeat: most nodes of a large model have an equal one before them.
+        key = (
+            node.op_type, node.domain,
+            None, *(attribute.SerializeToString(deterministic=True) for attribute in node.attribute),
+            None, *(types[name].SerializeToString(deterministic=True) if name else None for name in node.input),
+            None, *(bool(name) for name in node.output),
+        )  # fmt: skip
+        if key not in self._inferred:
+            outputs = self._types(schema, node, types, {})
+            self._inferred[key] = [outputs.get(name) for name in node.output]
+        return {name: _Value(type_) for name, type_ in zip(node.output, self._inferred[key], strict=True) if name}
+
+    def _types(
+        self,
+        schema: defs.OpSchema,
+        node: onnx.NodeProto,
+        types: dict[str, onnx.TypeProto],
+        data: dict[str, TensorProto],
+    ) -> dict[str, onnx.TypeProto]:
+        outputs: dict[str, onnx.TypeProto] = {}
+        with suppress(Exception):  # the node is untrusted; errors in it are reported where it is used
+            outputs = shape_inference.infer_node_outputs(
+                schema, node, types, data, opset_imports=self._opsets, ir_version=self._ir_version
+            )
+        return outputs
 
     def _schema(self, node: onnx.NodeProto) -> defs.OpSchema | None:
         domain = "" if node.domain == "ai.onnx" else node.domain

@@ -79,17 +79,15 @@ def _parse(data: bytes, where: str) -> onnx.ModelProto:
 
 def _is_text(message: Message) -> bool:
     """Whether every string of the message is valid UTF-8; protobuf returns others as bytes, or not at all."""
-    for field in message.DESCRIPTOR.fields:
+    # Most fields of most nodes are not set, and ListFields leaves those out.
+    try:
+        fields = message.ListFields()
+    except UnicodeDecodeError:
+        return False
+    for field, value in fields:
         if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
             continue
-        try:
-            value = getattr(message, field.name)
-        except UnicodeDecodeError:
-            return False
-        if isinstance(value, Message):
-            values = [value] if message.HasField(field.name) else []
-        else:
-            values = [value] if isinstance(value, str | bytes) else value
+        values = [value] if isinstance(value, Message | str | bytes) else value
         if not all(_is_text(inner) if isinstance(inner, Message) else isinstance(inner, str) for inner in values):
             return False
     return True

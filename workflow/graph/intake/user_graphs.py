@@ -25,7 +25,9 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.limits import check_constants, check_sizes
 from ortflow.workflow.graph.file.read import read_model
 from ortflow.workflow.graph.intake.source import Source
+from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import described, dims_of
+from ortflow.workflow.graph.ir.in_place import late_reader
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 
 _TRAIN, _EVAL, _OPTIMIZER = (f"model.graphs.{name}" for name in ("train", "eval", "optimizer"))
@@ -73,6 +75,14 @@ def user_optimizer_graph(path: str) -> onnx.ModelProto:
                 f"input {name!r} is not a buffer of segment 0", where=_OPTIMIZER, fix="name a moment `<moment>.0`"
             )
     _check_outputs(model, [f"{name}.out" for name in states], _OPTIMIZER)
+    late = late_reader(model.graph)
+    if late is not None:
+        reader, buffer = late
+        raise UserError(
+            f"{walk.called(reader)} may read {buffer!r} after {buffer + '.out'!r} has been written to the same memory",
+            where=_OPTIMIZER,
+            fix=f"compute {buffer + '.out'!r} from what this node computes, or read {buffer + '.out'!r} there",
+        )
     return model
 
 

@@ -142,6 +142,8 @@ def _errors(edit: Editor, metric: MetricSection, of: Comparison) -> list[onnx.Va
     size = edit("Abs", error)
     if metric.name == "mape":
         size = edit("Div", size, edit("Max", edit("Abs", of.label), edit.constant(MAPE_EPS)))
+    elif metric.name != "mae":
+        raise AssertionError(f"no error is defined for {metric.name}")
     return _quotient(edit, metric.key, size, of.counted)
 
 
