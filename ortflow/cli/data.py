@@ -56,9 +56,9 @@ def convert(
     from ortflow.workflow.data.text import find_files
 
     if not (text or lines) and len(sources) == 1 and column is None:
-        from ortflow.workflow.data.tables.files import is_table
+        from ortflow.workflow.data.sources import is_of_table, section_of
 
-        if is_table(Path(sources[0])):
+        if is_of_table(section_of(Path(sources[0]))):
             from ortflow.cli.tables import convert_table
 
             if eval_fraction:
@@ -88,10 +88,9 @@ def show(
     """Print a set's columns, number of samples, minima and maxima."""
     _require_packages()
     from ortflow.workflow.data.classes import classes_of
-    from ortflow.workflow.data.sources import open_samples, section_of
-    from ortflow.workflow.data.tables.files import is_table
+    from ortflow.workflow.data.sources import is_of_table, open_samples, section_of
 
-    if is_table(path):
+    if is_of_table(section_of(path)):
         from ortflow.cli.tables import show_table
 
         show_table(path, as_json)
@@ -121,14 +120,14 @@ def verify(
 ) -> None:
     """Read all samples of a set once, and list bad ones; exit code 2 if there are any."""
     _require_packages()
-    from ortflow.workflow.data.tables.files import is_table
+    from ortflow.workflow.data.sources import is_of_table, section_of
 
-    if is_table(path):
+    if is_of_table(section_of(path)):
         from ortflow.cli.tables import verify_table
 
         verify_table(path)
         return
-    from ortflow.workflow.data.sources import is_images, open_samples, section_of
+    from ortflow.workflow.data.sources import is_images, open_samples
     from ortflow.workflow.data.sources.images import Images
     from ortflow.workflow.spec.media import ImagesSection
 

@@ -19,8 +19,8 @@ SetName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 class DataSet(Section):
     """A set of samples: an Arrow IPC file or a folder of shards, as `ortflow data convert` writes them, or a table."""
 
-    path: Text
-    """File, folder or glob pattern, relative to the run file."""
+    path: Text | Annotated[list[Text], Field(min_length=1)]
+    """File, folder or glob pattern, relative to the run file, or a list of these: one set, in this order."""
     columns: dict[Text, Text | list[Text]] = Field(default_factory=no_keys)
     """Graph input -> column, where the names differ: `tokens`, or a slice along the first axis, `tokens[:-1]`. A list
     of a table's columns or glob patterns becomes one vector."""
@@ -38,6 +38,17 @@ class DataSet(Section):
     """Tokens of text files."""
     transforms: list[Transform] = Field(default_factory=no_items)
     """Random changes of the samples, in this order. An evaluation set has its own, those of epoch 0 each time."""
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths as a list."""
+        return [self.path] if isinstance(self.path, str) else self.path
+
+    @property
+    def title(self) -> str:
+        """The paths, for messages."""
+        first, *others = self.paths
+        return f"{first} and {len(others)} more" if others else first
 
     @property
     def references(self) -> dict[str, str]:

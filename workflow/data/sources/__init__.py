@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.locations import places_of
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.schema import Ragged
 from ortflow.workflow.data.selected import selected
@@ -30,17 +31,17 @@ class Format:
     """The name that people know it by."""
     matches: Callable[[Path], bool]
     """Whether a file or folder is stored so, by its name and its content's names."""
-    open: Callable[[DataSet], Samples]
-    """The samples of a section. Raises UserError, naming the file."""
+    open: Callable[[DataSet, Sequence[Path]], Samples]
+    """The samples of a section whose files and folders are given. Raises UserError, naming the file."""
     takes: tuple[str, ...] = ()
     """Keys of `PREPARATIONS` that such a set can have."""
 
 
-def _arrow(section: DataSet) -> Samples:
-    return Dataset.open(Path(section.path))
+def _arrow(section: DataSet, places: Sequence[Path]) -> Samples:
+    return Dataset.open(section.title, places)
 
 
-def _table(section: DataSet) -> Samples:
+def _table(section: DataSet, places: Sequence[Path]) -> Samples:
     from ortflow.workflow.data.tables.open import open_samples_of_table
 
     return open_samples_of_table(section)
@@ -78,15 +79,16 @@ def open_samples(section: DataSet) -> Samples:
 
     Raises UserError, naming the file, if they cannot be read.
     """
-    form = _format_of(section)
+    places = places_of(section)
+    form = _format_at(places)
     for key in PREPARATIONS:
         if getattr(section, key) is not None and key not in form.takes:
             raise UserError(
                 f"is read as {form.name}, which has no {key}",
-                where=section.path,
+                where=section.title,
                 fix=f"correct the path, or remove {key}",
             )
-    return form.open(section)
+    return form.open(section, places)
 
 
 def is_images(path: Path) -> bool:
@@ -99,8 +101,27 @@ def is_fitted(section: DataSet) -> bool:
     return _format_of(section).name in (TABLE, FOLDER)
 
 
+def is_of_table(section: DataSet) -> bool:
+    """Whether a set is a table."""
+    return _format_of(section).name == TABLE
+
+
 def _format_of(section: DataSet) -> Format:
-    return next(form for form in FORMATS if form.matches(Path(section.path)))
+    return _format_at(places_of(section))
+
+
+def _format_at(places: Sequence[Path]) -> Format:
+    """The format of files and folders. Raises UserError if they have several."""
+    first = _format(places[0])
+    for place in places[1:]:
+        if (other := _format(place)) != first:
+            what = f"is read as {other.name}, but {places[0]} as {first.name}"
+            raise UserError(what, where=str(place), fix="give files of one format")
+    return first
+
+
+def _format(place: Path) -> Format:
+    return next(form for form in FORMATS if form.matches(place))
 
 
 def open_training(data: DataSection, seed: int) -> Samples:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from ortflow.workflow.data.sources.images import LABEL, Images
+from ortflow.workflow.data.sources.images import LABEL, Images, JoinedBlobs
 from ortflow.workflow.data.sources.pictures import ENDS
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
@@ -49,8 +50,20 @@ class FileBlobs:
             raise UserError(error.strerror or str(error), where=path, fix="restore it") from None
 
 
+@dataclass(frozen=True)
+class _Listing:
+    """The images of a folder; without labels, there are no classes."""
+
+    blobs: FileBlobs
+    count: int
+    classes: Sequence[str]
+    labels: Sequence[int]
+
+
 def matches(path: Path) -> bool:
-    """Whether a folder holds images, or folders with images."""
+    """Whether it is an image, or a folder with images or with folders of images."""
+    if path.is_file():
+        return _is_image(path.name)
     if not path.is_dir() or any(path.glob("*.arrow")):
         return False
     if any(_is_image(entry.name) for entry in _entries(path)):
@@ -58,9 +71,39 @@ def matches(path: Path) -> bool:
     return any(_is_image(name) for folder in _folders(path) for name, _ in _files(path, folder))
 
 
-def open_folder(section: DataSet) -> Images:
-    """The images of a folder with their labels, if they have any. Raises UserError, naming the file or folder."""
-    root = Path(section.path)
+def open_folder(section: DataSet, places: Sequence[Path]) -> Images:
+    """The images of folders with their labels, if they have any, or files of images without labels.
+
+    Raises UserError, naming the file or folder.
+    """
+    folders = [place for place in places if place.is_dir()]
+    if folders and len(folders) < len(places):
+        odd = next(place for place in places if not place.is_dir())
+        raise UserError("is an image among folders", where=str(odd), fix="give images, or folders of images")
+    listings = [_listed(folder) for folder in folders] or [_of_files(places)]
+    for folder, listing in zip(folders, listings, strict=False):
+        if bool(listing.labels) != bool(listings[0].labels):
+            reported = "has classes" if listing.labels else "has no classes"
+            raise UserError(f"{reported}, unlike {folders[0]}", where=str(folder), fix="give folders of one kind")
+    classes = sorted({name for listing in listings for name in listing.classes})
+    number = {name: label for label, name in enumerate(classes)}
+    labels = [number[listing.classes[label]] for listing in listings for label in listing.labels]
+    counts = [listing.count for listing in listings]
+    blobs = listings[0].blobs if len(listings) == 1 else JoinedBlobs([each.blobs for each in listings], counts)
+    numbers = {LABEL: np.array(labels, np.int64)} if labels else {}
+    return Images(Path(section.title), blobs, numbers, section.images, counts, tuple(classes))
+
+
+def _of_files(files: Sequence[Path]) -> _Listing:
+    root = Path(os.path.commonpath([file.parent for file in files]))
+    try:
+        sizes = [file.stat().st_size for file in files]
+    except OSError as error:
+        raise UserError(error.strerror or str(error), where=str(error.filename)) from None
+    return _Listing(FileBlobs(root, [os.path.relpath(file, root) for file in files], sizes), len(files), (), ())
+
+
+def _listed(root: Path) -> _Listing:
     try:
         if (root / TABLE).is_file():
             classes, names, sizes, labels = _from_table(root)
@@ -71,9 +114,7 @@ def open_folder(section: DataSet) -> Images:
             names, sizes = _unlabelled(root)
     except OSError as error:
         raise UserError(error.strerror or str(error), where=error.filename or str(root)) from None
-    blobs = FileBlobs(root, names, sizes)
-    numbers = {LABEL: np.array(labels, np.int64)} if labels else {}
-    return Images(root, blobs, numbers, section.images, [len(names)], tuple(classes))
+    return _Listing(FileBlobs(root, names, sizes), len(names), classes, labels)
 
 
 def _from_folders(root: Path) -> tuple[list[str], list[str], list[int], list[int]]:

@@ -57,6 +57,28 @@ class SelectedBlobs:
         return self._blobs.name(int(self._indices[number]))
 
 
+class JoinedBlobs:
+    """The images of several folders, one after the other."""
+
+    def __init__(self, parts: Sequence[Blobs], counts: Sequence[int]) -> None:
+        self._parts, self._starts = parts, np.cumsum([0, *counts], dtype=np.int64)
+        self.identity = xxhash.xxh3_128_hexdigest("".join(part.identity for part in parts).encode())
+
+    def read(self, number: int) -> bytes:
+        """The bytes of an image. Raises UserError."""
+        part, own = self._located(number)
+        return part.read(own)
+
+    def name(self, number: int) -> str:
+        """Its file."""
+        part, own = self._located(number)
+        return part.name(own)
+
+    def _located(self, number: int) -> tuple[Blobs, int]:
+        part = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return self._parts[part], number - int(self._starts[part])
+
+
 class Images(FixedColumns):
     """Columns `image`, decoded when it is read, and one integer or number each of `numbers`."""
 

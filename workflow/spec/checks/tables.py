@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from ortflow.workflow.spec.locations import url_of
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.tables import Field
-
-_URL = re.compile(r"(^|/)[a-z][a-z0-9+.-]+:/")
-"""Also of a path that was made absolute, which has one slash."""
 
 
 def check_tables(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -19,7 +16,7 @@ def check_tables(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield from _field(rule, ("data", "train", "fields", number))
     evaluation = spec.data.eval
     for name, data_set in (("train", spec.data.train), ("eval", evaluation)):
-        if data_set is not None and _URL.search(data_set.path) is not None:
+        if data_set is not None and any(url_of(path) is not None for path in data_set.paths):
             yield Problem(("data", name, "path"), "is a URL, which is not read", "mount or copy the files")
     if evaluation is None:
         return
