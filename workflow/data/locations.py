@@ -1,4 +1,4 @@
-"""The files and folders that a set's paths name: patterns are expanded. Called by whatever opens a set."""
+"""The files and folders that a set's paths name: patterns are expanded, URLs fetched. Called when a set is opened."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSet
+from ortflow.workflow.spec.locations import url_of
 
 
 def places_of(section: DataSet) -> list[Path]:
@@ -34,6 +35,10 @@ def are_there(section: DataSet) -> bool:
 
 
 def _expanded(text: str) -> list[Path]:
+    if not os.path.lexists(text) and (url := url_of(text)) is not None:
+        from ortflow.workflow.data.remote import fetched
+
+        return list(fetched(url))
     if os.path.lexists(text) or not glob.has_magic(text):
         return [Path(text)]
     names = sorted(glob.glob(text, recursive=True))

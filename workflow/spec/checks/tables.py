@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ortflow.workflow.spec.locations import url_of
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.tables import Field
@@ -15,9 +14,6 @@ def check_tables(spec: TrainerRunSpec) -> Iterator[Problem]:
     for number, rule in enumerate(spec.data.train.fields):
         yield from _field(rule, ("data", "train", "fields", number))
     evaluation = spec.data.eval
-    for name, data_set in (("train", spec.data.train), ("eval", evaluation)):
-        if data_set is not None and any(url_of(path) is not None for path in data_set.paths):
-            yield Problem(("data", name, "path"), "is a URL, which is not read", "mount or copy the files")
     if evaluation is None:
         return
     here, share = ("data", "eval"), ("data", "eval", "fraction")
