@@ -71,9 +71,7 @@ def refusal(*urls: str) -> str:
     return str(refused.value)
 
 
-def test_a_table_of_a_web_server_is_fetched_once(
-    served: tuple[Path, str, list[str]], cache: Path
-) -> None:
+def test_a_table_of_a_web_server_is_fetched_once(served: tuple[Path, str, list[str]], cache: Path) -> None:
     folder, url, sent = served
     (folder / "table.csv").write_text("x\n" + "".join(f"{row}\n" for row in range(1000)))
     (folder / "more.csv").write_text("x\n1000\n")

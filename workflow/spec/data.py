@@ -28,8 +28,8 @@ class DataSet(Section):
     """What becomes of columns of a table; the first entry that names a column applies. Only for the training set: the
     evaluation set is read in the same way."""
     bad_rows: Fraction = 0.0
-    """Largest share of a table's rows that are skipped because they do not fit; by default the first one stops the
-    run."""
+    """Largest share of the samples that are skipped: rows of a table that do not fit, images and audio files that are
+    damaged. By default the first one stops the run."""
     tokens: TokensSection | None = None
     """Windows of a file of tokens."""
     images: ImagesSection | None = None

@@ -15,6 +15,7 @@ from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.schema import Ragged
 from ortflow.workflow.data.selected import selected
 from ortflow.workflow.data.sources import image_folder, numpy_files, tar_shards, text_files, token_files
+from ortflow.workflow.data.sources.damaged import readable
 from ortflow.workflow.data.sources.images import Images
 from ortflow.workflow.data.split import Values, column_of, held_out
 from ortflow.workflow.data.tables.files import is_table
@@ -88,7 +89,8 @@ def open_samples(section: DataSet) -> Samples:
                 where=section.title,
                 fix=f"correct the path, or remove {key}",
             )
-    return form.open(section, places)
+    samples = form.open(section, places)
+    return readable(samples, section.bad_rows) if section.bad_rows and isinstance(samples, Images) else samples
 
 
 def is_images(path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from ortflow.workflow.data.samples import FixedColumns, Indices
+from ortflow.workflow.data.samples import FixedColumns, Indices, Reading
 from ortflow.workflow.data.schema import Array, Column
 from ortflow.workflow.data.sources.pictures import ChooseBox, Preparation
 from ortflow.workflow.errors import UserError
@@ -94,7 +94,9 @@ class Images(FixedColumns):
         section: ImagesSection | None,
         shard_counts: Sequence[int],
         classes: tuple[str, ...] = (),
+        reading: Reading | None = None,
     ) -> None:
+        self.reading = reading or Reading()
         self.path, self.blobs, self.numbers, self.classes = path, blobs, dict(numbers), classes
         self.shard_counts = shard_counts
         self.preparation = Preparation.of(section, blobs.read(0), blobs.name(0))
@@ -127,6 +129,10 @@ class Images(FixedColumns):
         """One image; see `Preparation.sample`."""
         return self.preparation.sample(self.blobs.read(number), self.blobs.name(number), choose)
 
+    def check(self, number: int, data: bytes) -> None:
+        """Decode an image whose bytes are given. Raises UserError if that is not possible."""
+        self.preparation.sample(data, self.blobs.name(number))
+
     def read(self, name: str, indices: Indices) -> Array:
         """Samples, [len(indices), *shape]."""
         if name != IMAGE:
@@ -148,7 +154,8 @@ class Images(FixedColumns):
         """The samples with these numbers, in this order, with the same classes."""
         numbers = {name: array[indices] for name, array in self.numbers.items()}
         blobs = SelectedBlobs(self.blobs, indices)
-        return Images(self.path, blobs, numbers, self.preparation.section, [len(indices)], self.classes)
+        section = self.preparation.section
+        return Images(self.path, blobs, numbers, section, [len(indices)], self.classes, self.reading)
 
     def with_classes(self, classes: tuple[str, ...], where: str) -> Images:
         """The set with its labels numbered as in another set. Raises UserError for a class that has no number there."""
@@ -162,4 +169,5 @@ class Images(FixedColumns):
             return self
         numbers = np.array([classes.index(name) for name in self.classes], np.int64)
         relabelled = {**self.numbers, LABEL: numbers[self.numbers[LABEL]]}
-        return Images(self.path, self.blobs, relabelled, self.preparation.section, self.shard_counts, classes)
+        section = self.preparation.section
+        return Images(self.path, self.blobs, relabelled, section, self.shard_counts, classes, self.reading)
