@@ -9,6 +9,7 @@ import numpy as np
 
 from ortflow.workflow.data.augmented import Augmented, augmented
 from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.graph_step import GraphStep
 from ortflow.workflow.data.samples import Around, Epochs, Indices, Samples
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources import open_evaluation, open_training
@@ -101,13 +102,13 @@ def pooled(dataset: Samples, section: DataSection, seed: int, where: str, worker
 
 
 def _slow_columns(dataset: Samples) -> frozenset[str]:
-    """Columns whose samples take a tenth of a millisecond or more: images, and what a function makes."""
+    """Columns whose samples take a tenth of a millisecond or more: images, and what a function or a graph makes."""
     if isinstance(dataset, Augmented):
         slow = _slow_columns(dataset.dataset)
         for step, changed in zip(dataset.steps, dataset.changed, strict=True):
-            if isinstance(step, Function) or not isinstance(step, (Mask, OneHot)):
-                slow |= {
-                    name for name in changed if isinstance(step, Function) or len(dataset.columns[name].shape) == 3
-                }
+            if isinstance(step, (Function, GraphStep)):
+                slow |= changed
+            elif not isinstance(step, (Mask, OneHot)):
+                slow |= {name for name in changed if len(dataset.columns[name].shape) == 3}
         return slow
     return frozenset({IMAGE}) if isinstance(dataset, Images) else frozenset()

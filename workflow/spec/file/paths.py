@@ -73,6 +73,8 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
             holder[keys[-1]] = absolute if isinstance(given, list) else absolute[0]
     for data in (values.get("data") or {}).values():
         for transform in data["transforms"] if isinstance(data, dict) and "transforms" in data else ():
+            if transform["onnx"] is not None:
+                transform["onnx"] = _absolute(transform["onnx"], home)
             file, _, name = (transform["function"] or "").rpartition(":")
             if file.endswith(".py"):
                 transform["function"] = f"{_absolute(file, home)}:{name}"
@@ -168,6 +170,8 @@ def input_files(spec: RunSpec) -> list[str]:
     values = spec.model_dump()
     holders = ((_holder(values, keys), keys[-1]) for keys in own_inputs(spec))
     paths = [path for holder, key in holders if holder is not None for path in _listed(holder.get(key))]
+    sets = [spec.data.train, spec.data.eval, *spec.data.eval_sets.values()] if spec.data is not None else []
+    paths += [each.onnx for data in sets if data is not None for each in data.transforms if each.onnx is not None]
     return [path for path in paths if url_of(path) is None]
 
 
