@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ortflow.workflow.spec.base import Count, Fraction, Number, Positive, Section, Text, no_items, no_keys
-from ortflow.workflow.spec.media import ImagesSection, TextSection, TokensSection
+from ortflow.workflow.spec.media import AudioSection, ImagesSection, TextSection, TokensSection
 from ortflow.workflow.spec.split import HeldOut
 from ortflow.workflow.spec.tables import Field as TableField
 from ortflow.workflow.spec.transforms import Transform
@@ -34,6 +34,8 @@ class DataSet(Section):
     """Windows of a file of tokens."""
     images: ImagesSection | None = None
     """Preparation of image files."""
+    audio: AudioSection | None = None
+    """Preparation of audio files."""
     text: TextSection | None = None
     """Tokens of text files."""
     transforms: list[Transform] = Field(default_factory=no_items)

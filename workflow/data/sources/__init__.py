@@ -14,7 +14,8 @@ from ortflow.workflow.data.locations import places_of
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.schema import Ragged
 from ortflow.workflow.data.selected import selected
-from ortflow.workflow.data.sources import image_folder, numpy_files, tar_shards, text_files, token_files
+from ortflow.workflow.data.sources import audio, image_folder, numpy_files, tar_shards, text_files, token_files
+from ortflow.workflow.data.sources.audio import Audio
 from ortflow.workflow.data.sources.damaged import readable
 from ortflow.workflow.data.sources.images import Images
 from ortflow.workflow.data.split import Values, column_of, held_out
@@ -50,11 +51,13 @@ def _table(section: DataSet, places: Sequence[Path]) -> Samples:
 
 TABLE = "a table"
 FOLDER = "a folder of images"
+SOUNDS = "audio files"
 FORMATS: tuple[Format, ...] = (
     Format("NumPy", numpy_files.matches, numpy_files.open_numpy, ("tokens",)),
     Format("tokens", token_files.matches, token_files.open_tokens, ("tokens",)),
     Format("tar shards", tar_shards.matches, tar_shards.open_shards, ("images",)),
     Format(FOLDER, image_folder.matches, image_folder.open_folder, ("images",)),
+    Format(SOUNDS, audio.matches, audio.open_audio, ("audio",)),
     Format(TABLE, is_table, _table),
     Format("text", text_files.matches, text_files.open_text, ("text",)),
     Format("Arrow IPC", lambda path: True, _arrow),
@@ -62,7 +65,7 @@ FORMATS: tuple[Format, ...] = (
 """The last one takes what no other does."""
 
 
-PREPARATIONS = ("tokens", "images", "text")
+PREPARATIONS = ("tokens", "images", "audio", "text")
 """Keys of a set that say how files of certain formats become samples."""
 
 
@@ -90,7 +93,7 @@ def open_samples(section: DataSet) -> Samples:
                 fix=f"correct the path, or remove {key}",
             )
     samples = form.open(section, places)
-    return readable(samples, section.bad_rows) if section.bad_rows and isinstance(samples, Images) else samples
+    return readable(samples, section.bad_rows) if section.bad_rows and isinstance(samples, (Images, Audio)) else samples
 
 
 def is_images(path: Path) -> bool:
@@ -98,9 +101,15 @@ def is_images(path: Path) -> bool:
     return "images" in _format_of(section_of(path)).takes
 
 
+def preparation_of(path: Path) -> dict[str, Any]:
+    """The key that a set cannot be opened without, from the set itself: the rate of audio files."""
+    places = places_of(section_of(path))
+    return {"audio": audio.guessed(places)} if _format_at(places).name == SOUNDS else {}
+
+
 def is_fitted(section: DataSet) -> bool:
     """Whether other sets are read with classes or means of this one."""
-    return _format_of(section).name in (TABLE, FOLDER)
+    return _format_of(section).name in (TABLE, FOLDER, SOUNDS)
 
 
 def is_of_table(section: DataSet) -> bool:
@@ -159,7 +168,7 @@ def _part(data: DataSection, seed: int, *, evaluating: bool) -> Samples:
         return samples
     mask = held_out(len(samples), data.eval, seed, _values(samples, data.eval))
     rows = np.flatnonzero(mask == evaluating)
-    return samples.selected(rows) if isinstance(samples, Images) else selected(samples, rows)
+    return samples.selected(rows) if isinstance(samples, (Images, Audio)) else selected(samples, rows)
 
 
 def _values(samples: Samples, section: HeldOut) -> Values | None:

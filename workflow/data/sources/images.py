@@ -159,15 +159,27 @@ class Images(FixedColumns):
 
     def with_classes(self, classes: tuple[str, ...], where: str) -> Images:
         """The set with its labels numbered as in another set. Raises UserError for a class that has no number there."""
-        unknown = sorted(set(self.classes) - set(classes))
-        if unknown:
-            raise UserError(
-                f"{self.path} has the class {unknown[0]!r}, which the training set does not have", where=where,
-                fix=f"remove it, or add it to the training set, whose classes are: {', '.join(classes)}",
-            )  # fmt: skip
+        relabelled = renumbered(self.path, self.classes, classes, self.numbers, where)
         if not self.classes or self.classes == classes:
             return self
-        numbers = np.array([classes.index(name) for name in self.classes], np.int64)
-        relabelled = {**self.numbers, LABEL: numbers[self.numbers[LABEL]]}
         section = self.preparation.section
         return Images(self.path, self.blobs, relabelled, section, self.shard_counts, classes, self.reading)
+
+
+def renumbered(
+    path: Path, own: Sequence[str], classes: Sequence[str], numbers: Mapping[str, Array], where: str
+) -> dict[str, Array]:
+    """The labels of a set with classes of `own`, numbered as in another set with `classes`.
+
+    Raises UserError at `where` for a class that the other set lacks.
+    """
+    unknown = sorted(set(own) - set(classes))
+    if unknown:
+        raise UserError(
+            f"{path} has the class {unknown[0]!r}, which the training set does not have", where=where,
+            fix=f"remove it, or add it to the training set, whose classes are: {', '.join(classes)}",
+        )  # fmt: skip
+    if not own:
+        return dict(numbers)
+    table = np.array([classes.index(name) for name in own], np.int64)
+    return {**numbers, LABEL: table[numbers[LABEL]]}
