@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.data.samples import Samples
-from ortflow.workflow.data.sources import open_samples, section_of
+from ortflow.workflow.data.sources import open_samples, preparation_of, section_of
+from ortflow.workflow.data.sources.audio import Audio
 from ortflow.workflow.data.sources.images import Images
 from ortflow.workflow.data.tables.samples import TableSamples
 from ortflow.workflow.data.tables.summary import NUMERIC, Summary
@@ -28,6 +29,8 @@ def guess_for(path: Path, inputs: Sequence[Array], outputs: Sequence[Array]) -> 
     keys: dict[str, Any] = {}
     if pictures := [each for each in inputs if len(each.shape) == 3 and not each.is_integer]:
         keys = {"images": _images(pictures[0].shape)}
+    if sounds := preparation_of(path):
+        keys = {"audio": sounds["audio"].model_dump()}
     try:
         samples = open_samples(DataSet.model_validate({"path": str(path), **keys}))
     except UserError as error:
@@ -36,7 +39,7 @@ def guess_for(path: Path, inputs: Sequence[Array], outputs: Sequence[Array]) -> 
         samples, keys = open_samples(section_of(path)), {}
     if isinstance(samples, TableSamples) and (made := _of_table(path, samples, inputs, outputs)) is not None:
         return samples, made
-    preparation = keys if isinstance(samples, Images) else {}
+    preparation = keys if isinstance(samples, (Images, Audio)) else {}
     return samples, replace(guess(inputs, outputs, _arrays(samples)), preparation=preparation)
 
 

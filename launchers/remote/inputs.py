@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.file.paths import input_keys
+from ortflow.workflow.spec.locations import url_of
 from ortflow.workflow.spec.run import RunSpec
 
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])")
@@ -86,7 +87,10 @@ def named(spec: RunSpec, folder: Path) -> list[Named]:
         text: Any = values
         for key in keys:
             text = text.get(key) if isinstance(text, dict) else None
-        if isinstance(text, str):
+        if isinstance(text, list) and any(not each.startswith(("/", "~")) and url_of(each) is None for each in text):
+            fix = "put the files into one folder, or give their absolute paths on the cluster"
+            raise UserError("is a list of files here, and one path is copied", where=".".join(keys), fix=fix)
+        if isinstance(text, str) and url_of(text) is None:
             here = Path(os.path.abspath(folder / os.path.expanduser(text)))
             found.append(Named(".".join(keys), text, here))
     return found

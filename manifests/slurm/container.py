@@ -92,7 +92,7 @@ def _needed(spec: RunSpec, placement: Placement) -> Iterator[PurePosixPath]:
     if placement.code is not None:
         yield PurePosixPath(placement.code)
     given = (spec.data.train, spec.data.eval, *spec.data.eval_sets.values()) if spec.data is not None else ()
-    sets = [data.path for data in given if data is not None]
+    sets = [path for data in given if data is not None for path in data.paths]
     for file in input_files(spec):
         # A model's weights may lie beside it, and a program's modules.
         path = _without_pattern(PurePosixPath(file)) if file in sets else PurePosixPath(file).parent

@@ -16,6 +16,7 @@ from ortflow.workflow.errors import Faults, UserError
 
 if TYPE_CHECKING:
     from ortflow.workflow.data.samples import Samples
+    from ortflow.workflow.data.sources.audio import Audio
     from ortflow.workflow.data.sources.images import Images
 
 app = typer.Typer(name="data", help="Create and inspect data sets.", no_args_is_help=True)
@@ -56,9 +57,9 @@ def convert(
     from ortflow.workflow.data.text import find_files
 
     if not (text or lines) and len(sources) == 1 and column is None:
-        from ortflow.workflow.data.tables.files import is_table
+        from ortflow.workflow.data.sources import is_of_table, section_of
 
-        if is_table(Path(sources[0])):
+        if is_of_table(section_of(Path(sources[0]))):
             from ortflow.cli.tables import convert_table
 
             if eval_fraction:
@@ -88,15 +89,14 @@ def show(
     """Print a set's columns, number of samples, minima and maxima."""
     _require_packages()
     from ortflow.workflow.data.classes import classes_of
-    from ortflow.workflow.data.sources import open_samples, section_of
-    from ortflow.workflow.data.tables.files import is_table
+    from ortflow.workflow.data.sources import is_of_table, open_samples, preparation_of, section_of
 
-    if is_table(path):
+    if is_of_table(section_of(path)):
         from ortflow.cli.tables import show_table
 
         show_table(path, as_json)
         return
-    samples = open_samples(section_of(path))
+    samples = open_samples(section_of(path, **preparation_of(path)))
     reported = describe(samples)
     if as_json:
         typer.echo(json.dumps(reported))
@@ -121,25 +121,29 @@ def verify(
 ) -> None:
     """Read all samples of a set once, and list bad ones; exit code 2 if there are any."""
     _require_packages()
-    from ortflow.workflow.data.tables.files import is_table
+    from ortflow.workflow.data.sources import is_of_table, section_of
 
-    if is_table(path):
+    if is_of_table(section_of(path)):
         from ortflow.cli.tables import verify_table
 
         verify_table(path)
         return
-    from ortflow.workflow.data.sources import is_images, open_samples, section_of
+    from ortflow.workflow.data.locations import places_of
+    from ortflow.workflow.data.sources import is_images, open_samples, preparation_of
+    from ortflow.workflow.data.sources.audio import Audio, unchecked
     from ortflow.workflow.data.sources.images import Images
     from ortflow.workflow.spec.media import ImagesSection
 
     # Images of any size are right: the run file says what becomes of it.
-    images = ImagesSection(resize=[32, 32]) if is_images(path) else None
-    dataset = open_samples(section_of(path, images=images))
-    if isinstance(dataset, Images):
+    images = {"images": ImagesSection(resize=[32, 32])} if is_images(path) else {}
+    sounds, noun = preparation_of(path), "images" if images else "files"
+    section = section_of(path, **images, **sounds)
+    dataset = unchecked(section, places_of(section)) if sounds else open_samples(section)
+    if isinstance(dataset, (Images, Audio)):
         bad = [fault for number in range(len(dataset)) if (fault := _fault_of(dataset, number)) is not None]
         if bad:
             raise Faults(
-                [*bad, UserError(f"{len(bad)} of {len(dataset)} images are bad", fix="replace or remove them")]
+                [*bad, UserError(f"{len(bad)} of {len(dataset)} {noun} are bad", fix="replace or remove them")]
             )
     else:
         for name in dataset.columns:
@@ -148,9 +152,9 @@ def verify(
     typer.echo(f"{path}: {len(dataset)} samples, all of them can be read")
 
 
-def _fault_of(images: Images, number: int) -> UserError | None:
+def _fault_of(files: Images | Audio, number: int) -> UserError | None:
     try:
-        images.decode(number)
+        files.check(number, files.blobs.read(number))
     except UserError as error:
         return error
     return None

@@ -416,10 +416,6 @@ def test_a_run_that_agrees_with_itself() -> None:
             ["data.eval.stratify: … share … data.eval.fraction"],
         ),
         (
-            {"data": {**DATA, "train": {"path": "s3://bucket/train.csv"}, "eval": {"path": "/a/https:/host/e.csv"}}},
-            ["data.train.path: … URL … mount or copy", "data.eval.path: … URL … mount or copy"],
-        ),
-        (
             {"data": {**DATA, "eval": {"fraction": 0.0}}},
             ["data.eval.fraction: is 0 … 0.1"],
         ),

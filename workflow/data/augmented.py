@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ortflow.workflow.data.draws import Draws
+from ortflow.workflow.data.graph_step import GraphStep, graph_step
 from ortflow.workflow.data.samples import Around, Classified, Indices, Samples
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources.images import IMAGE, LABEL, Images
@@ -19,6 +20,9 @@ from ortflow.workflow.data.sources.pictures import Box
 from ortflow.workflow.data.transforms import Axes, Flip, Function, Jitter, Mask, Mix, Noise, OneHot, PaddedCrop, Step
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.transforms import RandomCrop, Transform
+
+_SCANNED = 256
+"""Samples made at a time by a scan."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,20 @@ class Augmented(Around):
         if any(isinstance(step, (OneHot, Mix)) and name == step.label for step in self.steps):
             yield 0, np.eye(*self.columns[name].shape, dtype=np.float32)
             return
+        if any(isinstance(step, GraphStep) and name in step.outputs for step in self.steps):
+            yield from self._made(name)
+            return
         yield from self.dataset.scan(self._origin(name))
+
+    def _made(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
+        """What graphs make of the samples, in this epoch: nothing says which values they have."""
+        for first in range(0, len(self), _SCANNED):
+            indices = np.arange(first, min(first + _SCANNED, len(self)))
+            if self.columns[name].variable:
+                lists = self.read_ragged(name, indices)
+                yield first, Ragged(np.concatenate(lists), np.cumsum([0, *map(len, lists)], dtype=np.int64))
+            else:
+                yield first, self.read(name, indices)
 
     def _origin(self, name: str) -> str:
         """The column of the set that one is made from."""
@@ -120,7 +137,8 @@ def augmented(dataset: Samples, transforms: Sequence[Transform], seed: int, wher
                 changed.append(frozenset(made))
                 steps.append(step)
         except UserError as error:
-            raise UserError(error.what, where=place, fix=error.fix) from None
+            what = error.what if transform.onnx is None else f"{transform.onnx} {error.what}"
+            raise UserError(what, where=place, fix=error.fix) from None
     return Augmented(dataset, steps, seed, columns, changed, crop)
 
 
@@ -180,6 +198,8 @@ def _checked(section: RandomCrop, dataset: Samples, number: int) -> RandomCrop:
 def _steps(transform: Transform, dataset: Samples, columns: dict[str, Column]) -> list[Step]:
     if transform.mask_tokens is not None:
         return [Mask(transform.column or "tokens", transform.mask_tokens)]
+    if transform.onnx is not None:
+        return [graph_step(transform, columns)]
     column = transform.column or IMAGE
     if transform.function is not None:
         return [Function(column, transform.function)]

@@ -67,8 +67,8 @@ class Dataset:
         self._starts = np.cumsum([0, *(count for shard in shards for count in shard.counts)], dtype=np.int64)
 
     @classmethod
-    def open(cls, path: str | Path) -> Dataset:
-        """Map a file or a folder of shards.
+    def open(cls, path: str | Path, places: Sequence[Path] = ()) -> Dataset:
+        """Map a file or a folder of shards, or several of them, which `path` names in messages.
 
         Raises
         ------
@@ -77,7 +77,7 @@ class Dataset:
             missing values or columns that are not numbers, or if shards differ in their columns.
         """
         path = Path(path)
-        files = _shard_files(path)
+        files = [file for place in places or [path] for file in _shard_files(place)]
         shards = [_open_shard(file) for file in files]
         first = shards[0].columns
         for file, shard in zip(files, shards, strict=True):
@@ -85,7 +85,7 @@ class Dataset:
                 raise UserError(
                     f"has the columns {_describe(shard.columns)}, but {files[0].name} has {_describe(first)}",
                     where=str(file),
-                    fix="keep only shards of one set in a folder",
+                    fix="give shards of one set",
                 )
         if not any(sum(shard.counts) for shard in shards):
             raise UserError("holds no sample", where=str(path), fix="convert the data again")

@@ -9,10 +9,12 @@ import numpy as np
 
 from ortflow.workflow.data.augmented import Augmented, augmented
 from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.graph_step import GraphStep
 from ortflow.workflow.data.samples import Around, Epochs, Indices, Samples
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources import open_evaluation, open_training
-from ortflow.workflow.data.sources.images import IMAGE, Images
+from ortflow.workflow.data.sources.audio import Audio
+from ortflow.workflow.data.sources.images import Images
 from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.data.sources.text_files import Documents, Packed
 from ortflow.workflow.data.transforms import Function, Mask, OneHot
@@ -22,17 +24,17 @@ from ortflow.workflow.spec.data import DataSection
 
 @dataclass(frozen=True)
 class OpenSet:
-    """How a worker opens a set: images are given, since to list their files takes long; others are opened again."""
+    """How a worker opens a set: sets of files are given, since to list these takes long; others are opened again."""
 
     section: DataSection
     seed: int
     where: str
-    images: Images | None
+    files: Images | Audio | None
 
     def make(self) -> Samples:
         """The samples, with their transforms."""
         evaluating, section = self.where != "data.train", self.section
-        dataset: Samples | None = self.images
+        dataset: Samples | None = self.files
         if dataset is None:
             dataset = (open_evaluation if evaluating else open_training)(section, self.seed)
         assert dataset is not None
@@ -94,20 +96,24 @@ def pooled(dataset: Samples, section: DataSection, seed: int, where: str, worker
     slow = _slow_columns(dataset)
     inner = dataset.dataset if isinstance(dataset, Augmented) else dataset
     # A worker opens these again by their section; of another set, it would have other samples.
-    if not slow or not workers.count or not isinstance(inner, (Images, Dataset, MappedArrays, Documents, Packed)):
+    if (
+        not slow
+        or not workers.count
+        or not isinstance(inner, (Images, Audio, Dataset, MappedArrays, Documents, Packed))
+    ):
         return dataset
-    recipe = OpenSet(section, seed, where, inner if isinstance(inner, Images) else None)
+    recipe = OpenSet(section, seed, where, inner if isinstance(inner, (Images, Audio)) else None)
     return Pooled(dataset, workers, workers.add(recipe, str(dataset.path)), slow)
 
 
 def _slow_columns(dataset: Samples) -> frozenset[str]:
-    """Columns whose samples take a tenth of a millisecond or more: images, and what a function makes."""
+    """Columns whose samples take a tenth of a millisecond or more: files, and what a function or a graph makes."""
     if isinstance(dataset, Augmented):
         slow = _slow_columns(dataset.dataset)
         for step, changed in zip(dataset.steps, dataset.changed, strict=True):
-            if isinstance(step, Function) or not isinstance(step, (Mask, OneHot)):
-                slow |= {
-                    name for name in changed if isinstance(step, Function) or len(dataset.columns[name].shape) == 3
-                }
+            if isinstance(step, (Function, GraphStep)):
+                slow |= changed
+            elif not isinstance(step, (Mask, OneHot)):
+                slow |= {name for name in changed if len(dataset.columns[name].shape) == 3}
         return slow
-    return frozenset({IMAGE}) if isinstance(dataset, Images) else frozenset()
+    return frozenset(dataset.decoded) if isinstance(dataset, (Images, Audio)) else frozenset()

@@ -164,3 +164,12 @@ class Around:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    @property
+    def reading(self) -> Reading:
+        """That of the set."""
+        return reading_of(self.dataset)
+
+    def fault_of(self, name: str) -> UserError | None:
+        """Why a column of the set cannot fill an input."""
+        return fault_of(self.dataset, name)

@@ -12,12 +12,13 @@ from ortflow.workflow.data.classes import classes_of
 from ortflow.workflow.data.digest import digest_of
 from ortflow.workflow.data.samples import Samples, reading_of
 from ortflow.workflow.data.sources import is_fitted, open_other, open_samples, open_training, section_of
+from ortflow.workflow.data.sources.audio import Audio
 from ortflow.workflow.data.sources.images import LABEL, Images
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.inference.models import Asked
 from ortflow.workflow.spec.data import DataSection, DataSet
 
-KEPT = ("tokens", "images", "text")
+KEPT = ("tokens", "images", "audio", "text")
 """Keys of a set that say how its files are read."""
 
 
@@ -66,10 +67,10 @@ def opened(
     skipped = of_run.bad_rows if inputs is None else 0.0  # a prediction belongs to a row of the file
     section = DataSet(path=str(asked.data), columns=columns, bad_rows=skipped, **preparation)
     samples = open_other(section, data, seed, "--data")
-    if not isinstance(samples, Images) and not reading_of(samples).fields:
+    if not isinstance(samples, (Images, Audio)) and not reading_of(samples).fields:
         return Opened(samples, section.references, {})
     classes = _classes_of(_training(data, seed, digest))
-    if isinstance(samples, Images) and inputs is None and classes:
+    if isinstance(samples, (Images, Audio)) and inputs is None and classes:
         samples = samples.with_classes(classes[LABEL], "--data")
     return Opened(samples, section.references, classes)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ortflow.workflow.spec.base import Count, Fraction, Number, Positive, Section, Text, no_items, no_keys
-from ortflow.workflow.spec.media import ImagesSection, TextSection, TokensSection
+from ortflow.workflow.spec.media import AudioSection, ImagesSection, TextSection, TokensSection
 from ortflow.workflow.spec.split import HeldOut
 from ortflow.workflow.spec.tables import Field as TableField
 from ortflow.workflow.spec.transforms import Transform
@@ -19,8 +19,8 @@ SetName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 class DataSet(Section):
     """A set of samples: an Arrow IPC file or a folder of shards, as `ortflow data convert` writes them, or a table."""
 
-    path: Text
-    """File, folder or glob pattern, relative to the run file."""
+    path: Text | Annotated[list[Text], Field(min_length=1)]
+    """File, folder or glob pattern, relative to the run file, or a list of these: one set, in this order."""
     columns: dict[Text, Text | list[Text]] = Field(default_factory=no_keys)
     """Graph input -> column, where the names differ: `tokens`, or a slice along the first axis, `tokens[:-1]`. A list
     of a table's columns or glob patterns becomes one vector."""
@@ -28,16 +28,29 @@ class DataSet(Section):
     """What becomes of columns of a table; the first entry that names a column applies. Only for the training set: the
     evaluation set is read in the same way."""
     bad_rows: Fraction = 0.0
-    """Largest share of a table's rows that are skipped because they do not fit; by default the first one stops the
-    run."""
+    """Largest share of the samples that are skipped: rows of a table that do not fit, images and audio files that are
+    damaged. By default the first one stops the run."""
     tokens: TokensSection | None = None
     """Windows of a file of tokens."""
     images: ImagesSection | None = None
     """Preparation of image files."""
+    audio: AudioSection | None = None
+    """Preparation of audio files."""
     text: TextSection | None = None
     """Tokens of text files."""
     transforms: list[Transform] = Field(default_factory=no_items)
     """Random changes of the samples, in this order. An evaluation set has its own, those of epoch 0 each time."""
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths as a list."""
+        return [self.path] if isinstance(self.path, str) else self.path
+
+    @property
+    def title(self) -> str:
+        """The paths, for messages."""
+        first, *others = self.paths
+        return f"{first} and {len(others)} more" if others else first
 
     @property
     def references(self) -> dict[str, str]:

@@ -41,6 +41,16 @@ class ImagesSection(Section):
     """Channels of a sample: 3 for RGB, 1 for grey."""
 
 
+class AudioSection(Section):
+    """How audio files (WAV; FLAC and Ogg with the extra `audio`) become the float32 column `audio`, from -1 to 1."""
+
+    rate: Positive
+    """Samples a second. Files of another rate are refused: they are not converted."""
+    mono: bool = False
+    """Use the mean of the channels: a list of any length. Otherwise, files of several channels are arrays [channels,
+    samples], and must have one length."""
+
+
 class TextSection(Section):
     """How `.txt` files become tokens. The tokens are kept in the cache by the content of texts and tokenizer."""
 

@@ -15,8 +15,11 @@ from ortflow.workflow.spec.base import (
     Section,
     Text,
     no_items,
+    no_keys,
 )
 
+OPTIONS = ("column", "columns", "random")
+"""Keys of a transform that are no kind."""
 UpToOne = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
@@ -82,8 +85,15 @@ class Transform(Section):
     function: Text | None = None
     """`file.py:function`, relative to the run file, or `module:function` on PYTHONPATH: called with the array of a
     sample and a numpy.random.Generator, it returns an array of the same type and shape."""
+    onnx: Text | None = None
+    """ONNX file, relative to the run file, that computes columns of one sample from others: its inputs and outputs are
+    the columns of their names. An output replaces a column, or adds one."""
+    columns: dict[Text, Text] = Field(default_factory=no_keys)
+    """Of `onnx`: input or output -> column, where the names differ."""
+    random: dict[Text, Literal["uniform", "normal"]] = Field(default_factory=no_keys)
+    """Of `onnx`: inputs that are random numbers, `uniform` from 0 to 1 or `normal` with mean 0 and deviation 1."""
 
     @property
     def kinds(self) -> list[str]:
         """The kinds that are given."""
-        return [name for name in type(self).model_fields if name != "column" and getattr(self, name) is not None]
+        return [name for name in type(self).model_fields if name not in OPTIONS and getattr(self, name) is not None]

@@ -51,7 +51,7 @@ def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: TrainerRunSpec, repo
     dataset = open_training(spec.data, spec.seed)
     samples, data = len(dataset), digest_of(dataset)
     if before is not None:
-        _check_data(before, samples, data, spec.data.train.path, report, saved=saved(run_dir, spec))
+        _check_data(before, samples, data, spec.data.train.title, report, saved=saved(run_dir, spec))
     earlier = None if before is None else Prepared(before.parameters, before.fingerprint, before.graphs)
     made = builder.prepare(dataset, earlier)
     plan = resolve(

@@ -17,7 +17,8 @@ def watched(rule: EarlyStop | Best, data: DataSection) -> str:
     of_set = rule.metric.rpartition("/")[0]
     where = data.eval_sets.get(of_set, data.eval) if of_set else data.eval
     samples = "" if data.eval_samples is None else f", first {data.eval_samples}"
-    return f"{rule.metric} on {Path(where.path).name if where else ''}{samples}"
+    names = ", ".join(Path(path).name for path in where.paths) if where else ""
+    return f"{rule.metric} on {names}{samples}"
 
 
 def judge(

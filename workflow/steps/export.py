@@ -20,8 +20,8 @@ from ortflow.workflow.checkpoint.load import Loaded, Window, load, load_newest, 
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.data.locations import are_there
 from ortflow.workflow.data.notes import write_notes
-from ortflow.workflow.data.tables.files import exists
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.disk_space import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -228,7 +228,7 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, f
         batches: list[MicroBatch] = []
         stream = None
         measuring: list[MicroBatch] = []
-        if exists(Path((spec.data.eval or spec.data.train).path)):
+        if are_there(spec.data.eval or spec.data.train):
             alone = Place(0, 1, 0, 1, "none", "")
             # Samples are those of the first set; others may be gone.
             data = spec.data.model_copy(update={"eval_sets": {}})

@@ -37,7 +37,7 @@ def is_comparable(results: Mapping[str, float], name: str) -> bool:
 def cause_in_evaluation(context: Context, outcome: EvaluationOutcome) -> str:
     """Why an evaluation is not finite, with the sample if there is one. Collective."""
     data = context.spec.data.eval
-    path = data.path if data is not None else context.spec.data.train.path
+    path = (data if data is not None else context.spec.data.train).title
     found = context.world.gather(context.stream.evaluation_place(outcome.not_finite))
     places = [place for place in found or () if place is not None]
     place = context.world.broadcast_object(min(places) if places else None)

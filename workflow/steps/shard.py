@@ -269,7 +269,8 @@ def shard(context: Context) -> None:
         for record in context.stream.skipped():
             context.events.write("bad_rows", **record)
             print(
-                f"{record['set']}: {record['skipped']} bad rows are skipped; the first: {record['first']}", flush=True
+                f"{record['set']}: {record['skipped']} bad samples are skipped; the first: {record['first']}",
+                flush=True,
             )
     try_export(context)
     context.leave_if_asked()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.locations import places_of
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.schema import Ragged
 from ortflow.workflow.data.selected import selected
-from ortflow.workflow.data.sources import image_folder, numpy_files, tar_shards, text_files, token_files
+from ortflow.workflow.data.sources import audio, image_folder, numpy_files, tar_shards, text_files, token_files
+from ortflow.workflow.data.sources.audio import Audio
+from ortflow.workflow.data.sources.damaged import readable
 from ortflow.workflow.data.sources.images import Images
 from ortflow.workflow.data.split import Values, column_of, held_out
 from ortflow.workflow.data.tables.files import is_table
@@ -30,17 +33,17 @@ class Format:
     """The name that people know it by."""
     matches: Callable[[Path], bool]
     """Whether a file or folder is stored so, by its name and its content's names."""
-    open: Callable[[DataSet], Samples]
-    """The samples of a section. Raises UserError, naming the file."""
+    open: Callable[[DataSet, Sequence[Path]], Samples]
+    """The samples of a section whose files and folders are given. Raises UserError, naming the file."""
     takes: tuple[str, ...] = ()
     """Keys of `PREPARATIONS` that such a set can have."""
 
 
-def _arrow(section: DataSet) -> Samples:
-    return Dataset.open(Path(section.path))
+def _arrow(section: DataSet, places: Sequence[Path]) -> Samples:
+    return Dataset.open(section.title, places)
 
 
-def _table(section: DataSet) -> Samples:
+def _table(section: DataSet, places: Sequence[Path]) -> Samples:
     from ortflow.workflow.data.tables.open import open_samples_of_table
 
     return open_samples_of_table(section)
@@ -48,11 +51,13 @@ def _table(section: DataSet) -> Samples:
 
 TABLE = "a table"
 FOLDER = "a folder of images"
+SOUNDS = "audio files"
 FORMATS: tuple[Format, ...] = (
     Format("NumPy", numpy_files.matches, numpy_files.open_numpy, ("tokens",)),
     Format("tokens", token_files.matches, token_files.open_tokens, ("tokens",)),
     Format("tar shards", tar_shards.matches, tar_shards.open_shards, ("images",)),
     Format(FOLDER, image_folder.matches, image_folder.open_folder, ("images",)),
+    Format(SOUNDS, audio.matches, audio.open_audio, ("audio",)),
     Format(TABLE, is_table, _table),
     Format("text", text_files.matches, text_files.open_text, ("text",)),
     Format("Arrow IPC", lambda path: True, _arrow),
@@ -60,7 +65,7 @@ FORMATS: tuple[Format, ...] = (
 """The last one takes what no other does."""
 
 
-PREPARATIONS = ("tokens", "images", "text")
+PREPARATIONS = ("tokens", "images", "audio", "text")
 """Keys of a set that say how files of certain formats become samples."""
 
 
@@ -78,15 +83,17 @@ def open_samples(section: DataSet) -> Samples:
 
     Raises UserError, naming the file, if they cannot be read.
     """
-    form = _format_of(section)
+    places = places_of(section)
+    form = _format_at(places)
     for key in PREPARATIONS:
         if getattr(section, key) is not None and key not in form.takes:
             raise UserError(
                 f"is read as {form.name}, which has no {key}",
-                where=section.path,
+                where=section.title,
                 fix=f"correct the path, or remove {key}",
             )
-    return form.open(section)
+    samples = form.open(section, places)
+    return readable(samples, section.bad_rows) if section.bad_rows and isinstance(samples, (Images, Audio)) else samples
 
 
 def is_images(path: Path) -> bool:
@@ -94,13 +101,38 @@ def is_images(path: Path) -> bool:
     return "images" in _format_of(section_of(path)).takes
 
 
+def preparation_of(path: Path) -> dict[str, Any]:
+    """The key that a set cannot be opened without, from the set itself: the rate of audio files."""
+    places = places_of(section_of(path))
+    return {"audio": audio.guessed(places)} if _format_at(places).name == SOUNDS else {}
+
+
 def is_fitted(section: DataSet) -> bool:
     """Whether other sets are read with classes or means of this one."""
-    return _format_of(section).name in (TABLE, FOLDER)
+    return _format_of(section).name in (TABLE, FOLDER, SOUNDS)
+
+
+def is_of_table(section: DataSet) -> bool:
+    """Whether a set is a table."""
+    return _format_of(section).name == TABLE
 
 
 def _format_of(section: DataSet) -> Format:
-    return next(form for form in FORMATS if form.matches(Path(section.path)))
+    return _format_at(places_of(section))
+
+
+def _format_at(places: Sequence[Path]) -> Format:
+    """The format of files and folders. Raises UserError if they have several."""
+    first = _format(places[0])
+    for place in places[1:]:
+        if (other := _format(place)) != first:
+            what = f"is read as {other.name}, but {places[0]} as {first.name}"
+            raise UserError(what, where=str(place), fix="give files of one format")
+    return first
+
+
+def _format(place: Path) -> Format:
+    return next(form for form in FORMATS if form.matches(place))
 
 
 def open_training(data: DataSection, seed: int) -> Samples:
@@ -136,7 +168,7 @@ def _part(data: DataSection, seed: int, *, evaluating: bool) -> Samples:
         return samples
     mask = held_out(len(samples), data.eval, seed, _values(samples, data.eval))
     rows = np.flatnonzero(mask == evaluating)
-    return samples.selected(rows) if isinstance(samples, Images) else selected(samples, rows)
+    return samples.selected(rows) if isinstance(samples, (Images, Audio)) else selected(samples, rows)
 
 
 def _values(samples: Samples, section: HeldOut) -> Values | None:

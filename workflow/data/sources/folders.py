@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ortflow.workflow.errors import UserError
 
 
-def files_of(path: Path, *ends: str) -> list[Path]:
-    """The file, or the files of a folder with one of these ends in the order of their names, without hidden ones."""
+def files_of(places: Sequence[Path], *ends: str) -> list[Path]:
+    """The files, and of folders those with one of these ends in the order of their names, without hidden ones."""
+    return [file for place in places for file in _files_at(place, *ends)]
+
+
+def _files_at(path: Path, *ends: str) -> list[Path]:
     return [file for file in _files(path) if file.name.lower().endswith(ends)] if path.is_dir() else [path]
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from ortflow.workflow.data.samples import FixedColumns, Indices
+from ortflow.workflow.data.samples import FixedColumns, Indices, Reading
 from ortflow.workflow.data.schema import Array, Column
 from ortflow.workflow.data.sources.pictures import ChooseBox, Preparation
 from ortflow.workflow.errors import UserError
@@ -57,6 +57,28 @@ class SelectedBlobs:
         return self._blobs.name(int(self._indices[number]))
 
 
+class JoinedBlobs:
+    """The images of several folders, one after the other."""
+
+    def __init__(self, parts: Sequence[Blobs], counts: Sequence[int]) -> None:
+        self._parts, self._starts = parts, np.cumsum([0, *counts], dtype=np.int64)
+        self.identity = xxhash.xxh3_128_hexdigest("".join(part.identity for part in parts).encode())
+
+    def read(self, number: int) -> bytes:
+        """The bytes of an image. Raises UserError."""
+        part, own = self._located(number)
+        return part.read(own)
+
+    def name(self, number: int) -> str:
+        """Its file."""
+        part, own = self._located(number)
+        return part.name(own)
+
+    def _located(self, number: int) -> tuple[Blobs, int]:
+        part = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return self._parts[part], number - int(self._starts[part])
+
+
 class Images(FixedColumns):
     """Columns `image`, decoded when it is read, and one integer or number each of `numbers`."""
 
@@ -72,7 +94,9 @@ class Images(FixedColumns):
         section: ImagesSection | None,
         shard_counts: Sequence[int],
         classes: tuple[str, ...] = (),
+        reading: Reading | None = None,
     ) -> None:
+        self.reading = reading or Reading()
         self.path, self.blobs, self.numbers, self.classes = path, blobs, dict(numbers), classes
         self.shard_counts = shard_counts
         self.preparation = Preparation.of(section, blobs.read(0), blobs.name(0))
@@ -105,6 +129,10 @@ class Images(FixedColumns):
         """One image; see `Preparation.sample`."""
         return self.preparation.sample(self.blobs.read(number), self.blobs.name(number), choose)
 
+    def check(self, number: int, data: bytes) -> None:
+        """Decode an image whose bytes are given. Raises UserError if that is not possible."""
+        self.preparation.sample(data, self.blobs.name(number))
+
     def read(self, name: str, indices: Indices) -> Array:
         """Samples, [len(indices), *shape]."""
         if name != IMAGE:
@@ -126,18 +154,32 @@ class Images(FixedColumns):
         """The samples with these numbers, in this order, with the same classes."""
         numbers = {name: array[indices] for name, array in self.numbers.items()}
         blobs = SelectedBlobs(self.blobs, indices)
-        return Images(self.path, blobs, numbers, self.preparation.section, [len(indices)], self.classes)
+        section = self.preparation.section
+        return Images(self.path, blobs, numbers, section, [len(indices)], self.classes, self.reading)
 
     def with_classes(self, classes: tuple[str, ...], where: str) -> Images:
         """The set with its labels numbered as in another set. Raises UserError for a class that has no number there."""
-        unknown = sorted(set(self.classes) - set(classes))
-        if unknown:
-            raise UserError(
-                f"{self.path} has the class {unknown[0]!r}, which the training set does not have", where=where,
-                fix=f"remove it, or add it to the training set, whose classes are: {', '.join(classes)}",
-            )  # fmt: skip
+        relabelled = renumbered(self.path, self.classes, classes, self.numbers, where)
         if not self.classes or self.classes == classes:
             return self
-        numbers = np.array([classes.index(name) for name in self.classes], np.int64)
-        relabelled = {**self.numbers, LABEL: numbers[self.numbers[LABEL]]}
-        return Images(self.path, self.blobs, relabelled, self.preparation.section, self.shard_counts, classes)
+        section = self.preparation.section
+        return Images(self.path, self.blobs, relabelled, section, self.shard_counts, classes, self.reading)
+
+
+def renumbered(
+    path: Path, own: Sequence[str], classes: Sequence[str], numbers: Mapping[str, Array], where: str
+) -> dict[str, Array]:
+    """The labels of a set with classes of `own`, numbered as in another set with `classes`.
+
+    Raises UserError at `where` for a class that the other set lacks.
+    """
+    unknown = sorted(set(own) - set(classes))
+    if unknown:
+        raise UserError(
+            f"{path} has the class {unknown[0]!r}, which the training set does not have", where=where,
+            fix=f"remove it, or add it to the training set, whose classes are: {', '.join(classes)}",
+        )  # fmt: skip
+    if not own:
+        return dict(numbers)
+    table = np.array([classes.index(name) for name in own], np.int64)
+    return {**numbers, LABEL: table[numbers[LABEL]]}

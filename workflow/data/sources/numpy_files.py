@@ -11,7 +11,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal
@@ -43,26 +43,47 @@ def matches(path: Path) -> bool:
     return path.suffix.lower() in (".npy", ".npz") or holds(path, ".npy", ".npz")
 
 
-def open_numpy(section: DataSet) -> MappedArrays | TokenArray:
-    """The samples of an `.npz`, an `.npy` (its name is the column's), or a folder: of `.npz` in sequence, or of `.npy`,
-    a column each.
+def open_numpy(section: DataSet, places: Sequence[Path]) -> MappedArrays | TokenArray:
+    """The samples of `.npz` files in sequence, or of `.npy` files, a column each, whose name is the file's.
+
+    Several folders of `.npy` files are in sequence.
 
     Raises UserError, naming the file.
     """
-    path = Path(section.path)
-    files = files_of(path, ".npy", ".npz")
+    path = Path(section.title)
+    files = files_of(places, ".npy", ".npz")
     if len({file.suffix.lower() for file in files}) > 1:
-        raise UserError("holds .npz and .npy files", where=str(path), fix="keep one kind in a folder")
+        raise UserError("holds .npz and .npy files", where=str(path), fix="give one kind")
     if files[0].suffix.lower() == ".npz":
         parts = [_checked(_archive(file), str(file)) for file in files]
         for file, part in zip(files, parts, strict=True):
             if _kinds(part) != _kinds(parts[0]):
                 raise UserError(f"its arrays differ from those of {files[0].name}", where=str(file))
         return MappedArrays(path, parts)
-    arrays = {file.stem: _mapped(file) for file in files}
     if section.tokens is not None:
-        return token_windows(path, list(arrays.values()), section.tokens)
-    return MappedArrays(path, [_checked(arrays, str(path))])
+        return token_windows(path, [_mapped(file) for file in files], section.tokens)
+    return MappedArrays(path, _in_sequence(places))
+
+
+def _in_sequence(places: Sequence[Path]) -> list[dict[str, Array]]:
+    """The columns of the files together, and of each folder."""
+    folders = [place for place in places if place.is_dir()]
+    if folders and len(folders) < len(places):
+        odd = next(place for place in places if not place.is_dir())
+        raise UserError("is a file among folders", where=str(odd), fix="give files, or folders")
+    groups = [files_of([folder], ".npy") for folder in folders] or [list(places)]
+    parts: list[dict[str, Array]] = []
+    for number, group in enumerate(groups):
+        where = str(folders[number] if folders else group[0])
+        stems = [file.stem for file in group]
+        twice = next((file for file in group if stems.count(file.stem) > 1), None)
+        if twice is not None:
+            fix = "rename one, or put the files of each part into a folder of its own"
+            raise UserError(f"is a second array {twice.stem!r}", where=str(twice), fix=fix)
+        parts.append(_checked({file.stem: _mapped(file) for file in group}, where))
+        if _kinds(parts[-1]) != _kinds(parts[0]):
+            raise UserError(f"its arrays differ from those of {folders[0].name}", where=where)
+    return parts
 
 
 def _kinds(part: dict[str, Array]) -> dict[str, object]:

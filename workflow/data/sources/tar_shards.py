@@ -11,7 +11,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,16 +111,16 @@ def matches(path: Path) -> bool:
     return path.suffix.lower() == ".tar" or holds(path, ".tar")
 
 
-def open_shards(section: DataSet) -> Images:
-    """The images of one shard, or of those of a folder in the order of their names. Raises UserError."""
-    path = Path(section.path)
-    files = files_of(path, ".tar")
+def open_shards(section: DataSet, places: Sequence[Path]) -> Images:
+    """The images of shards, and of those of folders in the order of their names. Raises UserError."""
+    path = Path(section.title)
+    files = files_of(places, ".tar")
     indices = [index_of(file) for file in files]
     kinds = {name: array.dtype for name, array in indices[0].numbers.items()}
     for file, index in zip(files, indices, strict=True):
         if {name: array.dtype for name, array in index.numbers.items()} != kinds:
             what = f"its samples have {_listed(index.numbers)}, those of {files[0].name} {_listed(indices[0].numbers)}"
-            raise UserError(what, where=str(file), fix="keep only shards of one set in a folder")
+            raise UserError(what, where=str(file), fix="give shards of one set")
     numbers = {name: np.concatenate([index.numbers[name] for index in indices]) for name in kinds}
     return Images(path, TarBlobs(files, indices), numbers, section.images, [len(index.keys) for index in indices])
 

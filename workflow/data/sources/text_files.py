@@ -42,15 +42,15 @@ def matches(path: Path) -> bool:
     return path.suffix.lower() == ".txt" or holds(path, ".txt", alone=True)
 
 
-def open_text(section: DataSet) -> MappedArrays | Documents | Packed:
-    """The samples of one text, or of those of a folder in the order of their names. Raises UserError."""
-    path, text = Path(section.path), section.text
+def open_text(section: DataSet, places: Sequence[Path]) -> MappedArrays | Documents | Packed:
+    """The samples of texts, and of those of folders in the order of their names. Raises UserError."""
+    path, text = Path(section.title), section.text
     if text is None:
         fix = "add text: {tokenizer: tokenizer.json, length: 1024}, or make bytes with `ortflow data convert --text`"
         raise UserError("is text, and how it becomes tokens is not given", where=str(path), fix=fix)
     if text.pack and text.length is None:
         raise UserError("packs windows, whose length is not given", where="text.pack", fix="set text.length")
-    files = files_of(path, ".txt")
+    files = files_of(places, ".txt")
     tokens, ends = _tokens(files, text)
     if not len(tokens):
         raise UserError("holds no text", where=str(path))

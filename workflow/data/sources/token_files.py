@@ -25,13 +25,13 @@ def matches(path: Path) -> bool:
     return path.suffix.lower() == ".bin" or holds(path, ".bin")
 
 
-def open_tokens(section: DataSet) -> TokenArray:
-    """Windows of one file, or of each file of a folder in the order of their names. Raises UserError."""
-    path = Path(section.path)
+def open_tokens(section: DataSet, places: Sequence[Path]) -> TokenArray:
+    """Windows of each file, and of each file of a folder in the order of their names. Raises UserError."""
+    path = Path(section.title)
     if section.tokens is None:
         fix = "add tokens: {dtype: uint16, length: 1024} to the set, with the file's type"
         raise UserError("holds tokens of an unknown type", where=str(path), fix=fix)
-    files = files_of(path, ".bin")
+    files = files_of(places, ".bin")
     return token_windows(path, [_mapped(file, section.tokens) for file in files], section.tokens)
 
 

@@ -20,6 +20,7 @@ from ortflow.workflow.data.tables.summary import Summary
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.spec.data import DataSet
 
 _MOST_CLASSES = 10
 """Classes that are listed, the most frequent first."""
@@ -30,7 +31,7 @@ _TRIAL_SECONDS = 0.2
 
 def describe_table(path: Path) -> dict[str, Any]:
     """A table's rows and columns: kinds, missing values, ranges, classes and the first rows. Raises UserError."""
-    table = open_table(path, {})
+    table = open_table(DataSet(path=str(path)), {})
     shown = table.take(np.arange(min(_ROWS, len(table))), _readable(table)) if len(table) else None
     return {
         "format": table.format,
@@ -45,7 +46,7 @@ def describe_table(path: Path) -> dict[str, Any]:
 
 def verify_table(path: Path) -> tuple[int, int, list[str]]:
     """Read every row of a table once: rows that fit, bad rows, and the first of these with file and line."""
-    table = open_table(path, {})
+    table = open_table(DataSet(path=str(path)), {})
     rows = sum(part.num_rows for _, part in table.parts(_readable(table))) if _readable(table) else len(table)
     return rows, table.bad, list(table.bad_rows)
 
@@ -60,7 +61,7 @@ def convert_table(
 
     Raises UserError, naming the file and the line, for bad rows.
     """
-    table = open_table(path, {})
+    table = open_table(DataSet(path=str(path)), {})
     if table.bad:
         where, _, what = table.bad_rows[0].partition(": ")
         raise UserError(what, where=where, fix=f"correct all {table.bad} bad rows, which `ortflow data verify` lists")

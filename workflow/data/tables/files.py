@@ -63,11 +63,6 @@ def _holds_tables(folder: Path) -> bool:
     return bool(visible) and all(each.is_file() and each.suffix.lower() in FORMATS for each in visible)
 
 
-def exists(path: Path) -> bool:
-    """Whether a path or a pattern names at least one file."""
-    return path.exists() or any(file.exists() for file in files_of(path))
-
-
 def _of_hugging_face(path: Path) -> list[Path]:
     try:
         state = json.loads(read_whole(path / _HUGGING_FACE))

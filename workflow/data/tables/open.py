@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ortflow.workflow.data.locations import places_of
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.selected import selected
 from ortflow.workflow.data.split import Mask, Values, column_of, held_out
@@ -29,9 +30,9 @@ _LISTED = 20
 """Bad rows that an error lists."""
 
 
-def open_table(path: Path, types: dict[str, str]) -> Table:
-    """The table of a path. Raises UserError, naming the file."""
-    files = files_of(path)
+def open_table(section: DataSet, types: dict[str, str]) -> Table:
+    """The table of a section's files. Raises UserError, naming the file."""
+    files = [file for place in places_of(section) for file in files_of(place)]
     missing = next((file for file in files if not file.exists()), None)
     if missing is not None:
         raise UserError("no such file or folder", where=str(missing), fix="correct the path")
@@ -40,14 +41,14 @@ def open_table(path: Path, types: dict[str, str]) -> Table:
         raise UserError("is not a regular file", where=str(odd), fix="give a file")
     if len({file.suffix.lower() for file in files}) > 1:
         names = ", ".join(sorted({file.suffix for file in files}))
-        raise UserError(f"names files of several formats ({names})", where=str(path), fix="give files of one table")
+        raise UserError(f"names files of several formats ({names})", where=section.title, fix="give files of one table")
     return TextTable(files, types) if files[0].suffix.lower() in TEXT else ColumnarTable(files)
 
 
 def open_samples_of_table(section: DataSet) -> TableSamples:
     """All samples of a section. Raises UserError, naming the file and the lines, if rows are bad."""
-    table = _checked(open_table(Path(section.path), _types(section)), section, "data.train")
-    return TableSamples(Path(section.path), table, fit(section.columns, section.fields, table.summaries))
+    table = _checked(open_table(section, _types(section)), section, "data.train")
+    return TableSamples(Path(section.title), table, fit(section.columns, section.fields, table.summaries))
 
 
 def open_part_of_table(data: DataSection, seed: int, *, evaluating: bool) -> Samples:
@@ -60,7 +61,7 @@ def open_part_of_table(data: DataSection, seed: int, *, evaluating: bool) -> Sam
         return open_other_table(evaluation, data, seed, "data.eval")
     table, mask, summaries = _training(data, seed)
     section, where = (evaluation, "data.eval") if evaluating and evaluation is not None else (train, "data.train")
-    samples = TableSamples(Path(section.path), table, fit(section.columns, train.fields, summaries, where))
+    samples = TableSamples(Path(section.title), table, fit(section.columns, train.fields, summaries, where))
     return samples if mask is None else selected(samples, np.flatnonzero(mask == evaluating))
 
 
@@ -70,13 +71,13 @@ def open_other_table(section: DataSet, data: DataSection, seed: int, where: str)
     Raises UserError, naming the file and the lines, if rows are bad and the section does not skip so many.
     """
     _, _, summaries = _training(data, seed)
-    table = _checked(open_table(Path(section.path), _types(data.train)), section, where)
-    return TableSamples(Path(section.path), table, fit(section.columns, data.train.fields, summaries, where))
+    table = _checked(open_table(section, _types(data.train)), section, where)
+    return TableSamples(Path(section.title), table, fit(section.columns, data.train.fields, summaries, where))
 
 
 def _training(data: DataSection, seed: int) -> tuple[Table, Mask | None, dict[str, Summary]]:
     """The training table, which of its rows are held out, and the summaries of the others."""
-    table = _checked(open_table(Path(data.train.path), _types(data.train)), data.train, "data.train")
+    table = _checked(open_table(data.train, _types(data.train)), data.train, "data.train")
     if data.eval is None or data.eval.fraction is None:
         return table, None, table.summaries
     mask = _split(table, data.eval, seed)
@@ -139,7 +140,7 @@ def _checked(table: Table, section: DataSet, where: str) -> Table:
     if table.bad and table.bad > section.bad_rows * total:
         raise Faults(_bad(table.bad_rows, table.bad, total, section.bad_rows, where))
     if not len(table):
-        raise UserError("holds no row", where=section.path, fix="give a table with rows")
+        raise UserError("holds no row", where=section.title, fix="give a table with rows")
     return table
 
 

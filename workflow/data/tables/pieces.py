@@ -29,14 +29,31 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A place between two pieces, from which they continue as if they had not been interrupted."""
+
+    offset: int
+    """Where the next record begins."""
+    read: int
+    """Bytes of the file that have been read: what follows the records is a part of the next piece."""
+    line: int
+    digest: str
+    """Hash of the bytes that have been read, and of the files before."""
+
+
+@dataclass(frozen=True)
 class Piece:
-    """Whole records: record i is `data[starts[i]:ends[i]]`. `data` begins at `offset`, in line `line` of the file."""
+    """Whole records: record i is `data[starts[i]:ends[i]]`. `data` begins at `offset`, in line `line` of the file.
+
+    A piece of empty lines has no record.
+    """
 
     data: bytes
     offset: int
     line: int
     starts: Places
     ends: Places
+    after: Mark
 
     def line_of(self, number: int) -> int:
         """The line of the file, from 1, in which a record begins."""
@@ -109,31 +126,40 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def pieces(path: Path, dialect: Dialect, start: int, hashing: xxhash.xxh3_128 | None = None) -> Iterator[Piece]:
-    """All records of a file in order; the next piece is read while one is used.
+def beginning(path: Path, start: int, digest: str) -> Mark:
+    """The mark of a file whose records begin at `start`; `digest` is that of the files before."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        head = file.read(start)
+    return Mark(start, start, head.count(b"\n") + 1, _chained(digest, head))
+
+
+def _chained(digest: str, data: bytes) -> str:
+    """The hash of what was hashed before and of more. Its whole state are its digits, so that it can be continued."""
+    return xxhash.xxh3_128_hexdigest(digest.encode() + xxhash.xxh3_128_digest(data))
+
+
+def pieces(path: Path, dialect: Dialect, mark: Mark, *, hashing: bool = False) -> Iterator[Piece]:
+    """All records of a file behind a mark in order; the next piece is read while one is used.
 
     Raises UserError for a quoted field without an end, naming its line.
     """
     with os.fdopen(open_regular(path), "rb") as file, ThreadPoolExecutor(1) as reader:
-        head = file.read(start)
-        if hashing is not None:
-            hashing.update(head)
-        source = _pieces(file, path, dialect, start, head.count(b"\n") + 1, hashing)
+        file.seek(mark.offset)
+        source = _pieces(file, path, dialect, mark, hashing)
         following = reader.submit(next, source, None)
         while (piece := following.result()) is not None:
             following = reader.submit(next, source, None)
             yield piece
 
 
-def _pieces(
-    file: io.BufferedReader, path: Path, dialect: Dialect, offset: int, line: int, hashing: xxhash.xxh3_128 | None
-) -> Iterator[Piece]:
-    rest, last = b"", False
+def _pieces(file: io.BufferedReader, path: Path, dialect: Dialect, mark: Mark, hashing: bool) -> Iterator[Piece]:
+    offset, line, read, digest = mark.offset, mark.line, mark.read, mark.digest
+    rest, last = file.read(read - offset), False
     while not last:
         more = file.read(max(PIECE, len(rest)))
-        if hashing is not None:
-            hashing.update(more)
-        last = not more
+        last, read = not more, read + len(more)
+        if hashing and more:
+            digest = _chained(digest, more)
         data = rest + more
         try:
             ends = line_ends(data, dialect.delimiter, last)
@@ -150,10 +176,9 @@ def _pieces(
         whole = int(ends[-1])
         starts = np.concatenate([[0], ends[:-1]])
         given = ~blank(data, starts, ends, dialect.is_json)
-        if given.any():
-            yield Piece(data[:whole], offset, line, starts[given], ends[given])
-        line += data.count(b"\n", 0, whole)
-        offset, rest = offset + whole, data[whole:]
+        after = Mark(offset + whole, read, line + data.count(b"\n", 0, whole), digest)
+        yield Piece(data[:whole], offset, line, starts[given], ends[given], after)
+        offset, line, rest = after.offset, after.line, data[whole:]
 
 
 def _unclosed(path: Path, line: int) -> UserError:

@@ -1,21 +1,24 @@
-"""One pass over the files of a text table: where its records are, which are bad, and the summary of each column."""
+"""One pass over the files of a text table: where its records are, which are bad, and the summary of each column.
+
+The pass can continue where an earlier one was interrupted: it then comes to the same result.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from ortflow.workflow.data.tables.parse import Dialect, json_faults, parse
-from ortflow.workflow.data.tables.pieces import Piece, dialect_of, pieces
+from ortflow.workflow.data.tables.pieces import Mark, Piece, beginning, dialect_of, pieces
 from ortflow.workflow.data.tables.records import Places
 from ortflow.workflow.data.tables.summary import KINDS, Summary, kind_of, wider
 from ortflow.workflow.errors import UserError
@@ -24,6 +27,8 @@ MOST_NAMED = 100
 """Bad rows that are named."""
 _QUIET = 2.0
 """Seconds before progress is printed."""
+_SAVED = 2.0
+"""Seconds after which the result so far is saved."""
 Append = Callable[[npt.NDArray[np.int64], npt.NDArray[np.uint32]], None]
 
 
@@ -39,8 +44,25 @@ class Scan:
     bad: int = 0
     named: list[str] = field(default_factory=list)
     """The first bad rows, each as a sentence with file and line."""
+    mark: Mark | None = None
+    """How far the file behind those of `file_rows` is; None before it."""
     digest: str = ""
-    """Hash of the files' content."""
+    """Hash of the content of the files of `file_rows`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "columns": {name: summary.to_json() for name, summary in self.columns.items()}}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Scan:
+        """The inverse of `to_json`. Raises KeyError or TypeError for other data."""
+        dialect, mark = values["dialect"], values["mark"]
+        return cls(**{
+            **values,
+            "dialect": Dialect(dialect["delimiter"], tuple(dialect["names"])),
+            "columns": {name: Summary.from_json(of) for name, of in values["columns"].items()},
+            "mark": None if mark is None else Mark(**mark),
+        })  # fmt: skip
 
 
 def scan(
@@ -49,6 +71,9 @@ def scan(
     types: Mapping[str, str],
     append: Append,
     note: Callable[[str], None] = lambda line: None,
+    *,
+    before: Scan | None = None,
+    save: Callable[[Scan], None] = lambda result: None,
 ) -> Scan:
     """Read all files once.
 
@@ -64,6 +89,10 @@ def scan(
         Called with the offsets and sizes, in bytes, of the good records of each piece.
     note
         Called with progress.
+    before
+        What an interrupted pass over the same files saved.
+    save
+        Called between pieces, from time to time; `append` has had all records that the result counts.
 
     Raises
     ------
@@ -71,12 +100,15 @@ def scan(
         If a file cannot be divided into records, naming the line.
     """
     dialect, _ = dialect_of(files[0], is_json)
-    result, hashing = Scan(dialect), xxhash.xxh3_128()
-    total, began, noted = sum(file.stat().st_size for file in files), time.monotonic(), time.monotonic()
-    before = 0
+    result = Scan(dialect) if before is None else before
+    sizes = [file.stat().st_size for file in files]
+    total, done = max(1, sum(sizes)), _done(result, sizes)
+    began = noted = saved = time.monotonic()
+    if done:
+        note(f"indexing continues at {done / total:.0%}")
     # Values of JSON have types of their own: a field's other kind is a bad row.
     types = {name: kind for name in dialect.names if (kind := _stated(name, types)) is not None}
-    for path in files:
+    for number, path in enumerate(files):
         own, start = dialect_of(path, is_json)
         if own != dialect:
             raise UserError(
@@ -84,19 +116,33 @@ def scan(
                 where=str(path),
                 fix="give files of one table",
             )
-        first = result.rows
-        for piece in pieces(path, dialect, start, hashing):
-            good = _add(result, piece, path, types)
-            append((piece.starts + piece.offset)[good], (piece.ends - piece.starts)[good].astype(np.uint32))
+        if number < len(result.file_rows):
+            continue
+        if result.mark is None:
+            result.mark = beginning(path, start, result.digest)
+        for piece in pieces(path, dialect, result.mark, hashing=True):
+            if len(piece.starts):
+                good = _add(result, piece, path, types)
+                append((piece.starts + piece.offset)[good], (piece.ends - piece.starts)[good].astype(np.uint32))
+            result.mark = piece.after
+            if time.monotonic() - saved > _SAVED:
+                save(result)
+                saved = time.monotonic()
             if time.monotonic() - noted > _QUIET:
                 noted = time.monotonic()
-                share = (before + piece.offset + len(piece.data)) / max(1, total)
-                note(f"indexing {path.name}: {share:.0%}, {share * total / (noted - began) / 1e6:.0f} MB/s")
-        before += path.stat().st_size
-        result.file_rows.append(result.rows - first)
+                now = _done(result, sizes)
+                note(f"indexing {path.name}: {now / total:.0%}, {(now - done) / (noted - began) / 1e6:.0f} MB/s")
+        result.digest, result.mark = result.mark.digest, None
+        result.file_rows.append(result.rows - sum(result.file_rows))
+    if any(summary.reread for summary in result.columns.values()):
+        save(result)
     _read_text_again(result, files, types)
-    result.digest = hashing.hexdigest()
     return result
+
+
+def _done(result: Scan, sizes: Sequence[int]) -> int:
+    """Bytes that have been read."""
+    return sum(sizes[: len(result.file_rows)]) + (result.mark.offset if result.mark is not None else 0)
 
 
 def _stated(name: str, types: Mapping[str, str]) -> str | None:
@@ -233,7 +279,9 @@ def _tables(
     files: Sequence[Path], dialect: Dialect, kinds: Mapping[str, str], only: Sequence[str]
 ) -> Iterator[pa.Table]:
     for path in files:
-        for piece in pieces(path, dialect, dialect_of(path, dialect.is_json)[1]):
+        for piece in pieces(path, dialect, beginning(path, dialect_of(path, dialect.is_json)[1], "")):
+            if not len(piece.starts):
+                continue
             yield parse(piece.data, dialect, kinds, only, threads=True, records=len(piece.starts))[0]
 
 

@@ -1,31 +1,36 @@
 """Keeps what the pass over a table found, in the user's cache, by the table's files.
 
-An entry is a folder that appears under its name only when it is complete. Two processes build at once: one waits for
-the other, or, where the file system has no locks, the second one's is dropped.
+An entry is a folder that appears under its name only when it is complete. Of two processes that build at once, one
+waits for the other or, where the file system has no locks, the second one's is dropped. A build that was killed is
+continued by the next one on that machine: locks of a network file system may not reach beyond it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from ortflow.workflow.cache_folders import cache_folders
+from ortflow.workflow.data.cache_lock import held
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.graph_hashes import hash_of
 
-VERSION = 1
+VERSION = 2
 """Version of an entry and of how kinds are decided; others are built again."""
 _HEAD = 1 << 16
+_FORGOTTEN = 7 * 86400.0
+"""Seconds after which a build that was killed is removed."""
 
 
 def identity_of(path: Path) -> list[Any]:
@@ -47,6 +52,8 @@ def key_of(files: Sequence[Path], options: Any) -> str:
 def entry(key: str, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
     """The folder and the record of an entry; `build` writes the files of a new one and returns its record.
 
+    The folder that `build` is called with may hold the files of a build that was killed.
+
     Raises OSError if no folder can be written to, or the disk is full.
     """
     choice = list(cache_folders("tables"))
@@ -56,53 +63,60 @@ def entry(key: str, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict
     if not choice:
         raise OSError("there is no folder for the index: set ORTFLOW_CACHE to a folder that only you may write to")
     folder = choice[0]
-    with _lock(folder / f"{key}.lock"):
+    with held(folder / f"{key}.lock") as locked:
         if (record := _load(folder / key)) is not None:
             return folder / key, record
-        partial = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder))
+        partial = _partial(folder, key, locked)
         try:
             record = build(partial)
             hashes = {file.name: hash_of(file) for file in sorted(partial.iterdir())}
-            (partial / "record.json").write_text(_sealed({"files": hashes, "record": record}))
+            (partial / "record.json").write_text(sealed({"files": hashes, "record": record}))
             shutil.rmtree(folder / key, ignore_errors=True)  # a damaged one
             with contextlib.suppress(FileExistsError):
                 os.rename(partial, folder / key)
-        finally:
+        except Exception:
             shutil.rmtree(partial, ignore_errors=True)
+            raise
+        shutil.rmtree(partial, ignore_errors=True)
     return folder / key, record
 
 
-def _sealed(body: dict[str, Any]) -> str:
+def _partial(folder: Path, key: str, locked: bool) -> Path:
+    """The folder of a build; removes those of builds that nobody has continued for days."""
+    for old in folder.glob(".*"):
+        with contextlib.suppress(OSError):
+            if old.is_dir() and time.time() - old.stat().st_mtime > _FORGOTTEN:
+                shutil.rmtree(old, ignore_errors=True)
+    if not locked:
+        return Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder))
+    partial = folder / f".{key}.{socket.gethostname()}"
+    partial.mkdir(mode=0o700, exist_ok=True)
+    return partial
+
+
+def sealed(body: dict[str, Any]) -> str:
+    """Plain data as text with its hash."""
     text = json.dumps(body)
     return json.dumps([text, xxhash.xxh3_128_hexdigest(text.encode())])
+
+
+def unsealed(content: str | bytes) -> dict[str, Any]:
+    """The inverse of `sealed`. Raises ValueError or TypeError if the text is damaged."""
+    text, seal = json.loads(content)
+    if xxhash.xxh3_128_hexdigest(text.encode()) != seal:
+        raise ValueError("does not match its hash")
+    body: dict[str, Any] = json.loads(text)
+    return body
 
 
 def _load(place: Path) -> dict[str, Any] | None:
     """The record of an entry; None if there is none, or it is damaged."""
     try:
         with os.fdopen(open_regular(place / "record.json"), "rb") as file:
-            text, seal = json.loads(file.read())
-        body = json.loads(text)
-        if xxhash.xxh3_128_hexdigest(text.encode()) != seal:
-            return None
+            body = unsealed(file.read())
         if any(hash_of(place / name) != value for name, value in body["files"].items()):
             return None
         record: dict[str, Any] = body["record"]
         return record
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a network file system without locks
-            yield
-            return
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                path.unlink()

@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import pyarrow as pa
 from ortflow.workflow.data.samples import Indices
 from ortflow.workflow.data.tables.files import JSON_LINES
 from ortflow.workflow.data.tables.parse import Dialect, parse
-from ortflow.workflow.data.tables.scan import scan, text_kinds
-from ortflow.workflow.data.tables.store import entry, key_of
+from ortflow.workflow.data.tables.scan import Scan, scan, text_kinds
+from ortflow.workflow.data.tables.store import entry, key_of, sealed, unsealed
 from ortflow.workflow.data.tables.summary import Summary
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
+from ortflow.workflow.rundir import write_atomically
 
 _SCAN_BYTES = 4 << 20
 
@@ -155,14 +157,38 @@ def _numbers(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.memmap(path, dtype, mode="r")
 
 
+def _saved(path: Path) -> Scan | None:
+    """What a pass that was killed has saved; None if there is nothing, or it is damaged."""
+    try:
+        return Scan.from_json(unsealed(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def _build(files: Sequence[Path], is_json: bool, types: Mapping[str, str], folder: Path) -> dict[str, object]:
-    with (folder / "starts.bin").open("wb") as starts, (folder / "sizes.bin").open("wb") as sizes:
+    saved = folder / "saved.json"
+    before = _saved(saved)
+    rows = 0 if before is None else before.rows
+    with (folder / "starts.bin").open("ab") as starts, (folder / "sizes.bin").open("ab") as sizes:
+        for file, size in ((starts, 8), (sizes, 4)):
+            if os.fstat(file.fileno()).st_size < rows * size:  # the machine stopped, not only the process
+                before, rows = None, 0
+        for file, size in ((starts, 8), (sizes, 4)):
+            file.truncate(rows * size)
 
         def append(places: npt.NDArray[np.int64], lengths: npt.NDArray[np.uint32]) -> None:
             starts.write(places.astype(np.int64, copy=False).data)
             sizes.write(lengths.data)
 
-        found = scan(files, is_json, types, append, lambda line: print(line, file=sys.stderr, flush=True))
+        def save(result: Scan) -> None:
+            for file in (starts, sizes):
+                file.flush()
+                os.fsync(file.fileno())
+            write_atomically(saved, sealed(result.to_json()).encode())
+
+        note = partial(print, file=sys.stderr, flush=True)
+        found = scan(files, is_json, types, append, note, before=before, save=save)
+    saved.unlink(missing_ok=True)
     return {
         "delimiter": found.dialect.delimiter,
         "names": list(found.dialect.names),

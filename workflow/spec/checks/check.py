@@ -176,8 +176,9 @@ def _backoff(spec: RunSpec) -> Iterator[Problem]:
 def _inputs(spec: RunSpec) -> Iterator[tuple[KeyPath, str | None]]:
     yield ("model", "path"), spec.model.path if spec.model is not None else None
     if spec.data is not None:
-        yield ("data", "train", "path"), spec.data.train.path
-        yield ("data", "eval", "path"), spec.data.eval.path if spec.data.eval is not None else None
+        for name, data_set in (("train", spec.data.train), ("eval", spec.data.eval)):
+            for path in data_set.paths if data_set is not None else ():
+                yield ("data", name, "path"), path
     if spec.program is not None:
         yield ("program", "script"), spec.program.script
         yield ("program", "cwd"), spec.program.cwd

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.tables import Field
-
-_URL = re.compile(r"(^|/)[a-z][a-z0-9+.-]+:/")
-"""Also of a path that was made absolute, which has one slash."""
 
 
 def check_tables(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -18,9 +14,6 @@ def check_tables(spec: TrainerRunSpec) -> Iterator[Problem]:
     for number, rule in enumerate(spec.data.train.fields):
         yield from _field(rule, ("data", "train", "fields", number))
     evaluation = spec.data.eval
-    for name, data_set in (("train", spec.data.train), ("eval", evaluation)):
-        if data_set is not None and _URL.search(data_set.path) is not None:
-            yield Problem(("data", name, "path"), "is a URL, which is not read", "mount or copy the files")
     if evaluation is None:
         return
     here, share = ("data", "eval"), ("data", "eval", "fraction")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ortflow.workflow.spec.problem import KeyPath, Problem, listed
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.spec.transforms import Transform
+from ortflow.workflow.spec.transforms import OPTIONS, Transform
 
-KINDS = tuple(name for name in Transform.model_fields if name != "column")
+KINDS = tuple(name for name in Transform.model_fields if name not in OPTIONS)
 
 
 def check_transforms(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -21,3 +21,8 @@ def check_transforms(spec: TrainerRunSpec) -> Iterator[Problem]:
                 yield Problem(path, f"has {listed(kinds).replace(' or ', ' and ')}", "give each its own item")
             elif not kinds:
                 yield Problem(path, "has no kind", f"give {listed(KINDS)}")
+            elif kinds == ["onnx"] and transform.column is not None:
+                yield Problem((*path, "column"), "is not for onnx", "name its inputs and outputs in columns")
+            elif kinds != ["onnx"] and (transform.columns or transform.random):
+                key = "columns" if transform.columns else "random"
+                yield Problem((*path, key), f"is not for {kinds[0]}", "remove it")

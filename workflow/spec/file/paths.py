@@ -16,6 +16,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir, relocated
 from ortflow.workflow.spec.backends import sections_of
 from ortflow.workflow.spec.launcher_options import Keys
+from ortflow.workflow.spec.locations import url_of
 from ortflow.workflow.spec.problem import Problem, printable
 from ortflow.workflow.spec.run import RunSpec
 
@@ -67,9 +68,13 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
     for keys, base in [(keys, home) for keys in input_keys(spec)] + [(keys, root) for keys in OUTPUTS]:
         holder = _holder(values, keys)
         if holder is not None and holder.get(keys[-1]) is not None:
-            holder[keys[-1]] = _absolute(holder[keys[-1]], base)
+            given = holder[keys[-1]]
+            absolute = [_absolute(path, base) for path in _listed(given)]
+            holder[keys[-1]] = absolute if isinstance(given, list) else absolute[0]
     for data in (values.get("data") or {}).values():
         for transform in data["transforms"] if isinstance(data, dict) and "transforms" in data else ():
+            if transform["onnx"] is not None:
+                transform["onnx"] = _absolute(transform["onnx"], home)
             file, _, name = (transform["function"] or "").rpartition(":")
             if file.endswith(".py"):
                 transform["function"] = f"{_absolute(file, home)}:{name}"
@@ -118,23 +123,29 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
     values = spec.model_dump()
     for keys in own_inputs(spec):
         holder = _holder(values, keys)
-        path = holder.get(keys[-1]) if holder is not None else None
-        if path is None or (keys == START and _has_begun(spec)):
+        if holder is None or (keys == START and _has_begun(spec)):
             continue
-        shown = printable(path)
-        if keys[0] == "data" and not os.path.exists(path) and glob.has_magic(path) and glob.glob(path, recursive=True):
-            continue
-        if not os.path.exists(path):
-            if not spec.prepare:
-                fix = "correct the path, or set a `prepare` command that creates it"
-                yield Problem(keys, f"there is no file {shown}", fix)
-        elif keys[0] in _FILES and keys != START and os.path.isdir(path):
-            yield Problem(keys, f"{shown} is a folder", f"give the path of the {_FILES[keys[0]]}")
-        elif not os.access(path, os.R_OK):
-            yield Problem(keys, f"{shown} is not readable", "change its permissions")
+        for path in _listed(holder.get(keys[-1])):
+            yield from _check_file(spec, keys, path)
     if spec.program is not None and spec.program.cwd is not None and not os.path.isdir(spec.program.cwd):
         what = f"there is no folder {printable(spec.program.cwd)}"
         yield Problem(("program", "cwd"), what, "correct the path", others=(("program", "script"),))
+
+
+def _check_file(spec: RunSpec, keys: Keys, path: str) -> Iterator[Problem]:
+    shown = printable(path)
+    if keys[0] == "data":
+        matching = not os.path.exists(path) and glob.has_magic(path) and glob.glob(path, recursive=True)
+        if matching or url_of(path) is not None:
+            return
+    if not os.path.exists(path):
+        if not spec.prepare:
+            fix = "correct the path, or set a `prepare` command that creates it"
+            yield Problem(keys, f"there is no file {shown}", fix)
+    elif keys[0] in _FILES and keys != START and os.path.isdir(path):
+        yield Problem(keys, f"{shown} is a folder", f"give the path of the {_FILES[keys[0]]}")
+    elif not os.access(path, os.R_OK):
+        yield Problem(keys, f"{shown} is not readable", "change its permissions")
 
 
 def _has_begun(spec: RunSpec) -> bool:
@@ -158,11 +169,21 @@ def input_files(spec: RunSpec) -> list[str]:
     """The input files of model and sets, in the order of `INPUTS`. Pure."""
     values = spec.model_dump()
     holders = ((_holder(values, keys), keys[-1]) for keys in own_inputs(spec))
-    return [holder[key] for holder, key in holders if holder is not None and holder.get(key) is not None]
+    paths = [path for holder, key in holders if holder is not None for path in _listed(holder.get(key))]
+    sets = [spec.data.train, spec.data.eval, *spec.data.eval_sets.values()] if spec.data is not None else []
+    paths += [each.onnx for data in sets if data is not None for each in data.transforms if each.onnx is not None]
+    return [path for path in paths if url_of(path) is None]
+
+
+def _listed(given: str | list[str] | None) -> list[str]:
+    """The paths of a key that takes one or several."""
+    return [given] if isinstance(given, str) else given or []
 
 
 def _absolute(path: str, base: Path) -> str:
-    """`path` relative to `base`, with `~/` expanded; links are not resolved."""
+    """`path` relative to `base`, with `~/` expanded; links are not resolved. URLs remain as they are."""
+    if (url := url_of(path)) is not None:
+        return url
     if path == "~" or path.startswith("~/"):
         path = os.path.expanduser(path)
     return os.path.abspath(base / path)
@@ -172,4 +193,4 @@ def _holder(values: Any, keys: tuple[str, ...]) -> dict[str, Any] | None:
     """The mapping that contains the last of `keys`, if the sections around it exist and it may be a path."""
     for key in keys[:-1]:
         values = values[key] if values is not None else None
-    return values if isinstance(values, dict) and isinstance(values.get(keys[-1]), str | None) else None
+    return values if isinstance(values, dict) and isinstance(values.get(keys[-1]), str | list | None) else None

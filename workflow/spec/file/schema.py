@@ -83,7 +83,8 @@ def _short_form(schema: dict[str, Any], described: dict[str, Any], key: str) -> 
     if "discriminator" in described:
         return {"type": "string", "enum": [*described["discriminator"]["mapping"]]}
     short: dict[str, Any] = _section(schema, _references(described)[0])["properties"][key]
-    return short
+    # A key may take a list, too, which only its full form does.
+    return next((arm for arm in short.get("anyOf", ()) if arm.get("type") == "string"), short)
 
 
 def _property(schema: dict[str, Any], path: KeyPath) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""Sets at URLs: fetched once, checked, and read like local files; each failure is one sentence."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from messages import mentions
+from pictures import write_classes
+
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+
+from ortflow.workflow.data import remote  # noqa: E402
+from ortflow.workflow.data.sources import open_samples  # noqa: E402
+from ortflow.workflow.errors import UserError  # noqa: E402
+from ortflow.workflow.spec.data import DataSet  # noqa: E402
+
+
+class Server(SimpleHTTPRequestHandler):
+    """Records the files that it sends."""
+
+    def do_GET(self) -> None:
+        self.server.sent.append(self.path)  # type: ignore[attr-defined]
+        super().do_GET()
+
+    def log_message(self, *given: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str, list[str]]]:
+    """A folder, its URL, and the paths that were read."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Server, directory=str(folder))) as server:
+        server.sent = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}", server.sent  # type: ignore[attr-defined]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
+    remote.fetched.cache_clear()
+    yield tmp_path / "cache/remote"
+    remote.fetched.cache_clear()
+
+
+def values(*urls: str) -> list[int]:
+    remote.fetched.cache_clear()
+    samples = open_samples(DataSet(path=list(urls)))
+    numbers: list[int] = samples.read("x", np.arange(len(samples))).tolist()
+    return numbers
+
+
+def refusal(*urls: str) -> str:
+    with pytest.raises(UserError) as refused:
+        values(*urls)
+    return str(refused.value)
+
+
+def test_a_table_of_a_web_server_is_fetched_once(served: tuple[Path, str, list[str]], cache: Path) -> None:
+    folder, url, sent = served
+    (folder / "table.csv").write_text("x\n" + "".join(f"{row}\n" for row in range(1000)))
+    (folder / "more.csv").write_text("x\n1000\n")
+    assert values(f"{url}/table.csv?key=1", f"{url}/more.csv") == list(range(1001))
+    assert values(f"{url}/table.csv?key=1", f"{url}/more.csv") == list(range(1001))
+    assert sent == ["/table.csv?key=1", "/more.csv"]
+    assert not [each for each in cache.iterdir() if each.suffix == ".lock" or each.name.startswith(".")]
+    # Another version under the same name is fetched again.
+    (folder / "table.csv").write_text("x\n5\n")
+    assert values(f"{url}/table.csv?key=1") == [5]
+    # Processes that need a file at once fetch it once.
+    sent.clear()
+    (folder / "late.csv").write_text("x\n" + "7\n" * 10)
+    context = multiprocessing.get_context("fork")
+    with context.Pool(2) as pool:
+        counts = pool.map(_count, [f"{url}/late.csv"] * 2, chunksize=1)
+    assert counts == [10, 10]
+    assert sent == ["/late.csv"]
+
+
+def _count(url: str) -> int:
+    return len(open_samples(DataSet(path=url)))
+
+
+def test_failures_are_sentences(
+    served: tuple[Path, str, list[str]], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, url, _ = served
+    assert mentions(refusal(f"{url}/gone.csv"), f"{url}/gone.csv: there is no such file; correct the URL")
+    assert mentions(refusal("http://127.0.0.1:9/a.csv"), "cannot be fetched … 127.0.0.1:9 … network")
+    assert mentions(refusal("memory://gone.csv"), "no such file")
+    assert mentions(refusal("nothing://a/b.csv"), "cannot be fetched … nothing … correct the URL")
+    (folder / "short.csv").write_text("x\n1\n")
+    system = type(fsspec.filesystem("memory"))
+    fsspec.filesystem("memory").pipe("/short.csv", b"x\n1\n")
+    info = system.info
+    with monkeypatch.context() as patched:
+        patched.setattr(system, "info", lambda self, path, **more: {**info(self, path, **more), "size": 9})
+        assert mentions(refusal("memory://short.csv"), "arrived with 4 bytes instead of the 9")
+    assert not cache.exists() or not list(cache.iterdir())
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "fsspec", None)
+        assert mentions(refusal(f"{url}/short.csv"), "needs fsspec … pip install 'ortflow[remote]'")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "s3fs", None)
+        assert mentions(refusal("s3://bucket/a.csv"), "pip install 'ortflow[remote]'")
+
+
+def test_folders_and_patterns_of_an_object_store(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    for name in ("b", "a"):
+        store.pipe(f"/bucket/tables/{name}.csv", f"x\n{ord(name)}\n".encode())
+    assert values("memory://bucket/tables/*.csv") == [97, 98]
+    assert values("memory://bucket/tables") == [97, 98]
+    store.put(str(write_classes(tmp_path / "animals", {"cat": 1, "dog": 2})), "/bucket/animals", recursive=True)
+    samples = open_samples(DataSet(path="memory://bucket/animals"))
+    assert samples.read("label", np.arange(3)).tolist() == [0, 1, 1]
+
+
+def test_a_file_url_is_read_in_place(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "a b.csv").write_text("x\n3\n")
+    assert values(f"file://{tmp_path}/a%20b.csv") == [3]
+    assert not cache.exists()
+    assert mentions(refusal(f"file://{tmp_path}/c.csv"), f"{tmp_path}/c.csv: no such file")

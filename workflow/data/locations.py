@@ -1,0 +1,47 @@
+"""The files and folders that a set's paths name: patterns are expanded, URLs fetched. Called when a set is opened."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.data import DataSet
+from ortflow.workflow.spec.locations import url_of
+
+
+def places_of(section: DataSet) -> list[Path]:
+    """Files and folders, in the order of the list; those of a pattern in the order of their names.
+
+    Raises UserError for a pattern without a file, and for a file that is named twice, whose samples would count twice.
+    """
+    places = [place for text in section.paths for place in _expanded(text)]
+    seen: set[str] = set()
+    for place in places:
+        real = os.path.realpath(place)
+        if real in seen:
+            raise UserError("is named twice", where=str(place), fix="name each file of the set once")
+        seen.add(real)
+    return places
+
+
+def are_there(section: DataSet) -> bool:
+    """Whether all files and folders of a set exist."""
+    try:
+        return all(place.exists() for place in places_of(section))
+    except UserError:
+        return False
+
+
+def _expanded(text: str) -> list[Path]:
+    if not os.path.lexists(text) and (url := url_of(text)) is not None:
+        from ortflow.workflow.data.remote import fetched
+
+        return list(fetched(url))
+    if os.path.lexists(text) or not glob.has_magic(text):
+        return [Path(text)]
+    names = sorted(glob.glob(text, recursive=True))
+    if not names:
+        raise UserError("no file has such a name", where=text, fix="correct the pattern")
+    return [Path(name) for name in names]

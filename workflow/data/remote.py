@@ -1,0 +1,194 @@
+"""Files at URLs, fetched once into the user's cache by fsspec, then read there like any other.
+
+Of the processes of a machine one fetches and the others wait. A version is known by what its server says of it: ETag,
+checksum, time of change and size. Called by `locations` alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import hashlib
+import json
+import os
+import posixpath
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from ortflow.workflow.cache_folders import cache_folders
+from ortflow.workflow.data.cache_lock import held
+from ortflow.workflow.errors import UserError
+
+_HTTP = ("http", "https")
+_INSTALL = "install it with: pip install 'ortflow[remote]'"
+_QUIET = 2.0
+"""Seconds between lines of progress."""
+_VERSION_KEYS = ("etag", "content-md5", "digest", "last-modified", "lastmodified", "mtime", "md5hash", "created",
+                 "generation", "updated")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Remote:
+    """Files of one path or pattern."""
+
+    names: Sequence[str]
+    """Their paths relative to the folder that they are fetched into."""
+    sources: Sequence[str]
+    """Their paths on the server."""
+    sizes: Sequence[int | None]
+    """Bytes, where the server says how many."""
+    version: str
+    main: str | None
+    """The folder among them that the URL names; None if it names files."""
+
+
+@functools.cache  # a process sees one version
+def fetched(url: str) -> tuple[Path, ...]:
+    """The files, or the folder, of a URL as local paths; those of a pattern in the order of their names.
+
+    Raises UserError if there is none, it cannot be reached, or the package for such URLs is missing.
+    """
+    scheme = url.partition("://")[0]
+    if scheme == "file":
+        return (Path(unquote(url.removeprefix("file://"))),)
+    root = next(cache_folders("remote"), None)
+    if root is None:
+        fix = "set ORTFLOW_CACHE to a folder that only you may write to"
+        raise UserError("cannot be kept: there is no folder for it", where=url, fix=fix)
+    with _explained(url):
+        system, path = _system(url, scheme)
+        remote = _listed(system, path, patterns=scheme not in _HTTP)
+    key = hashlib.blake2b(json.dumps([url, remote.version]).encode(), digest_size=16).hexdigest()
+    folder = root / key
+    with held(root / f"{key}.lock"):
+        if not folder.is_dir():
+            _fetch(system, url, remote, folder)
+    return (folder / remote.main,) if remote.main is not None else tuple(folder / name for name in remote.names)
+
+
+def _system(url: str, scheme: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    try:
+        import fsspec
+    except ImportError:
+        raise UserError("is a URL, which needs fsspec", where=url, fix=_INSTALL) from None
+    options: dict[str, Any] = {}
+    if scheme in _HTTP:
+        try:
+            import aiohttp
+        except ImportError:
+            raise UserError("needs aiohttp", where=url, fix=_INSTALL) from None
+        # aiohttp's own limit is five minutes a file.
+        options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)}
+    system, path = fsspec.url_to_fs(url, **options)
+    return system, path
+
+
+def _listed(system: Any, path: str, *, patterns: bool) -> _Remote:
+    main = None
+    if patterns and glob.has_magic(path) and not system.exists(path):
+        infos = {name: info for name, info in system.glob(path, detail=True).items() if info["type"] == "file"}
+        parent = posixpath.commonpath([posixpath.dirname(name) for name in infos]) if infos else ""
+    elif (info := system.info(path))["type"] == "directory":
+        infos, parent = system.find(path, detail=True), posixpath.dirname(path.rstrip("/"))
+        main = posixpath.basename(path.rstrip("/")) or "root"
+        parent = parent if main != "root" else path
+    else:
+        infos, parent = {path: info}, posixpath.dirname(path)
+    if not infos:
+        raise FileNotFoundError(path)
+    sources = sorted(infos)
+    # A URL may have a query, which says nothing of the format.
+    names = [posixpath.relpath(source, parent).partition("?")[0] for source in sources]
+    if any(name.startswith("../") for name in names):
+        raise ValueError(f"its listing names {names[0]}, outside of it")
+    states = [_state(infos[source]) for source in sources]
+    version = json.dumps([names, states], sort_keys=True, default=str)
+    return _Remote(names, sources, [infos[source].get("size") for source in sources], version, main)
+
+
+def _state(info: Mapping[str, Any]) -> dict[str, str]:
+    """What says whether a file has changed."""
+    known = {key.lower(): str(value) for key, value in info.items() if value is not None}
+    return {key: known[key] for key in (*_VERSION_KEYS, "size") if key in known}
+
+
+def _fetch(system: Any, url: str, remote: _Remote, folder: Path) -> None:
+    partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+    try:
+        targets = [partial / name for name in remote.names]
+        for target in targets:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with _explained(url), _progress(url, partial, sum(size or 0 for size in remote.sizes)):
+            system.get(list(remote.sources), [str(target) for target in targets])
+        for source, target, size in zip(remote.sources, targets, remote.sizes, strict=True):
+            arrived = target.stat().st_size if target.exists() else 0
+            if size is not None and arrived != size:
+                what = f"arrived with {arrived} bytes instead of the {size} that its server names"
+                raise UserError(what, where=url if source == url else f"{url} ({source})", fix="try again")
+        os.rename(partial, folder)
+    except FileExistsError:  # where there are no locks, another process may be faster
+        pass
+    except OSError as error:
+        if not folder.is_dir():
+            what = f"cannot be kept in {folder.parent} ({error.strerror or error})"
+            raise UserError(what, where=url, fix="make room, or set ORTFLOW_CACHE to another folder") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _progress(url: str, folder: Path, total: int) -> Iterator[None]:
+    """Print how much of a slow transfer has arrived."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def watch() -> None:
+        while not ended.wait(_QUIET):
+            arrived = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            share = f"{arrived / total:.0%}, " if total else ""
+            rate = arrived / (time.monotonic() - began) / 1e6
+            print(f"fetching {url}: {share}{arrived / 1e6:.0f} MB, {rate:.1f} MB/s", file=sys.stderr, flush=True)
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watching.join()
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Whatever the package of a kind of URL raises, as one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ImportError as error:
+        raise UserError(f"needs another package ({_line(error)})", where=url, fix=_INSTALL) from None
+    except FileNotFoundError as error:
+        # fsspec's http raises it for every failure.
+        cause = error.__cause__
+        if cause is None or getattr(cause, "status", None) == 404:
+            raise UserError("there is no such file", where=url, fix="correct the URL") from None
+        raise UserError(
+            f"cannot be fetched ({_line(cause)})", where=url, fix="correct the URL or the network"
+        ) from None
+    except Exception as error:  # noqa: BLE001 - each package raises its own
+        raise UserError(
+            f"cannot be fetched ({_line(error)})", where=url, fix="correct the URL or the network"
+        ) from None
+
+
+def _line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
