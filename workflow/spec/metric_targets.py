@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ortflow.workflow.spec.losses import (
     IGNORED,
     ClassLoss,
+    Ctc,
     Divergence,
     TargetLoss,
     Unlabelled,
@@ -45,7 +46,8 @@ def compared(metric: MetricSection, loss: Loss) -> Compared | str:
         return f"compares an output with a label, and {several}: give its `output` and `label`"
     if task is None or task not in known.tasks:
         wanted = " or ".join(_WORDS[each] for each in known.tasks)
-        given = f"is of {_WORDS[task]}" if task is not None else "is a distribution"
+        other = "is a sequence" if isinstance(twin, Ctc) else "is a distribution"
+        given = f"is of {_WORDS[task]}" if task is not None else other
         return f"compares {wanted}, and label {label!r} {given}"
     output = metric.output or (twin.output if twin is not None else None)
     ignore = twin.ignore_index if isinstance(twin, ClassLoss) else None
@@ -93,5 +95,5 @@ def _task(loss: SingleLoss) -> Task | None:
         return "targets"
     if isinstance(loss, ValueLoss):
         return "values"
-    assert isinstance(loss, Divergence | Unlabelled)
+    assert isinstance(loss, Divergence | Ctc | Unlabelled)
     return None
