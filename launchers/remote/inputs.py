@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.file.paths import input_keys
+from ortflow.workflow.spec.file.paths import input_keys, path_at
 from ortflow.workflow.spec.run import RunSpec
 
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])")
@@ -83,10 +83,8 @@ def named(spec: RunSpec, folder: Path) -> list[Named]:
     values = spec.model_dump()
     found = []
     for keys in input_keys(spec):
-        text: Any = values
-        for key in keys:
-            text = text.get(key) if isinstance(text, dict) else None
-        if isinstance(text, str):
+        text = path_at(values, keys)
+        if text is not None:
             here = Path(os.path.abspath(folder / os.path.expanduser(text)))
             found.append(Named(".".join(keys), text, here))
     return found

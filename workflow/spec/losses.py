@@ -201,7 +201,13 @@ class Divergence(Section):
     class_axis: int = -1
     """Axis of the logits that runs over the classes."""
     temperature: PositiveFloat = 1.0
-    """Divides the logits. The targets are used as given."""
+    """Divides the logits, also those of a teacher. The targets of a label are used as given."""
+    teacher: Text | None = None
+    """ONNX file of another model, relative to the run file, in place of the label: the targets are softmax(its logits /
+    temperature). It reads inputs by name, and is neither trained nor part of checkpoints and exports."""
+    teacher_output: Text | None = None
+    """Output of the teacher with the logits, or with the probabilities that a Softmax makes of them; by default its
+    only one, else the one with the name of `output`."""
 
 
 class Ctc(Section):
