@@ -47,14 +47,15 @@ def best_of(path: Path, metric: str) -> Best | None:
     """The best value of a metric in a file of events; None without one, or if the file is too large to be searched."""
     sign = 1.0 if higher_is_better(_kind(metric)) else -1.0
     found: Best | None = None
-    for record in _evaluations(path):
+    for record in evaluations(path):
         value = metrics(record).get(metric)
         if value is not None and (found is None or sign * value > sign * found.value):
             found = Best(metric, value, int(record["step"]))
     return found
 
 
-def _evaluations(path: Path) -> Iterator[dict[str, Any]]:
+def evaluations(path: Path) -> Iterator[dict[str, Any]]:
+    """The evaluations of a file of events; none if it is too large to be searched."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             if os.fstat(file.fileno()).st_size > MOST:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ortflow.launchers.best import best_of, main_metric
+from ortflow.launchers.best import Best, best_of, main_metric
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.plain import total_steps
 from ortflow.launchers.progress import Progress
@@ -44,7 +44,7 @@ class RunStatus:
     loss: float | None = None
     evaluation: dict[str, float | None] = field(default_factory=dict)
     metric: str | None = None
-    """The metric of the evaluations by which the run is judged."""
+    """The metric of the evaluations by which the run is judged: that of `checkpoint.best`, else the first."""
     best_value: float | None = None
     """Its best value so far."""
     best_step: int | None = None
@@ -103,8 +103,7 @@ def read_status(
     reported, unread = status_records(run.events(0))
     for record in reported:
         progress.apply(record)
-    metric = main_metric(progress.evaluation)
-    best = best_of(run.events(0), metric) if metric is not None else None
+    metric, best = _judged(run, progress)
     budget, end = used(records), last_end(records)
     found = state(records, holder is not None if alive is None else alive)
     submits = [record for record in records if record.get("event") == "submit"]
@@ -137,6 +136,16 @@ def read_status(
         waits=_lack(run) if found.active else None,
         ranks=elastic_ranks(records) if found.active else None,
     )
+
+
+def _judged(run: RunDir, progress: Progress) -> tuple[str | None, Best | None]:
+    """The metric by which a run is judged, and its best value: those of `checkpoint.best`, if it has one."""
+    kept = progress.best or {}
+    metric, value = kept.get("metric"), kept.get("value")
+    if isinstance(metric, str) and isinstance(value, int | float):
+        return metric, Best(metric, float(value), kept["step"])
+    metric = main_metric(progress.evaluation)
+    return metric, best_of(run.events(0), metric) if metric is not None else None
 
 
 def unreadable(run: RunDir, error: OSError) -> RunStatus:

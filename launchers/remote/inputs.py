@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.file.paths import input_keys
+from ortflow.workflow.spec.file.paths import input_keys, value_at
 from ortflow.workflow.spec.locations import url_of
 from ortflow.workflow.spec.run import RunSpec
 
@@ -84,9 +84,7 @@ def named(spec: RunSpec, folder: Path) -> list[Named]:
     values = spec.model_dump()
     found = []
     for keys in input_keys(spec):
-        text: Any = values
-        for key in keys:
-            text = text.get(key) if isinstance(text, dict) else None
+        text = value_at(values, keys)
         if isinstance(text, list) and any(not each.startswith(("/", "~")) and url_of(each) is None for each in text):
             fix = "put the files into one folder, or give their absolute paths on the cluster"
             raise UserError("is a list of files here, and one path is copied", where=".".join(keys), fix=fix)

@@ -51,6 +51,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "init": Verb("init", "init"),
         "run": Verb("run", "run"),
         "submit": Verb("submit", "submit", reachable=True),
+        "tune": Verb("tune", "tune"),
         "resume": Verb("run", "resume", reachable=True),
         "cancel": Verb("cancel", "cancel", reachable=True),
         "supervise": Verb("supervise", "supervise"),

@@ -14,6 +14,7 @@ EXTRAS = {
     "tensorboardX": "train",
     "submitit": "slurm",
     "kubernetes": "kubernetes",
+    "optuna": "tune",
 }
 """Import name -> the extra that includes it."""
 

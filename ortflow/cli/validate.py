@@ -209,6 +209,7 @@ def _as_a_rank(spec: TrainerRunSpec) -> list[str]:
     from ortflow.workflow.ranks import Place
     from ortflow.workflow.rundir import RunDir
     from ortflow.workflow.steps.configure import prepare
+    from ortflow.workflow.steps.pace import late_groups
     from ortflow.workflow.steps.shard import Stream
     from ortflow.workflow.trainer import Report
     from ortflow.workflow.trainers import builder_of
@@ -220,7 +221,9 @@ def _as_a_rank(spec: TrainerRunSpec) -> list[str]:
         builder = builder_of(spec, run_dir, report)
         prepare(builder, run_dir, spec, report)
         place = Place(0, spec.world_size, 0, spec.resources.ranks_per_node, "none", "localhost")
-        stream = Stream(spec, Plan.load(run_dir.plan), *builder.inputs(), place, Progress())
+        plan = Plan.load(run_dir.plan)
+        stream = Stream(spec, plan, *builder.inputs(), place, Progress())
         warnings += stream.not_finite()
+        warnings += late_groups(spec.train, plan, stream.tokens_per_sample)
         stream.close()
     return warnings

@@ -42,6 +42,23 @@ def test_the_best_is_of_all_evaluations_however_long_the_record(tmp_path: Path) 
     assert "0.7500 at 1" in text
 
 
+def test_the_metric_of_checkpoint_best_comes_first(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "a")
+    (run.root / "events").mkdir(parents=True)
+    run.run_file.write_text("name: a\n")
+    best = {"metric": "worst", "value": 9.0, "step": 2}
+    saved = json.dumps({"event": "checkpoint", "time": 1.0, "step": 2, "bytes": 1, "seconds": 1.0, "best": best})
+    values = [evaluation(step, loss=1.0, accuracy=0.5, worst=11.0 - step) for step in (1, 2)]
+    run.events(0).write_text(
+        "".join(values) + saved.replace(", ", ",").replace(": ", ":") + "\n" + evaluation(3, loss=1.0, worst=9.5)
+    )
+    how = read_status(run)
+    assert (how.metric, how.best_value, how.best_step) == ("worst", 9.0, 2)
+    text = CliRunner().invoke(command_line("list"), ["list", "--runs-dir", str(tmp_path)]).output
+    assert "worst 9.5000" in text
+    assert "9.0000 at 2" in text
+
+
 def test_only_a_metric_with_a_known_direction_has_a_best() -> None:
     assert main_metric({"loss": 1.0, "set/accuracy": 0.5}) == "set/accuracy"
     assert main_metric({"loss": 1.0, "bleu": 0.5}) == "loss"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from random import Random
 
 import pytest
 from in_process import command_here
@@ -38,6 +39,15 @@ def test_a_loss_that_does_not_fall_is_one_sentence() -> None:
     for loss in ([1.0] * 30, [1.0 + step for step in range(30)], [math.nan] * 30):
         with pytest.raises(UserError, match="does not fall at any learning rate"):
             suggestion(points(iter(zip(lrs, loss, strict=True))))
+
+
+def test_noise_is_no_descent() -> None:
+    lrs, random = rates(1e-6, 1, 100), Random(0)
+    flat = [2.3 + 0.1 * random.gauss(0, 1) for _ in lrs]
+    with pytest.raises(UserError, match=r"the loss falls by .* no more than it varies between steps"):
+        suggestion(points(iter(zip(lrs, flat, strict=True))))
+    falls = [loss - 0.5 / (1 + 1e-3 / lr) for lr, loss in zip(lrs, flat, strict=True)]
+    assert 1e-4 < suggestion(points(iter(zip(lrs, falls, strict=True)))) < 1e-1
 
 
 def test_a_run_file(tmp_path: Path) -> None:

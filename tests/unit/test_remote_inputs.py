@@ -216,3 +216,16 @@ def test_packages_that_are_lacking() -> None:
     assert there({"do": "ask", "packages": packages, "folders": [], "paths": []})["lacking"] == [
         "typer", "rich", "no-such-thing",
     ]  # fmt: skip
+
+
+def test_graphs_of_metrics_and_teachers_are_copied_and_named(file: Path) -> None:
+    text = RUN.replace("loss: mse", "loss: {kind: kl_div, teacher: t.onnx}, metrics: [{name: graph, path: m.onnx}]")
+    file.write_text(text)
+    for name in ("t.onnx", "m.onnx"):
+        (file.parent / name).write_bytes(b"")
+    found = {one.key: one for one in named(load_run_file(file), file.parent)}
+    assert found["model.loss.teacher"].here == file.parent / "t.onnx"
+    assert item(found["model.metrics.0.path"]).files == {"m.onnx": file.parent / "m.onnx"}
+    there = load_run_file(file, ["model.metrics.0.path=/there/m.onnx"])
+    assert there.model is not None
+    assert there.model.metrics[0].path == "/there/m.onnx"

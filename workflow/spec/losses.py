@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Fraction, NonNegativeFloat, PositiveFloat, Section, Text
+from ortflow.workflow.spec.base import Count, Fraction, NonNegativeFloat, PositiveFloat, Section, Text
 
 Level = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 
@@ -201,7 +201,43 @@ class Divergence(Section):
     class_axis: int = -1
     """Axis of the logits that runs over the classes."""
     temperature: PositiveFloat = 1.0
-    """Divides the logits. The targets are used as given."""
+    """Divides the logits, also those of a teacher. The targets of a label are used as given."""
+    teacher: Text | None = None
+    """ONNX file of another model, relative to the run file, in place of the label: the targets are softmax(its logits /
+    temperature). It reads inputs by name, and is neither trained nor part of checkpoints and exports."""
+    teacher_output: Text | None = None
+    """Output of the teacher with the logits, or with the probabilities that a Softmax makes of them; by default its
+    only one, else the one with the name of `output`."""
+
+
+class Ctc(Section):
+    """Connectionist temporal classification: -log of the probability of a label sequence, over all its places in time,
+    divided by its length and averaged over the samples, as torch.nn.CTCLoss."""
+
+    kind: Literal["ctc"]
+    """Kind of loss."""
+    output: Text | None = None
+    """Graph output with logits or log-probabilities, [time, batch, classes]; required if the graph has several
+    outputs."""
+    batch_first: bool = False
+    """Whether the output is [batch, time, classes]."""
+    label: Text = "labels"
+    """Name of the label input (int64 [batch, length]) of the training graph."""
+    input_lengths: Text | None = None
+    """Name of the input (int64 [batch]) with the number of each sample's frames in the output; by default all."""
+    target_lengths: Text | None = None
+    """Name of the input (int64 [batch]) with the number of each sample's labels; by default those that are not
+    negative, so that a `pad_value` of -1 ends them."""
+    blank: Count = 0
+    """Class of the blank."""
+    zero_infinity: bool = False
+    """Whether a sample whose labels do not fit in its frames has the loss 0; otherwise the loss is infinite, and the
+    step is skipped."""
+
+    @property
+    def class_axis(self) -> int:
+        """Axis of the logits that runs over the classes."""
+        return -1
 
 
 class OutputLoss(Section):

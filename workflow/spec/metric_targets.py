@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ortflow.workflow.spec.losses import (
     IGNORED,
     ClassLoss,
+    Ctc,
     Divergence,
     TargetLoss,
     Unlabelled,
@@ -39,13 +40,14 @@ def compared(metric: MetricSection, loss: Loss) -> Compared | str:
     known = METRICS[metric.name]
     twin = _twin(metric, loss)
     task = metric.task or (_task(twin) if twin is not None else next(iter(known.tasks)))
-    label = metric.label or (getattr(twin, "label", None) if twin is not None else None)
+    label = metric.label or label_of(twin)
     if label is None:
         several = "the loss has several labels" if len(single_losses(loss)) > 1 else "the loss has no label"
         return f"compares an output with a label, and {several}: give its `output` and `label`"
     if task is None or task not in known.tasks:
         wanted = " or ".join(_WORDS[each] for each in known.tasks)
-        given = f"is of {_WORDS[task]}" if task is not None else "is a distribution"
+        other = "is a sequence" if isinstance(twin, Ctc) else "is a distribution"
+        given = f"is of {_WORDS[task]}" if task is not None else other
         return f"compares {wanted}, and label {label!r} {given}"
     output = metric.output or (twin.output if twin is not None else None)
     ignore = twin.ignore_index if isinstance(twin, ClassLoss) else None
@@ -74,13 +76,21 @@ def misuse(metric: MetricSection, loss: Loss) -> str | None:
     return None
 
 
+def label_of(loss: SingleLoss | None) -> str | None:
+    """The label of a loss; None if it has none."""
+    if loss is None or isinstance(loss, Unlabelled) or (isinstance(loss, Divergence) and loss.teacher is not None):
+        return None
+    return loss.label
+
+
 def _twin(metric: MetricSection, loss: Loss) -> SingleLoss | None:
     """The loss of the same output and label."""
-    losses = list(single_losses(loss).values())
+    taught = [each for each in single_losses(loss).values() if isinstance(each, Divergence) and each.teacher]
+    losses = [each for each in single_losses(loss).values() if each not in taught] or taught
     if metric.output is None and metric.label is None:
         return losses[0] if len(losses) == 1 else None
     for each in losses:
-        label = None if isinstance(each, Unlabelled) else each.label
+        label = label_of(each)
         if metric.label in (None, label) and metric.output in (None, each.output):
             return each
     return None
@@ -93,5 +103,5 @@ def _task(loss: SingleLoss) -> Task | None:
         return "targets"
     if isinstance(loss, ValueLoss):
         return "values"
-    assert isinstance(loss, Divergence | Unlabelled)
+    assert isinstance(loss, Divergence | Ctc | Unlabelled)
     return None

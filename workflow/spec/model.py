@@ -12,6 +12,7 @@ from ortflow.workflow.spec.losses import (
     BinaryDice,
     BinaryFocal,
     CrossEntropy,
+    Ctc,
     Dice,
     Divergence,
     Focal,
@@ -67,6 +68,7 @@ SingleLoss = (
     | Hinge
     | BinaryDice
     | Divergence
+    | Ctc
     | InfoNce
     | Triplet
     | OutputLoss

@@ -25,6 +25,7 @@ from ortflow.workflow.spec.notify import Notify
 from ortflow.workflow.spec.program import ProgramSection
 from ortflow.workflow.spec.sinks import Sink
 from ortflow.workflow.spec.train import TrainSection
+from ortflow.workflow.spec.tune import TuneSection
 
 
 class TrainerSection(Section):
@@ -229,6 +230,8 @@ class RunSpec(Section):
     """The samples; required without `program`."""
     train: TrainSection | None = None
     """The optimisation; required without `program`."""
+    tune: TuneSection | None = None
+    """A search over keys of this file, for `ortflow tune`."""
     parallel: Parallel = Parallel.model_construct()
     """Degrees of parallelism."""
     checkpoint: CheckpointSection = CheckpointSection.model_construct()
@@ -321,7 +324,7 @@ class ProgramRunSpec(RunSpec):
     export: HandedOver = HandedOver.model_construct()
 
 
-OF_TRAINERS = ("trainer", "model", "data", "train", "parallel")
+OF_TRAINERS = ("trainer", "model", "data", "train", "tune", "parallel")
 """Sections that a run of a program does not have."""
 
 

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.spec.losses import Ctc
+from ortflow.workflow.spec.model import single_losses
+from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
 
@@ -32,6 +35,20 @@ def is_comparable(results: Mapping[str, float], name: str) -> bool:
         if key.rpartition("/")[0] == of_set and key.rpartition("/")[2].partition(".")[0] == "loss"
     ]  # fmt: skip
     return all(map(math.isfinite, [results[name], *losses]))
+
+
+def infinite_ctc(spec: TrainerRunSpec, reason: str) -> str:
+    """What to do about a loss that is not finite, if one of the run's losses is ctc; else empty. Pure."""
+    losses = single_losses(spec.model.loss) if spec.model is not None else {}
+    where = next((path for path, loss in losses.items() if isinstance(loss, Ctc)), None)
+    if where is None or not reason.startswith("the loss is"):
+        return ""
+    if "nan" in reason:
+        return f"correct the labels and lengths of {where}: one of them is out of range"
+    return (
+        "leave out samples whose labels do not fit in their frames (a frame for each label, and one between equal"
+        f" ones), or set {where}.zero_infinity"
+    )
 
 
 def cause_in_evaluation(context: Context, outcome: EvaluationOutcome) -> str:

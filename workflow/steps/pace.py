@@ -7,7 +7,9 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.optim.average import average_rate
 from ortflow.workflow.optim.schedule import learning_rate
 from ortflow.workflow.pace import Pace, pace_of_run
+from ortflow.workflow.plan import Plan
 from ortflow.workflow.spec.schedules import units
+from ortflow.workflow.spec.train import TrainSection
 from ortflow.workflow.steps.context import Context
 
 
@@ -38,6 +40,23 @@ def average_of(context: Context) -> tuple[float, bool]:
     """How much of the next step's weights goes into their average, and whether they are one more of those in it."""
     section = context.spec.train.average
     return (0.0, False) if section is None else average_rate(section, pace_of(context), context.progress.averaged)
+
+
+def late_groups(train: TrainSection, plan: Plan, tokens_per_sample: int | None) -> list[str]:
+    """A message for each group that stays frozen until the run has ended. Pure."""
+    start = pace_of_run(
+        step=0, epoch=0, sample=0, samples=plan.samples, steps_per_epoch=plan.steps_per_epoch,
+        global_batch=plan.global_batch, tokens_per_sample=tokens_per_sample,
+    )  # fmt: skip
+    found = []
+    for place, group in enumerate(train.groups):
+        until = None if group.frozen_until is None else parse_duration(group.frozen_until)
+        if until is not None and until.unit in start.each and start.length(until) >= plan.total_steps:
+            found.append(
+                f"train.groups[{place}].frozen_until is {until}, and the run ends after {plan.total_steps} steps: its"
+                " parameters are never trained; shorten it, or use model.parameters.freeze"
+            )
+    return found
 
 
 def check_units(context: Context) -> None:

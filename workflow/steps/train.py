@@ -20,7 +20,13 @@ from ortflow.workflow.steps.ahead import Ahead
 from ortflow.workflow.steps.best import improves
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
-from ortflow.workflow.steps.not_finite import cause_in_evaluation, in_micro_batches, is_comparable, is_finite
+from ortflow.workflow.steps.not_finite import (
+    cause_in_evaluation,
+    in_micro_batches,
+    infinite_ctc,
+    is_comparable,
+    is_finite,
+)
 from ortflow.workflow.steps.pace import average_of, check_units, pace_of, rate_of
 from ortflow.workflow.steps.plateau import judge_plateau
 from ortflow.workflow.steps.usable import check_usable
@@ -120,13 +126,14 @@ def unusable_gradient(context: Context, reason: str, *, in_data: bool) -> UserEr
     `in_data` says whether this rank's samples of the last step contain NaN or infinity.
     """
     sample = first_of(context.world, context.stream.first_not_finite() if in_data else None)
+    ctc = infinite_ctc(context.spec, reason)
     what = f"{context.progress.skipped_in_a_row} steps in a row had no usable gradient, the last because {reason}"
     return UserError(
         f"{what}; {sample}" if sample else what,
         where=f"step {context.progress.step}",
         fix="convert the data without such values"
         if sample
-        else "lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip_norm",
+        else ctc or "lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip_norm",
     )
 
 

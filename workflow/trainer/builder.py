@@ -358,7 +358,8 @@ def input_files(model: ModelSection) -> list[str]:
     """The files that losses and metrics read."""
     weighted = [each for each in single_losses(model.loss).values() if isinstance(each, CrossEntropy | Focal)]
     weights = [each.class_weights for each in weighted if isinstance(each.class_weights, str)]
-    return weights + [metric.path for metric in model.metrics if metric.path is not None]
+    teachers = [each.teacher for each in single_losses(model.loss).values() if isinstance(each, Divergence)]
+    return [*weights, *filter(None, teachers)] + [metric.path for metric in model.metrics if metric.path is not None]
 
 
 def _check_export(path: Path, spec: TrainerRunSpec) -> None:

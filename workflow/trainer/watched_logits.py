@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.spec.losses import ClassLoss, Divergence
+from ortflow.workflow.spec.losses import ClassLoss, Ctc, Divergence
 from ortflow.workflow.spec.model import Loss
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.inference import Watch
@@ -31,7 +31,7 @@ def watch_logits(graphs: GraphSet, loss: Loss, report: Report) -> Watch | None:
         return None
 
     def watch(outputs: Mapping[str, Array]) -> None:
-        axis = loss.class_axis if isinstance(loss, ClassLoss | Divergence) else None
+        axis = loss.class_axis if isinstance(loss, ClassLoss | Ctc | Divergence) else None
         # An output that depends on a label is not exported.
         if name in outputs and seem_probabilities(outputs[name], axis):
             also = "" if axis is None else " and sum to 1 over the classes"

@@ -24,8 +24,7 @@ from ortflow.workflow.graph.roles.decide import Roles, classify
 from ortflow.workflow.graph.roles.export_warnings import find_export_warnings, refusal, renamed_weights
 from ortflow.workflow.graph.roles.guesses import judged_constants, refuse_guesses
 from ortflow.workflow.graph.roles.made_weights import store_made_weights
-from ortflow.workflow.spec.losses import Unlabelled
-from ortflow.workflow.spec.metric_targets import Compared, compared
+from ortflow.workflow.spec.metric_targets import Compared, compared, label_of
 from ortflow.workflow.spec.model import ModelSection, single_losses
 
 
@@ -98,8 +97,8 @@ def read_source(section: ModelSection) -> Source:
             )
     labels = set(section.labels)
     for loss in single_losses(section.loss).values():
-        if not isinstance(loss, Unlabelled) and loss.label in names:
-            labels.add(loss.label)
+        if (own := label_of(loss)) is not None and own in names:
+            labels.add(own)
     for metric in section.metrics:
         found = None if metric.name in ("perplexity", "graph") else compared(metric, section.loss)
         if isinstance(found, Compared) and found.label in names:

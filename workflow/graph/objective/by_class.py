@@ -14,6 +14,7 @@ from ortflow.workflow.graph.ir.edit import Editor
 from ortflow.workflow.graph.objective.class_weights import weights_of
 from ortflow.workflow.graph.objective.labels import Dims, Labels, size, text
 from ortflow.workflow.graph.objective.target import Names, Target
+from ortflow.workflow.graph.objective.teacher import teacher_logits
 from ortflow.workflow.spec.losses import IGNORED, ClassLoss, CrossEntropy, Dice, Divergence, Focal, MultiMargin
 
 
@@ -201,12 +202,19 @@ def divergence(
 ) -> Target:
     """Add sum y (log y - log softmax(logits / T)) T^2; what counts are the distributions."""
     axis = class_axis(dims, loss.class_axis, output, names.where)
-    label = labels.input(loss.label, TensorProto.FLOAT, dims, f"{names.where}.label")
     zero, smallest = edit.constant(0.0), edit.constant(1e-37)
+    taught = None if loss.teacher is None else teacher_logits(edit, loss, output, dims, names.where)
     if loss.temperature != 1:
         logits = edit("Mul", logits, edit.constant(1 / loss.temperature))
-    # y log y is 0 at y = 0.
-    difference = edit("Sub", edit("Log", edit("Max", label, smallest)), edit("LogSoftmax", logits, axis=axis))
+    if taught is None:
+        label = labels.input(loss.label, TensorProto.FLOAT, dims, f"{names.where}.label")
+        # y log y is 0 at y = 0.
+        logs = edit("Log", edit("Max", label, smallest))
+    else:
+        if loss.temperature != 1:
+            taught = edit("Mul", taught, edit.constant(1 / loss.temperature))
+        label, logs = edit("Softmax", taught, axis=axis), edit("LogSoftmax", taught, axis=axis)
+    difference = edit("Sub", logs, edit("LogSoftmax", logits, axis=axis))
     each = edit("Where", edit("Greater", label, zero), edit("Mul", label, difference), zero)
     if labels.padded:
         each = edit("Where", labels.valid_rows(logits, len(dims)), each, zero)

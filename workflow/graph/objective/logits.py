@@ -16,7 +16,7 @@ import onnx
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described, dims_of
 from ortflow.workflow.graph.ir.stops import stops_gradient
-from ortflow.workflow.spec.losses import ClassLoss, Divergence, TargetLoss
+from ortflow.workflow.spec.losses import ClassLoss, Ctc, Divergence, TargetLoss
 from ortflow.workflow.spec.model import SingleLoss
 
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -27,7 +27,7 @@ _SQUASHING = frozenset({"Erf", "Exp", "HardSigmoid", "Sigmoid", "Softmax", "Soft
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
 """Operators whose results may be logits, whatever is before them."""
 Dims = tuple[int | str | None, ...]
-OVER_CLASSES = ClassLoss | Divergence
+OVER_CLASSES = ClassLoss | Divergence | Ctc
 """Losses of logits that make probabilities by a Softmax."""
 
 

@@ -16,12 +16,13 @@ from ortflow.workflow.graph.objective.batch_axis import checked_dims
 from ortflow.workflow.graph.objective.by_class import by_class, divergence, overlap_loss
 from ortflow.workflow.graph.objective.by_element import Elementwise, elementwise
 from ortflow.workflow.graph.objective.by_pair import info_nce, triplet
+from ortflow.workflow.graph.objective.ctc import ctc, ctc_dims
 from ortflow.workflow.graph.objective.labels import Dims, Labels, text
 from ortflow.workflow.graph.objective.logits import read_logits
 from ortflow.workflow.graph.objective.target import Names, Target
 from ortflow.workflow.graph.objective.weighted_sum import add_terms, term_output
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
-from ortflow.workflow.spec.losses import BinaryDice, ClassLoss, Divergence, InfoNce, OutputLoss, Triplet
+from ortflow.workflow.spec.losses import BinaryDice, ClassLoss, Ctc, Divergence, InfoNce, OutputLoss, Triplet
 from ortflow.workflow.spec.model import Loss, SingleLoss, WeightedSum, single_losses
 
 
@@ -95,6 +96,10 @@ def attach_one(
             info_nce(edit, labels, loss, output, batch, names)
         else:
             triplet(edit, labels, loss, output, batch, names)
+        return Target(output.name, None, None, None)
+    if isinstance(loss, Ctc):
+        dims = ctc_dims(edit.graph, loss, output, batch, names.where)
+        ctc(edit, labels, loss, read_logits(edit, loss, output.name), dims, names)
         return Target(output.name, None, None, None)
     dims = checked_dims(edit.graph, output, batch, names.where)
     value = read_logits(edit, loss, output.name)

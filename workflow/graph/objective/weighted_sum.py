@@ -17,7 +17,7 @@ from ortflow.workflow.graph.ir.edit import Editor, described, dims_of
 from ortflow.workflow.graph.objective.labels import Labels, size
 from ortflow.workflow.graph.objective.target import Names
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID
-from ortflow.workflow.spec.losses import ClassLoss, CrossEntropy, Dice, Unlabelled
+from ortflow.workflow.spec.losses import ClassLoss, CrossEntropy, Ctc, Dice, Unlabelled
 from ortflow.workflow.spec.model import Loss, SingleLoss, WeightedSum, single_losses
 from ortflow.workflow.spec.run import TrainerRunSpec
 
@@ -68,7 +68,7 @@ def check_sum(graph: onnx.GraphProto, spec: TrainerRunSpec, outputs: Mapping[str
 
 def _varies(loss: SingleLoss, dims: tuple[int | str | None, ...] | None) -> str:
     """Over what the mean of a loss is, if its number for each sample may differ between batches; else empty."""
-    if isinstance(loss, Unlabelled):
+    if isinstance(loss, Unlabelled | Ctc):
         return ""
     if isinstance(loss, CrossEntropy) and loss.class_weights is not None:
         return "the weights of the labels' classes"

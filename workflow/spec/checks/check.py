@@ -26,6 +26,7 @@ from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.checks.sync import check_sync
 from ortflow.workflow.spec.checks.tables import check_tables
 from ortflow.workflow.spec.checks.transforms import check_transforms
+from ortflow.workflow.spec.checks.tune import check_tune
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, Lion, Sgd
@@ -265,6 +266,7 @@ OF_TRAINERS: tuple[Callable[[TrainerRunSpec], Iterator[Problem]], ...] = (
     _lora,
     _device,
     check_transforms,
+    check_tune,
 )
 
 CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (

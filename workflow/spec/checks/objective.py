@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ortflow.workflow.spec.losses import ClassLoss, OutputLoss
+from ortflow.workflow.spec.losses import ClassLoss, Divergence, OutputLoss
 from ortflow.workflow.spec.metric_targets import misuse
 from ortflow.workflow.spec.metrics import METRICS, MetricSection
 from ortflow.workflow.spec.model import single_losses
-from ortflow.workflow.spec.problem import KeyPath, Problem
+from ortflow.workflow.spec.problem import KeyPath, Problem, parse_dotted
 from ortflow.workflow.spec.run import Best, TrainerRunSpec
 
 METRIC_KEYS: KeyPath = ("model", "metrics")
@@ -68,6 +68,9 @@ def _losses(spec: TrainerRunSpec) -> Iterator[Problem]:
     if any(isinstance(loss, OutputLoss) for loss in losses) and spec.data.last_batch == "pad":
         what = "cannot be pad if the loss is an output of the graph: the padding samples would count"
         yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
+    for where, loss in single_losses(spec.model.loss).items():
+        if isinstance(loss, Divergence):
+            yield from _teacher(spec, loss, parse_dotted(where))
     ignored = list(dict.fromkeys(loss.ignore_index for loss in losses if isinstance(loss, ClassLoss)))
     if len(ignored) > 1:
         both = " and ".join("null" if index is None else str(index) for index in ignored)
@@ -76,6 +79,15 @@ def _losses(spec: TrainerRunSpec) -> Iterator[Problem]:
     if len(losses) > 1 and any(isinstance(getattr(loss, "class_weights", None), str) for loss in losses):
         what = "has class_weights in a file, which is possible only for a loss alone"
         yield Problem(("model", "loss", "terms"), what, "write them as a list")
+
+
+def _teacher(spec: TrainerRunSpec, loss: Divergence, path: KeyPath) -> Iterator[Problem]:
+    if loss.teacher is None:
+        if loss.teacher_output is not None:
+            yield Problem((*path, "teacher_output"), "needs a teacher", "give teacher, or remove it")
+    elif spec.divides:
+        what, others = "is not supported in a divided model", (("parallel", "pipeline"), ("parallel", "horizontal"))
+        yield Problem((*path, "teacher"), what, "set parallel.pipeline and horizontal to 1", others=others)
 
 
 def _metrics(spec: TrainerRunSpec, metrics: Sequence[MetricSection]) -> Iterator[Problem]:

@@ -167,6 +167,7 @@ STAND_INS: dict[KeyPath, Any] = {
     ("model", "loss", "positive"): "-",
     ("model", "loss", "negative"): "-",
     ("model", "loss", "terms"): [{"loss": _LOSS}],
+    ("tune", "space"): {"seed": [0]},
     ("data",): {"train": _SET, "micro_batch": 1},
     ("data", "train"): _SET,
     ("data", "train", "path"): "-",

@@ -33,6 +33,13 @@ def override(document: Document, assignments: Iterable[str]) -> None:
 def _set(document: Document, path: tuple[str, ...], value: Any) -> None:
     holder = document.values
     for depth, key in enumerate(path[:-1], 1):
+        if isinstance(holder.get(key), list) and path[depth].isdecimal() and int(path[depth]) < len(holder[key]):
+            place = int(path[depth])
+            if isinstance(holder[key][place], dict) and len(path) > depth + 1:
+                inner = Document(document.file, holder[key][place], problems=document.problems)
+                _set(inner, path[depth + 1 :], value)
+                _forget_lines(document, (*path[:depth], place, *path[depth + 1 :]))
+                return
         if holder.get(key) is None:
             _forget_lines(document, path[:depth])
             document.implied.add(path[:depth])

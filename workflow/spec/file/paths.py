@@ -17,7 +17,8 @@ from ortflow.workflow.rundir import RunDir, relocated
 from ortflow.workflow.spec.backends import sections_of
 from ortflow.workflow.spec.launcher_options import Keys
 from ortflow.workflow.spec.locations import url_of
-from ortflow.workflow.spec.problem import Problem, printable
+from ortflow.workflow.spec.model import WeightedSum
+from ortflow.workflow.spec.problem import KeyPath, Problem, printable
 from ortflow.workflow.spec.run import RunSpec
 
 START = ("model", "start_from", "path")
@@ -29,6 +30,7 @@ INPUTS: tuple[tuple[str, ...], ...] = (
     ("model", "graphs", "eval"),
     ("model", "graphs", "optimizer"),
     ("model", "loss", "class_weights"),
+    ("model", "loss", "teacher"),
     ("data", "train", "path"),
     ("data", "eval", "path"),
     ("data", "train", "text", "tokenizer"),
@@ -62,9 +64,6 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
     root = run_directory(spec, cwd)
     values = spec.model_dump()
     values["run_dir"] = str(root)
-    for metric in (values["model"] or {}).get("metrics", ()):
-        if metric["path"] is not None:
-            metric["path"] = _absolute(metric["path"], home)
     for keys, base in [(keys, home) for keys in input_keys(spec)] + [(keys, root) for keys in OUTPUTS]:
         holder = _holder(values, keys)
         if holder is not None and holder.get(keys[-1]) is not None:
@@ -141,11 +140,22 @@ def _check_file(spec: RunSpec, keys: Keys, path: str) -> Iterator[Problem]:
     if not os.path.exists(path):
         if not spec.prepare:
             fix = "correct the path, or set a `prepare` command that creates it"
-            yield Problem(keys, f"there is no file {shown}", fix)
+            yield Problem(numbered(keys), f"there is no file {shown}", fix)
     elif keys[0] in _FILES and keys != START and os.path.isdir(path):
-        yield Problem(keys, f"{shown} is a folder", f"give the path of the {_FILES[keys[0]]}")
+        yield Problem(numbered(keys), f"{shown} is a folder", f"give the path of the {_FILES[keys[0]]}")
     elif not os.access(path, os.R_OK):
-        yield Problem(keys, f"{shown} is not readable", "change its permissions")
+        yield Problem(numbered(keys), f"{shown} is not readable", "change its permissions")
+
+
+def numbered(keys: Keys) -> KeyPath:
+    """The key path of an input file, with its places in lists as numbers. Pure."""
+    return tuple(int(key) if keys[0] == "model" and key.isdecimal() else key for key in keys)
+
+
+def value_at(values: Any, keys: Keys) -> str | list[str] | None:
+    """The path or paths of an input in a run's values; None without one. Pure."""
+    holder = _holder(values, keys)
+    return None if holder is None else holder.get(keys[-1])
 
 
 def _has_begun(spec: RunSpec) -> bool:
@@ -154,9 +164,14 @@ def _has_begun(spec: RunSpec) -> bool:
 
 
 def own_inputs(spec: RunSpec) -> list[Keys]:
-    """The keys that name input files, except those of launchers' sections. Pure."""
+    """The keys that name input files, except those of launchers' sections; of a list, a number in text. Pure."""
     sets = spec.data.eval_sets if spec.data is not None else {}
-    return [*INPUTS, *(("data", "eval_sets", name, "path") for name in sets)]
+    lists: list[Keys] = []
+    if spec.model is not None:
+        lists += [("model", "metrics", str(place), "path") for place in range(len(spec.model.metrics))]
+        terms = spec.model.loss.terms if isinstance(spec.model.loss, WeightedSum) else ()
+        lists += [("model", "loss", "terms", str(place), "loss", "teacher") for place in range(len(terms))]
+    return [*INPUTS, *lists, *(("data", "eval_sets", name, "path") for name in sets)]
 
 
 def input_keys(spec: RunSpec) -> list[Keys]:
@@ -192,5 +207,8 @@ def _absolute(path: str, base: Path) -> str:
 def _holder(values: Any, keys: tuple[str, ...]) -> dict[str, Any] | None:
     """The mapping that contains the last of `keys`, if the sections around it exist and it may be a path."""
     for key in keys[:-1]:
-        values = values[key] if values is not None else None
+        if isinstance(values, list):
+            values = values[int(key)] if key.isdecimal() and int(key) < len(values) else None
+        else:
+            values = values.get(key) if values is not None else None
     return values if isinstance(values, dict) and isinstance(values.get(keys[-1]), str | list | None) else None
