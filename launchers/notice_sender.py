@@ -16,15 +16,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-TRY = 4.0
-"""Seconds of one try to post a message."""
-PAUSE = 1.0
-"""Seconds between two tries."""
+from ortflow.launchers.not_sent import PAUSE, TRY, NotSent
+
 _VARIABLE = re.compile(r"\$\{(\w+)\}", re.ASCII)
-
-
-class NotSent(Exception):
-    """The message was not sent; says why."""
 
 
 def main() -> int:
@@ -33,6 +27,10 @@ def main() -> int:
     try:
         if order["command"] is not None:
             run_command(order["command"], order["message"], order["seconds"])
+        elif order["mail"] is not None:
+            from ortflow.launchers.notice_mail import send_mail
+
+            send_mail(order["mail"], order["message"], order["seconds"])
         else:
             post(order["webhook"], order["message"], order["seconds"])
     except NotSent as error:

@@ -1,4 +1,4 @@
-"""Messages about a run to commands and web addresses (`monitor.notify`), sent by the run's supervisor.
+"""Messages about a run to commands, web addresses and mail servers (`monitor.notify`), sent by the run's supervisor.
 
 Each message is sent by a child process with a time limit, so that a sink that fails or hangs costs the run nothing; the
 supervisor only warns of it. What a command prints and what the environment adds to an address is never recorded.
@@ -82,7 +82,13 @@ class Notices:
                 "text": text,
                 **fields,
             }
-            order = {"command": sink.command, "webhook": sink.webhook, "seconds": LIMIT, "message": message}
+            order = {
+                "command": sink.command,
+                "webhook": sink.webhook,
+                "mail": None if sink.mail is None else sink.mail.model_dump(),
+                "seconds": LIMIT,
+                "message": message,
+            }
             try:
                 self._start(name, order, moment)
             except OSError as error:

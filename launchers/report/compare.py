@@ -41,7 +41,7 @@ def comparison(runs: Sequence[Survey]) -> str:
         for run in runs
     ]
     numbers = range(2, len(head))
-    return f"<section><h2>Comparison</h2>{table(head, rows, numbers=list(numbers))}</section>"
+    return f"<section><h2>Comparison</h2>{table(head, rows, label='Comparison', numbers=list(numbers))}</section>"
 
 
 def sweep_page(

@@ -84,8 +84,11 @@ def _section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{body}</section>" if body else ""
 
 
-def table(head: Row, rows: Sequence[Row], *, caption: str = "", numbers: Sequence[int] = ()) -> str:
-    """A table; empty without rows. `numbers` are the columns that are aligned to the right."""
+def table(head: Row, rows: Sequence[Row], *, caption: str = "", label: str = "", numbers: Sequence[int] = ()) -> str:
+    """A table; empty without rows. `numbers` are the columns that are aligned to the right.
+
+    Screen readers name it by its caption, else by `label`.
+    """
     if not rows:
         return ""
     style = dict.fromkeys(numbers, ' class="n"')
@@ -99,7 +102,8 @@ def table(head: Row, rows: Sequence[Row], *, caption: str = "", numbers: Sequenc
     )
     heading = f"<thead><tr>{above}</tr></thead>" if any(head) else ""
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f'<div class="scroll"><table>{title}{heading}<tbody>{body}</tbody></table></div>'
+    name = f' aria-label="{escape(label)}"' if label else ""
+    return f'<div class="scroll"><table{name}>{title}{heading}<tbody>{body}</tbody></table></div>'
 
 
 def curves(runs: Sequence[Survey]) -> str:
@@ -169,7 +173,7 @@ def _time(run: Survey) -> str:
     return _section(
         f"Goodput {goodput} of {duration(account.wall / MICRO)}",
         f'<figure class="bar">{share_bar(account.totals, identifier="bar")}<ul class="legend">{keys}</ul></figure>'
-        + table(("Cause", "Time", "Share", "Meaning"), rows, numbers=(1, 2))
+        + table(("Cause", "Time", "Share", "Meaning"), rows, label="Wall time by cause", numbers=(1, 2))
         + stopped
         + notes
         + axis,
@@ -190,7 +194,7 @@ def _restarts(run: Survey) -> str:
         "Attempt", "Cause of its end", "Node", "Kind", "Failures used", "Preemptions used", "Steps run again",
         "Their time", "Until the next first step",
     )  # fmt: skip
-    return _section("Restarts", table(head, rows, numbers=(6, 7, 8)) + _risk(run))
+    return _section("Restarts", table(head, rows, label="Restarts", numbers=(6, 7, 8)) + _risk(run))
 
 
 def _used(used: int, left: int | None) -> str:
@@ -233,11 +237,11 @@ def _records(run: Survey, run_file: str) -> str:
     parts = []
     environment = _newest(run.events, "environment")
     if environment:
-        parts.append(_details("Environment", table(("", ""), _flat(environment))))
+        parts.append(_details("Environment", table(("", ""), _flat(environment), label="Environment")))
     memory = _newest(run.events, "memory")
     if memory:
         rows = [(name, size(value)) for name, value in memory.items() if isinstance(value, int)]
-        parts.append(_details("Memory of rank 0", table(("Part", "Size"), rows, numbers=(1,))))
+        parts.append(_details("Memory of rank 0", table(("Part", "Size"), rows, label="Memory", numbers=(1,))))
     if run_file:
         parts.append(_details("Run file", f"<pre>{escape(run_file)}</pre>"))
     return _section("Records", "".join(parts))

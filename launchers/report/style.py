@@ -5,8 +5,8 @@ CSS = """
 --s0:#0969da;--s1:#bc4c00;--s2:#1a7f37;--s3:#8250df;--s4:#bf3989;--s5:#1b7c83;--s6:#9a6700;--s7:#cf222e;
 --step:#2da44e;--data_wait:#bf8700;--evaluation:#0969da;--save:#8250df;--restore:#bf3989;--compile:#1b7c83;
 --start:#54aeff;--export:#6e7781;--lost:#cf222e;--recovery:#fb8f44;--queue:#afb8c1;--other:#d0d7de}
-@media(prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--dim:#9198a1;--line:#30363d;--card:#161b22;
---focus:#58a6ff;
+@media screen and (prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--dim:#9198a1;--line:#30363d;
+--card:#161b22;--focus:#58a6ff;
 --s0:#58a6ff;--s1:#f0883e;--s2:#3fb950;--s3:#bc8cff;--s4:#f778ba;--s5:#39c5cf;--s6:#d29922;--s7:#ff7b72;
 --start:#1f6feb;--queue:#484f58;--other:#30363d}}
 *{box-sizing:border-box}

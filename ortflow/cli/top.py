@@ -16,8 +16,6 @@ from ortflow.workflow.errors import UserError
 if TYPE_CHECKING:
     from ortflow.launchers.status import RunStatus
 
-PERIOD = 2.0
-"""Seconds between two readings."""
 SPARKS = 10
 """Characters of the trend of the loss."""
 Order = Literal["state", "name", "left", "updated", "goodput"]
@@ -44,41 +42,81 @@ def top(
         for line in view.lines(width):
             typer.echo(line)
         return
-    _live(view)
+    from ortflow.cli.top_screen import live
+
+    live(view)
 
 
 class Overview:
     """The table of a folder's runs; goodput is read again for one run at a time, because that reads all its records."""
 
     def __init__(self, folder: Path, order: str) -> None:
-        self._folder, self._order = folder, order
+        self._folder, self.order = folder, order
         self._goodputs: dict[str, float | None] = {}
         self._oldest: list[str] = []
+        self._runs: list[RunStatus] = []
+        self._trends: dict[str, str] = {}
+        self._now = 0.0
+        self.selected: str | None = None
+        """The directory of the run that keys are for."""
+        self.bright: int | None = None
+        """Its line in what was drawn last."""
 
     def lines(self, width: int | None, height: int | None = None) -> list[str]:
-        """The table's lines, as many as fit."""
-        from ortflow.cli.status import cut, fitted, table
+        """Read all runs, and draw their table."""
+        self.read(all_new=height is None)
+        return self.drawn(width, height)
+
+    def read(self, *, all_new: bool = False) -> None:
+        """Read the state of all runs; goodput of those that are new of a few at a time, or of all."""
         from ortflow.launchers.base import statuses
 
-        runs = runs_in(self._folder)
-        found = statuses(runs)
-        now = time.time()
-        self._read_goodputs(found, now, all_new=height is None)
-        trends = {how.directory: _trend(Path(how.directory)) for how in found}
-        ordered = sorted(found, key=_key(self._order, self._goodputs))
+        self._runs = list(statuses(runs_in(self._folder)))
+        self._now = time.time()
+        self._read_goodputs(self._runs, self._now, all_new=all_new)
+        self._trends = {how.directory: _trend(Path(how.directory)) for how in self._runs}
+        if self.selected not in {how.directory for how in self._runs}:
+            self.selected = next((how.directory for how in self._ordered()), None)
+
+    def move(self, by: int) -> None:
+        """Select a run further up or down."""
+        places = [how.directory for how in self._ordered()]
+        if self.selected in places:
+            self.selected = places[min(len(places) - 1, max(0, places.index(self.selected) + by))]
+
+    def next_order(self) -> None:
+        """Sort by the next of the orders."""
+        self.order = ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)]
+
+    def _ordered(self) -> list[RunStatus]:
+        return sorted(self._runs, key=_key(self.order, self._goodputs))
+
+    def drawn(self, width: int | None, height: int | None = None) -> list[str]:
+        """The table's lines: as many as fit, with the selected run among them."""
+        from ortflow.cli.status import cut, fitted, table
+
+        ordered = self._ordered()
+        self.bright = None
         if not ordered:
             return [f"no runs in {self._folder}"]
         rows = [
             HEAD,
-            *(_row(how, trends.get(how.directory, ""), self._goodputs.get(how.directory), now) for how in ordered),
+            *(
+                _row(how, self._trends.get(how.directory, ""), self._goodputs.get(how.directory), self._now)
+                for how in ordered
+            ),
         ]
-        lines = [cut(line, width) for line in table(fitted(rows, width, ("NAME",)))]
-        lines += [cut(f"{Path(how.directory).name} waits: {how.waits}", width) for how in ordered if how.waits]
-        return (
-            lines
-            if height is None or len(lines) <= height
-            else [*lines[: height - 1], f"… {len(lines) - height + 1} more"]
-        )
+        head, *lines = (cut(line, width) for line in table(fitted(rows, width, ("NAME",))))
+        place = next((place for place, how in enumerate(ordered) if how.directory == self.selected), 0)
+        waiting = [cut(f"{Path(how.directory).name} waits: {how.waits}", width) for how in ordered if how.waits]
+        if height is None or 1 + len(lines) + len(waiting) <= height:
+            self.bright = 1 + place
+            return [head, *lines, *waiting]
+        room = max(1, height - 2)
+        first = max(0, place - room + 1)
+        self.bright = 1 + place - first
+        shown = [*lines, *waiting][first : first + room]
+        return [head, *shown, f"… {len(lines) + len(waiting) - len(shown)} more"]
 
     def _read_goodputs(self, found: Sequence[RunStatus], now: float, *, all_new: bool) -> None:
         from ortflow.launchers.report.survey import survey
@@ -146,25 +184,3 @@ def _columns() -> int:
     import os
 
     return os.get_terminal_size(sys.stdout.fileno()).columns or 80
-
-
-def _live(view: Overview) -> None:
-    """Draw the table until Ctrl-C."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    from ortflow.launchers.live import quiet_keys
-    from ortflow.workflow.streams import plain
-
-    console = Console(highlight=False)
-    with quiet_keys(), Live(console=console, auto_refresh=False, screen=True) as live:
-        try:
-            while True:
-                size = console.size
-                lines = view.lines(size.width, size.height - 2)
-                note = f"{time.strftime('%H:%M:%S')}  Ctrl-C ends; `ortflow logs NAME`, `ortflow report NAME`"
-                live.update(Text("\n".join(plain(line) for line in [*lines, "", note[: size.width]])), refresh=True)
-                time.sleep(PERIOD)
-        except KeyboardInterrupt:
-            return

@@ -44,14 +44,14 @@ def context() -> Context:
 def start(*, jax: bool = False, **objects: Any) -> Run:
     """Register the program's state, and load it from the newest checkpoint when `Run.steps` begins or now.
 
+    Raises ProgramError if the checkpoint does not fit them.
+
     Parameters
     ----------
     jax
         Call `jax.distributed.initialize` with this rank's place first.
     objects
         Modules, optimizers, and anything else with `state_dict` and `load_state_dict`, or random generators, by name.
-
-    Raises ProgramError if the checkpoint does not fit them.
     """
     from ortflow.program.run import start as start_run
 

@@ -24,6 +24,8 @@ class Sampler:
     takes the next `batch` of them, and each rank an equal part. So none is lost or repeated within an epoch, every step
     has `batch` samples, and one at the end of an epoch takes the rest from the next. An iteration ends with the epoch.
 
+    Raises ProgramError if the numbers do not fit together.
+
     Parameters
     ----------
     data
@@ -38,8 +40,6 @@ class Sampler:
     rank, world_size
         This rank and the number of ranks among which a step is divided; by default those of the run. For models that
         are divided among ranks, those of the data-parallel group.
-
-    Raises ProgramError if the numbers do not fit together.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from browser import CHROMIUM, chromium
 from project import command
 
 
@@ -15,6 +16,11 @@ def test_the_demo_and_what_it_recommends(tmp_path: Path) -> None:
     folder = tmp_path / "ortflow-demo"
     assert (folder / "runs/spirals/export/model.onnx").is_file()
     assert "<html" in (folder / "report.html").read_text()
+    if CHROMIUM is not None:
+        with chromium(tmp_path) as browser:
+            browser.open((folder / "report.html").as_uri())
+            assert browser.value("document.querySelectorAll('svg[role=img]').length") >= 6
+            assert browser.problems == []
     named = [line.split("#")[0].split()[1:] for line in ended.stdout.splitlines() if line.startswith("  ortflow ")]
     assert len(named) == 3
     for arguments in named:

@@ -1,6 +1,6 @@
 """A terminal for tests: a command with a keyboard, and the contents of its screen.
 
-Supports what Rich's live display prints: text, line ends, cursor up, erased lines, colours.
+Supports what Rich's live display prints: text, line ends, cursor up and home, erased lines, a full screen, colours.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ class Screen:
         for number, command, move, letter in _PIECES.findall(text):
             if command == "A":
                 self.row = max(0, self.row - int(number or 1))
+            elif command == "H":
+                self.row = self.column = 0
+            elif command in ("h", "l") and number == "?1049":  # the other screen, which is empty
+                self.lines, self.row, self.column = [""], 0, 0
             elif command == "K":
                 self.lines[self.row] = "" if number == "2" else self.lines[self.row][: self.column]
             elif move == "\r":

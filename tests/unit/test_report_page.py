@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, look_at
+from browser import CHROMIUM, NO_CHROMIUM, chromium
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import write_run
@@ -236,13 +237,87 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium, or ORTFLOW_CHROMIUM)")
+WITHOUT_CONTRAST = """
+(() => {
+  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => parts(colour).slice(0, 3).map((one) => one / 255)
+    .map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, one, place) => sum + one * [0.2126, 0.7152, 0.0722][place], 0);
+  const ground = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = getComputedStyle(node).backgroundColor;
+      if (parts(colour)[3] !== 0) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), poor = [];
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !node.checkVisibility() || node.closest("title, desc, script")) continue;
+    const style = getComputedStyle(node);
+    const colours = [light(node.closest("svg") ? style.fill : style.color), light(ground(node))].sort((a, b) => a - b);
+    if ((colours[1] + 0.05) / (colours[0] + 0.05) < 4.5) poor.push(walker.currentNode.data);
+  }
+  return poor;
+})()
+"""
+"""The texts whose contrast with what is behind them is below 4.5, as they are drawn."""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 def test_a_browser_shows_it_without_errors(tmp_path: Path) -> None:
+    """In light and dark mode, on paper, on a narrow screen, by keys and for a screen reader."""
     run = write_run(tmp_path / "a", steps=400, ranks=3, kills=2)
+    write_run(tmp_path / "other", steps=300, kills=0)
     page = tmp_path / "page.html"
-    report(run.root, "-o", page)
-    seen = look_at(page, tmp_path)
-    assert seen.console == []
-    assert re.search(r"<span>\d+(\.\d)? (s|min)</span>", seen.document)  # the script has labelled the time axis
-    assert seen.picture.startswith(b"\x89PNG")
-    assert len(seen.picture) > 50_000
+    report(run.root, "-o", page, "--compare", tmp_path / "other")
+    with chromium(tmp_path) as browser:
+        browser.look()
+        browser.open(page.as_uri())
+        pictures, grounds = [], []
+        for dark in (False, True):
+            browser.look(dark=dark)
+            assert browser.value(WITHOUT_CONTRAST) == []
+            grounds.append(browser.value("getComputedStyle(document.body).backgroundColor"))
+            pictures.append(browser.picture())
+            assert pictures[-1].startswith(b"\x89PNG")
+            assert len(pictures[-1]) > 50_000
+        assert grounds[0] == "rgb(255, 255, 255)"
+        assert sum(map(int, re.findall(r"\d+", grounds[1])[:3])) < 100
+
+        seen = browser.accessible()
+        for role in ("image", "button", "table", "heading", "link"):
+            assert [name for one, name in seen if one == role and not name] == [], role
+        assert ("group", "Time axis") in seen
+        assert len([role for role, _ in seen if role == "image"]) >= 6
+        assert browser.value("document.documentElement.lang") == "en"
+        levels = browser.value("[...document.querySelectorAll('h1, h2, h3')].map(one => +one.tagName[1])")
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+        axis = "document.querySelector('.zoom svg').getAttribute('viewBox')"
+        focus = "document.activeElement.classList.contains('zoom')"
+        whole = browser.value(axis)
+        for _ in range(30):
+            browser.press("Tab")
+            assert browser.value("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            if browser.value(focus):
+                break
+        assert browser.value(focus), "Tab does not reach the time axis"
+        browser.press("+")
+        zoomed = browser.value(axis)
+        browser.press("ArrowRight")
+        moved = browser.value(axis)
+        assert len({whole, zoomed, moved}) == 3
+        browser.press("0")
+        assert browser.value(axis) == whole
+
+        browser.look(width=400)
+        assert browser.value("document.documentElement.scrollWidth") <= 400
+        browser.look(dark=True, paper=True)
+        assert browser.value(WITHOUT_CONTRAST) == []
+        assert browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert browser.printed().startswith(b"%PDF")
+        assert browser.problems == []
+        assert [one for one in browser.requests if not one.startswith(("file:", "data:"))] == []

@@ -14,6 +14,7 @@ from ortflow.workflow.spec.problem import dotted
 ADAMW = {"name": "adamw", "lr": 0.001}
 TRAIN = {"steps": 100, "optimizer": ADAMW}
 DATA = {"train": {"path": "t.arrow"}, "micro_batch": 4}
+MAIL = {"host": "smtp", "sender": "ortflow@example.org", "to": ["me@example.org"]}
 EVAL = {**DATA, "eval": {"path": "e.arrow"}}
 
 
@@ -380,11 +381,25 @@ def test_a_run_that_agrees_with_itself() -> None:
         ),
         (
             {"monitor": {"notify": [{"on": ["failed"]}]}},
-            ["monitor.notify[0]: needs a command or a webhook; give one of them"],
+            ["monitor.notify[0]: needs a command, a webhook or a mail; give one of them"],
         ),
         (
             {"monitor": {"notify": [{"on": ["failed"], "command": ["a"], "webhook": "ftp://a"}]}},
-            ["monitor.notify[0]: has a command and a webhook … one", "monitor.notify[0].webhook: … URL … https"],
+            ["monitor.notify[0]: has command and webhook … one", "monitor.notify[0].webhook: … URL … https"],
+        ),
+        (
+            {"monitor": {"notify": [{"on": ["failed"], "mail": {**MAIL, "user": "me", "security": "none"}}]}},
+            [
+                "monitor.notify[0].mail: … no password … me … password_variable … password_file",
+                "monitor.notify[0].mail.security: … unencrypted … starttls",
+            ],
+        ),
+        (
+            {"monitor": {"notify": [{"on": ["failed"], "mail": {**MAIL, "password_file": "secret"}}]}},
+            [
+                "monitor.notify[0].mail.password_file: … without a user … user",
+                "monitor.notify[0].mail.password_file: … relative (secret) … absolute",
+            ],
         ),
         ({"export": {"path": ".stop"}}, ["export.path: … .stop … reserved … another name"]),
         (
