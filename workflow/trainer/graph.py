@@ -22,6 +22,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.pace import Pace
 from ortflow.workflow.progress import evaluation_seed
 from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.recording import Recording
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.averages import BUFFER
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, StepOutcome
@@ -345,6 +346,10 @@ class GraphTrainer(BoundGraphs):
     def _messages(self) -> int:
         """Elements of the buffers through which parameters and gradients pass."""
         return 0
+
+    def record(self) -> Recording | None:
+        """See the protocol."""
+        return self._sessions.record()
 
     def give_memory_back(self) -> None:
         """See the protocol."""
