@@ -10,34 +10,37 @@ from collections.abc import Sequence
 
 Shape = Sequence[int]
 
-PRODUCTS = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul", "Product", "TransposeMatMul"})
+PRODUCTS = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul", "Product"})
 """Two matrices, each perhaps transposed, and what is added."""
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
 
 
-def flops_of(operator: str, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Multiplications and additions; 0 if they are not known."""
-    if len(inputs) < 2 or not outputs:
+def flops_of(operator: str, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int | None:
+    """Multiplications and additions; 0 of other operators, None if the shapes do not determine them."""
+    if operator not in PRODUCTS | CONVOLUTIONS:
         return 0
+    if len(inputs) < 2 or not outputs:
+        return None
     if operator in PRODUCTS:
         return _product(inputs[0], inputs[1], outputs[0])
-    if operator in ("Conv", "FusedConv"):
-        return 2 * math.prod(outputs[0]) * math.prod(inputs[1][1:])
-    if operator == "ConvTranspose":
-        return 2 * math.prod(inputs[0]) * math.prod(inputs[1][1:])
-    return 0
+    larger = inputs[0] if operator == "ConvTranspose" else outputs[0]
+    return 2 * math.prod(larger) * math.prod(inputs[1][1:])
 
 
-def _product(left: Shape, right: Shape, result: Shape) -> int:
-    """Of [batch, m, k] and [batch, k, n], in any order of the axes: |left| |right| = batch m n k^2 batch.
+def _product(left: Shape, right: Shape, result: Shape) -> int | None:
+    """Of `batch` products of [m, k] and [k, n], in any order of the axes: |left| |right| / |result| = batch k^2.
 
-    A matrix without a batch counts once: it multiplies all rows of the other one.
+    Operators of ours also read matrices with the heads between other axes, so the batch is what makes k an axis of
+    both. None if that is not the case for exactly one k.
     """
-    if min(len(left), len(right)) < 2:
-        return 0
-    both = math.prod(left) * math.prod(right)
-    batch = math.prod(result[:-2]) if len(left) > 2 and len(right) > 2 else 1
-    size = math.prod(result) * batch
-    if not size or both % size:
-        return 0
-    inner = math.isqrt(both // size)
-    return 2 * math.prod(result) * inner if inner * inner * size == both else 0
+    size = math.prod(result)
+    if not size or min(len(left), len(right)) < 2:
+        return None
+    both, found = math.prod(left) * math.prod(right), set()
+    for batch in {1, *(math.prod(shape[:-2]) for shape in (left, right, result))}:
+        inner = math.isqrt(both // (size * batch))
+        if inner * inner * size * batch == both and all(
+            inner in shape or inner in (math.prod(shape[:-1]), math.prod(shape[1:])) for shape in (left, right)
+        ):
+            found.add(inner)
+    return 2 * size * found.pop() if len(found) == 1 else None

@@ -39,27 +39,41 @@ class Profiler:
         self._recording: Recording | None = None
         self._lines: list[dict[str, Any]] = []
         self._active, self._failed = False, False
-        self._origin = 0.0
+        self._counts = False
+        """Whether what is recorded is part of the window."""
+        self._origin, self._begun = 0.0, 0.0
         self._folder = profile.folder_of(context.run_dir.root, context.attempt)
         if window.first > total and context.leads:
             what = f"monitor.profile.from is {window.first}, and the run has {total} steps: nothing is recorded"
             context.monitor.warn(what)
 
     def before(self, step: int) -> None:
-        """Called before each step; begins the window, also in its middle after a restart. Collective then."""
-        if not self._active and self._window.first <= step <= self._window.to:
+        """Called before each step; begins the window, also in its middle after a restart. Collective then.
+
+        One step earlier the recorders are opened, because the first run of a session takes longer than others.
+        """
+        if not self._active and self._window.first - 1 <= step <= self._window.to:
+            self._open()
+        if self._active and not self._counts and step >= self._window.first:
             self._begin(step)
 
     def after(self, step: int) -> None:
         """Called after each step; ends the window. Collective then."""
-        if self._active:
+        if self._counts:
             self._flush()
             if step >= self._window.to:
                 self.end(step)
 
+    def _open(self) -> None:
+        self._active = True
+        try:
+            self._recording = self._context.trainer.record()
+        except Exception as problem:  # noqa: BLE001 - ONNX Runtime's errors are only defined in its package
+            self._context.monitor.warn(f"operators are not recorded: {problem}")
+
     def _begin(self, step: int) -> None:
         context = self._context
-        self._active = True
+        self._counts = True
         self._origin, offset, error = aligned(context.world, time.perf_counter)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -71,13 +85,9 @@ class Profiler:
             clock_offset=offset, clock_error=error, micro_batch=context.plan.micro_batch,
             gradient_accumulation=context.plan.gradient_accumulation, device=context.environment.get("device", ""),
         )  # fmt: skip
-        try:
-            self._recording = context.trainer.record()
-        except Exception as problem:  # noqa: BLE001 - ONNX Runtime's errors are only defined in its package
-            context.monitor.warn(f"operators are not recorded: {problem}")
-        CallTime.calls = []
-        context.engine.observer = self._observe
         self._flush()
+        CallTime.calls, context.engine.observer = [], self._observe
+        self._begun = time.perf_counter()
 
     def _observe(self, name: str, start: float, end: float) -> None:
         """What the engine times; its clock and `perf_counter` differ by a constant, if at all."""
@@ -95,10 +105,11 @@ class Profiler:
 
     def _flush(self) -> None:
         """Append what has been recorded."""
-        for call in CallTime.calls or ():
-            more = {} if call.bytes is None else {"bytes": call.bytes}
-            self._span(profile.COLLECTIVE, call.name, call.start, call.end, **more)
-        CallTime.calls = []
+        if CallTime.calls is not None:
+            for call in CallTime.calls:
+                more = {} if call.bytes is None else {"bytes": call.bytes}
+                self._span(profile.COLLECTIVE, call.name, call.start, call.end, **more)
+            CallTime.calls = []
         lines, self._lines = self._lines, []
         if self._failed:
             return
@@ -112,28 +123,29 @@ class Profiler:
         self._failed = True
         self._context.monitor.warn(f"the profile is not written: {problem}")
 
-    def stop(self) -> list[Node]:
+    def _stop(self) -> list[Node]:
         """Record nothing any more. Returns the runs of nodes."""
-        self._active = False
+        self._active = self._counts = False
         CallTime.calls = None
         self._context.engine.observer = None
         recording, self._recording = self._recording, None
         if recording is None:
             return []
         try:
-            return recording.end()
+            return [node for node in recording.end() if node.start >= self._begun]
         except (OSError, ValueError) as problem:
             self._context.monitor.warn(f"the profile has no operators: {problem}")
             return []
 
     def end(self, step: int) -> None:
         """End the window after `step`, if it is open: write the table and the trace. Collective."""
-        if not self._active:
+        if not self._counts:
+            self._stop()
             return
         context, begun = self._context, time.perf_counter()
         recording = self._recording
         self._flush()
-        nodes = self.stop()
+        nodes = self._stop()
         if nodes:
             self._write(kind="nodes", rows=rows_of(nodes))
             self._write_nodes(nodes)
@@ -147,7 +159,6 @@ class Profiler:
             self._write(kind="limits", **limits._asdict())
         self._write(kind="end", step=step)
         self._flush()
-        CallTime.calls = None
         written = context.world.gather(not self._failed)
         if not context.leads:
             return
@@ -187,18 +198,21 @@ def _line(node: Node, origin: float) -> dict[str, Any]:
 
 def rows_of(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     """Calls, seconds, bytes and operations by graph, module and operator."""
-    sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0, 0])
+    sums: dict[tuple[str, str, str], list[Node]] = defaultdict(list)
     for node in nodes:
-        sum_ = sums[node.graph, node.module, node.operator]
-        added = (1, node.seconds, node.bytes, flops_of(node.operator, node.inputs, node.outputs))
-        sum_[:] = [before + more for before, more in zip(sum_, added, strict=True)]
-    return [
-        {
-            "graph": graph, "module": module, "operator": operator, "calls": calls, "seconds": round(seconds, 9),
-            "bytes": size, "flops": flops,
-        }
-        for (graph, module, operator), (calls, seconds, size, flops) in sums.items()
-    ]  # fmt: skip
+        sums[node.graph, node.module, node.operator].append(node)
+    rows = []
+    for (graph, module, operator), runs in sums.items():
+        flops = [flops_of(operator, run.inputs, run.outputs) for run in runs]
+        known = [count for count in flops if count is not None]
+        rows.append(
+            {
+                "graph": graph, "module": module, "operator": operator, "by": runs[0].provider, "calls": len(runs),
+                "seconds": round(sum(run.seconds for run in runs), 9), "bytes": sum(run.bytes for run in runs),
+                "flops": sum(known) if len(known) == len(runs) else None,
+            }
+        )  # fmt: skip
+    return rows
 
 
 def aligned(world: Communicator, clock: Callable[[], float]) -> tuple[float, float, float]:
