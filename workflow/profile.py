@@ -8,6 +8,7 @@ ONNX Runtime or MPI.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -16,9 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from ortflow.workflow.files import open_regular, read_whole
+
 LANES = ("steps", "data", "graphs", "collectives", "checkpoint and evaluation")
 """Lines of a rank in the trace, from the top."""
 STEP, DATA, GRAPH, COLLECTIVE, OTHER = LANES
+LARGEST = 256 << 20
+"""Bytes of a rank's record."""
 _ATTEMPT = re.compile(r"attempt-(\d{2,})")
 _RANK = re.compile(r"rank-(\d{4,})\.jsonl")
 
@@ -58,7 +63,7 @@ def records(folder: Path) -> dict[int, list[dict[str, Any]]]:
     for entry in os.scandir(folder):
         named = _RANK.fullmatch(entry.name)
         if named:
-            found[int(named.group(1))] = list(_lines(Path(entry.path).read_bytes().splitlines()))
+            found[int(named.group(1))] = list(_lines(read_whole(entry.path, LARGEST).splitlines()))
     return dict(sorted(found.items()))
 
 
@@ -70,6 +75,14 @@ def _lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(value, dict):
             yield value
+
+
+def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Append records to a rank's file with one write. Raises OSError, or ValueError for a number that JSON lacks."""
+    data = b"".join(map(line_of, lines))
+    with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb", buffering=0) as file:
+        if file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:
@@ -116,7 +129,7 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
 def _nodes(path: Path) -> Iterator[dict[str, Any]]:
     """The runs of nodes in a file; those that can be read of an incomplete one."""
     try:
-        with gzip.open(path, "rb") as file:
+        with os.fdopen(open_regular(path), "rb") as packed, gzip.open(packed, "rb") as file:
             yield from _lines(_whole(file))
     except FileNotFoundError:
         return

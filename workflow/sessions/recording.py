@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 RUN = "model_run"
 """ONNX Runtime's name of a whole run of a session in its records."""
+_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators whose results are in the memory of their inputs."""
 NO_MODULES: Mapping[str, str] = {}
 _NODE = "_kernel_time"
 """How it ends the name of a node's record; `_fence_before` and `_fence_after` are of no length."""
@@ -147,6 +149,8 @@ def nodes_of(
             name = name.removesuffix(_NODE)
             size = sum(int(more.get(key) or 0) for key in ("activation_size", "parameter_size", "output_size"))
             shapes = [_shapes(more.get(key)) for key in ("input_type_shape", "output_type_shape")]
+            if more.get("op_name") in _VIEWS:
+                size = 0
             found.append(
                 Node(
                     graph, name, modules.get(name) or module_of(name), str(more.get("op_name", "")), start, seconds,

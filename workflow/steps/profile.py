@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import time
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ class Profiler:
         self._context, self._window = context, window
         self._recording: Recording | None = None
         self._lines: list[dict[str, Any]] = []
+        self._steps: list[tuple[float, float]] = []
         self._active, self._failed = False, False
         self._counts = False
         """Whether what is recorded is part of the window."""
@@ -92,9 +94,12 @@ class Profiler:
     def _observe(self, name: str, start: float, end: float) -> None:
         """What the engine times; its clock and `perf_counter` differ by a constant, if at all."""
         lane = profile.STEP if name.startswith("step ") else LANES.get(name)
-        if lane is not None:
-            shift = time.perf_counter() - self._context.engine.clock.monotonic()
-            self._span(lane, name, start + shift, end + shift)
+        if lane is None:
+            return
+        shift = time.perf_counter() - self._context.engine.clock.monotonic()
+        if lane == profile.STEP:
+            self._steps.append((start + shift, end + shift))
+        self._span(lane, name, start + shift, end + shift)
 
     def _span(self, lane: str, name: str, start: float, end: float, **more: Any) -> None:
         begun, seconds = round(start - self._origin, 9), round(max(0.0, end - start), 9)
@@ -114,8 +119,7 @@ class Profiler:
         if self._failed:
             return
         try:
-            with open(profile.record_of(self._folder, self._context.place.rank), "ab") as file:
-                file.write(b"".join(map(profile.line_of, lines)))
+            profile.append(profile.record_of(self._folder, self._context.place.rank), lines)
         except (OSError, ValueError) as problem:
             self._give_up(problem)
 
@@ -147,7 +151,7 @@ class Profiler:
         self._flush()
         nodes = self._stop()
         if nodes:
-            self._write(kind="nodes", rows=rows_of(nodes))
+            self._write(kind="nodes", rows=rows_of(nodes, self._steps))
             self._write_nodes(nodes)
         limits: Limits | None = None
         context.world.barrier()  # all ranks measure at the same time: they share memory and cores in steps, too
@@ -196,18 +200,24 @@ def _line(node: Node, origin: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rows_of(nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """Calls, seconds, bytes and operations by graph, module and operator."""
-    sums: dict[tuple[str, str, str], list[Node]] = defaultdict(list)
+def rows_of(nodes: Sequence[Node], steps: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
+    """Calls, seconds, bytes and operations by graph, module and operator, within and outside of steps.
+
+    `steps` are the times of steps, in order.
+    """
+    starts = [start for start, _ in steps]
+    sums: dict[tuple[bool, str, str, str], list[Node]] = defaultdict(list)
     for node in nodes:
-        sums[node.graph, node.module, node.operator].append(node)
+        place = bisect(starts, node.start) - 1
+        within = place >= 0 and node.start <= steps[place][1]
+        sums[within, node.graph, node.module, node.operator].append(node)
     rows = []
-    for (graph, module, operator), runs in sums.items():
+    for (within, graph, module, operator), runs in sums.items():
         flops = [flops_of(operator, run.inputs, run.outputs) for run in runs]
         known = [count for count in flops if count is not None]
         rows.append(
             {
-                "graph": graph, "module": module, "operator": operator, "by": runs[0].provider, "calls": len(runs),
+                "step": within, "graph": graph, "module": module, "operator": operator, "by": runs[0].provider, "calls": len(runs),
                 "seconds": round(sum(run.seconds for run in runs), 9), "bytes": sum(run.bytes for run in runs),
                 "flops": sum(known) if len(known) == len(runs) else None,
             }
