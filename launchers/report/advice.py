@@ -42,45 +42,50 @@ def _data(profile: Profile) -> Iterator[tuple[float, str]]:
     slowest = max(profile.ranks, key=lambda each: each.data)
     share = slowest.data / slowest.wall
     of_rank = f" on rank {slowest.rank}" if len(profile.ranks) > 1 else ""
-    yield share, (
+    text = (
         f"data wait takes {share:.0%}{of_rank}, {_ms(slowest.data / profile.steps)} a step: raise data.workers, give "
         "the ranks more cores or convert the data."
     )
+    yield share, text
 
 
 def _exchange(profile: Profile) -> Iterator[tuple[float, str]]:
     """Collectives: the rank that is in them for the shortest time waits for none, and the others for it."""
     ranks = profile.ranks
+    if profile.world_size > len(ranks):
+        return
     least = min(ranks, key=lambda each: each.collectives)
     transfer = sum(least.collectives / each.wall for each in ranks) / len(ranks)
     size = sum(row.bytes for row in profile.collectives) / len(ranks) / profile.steps
     rate = size * profile.steps / least.collectives if least.collectives else 0.0
-    if profile.world_size == len(ranks):
-        now = int(profile.window.get("gradient_accumulation") or 1)
-        yield transfer, (
-            f"collectives take {transfer:.0%} where no rank waits for another, for {_size(size)} a step at "
-            f"{_size(rate)}/s: raise train.gradient_accumulation from {now} to {2 * now}, which halves them for each "
-            "sample."
-        )
-        waited = sum(each.collectives - least.collectives for each in ranks) / profile.wall
-        longer = least.own - min(each.own for each in ranks)
-        yield waited, (
-            f"ranks wait {waited:.0%} of the time for rank {least.rank}, which computes {_ms(longer / profile.steps)} "
-            "a step longer than the fastest: compare its node and its cores with the others'."
-        )
+    now = int(profile.window.get("gradient_accumulation") or 1)
+    text = (
+        f"collectives take {transfer:.0%} where no rank waits for another, for {_size(size)} a step at {_size(rate)}/s"
+        f": raise train.gradient_accumulation from {now} to {2 * now}, which halves them for each sample."
+    )
+    yield transfer, text
+    waited = sum(each.collectives - least.collectives for each in ranks) / profile.wall
+    longer = least.own + least.data - min(each.own + each.data for each in ranks)
+    text = (
+        f"ranks wait {waited:.0%} of the time for rank {least.rank}, which takes {_ms(longer / profile.steps)} a step "
+        "longer than the fastest: compare its data wait, its node and its cores with the others'."
+    )
+    yield waited, text
 
 
 def _between(profile: Profile, rows: list[Row]) -> Iterator[tuple[float, str]]:
     share = sum(row.seconds for row in rows if row.kind == "between") / profile.wall
-    calls = sum(row.calls for row in rows if row.kind == "operator")
-    seconds = sum(row.seconds for row in rows if row.kind == "operator")
+    operators = [row for row in rows if row.kind == "operator" and row.calls]
+    calls, seconds = sum(row.calls for row in operators), sum(row.seconds for row in operators)
     micro_batch = profile.window.get("micro_batch")
     if not calls or micro_batch is None:
         return
-    yield share, (
-        f"{share:.0%} is spent between operators, of which {calls / profile.steps / len(profile.ranks):.0f} run in a "
-        f"step for {1e6 * seconds / calls:.0f} us each: raise data.micro_batch from {micro_batch}."
+    in_step = calls / profile.steps / len(profile.ranks)
+    text = (
+        f"{share:.0%} is spent between operators, of which {in_step:.0f} run in a step for {1e6 * seconds / calls:.0f} "
+        f"us each: raise data.micro_batch from {micro_batch}."
     )
+    yield share, text
 
 
 def _operators(profile: Profile, rows: list[Row]) -> Iterator[tuple[float, str]]:
@@ -88,16 +93,15 @@ def _operators(profile: Profile, rows: list[Row]) -> Iterator[tuple[float, str]]
         share, reached = row.seconds / profile.wall, profile.of_limit(row)
         if reached is None or reached >= 1:
             continue
-        mean = row.seconds / row.calls
-        fix = (
-            f"its {row.calls / profile.steps / len(profile.ranks):.0f} calls a step take {1e6 * mean:.0f} us each, so "
-            f"a larger data.micro_batch than {profile.window.get('micro_batch')} would use the cores better"
-            if mean < SHORT
-            else f"most of it is in {row.largest}"
-        )
-        yield share * (1 - reached), (
-            f"{row.name} takes {share:.0%} and reaches {reached:.0%} of what this machine can do: {fix}."
-        )
+        mean, in_step = row.seconds / row.calls, row.calls / profile.steps / len(profile.ranks)
+        fix = f"most of it is in {row.largest}"
+        if mean < SHORT:
+            fix = (
+                f"its {in_step:.0f} calls a step take {1e6 * mean:.0f} us each, and a larger data.micro_batch than "
+                f"{profile.window.get('micro_batch')} would use the cores better"
+            )
+        text = f"{row.name} takes {share:.0%} and reaches {reached:.0%} of what this machine can do: {fix}."
+        yield share * (1 - reached), text
 
 
 def _ms(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Where the time of the profiled steps went: the records of `monitor.profile` as rows of a table. Pure but for `read`."""
+"""Where the time of the profiled steps went: the records of `monitor.profile` as rows of a table."""
 
 from __future__ import annotations
 

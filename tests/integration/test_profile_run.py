@@ -74,8 +74,8 @@ def test_a_profile_changes_no_run(tmp_path: Path) -> None:
     events = check_trace(Path(event["path"]), ranks=2)
     steps = {event["name"] for event in events if event.get("cat") == "steps"}
     assert steps == {f"step {step}" for step in range(resumed + 1, 33)}
-    nodes = [each for each in events if each["args"].get("module") == "fc"]
-    assert {each["name"] for each in nodes} >= {"Product"} or {each["name"] for each in nodes} >= {"Gemm"}
+    modules = {each["args"].get("module") for each in events}
+    assert {"in", "norm", "relu", "out"} <= modules
 
     printed = tiny.command("profile", "tiny")
     assert printed.code == 0, printed.said
@@ -126,5 +126,3 @@ def wait_for(run_dir: Path, step: int, attempt: int) -> None:
             return
         time.sleep(0.02)
     pytest.fail(f"step {step} of attempt {attempt} is not reached")
-
-

@@ -1,4 +1,4 @@
-"""How fast this rank's cores can compute and move memory at most, measured with ONNX Runtime: the scale of a profile."""
+"""How fast this rank's cores compute and move memory at most, measured with ONNX Runtime: the scale of a profile."""
 
 from __future__ import annotations
 

@@ -145,9 +145,7 @@ class Sessions:
         wanted = self.device.providers()
         self.device.memory_moves()
         try:
-            session = Session(
-                content, options, providers=wanted, disabled_optimizers=[*self.settings.disabled] or None
-            )
+            session = Session(content, options, providers=wanted, disabled_optimizers=[*self.settings.disabled] or None)
         except SESSION_ERRORS as error:
             if ran_out(str(error)):
                 raise self.device.failure(str(error)) from error

@@ -7,7 +7,6 @@ it still takes part in what all ranks do together.
 from __future__ import annotations
 
 import gzip
-import os
 import time
 from bisect import bisect
 from collections import defaultdict
@@ -217,8 +216,9 @@ def rows_of(nodes: Sequence[Node], steps: Sequence[tuple[float, float]]) -> list
         known = [count for count in flops if count is not None]
         rows.append(
             {
-                "step": within, "graph": graph, "module": module, "operator": operator, "by": runs[0].provider, "calls": len(runs),
-                "seconds": round(sum(run.seconds for run in runs), 9), "bytes": sum(run.bytes for run in runs),
+                "step": within, "graph": graph, "module": module, "operator": operator, "by": runs[0].provider,
+                "calls": len(runs), "seconds": round(sum(run.seconds for run in runs), 9),
+                "bytes": sum(run.bytes for run in runs),
                 "flops": sum(known) if len(known) == len(runs) else None,
             }
         )  # fmt: skip

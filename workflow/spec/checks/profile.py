@@ -20,5 +20,5 @@ def check_profile(spec: RunSpec) -> Iterator[Problem]:
     if window.to < window.first:
         yield Problem(here, f"is {window.to}, before the first step {window.first}", f"give at least {window.first}")
     elif window.to - window.first >= MOST:
-        most = window.first + MOST - 1
-        yield Problem(here, f"records {window.to - window.first + 1} steps", f"give at most {most}; 10 steps are enough")
+        fix = f"give at most {window.first + MOST - 1}; 10 steps are enough"
+        yield Problem(here, f"records {window.to - window.first + 1} steps", fix)
