@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ortflow.workflow.files import open_regular, read_whole
 
@@ -135,7 +135,7 @@ def _nodes(path: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def _whole(file: IO[bytes]) -> Iterator[bytes]:
+def _whole(file: gzip.GzipFile) -> Iterator[bytes]:
     try:
         yield from file
     except (EOFError, gzip.BadGzipFile):

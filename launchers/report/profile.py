@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ortflow.launchers.report.peaks import known_peak
 from ortflow.workflow import profile as records
 
 EXCHANGES = frozenset({"Collective", "Shards"})
@@ -83,6 +84,8 @@ class Profile:
     """Operations and bytes a second of a rank at most, averaged over the ranks."""
     clock_error: float
     window: Record
+    flops: int | None
+    """Of the model in a step over all ranks, by the planner's rules; None if unknown."""
     complete: bool
     """Whether all ranks have recorded the window to its end."""
 
@@ -92,12 +95,20 @@ class Profile:
         return sum(each.wall for each in self.ranks)
 
     @property
-    def flops(self) -> int | None:
-        """Operations of the products and convolutions of a step over all ranks; None if those of any are unknown."""
-        counts = [row["flops"] for row in self.nodes if row.get("step")]
-        if not counts or None in counts or not self.steps or len(self.ranks) < self.world_size:
+    def peak(self) -> tuple[float, str] | None:
+        """Operations a second that all ranks' devices can do at most, and how that is known; None if it is not."""
+        if self.limits is not None:
+            how = "the fastest matrix product in fp32 that was measured on the ranks' cores"
+            return self.limits[0] * self.world_size, how
+        return known_peak(str(self.window.get("device", "")), str(self.window.get("precision", "")), self.world_size)
+
+    @property
+    def mfu(self) -> float | None:
+        """The model's operations of the profiled steps, as a share of what the devices could have done meanwhile."""
+        steps = sum(each.steps for each in self.ranks) / len(self.ranks) / self.steps
+        if self.flops is None or self.peak is None or not steps:
             return None
-        return round(sum(counts) / self.steps)
+        return self.flops / steps / self.peak[0]
 
     def rows(self, by: str = "operator") -> list[Row]:
         """The table, the longest first: operators or modules, then the other parts of the time."""
@@ -137,6 +148,7 @@ class Profile:
             "first": self.first, "steps": self.steps, "from": self.planned[0], "to": self.planned[1],
             "ranks": len(self.ranks), "world_size": self.world_size, "complete": self.complete,
             "seconds": self.wall, "clock_error": self.clock_error, "flops_per_step": self.flops,
+            "mfu": self.mfu, "peak": None if self.peak is None else {"flops": self.peak[0], "of": self.peak[1]},
             "limits": None if self.limits is None else {"flops": self.limits[0], "bytes": self.limits[1]},
             "operators": [plain(row) for row in self.rows()], "modules": [plain(row) for row in self.rows("module")],
             "by_rank": [{**vars(each), "own": each.own} for each in self.ranks], "advice": advice(self),
@@ -213,12 +225,13 @@ def of_records(folder: Path, by_rank: Mapping[int, Sequence[Record]]) -> Profile
         row.calls += 1
         row.seconds += call["seconds"]
         row.bytes += call.get("bytes", 0)
+    work = next((line for lines in by_rank.values() for line in lines if line.get("kind") == "work"), {})
     ends = sum(_first(lines, "end") is not None for lines in by_rank.values())
     most = [sum(line[name] for line in limits) / len(limits) for name in ("flops", "bytes")] if limits else None
     return Profile(
         folder, window["first"], min(steps), (window["first"], window["to"]), window["world_size"], ranks, nodes,
         list(collectives.values()), (most[0], most[1]) if most else None,
-        max(one["clock_error"] for one in windows if one), window, ends == window["world_size"],
+        max(one["clock_error"] for one in windows if one), window, work.get("flops"), ends == window["world_size"],
     )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ def head(profile: Profile) -> str:
         missing.append("no operators were recorded")
     if len(profile.ranks) > 1:
         missing.append(f"clocks agree within {1e6 * profile.clock_error:.0f} us")
+    if profile.mfu is not None and profile.peak is not None:
+        missing.append(f"MFU {profile.mfu:.1%} of {profile.peak[0] / 1e9:.3g} GFLOP/s, {profile.peak[1]}")
     average = profile.wall / len(profile.ranks) / profile.steps
     text = f"steps {profile.first} to {last} of {ranks}: {duration(average)} a step"
     return "; ".join([text, *missing])

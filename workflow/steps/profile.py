@@ -85,6 +85,7 @@ class Profiler:
             host=context.place.host, attempt=context.attempt, first=step, to=self._window.to, time=time.time(),
             clock_offset=offset, clock_error=error, micro_batch=context.plan.micro_batch,
             gradient_accumulation=context.plan.gradient_accumulation, device=context.environment.get("device", ""),
+            precision=context.spec.train.precision,
         )  # fmt: skip
         self._flush()
         CallTime.calls, context.engine.observer = [], self._observe
@@ -160,6 +161,8 @@ class Profiler:
             context.monitor.warn(f"the machine's limits are not measured: {problem}")
         if limits is not None:
             self._write(kind="limits", **limits._asdict())
+        if context.leads:
+            self._write(kind="work", flops=self._flops())
         self._write(kind="end", step=step)
         self._flush()
         written = context.world.gather(not self._failed)
@@ -175,6 +178,16 @@ class Profiler:
         if path is not None:
             context.events.write("profile", step=step, path=str(path), seconds=round(spent, 6))
             print(f"profile of steps up to {step}: {path}; `ortflow profile` shows its table", flush=True)
+
+    def _flops(self) -> int | None:
+        """The model's operations in a step over all ranks; None if they are not known."""
+        spec, plan = self._context.spec, self._context.plan
+        try:
+            once = self._context.trainer.flops()
+        except Exception as problem:  # noqa: BLE001 - the shape inference of ONNX has errors of several types
+            self._context.monitor.warn(f"the model's operations are not counted: {problem}")
+            return None
+        return None if once is None else once * plan.gradient_accumulation * spec.replicas
 
     def _write_nodes(self, nodes: Sequence[Node]) -> None:
         if self._failed:

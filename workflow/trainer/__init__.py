@@ -370,6 +370,11 @@ class Trainer(Protocol):
         `monitor.profile`. None if the trainer has no ONNX Runtime sessions."""
         return None
 
+    def flops(self) -> int | None:
+        """Return the floating-point operations of the model in both passes over the last micro-batch, counted for the
+        products alone, as is usual for the MFU. None if they are not known."""
+        return None
+
     def give_memory_back(self) -> None:
         """Return memory that steps do not need to the system; called between steps."""
         return

@@ -351,6 +351,16 @@ class GraphTrainer(BoundGraphs):
         """See the protocol."""
         return self._sessions.record()
 
+    def flops(self) -> int | None:
+        """See the protocol. With recomputed values the graph has products that are not the model's."""
+        import onnx
+
+        from ortflow.workflow.graph.stages.flops import flops_in
+
+        if self._spec.onnx_model.recompute:
+            return None
+        return flops_in(onnx.load(self._graphs.train), {name: shape for name, _, shape in self._first.fed})
+
     def give_memory_back(self) -> None:
         """See the protocol."""
         # Any graph whose results are not read will do: gradients are unused between two steps.
