@@ -73,8 +73,36 @@ def _lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             value = json.loads(line)
         except ValueError:
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and _is_valid(value):
             yield value
+
+
+_NUMBER = (int, float)
+_FIELDS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "window": {"first": (int,), "to": (int,), "world_size": (int,), "clock_error": _NUMBER},
+    "span": {"lane": (str,), "name": (str,), "start": _NUMBER, "seconds": _NUMBER},
+    "nodes": {"rows": (list,)},
+    "limits": {"flops": _NUMBER, "bytes": _NUMBER},
+    "work": {"flops": (int, type(None))},
+    "end": {"step": (int,)},
+    "node": {"name": (str,), "start": _NUMBER, "seconds": _NUMBER},
+}
+_ROW = {
+    "graph": (str,), "module": (str,), "operator": (str,), "calls": (int,), "seconds": _NUMBER, "bytes": _NUMBER,
+    "flops": (*_NUMBER, type(None)),
+}  # fmt: skip
+
+
+def _is_valid(value: Mapping[str, Any]) -> bool:
+    """Whether a line has the fields of its kind; a damaged one counts as missing."""
+    fields = _FIELDS.get(str(value.get("kind")))
+    if fields is None or not _has(value, fields) or any(value.get(key, 1) <= 0 for key in ("first", "world_size")):
+        return False
+    return all(isinstance(row, dict) and _has(row, _ROW) for row in value.get("rows", ()))
+
+
+def _has(value: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> bool:
+    return all(isinstance(value.get(name, Ellipsis), types) for name, types in fields.items())
 
 
 def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

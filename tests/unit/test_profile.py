@@ -17,6 +17,7 @@ from run_files import SMALL, reported
 
 from ortflow.launchers.report.advice import advice
 from ortflow.launchers.report.profile import Profile, of_records
+from ortflow.launchers.report.profile_section import profile_section
 from ortflow.launchers.report.profile_table import head, table
 from ortflow.workflow import profile
 from ortflow.workflow.comm.solo import SoloCommunicator
@@ -179,6 +180,7 @@ def records(*, ends: bool = True) -> dict[int, list[dict[str, Any]]]:
         ]  # fmt: skip
         lines.append({"kind": "nodes", "rows": nodes})
         if ends:
+            lines += [{"kind": "work", "flops": 400_000_000}] if rank == 0 else []
             lines += [{"kind": "limits", "flops": 1e10, "bytes": 1e12}, {"kind": "end", "step": 6}]
         found[rank] = lines
     return found
@@ -196,9 +198,15 @@ def test_the_rows_of_a_table_add_up(tmp_path: Path) -> None:
     assert rows["between operators"].seconds == pytest.approx(0.04)
     assert found.of_limit(rows["MatMul"]) == pytest.approx(0.4)
     assert rows["MatMul"].largest == "fc"
-    assert found.flops == round(4e9 * 0.08 / 2)
+    assert found.mfu == pytest.approx(4e8 / 0.1 / 2e10)
     assert {row.name for row in found.rows("module")} >= {"fc", "act"}
-    assert head(found) == "steps 5 to 6 of 2 ranks: 0.1 s a step; clocks agree within 10 us"
+    assert head(found) == (
+        "steps 5 to 6 of 2 ranks: 0.1 s a step; clocks agree within 10 us; MFU 20.0% of 20 GFLOP/s, the fastest matrix "
+        "product in fp32 that was measured on the ranks' cores"
+    )
+    text = profile_section(found)
+    assert "data wait takes 30%" in text
+    assert '<th scope="row">MatMul</th>' in text
     assert table(found, "operator", 2)[-1][0] == f"{len(rows) - 2} more"
     json.dumps(found.to_json())
 
@@ -221,7 +229,9 @@ def test_a_rank_that_was_killed_leaves_a_table_and_a_trace(tmp_path: Path) -> No
     with open(profile.record_of(folder, 1), "ab") as file:
         file.write(b'{"kind": "span", "lane": "st')
     with gzip.open(profile.nodes_of(folder, 0), "wb") as packed:
-        packed.write(profile.line_of({"name": "MatMul", "start": 0.01, "seconds": 0.02, "module": "fc"}))
+        packed.write(
+            profile.line_of({"kind": "node", "name": "MatMul", "start": 0.01, "seconds": 0.02, "module": "fc"})
+        )
     whole = profile.nodes_of(folder, 0).read_bytes()
     profile.nodes_of(folder, 0).write_bytes(whole[:-8])
     assert profile.attempts(tmp_path) == [folder]
@@ -238,7 +248,10 @@ def test_a_trace_is_whole_or_missing(tmp_path: Path) -> None:
     folder = profile.folder_of(tmp_path, 0)
     folder.mkdir(parents=True)
     profile.append(profile.record_of(folder, 0), [{"kind": "span", "lane": "steps", "name": "step 1"}])
-    with pytest.raises(KeyError):
+    profile.append(profile.record_of(folder, 0), [{"kind": "nodes", "rows": [{}]}, {"kind": "window", "first": -1}])
+    assert profile.records(folder) == {0: []}
+    profile.nodes_of(folder, 0).mkdir()
+    with pytest.raises(OSError, match="is a folder"):
         profile.write_trace(folder)
     assert [path.name for path in (tmp_path / "profile").iterdir()] == ["attempt-00"]
 

@@ -205,10 +205,10 @@ class Profiler:
 def _line(node: Node, origin: float) -> dict[str, Any]:
     start, seconds = round(node.start - origin, 9), round(node.seconds, 9)
     if node.operator == RUN:
-        return {"name": node.graph, "start": start, "seconds": seconds}
+        return {"kind": "node", "name": node.graph, "start": start, "seconds": seconds}
     return {
-        "name": node.operator, "start": start, "seconds": seconds, "node": node.name, "module": node.module,
-        "bytes": node.bytes, "shapes": [list(shape) for shape in node.inputs], "by": node.provider,
+        "kind": "node", "name": node.operator, "start": start, "seconds": seconds, "node": node.name,
+        "module": node.module, "bytes": node.bytes, "shapes": [list(shape) for shape in node.inputs], "by": node.provider,
     }  # fmt: skip
 
 
