@@ -79,7 +79,7 @@ def _lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 _NUMBER = (int, float)
 _FIELDS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    "window": {"first": (int,), "to": (int,), "world_size": (int,), "clock_error": _NUMBER},
+    "window": {"first": (int,), "to": (int,), "world_size": (int,), "clock_error": (*_NUMBER, type(None))},
     "span": {"lane": (str,), "name": (str,), "start": _NUMBER, "seconds": _NUMBER},
     "nodes": {"rows": (list,)},
     "limits": {"flops": _NUMBER, "bytes": _NUMBER},
@@ -139,8 +139,13 @@ def write_trace(folder: Path) -> Path:
 
 
 def _events(folder: Path) -> Iterator[dict[str, Any]]:
-    for rank, lines in records(folder).items():
-        window = next((line for line in lines if line.get("kind") == "window"), {})
+    found = records(folder)
+    windows = {rank: next((line for line in lines if line["kind"] == "window"), {}) for rank, lines in found.items()}
+    # Ranks of a program have the time of day in common, and no zero of their own clocks.
+    first = min((window["origin"] for window in windows.values() if "origin" in window), default=0.0)
+    for rank, lines in found.items():
+        window = windows[rank]
+        later = window["origin"] - first if "origin" in window else 0.0
         named = {"name": f"rank {rank} on {window.get('host', 'an unknown node')}"}
         yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": named}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
@@ -149,7 +154,7 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
             yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": tid, "args": {"sort_index": tid}}
         for line in lines:
             if line.get("kind") == "span" and line.get("lane") in LANES:
-                yield _event(rank, LANES.index(line["lane"]), line)
+                yield _event(rank, LANES.index(line["lane"]), {**line, "start": line["start"] + later})
         for line in _nodes(nodes_of(folder, rank)):
             yield _event(rank, LANES.index(GRAPH), line)
 

@@ -42,10 +42,11 @@ def _data(profile: Profile) -> Iterator[tuple[float, str]]:
     slowest = max(profile.ranks, key=lambda each: each.data)
     share = slowest.data / slowest.wall
     of_rank = f" on rank {slowest.rank}" if len(profile.ranks) > 1 else ""
-    text = (
-        f"data wait takes {share:.0%}{of_rank}, {_ms(slowest.data / profile.steps)} a step: raise data.workers, give "
-        "the ranks more cores or convert the data."
-    )
+    if profile.window.get("program"):
+        fix = "give the loader more workers (num_workers of torch's DataLoader), or the ranks more cores"
+    else:
+        fix = "raise data.workers, give the ranks more cores or convert the data"
+    text = f"data wait takes {share:.0%}{of_rank}, {_ms(slowest.data / profile.steps)} a step: {fix}."
     yield share, text
 
 

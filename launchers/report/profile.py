@@ -82,7 +82,8 @@ class Profile:
     collectives: Sequence[Row]
     limits: tuple[float, float] | None
     """Operations and bytes a second of a rank at most, averaged over the ranks."""
-    clock_error: float
+    clock_error: float | None
+    """Seconds; None if the clocks of the ranks were not compared."""
     window: Record
     flops: int | None
     """Of the model in a step over all ranks, by the planner's rules; None if unknown."""
@@ -191,6 +192,7 @@ def of_records(folder: Path, by_rank: Mapping[int, Sequence[Record]]) -> Profile
     window = next((one for one in windows if one), None)
     if window is None:
         return None
+    errors = [one["clock_error"] for one in windows if one]
     ranks, nodes, calls, limits, steps = [], list[Record](), list[Record](), list[Record](), list[int]()
     for rank, lines in by_rank.items():
         spans = [line for line in lines if line.get("kind") == "span"]
@@ -231,7 +233,7 @@ def of_records(folder: Path, by_rank: Mapping[int, Sequence[Record]]) -> Profile
     return Profile(
         folder, window["first"], min(steps), (window["first"], window["to"]), window["world_size"], ranks, nodes,
         list(collectives.values()), (most[0], most[1]) if most else None,
-        max(one["clock_error"] for one in windows if one), window, work.get("flops"), ends == window["world_size"],
+        None if None in errors else max(errors), window, work.get("flops"), ends == window["world_size"],
     )  # fmt: skip
 
 

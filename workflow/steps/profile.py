@@ -208,7 +208,8 @@ def _line(node: Node, origin: float) -> dict[str, Any]:
         return {"kind": "node", "name": node.graph, "start": start, "seconds": seconds}
     return {
         "kind": "node", "name": node.operator, "start": start, "seconds": seconds, "node": node.name,
-        "module": node.module, "bytes": node.bytes, "shapes": [list(shape) for shape in node.inputs], "by": node.provider,
+        "module": node.module, "bytes": node.bytes, "shapes": [list(shape) for shape in node.inputs],
+        "by": node.provider,
     }  # fmt: skip
 
 
