@@ -6,6 +6,7 @@ are those of torch's profiler, if the program has imported torch. The lines are 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -71,11 +72,8 @@ class Profiler:
         self._origin = time.perf_counter()
         window = {"kind": "window", "schema": 1, "first": step, "to": self._last, "origin": time.time()}
         self._lines.append({**window, "clock_error": None, "program": True, "device": "", **self._header})
-        torch = digests.torch_module()
-        if torch is not None:
-            import torch.profiler
-
-            self._torch = torch.profiler.profile(with_flops=True)
+        if digests.torch_module() is not None:
+            self._torch = importlib.import_module("torch.profiler").profile(with_flops=True)
             self._torch.start()
         self._flush()
 

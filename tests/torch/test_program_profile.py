@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from project import command
 from program_runs import Programs
+from project import command
 
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs' process groups are Linux's")

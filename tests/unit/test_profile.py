@@ -24,9 +24,10 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.ir.modules import modules_in
 from ortflow.workflow.graph.ir.origin import SCOPES
+from ortflow.workflow.recording import RUN
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.flops import flops_of
-from ortflow.workflow.sessions.recording import RUN, nodes_of
+from ortflow.workflow.sessions.recording import nodes_of
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import read_run_file
@@ -62,8 +63,8 @@ def test_a_recording_takes_the_runs_of_a_session_over() -> None:
     assert sorted(node.operator for node in nodes) == ["MatMul", "MatMul", "Relu", "Relu", RUN, RUN]
     assert {node.module for node in nodes} == {"fc", "act", ""}
     assert all(started - 1e-3 <= node.start <= node.start + node.seconds <= ended + 1e-3 for node in nodes)
-    (product,) = {(node.inputs, node.outputs, node.bytes) for node in nodes if node.operator == "MatMul"}
-    assert product == (((4, 8), (8, 3)), ((4, 3),), 4 * (32 + 24 + 12))
+    (product,) = {(node.inputs, node.flops, node.bytes) for node in nodes if node.operator == "MatMul"}
+    assert product == (((4, 8), (8, 3)), 2 * 4 * 8 * 3, 4 * (32 + 24 + 12))
     assert sessions.record().end() == []
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.recording import Limits
 from ortflow.workflow.sessions.binding import Binding
 
 if TYPE_CHECKING:
@@ -21,15 +22,6 @@ ELEMENTS = 8 << 20
 """Of the vectors that are added: 96 MiB with the sum, more than caches hold."""
 REPEATS = 5
 """The fastest counts: the machine's limit is wanted, not its average."""
-
-
-class Limits(NamedTuple):
-    """Of one rank."""
-
-    flops: float
-    """Operations a second of the fastest matrix product in fp32."""
-    bytes: float
-    """Bytes a second that an addition of long vectors reads and writes."""
 
 
 def measured(sessions: Sessions) -> Limits | None:

@@ -11,18 +11,14 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ortflow.workflow.graph.ir.modules import module_of, modules_in
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.recording import RUN, Limits, Node
+from ortflow.workflow.sessions.flops import flops_of
 
-if TYPE_CHECKING:
-    from ortflow.workflow.sessions.limits import Limits
-
-RUN = "model_run"
-"""ONNX Runtime's name of a whole run of a session in its records."""
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose results are in the memory of their inputs."""
 NO_MODULES: Mapping[str, str] = {}
@@ -52,27 +48,6 @@ class Session(onnxruntime.InferenceSession):  # type: ignore[misc]
             self.recorder._sess.run_with_iobinding(iobinding._iobinding, run_options)
 
 
-@dataclass(frozen=True)
-class Node:
-    """One run of a node, or of a whole graph."""
-
-    graph: str
-    name: str
-    """As ONNX Runtime names it; `RUN` for the graph as a whole."""
-    module: str
-    """The user's module that it belongs to, or the name of its forward node; empty if unknown."""
-    operator: str
-    start: float
-    """Seconds of `time.perf_counter`."""
-    seconds: float
-    provider: str = ""
-    bytes: int = 0
-    """Read and written."""
-    inputs: tuple[tuple[int, ...], ...] = ()
-    """Shapes."""
-    outputs: tuple[tuple[int, ...], ...] = ()
-
-
 class Moment:
     """The same moment on three clocks."""
 
@@ -88,14 +63,14 @@ class Moment:
         return lambda seconds: begun + seconds
 
 
-class Recording:
+class SessionRecording:
     """The recorders of some sessions, from now on until `end`."""
 
     def __init__(self, sessions: Iterable[Session], limits: Callable[[], Limits | None]) -> None:
         """`limits` measures the machine's.
 
         Raises what ONNX Runtime does when a session cannot be opened, and OSError; nothing is recorded then."""
-        self.limits = limits
+        self._limits = limits
         self._folder = tempfile.TemporaryDirectory(prefix="ortflow-profile-")
         self._sessions: list[Session] = []
         self._clocks: list[Callable[[float], float]] = []
@@ -116,6 +91,10 @@ class Recording:
             session.recorder = None
         self._sessions = []
         self._folder.cleanup()
+
+    def limits(self) -> Limits | None:
+        """See the protocol."""
+        return self._limits()
 
     def end(self) -> list[Node]:
         """What was recorded, in the order of its start. Raises OSError or ValueError if the records cannot be read."""
@@ -148,13 +127,13 @@ def nodes_of(
         elif category == "Node" and name.endswith(_NODE):
             name = name.removesuffix(_NODE)
             size = sum(int(more.get(key) or 0) for key in ("activation_size", "parameter_size", "output_size"))
-            shapes = [_shapes(more.get(key)) for key in ("input_type_shape", "output_type_shape")]
-            if more.get("op_name") in _VIEWS:
+            operator, inputs, outputs = str(more.get("op_name", "")), _shapes(more, "input"), _shapes(more, "output")
+            if operator in _VIEWS:
                 size = 0
             found.append(
                 Node(
-                    graph, name, modules.get(name) or module_of(name), str(more.get("op_name", "")), start, seconds,
-                    str(more.get("provider", "")), size, *shapes,
+                    graph, name, modules.get(name) or module_of(name), operator, start, seconds,
+                    str(more.get("provider", "")), size, flops_of(operator, inputs, outputs), inputs,
                 )
             )  # fmt: skip
         elif category == "Kernel":  # of a GPU, where onnxruntime was built with CUPTI
@@ -162,6 +141,6 @@ def nodes_of(
     return found
 
 
-def _shapes(values: Any) -> tuple[tuple[int, ...], ...]:
-    """Shapes as the profiler writes them: `[{"float": [2, 3]}, …]`."""
-    return tuple(tuple(shape) for value in values or () for shape in value.values())
+def _shapes(record: Mapping[str, Any], which: str) -> tuple[tuple[int, ...], ...]:
+    """Shapes of `input` or `output` as the profiler writes them: `[{"float": [2, 3]}, …]`."""
+    return tuple(tuple(shape) for value in record.get(f"{which}_type_shape") or () for shape in value.values())

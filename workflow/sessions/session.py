@@ -14,7 +14,7 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.failures import SESSION_ERRORS, ran_out
-from ortflow.workflow.sessions.recording import Recording, Session
+from ortflow.workflow.sessions.recording import Session, SessionRecording
 from ortflow.workflow.sessions.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
@@ -110,11 +110,11 @@ class Sessions:
         """The device, and whether it uses fused kernels."""
         return self.device.name if self.operators is None else f"{self.device.name}, fused kernels"
 
-    def record(self) -> Recording:
-        """Record the times of the nodes of all sessions that are open now; see `Recording`."""
+    def record(self) -> SessionRecording:
+        """Record the times of the nodes of all sessions that are open now; see `SessionRecording`."""
         from ortflow.workflow.sessions.limits import measured
 
-        return Recording(sorted(self._opened, key=lambda session: session.graph), lambda: measured(self))
+        return SessionRecording(sorted(self._opened, key=lambda session: session.graph), lambda: measured(self))
 
     def open(
         self, model: Path | bytes, *, as_written: bool = False, records: str | None = None

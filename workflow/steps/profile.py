@@ -11,18 +11,14 @@ import time
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ortflow.workflow import profile
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.mpi_errors import CallTime
-from ortflow.workflow.sessions.flops import flops_of
-from ortflow.workflow.sessions.recording import RUN, Node, Recording
+from ortflow.workflow.recording import RUN, Limits, Node, Recording
 from ortflow.workflow.spec.profile import ProfileWindow
 from ortflow.workflow.steps.context import Context
-
-if TYPE_CHECKING:
-    from ortflow.workflow.sessions.limits import Limits
 
 PINGS = 20
 MOST_NODES = 200_000
@@ -226,7 +222,7 @@ def rows_of(nodes: Sequence[Node], steps: Sequence[tuple[float, float]]) -> list
         sums[within, node.graph, node.module, node.operator].append(node)
     rows = []
     for (within, graph, module, operator), runs in sums.items():
-        flops = [flops_of(operator, run.inputs, run.outputs) for run in runs]
+        flops = [run.flops for run in runs]
         known = [count for count in flops if count is not None]
         rows.append(
             {

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ortflow.workflow.data.inputs import BatchInput, Limits
     from ortflow.workflow.data.samples import Samples
-    from ortflow.workflow.sessions.recording import Recording
+    from ortflow.workflow.recording import Recording
     from ortflow.workflow.spec.base import Section
     from ortflow.workflow.spec.run import TrainerRunSpec
 

@@ -19,7 +19,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.memory import ITEM, KEPT
 from ortflow.workflow.parallel.division import Division
-from ortflow.workflow.sessions.recording import Recording
+from ortflow.workflow.recording import Recording
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer

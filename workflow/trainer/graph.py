@@ -21,8 +21,8 @@ from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.pace import Pace
 from ortflow.workflow.progress import evaluation_seed
+from ortflow.workflow.recording import Recording
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.sessions.recording import Recording
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.averages import BUFFER
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, StepOutcome
