@@ -46,6 +46,8 @@ class Engine(Generic[C]):
     clock: Clock = SYSTEM_CLOCK
     timings: dict[str, Timing] = field(default_factory=dict)
     """By name of the step."""
+    observer: Callable[[str, float, float], None] | None = None
+    """Called with what ended, its start and its end on the clock, while a profile is recorded."""
     _apart: float = 0.0
     """Seconds within the current step that are timed as phases of their own."""
 
@@ -84,4 +86,7 @@ class Engine(Generic[C]):
         try:
             yield
         finally:
-            timing.seconds += self.clock.monotonic() - start - (self._apart - before)
+            end = self.clock.monotonic()
+            timing.seconds += end - start - (self._apart - before)
+            if self.observer is not None:
+                self.observer(name, start, end)

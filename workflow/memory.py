@@ -1,4 +1,4 @@
-"""The memory of a rank by part, in bytes. Pure except for `peak` and `trim`.
+"""The memory of a rank by part, in bytes. Pure except for `peak`, `resident` and `trim`.
 
 Shown by `ortflow inspect` before a run and by the event `memory` after its last step.
 """
@@ -113,6 +113,13 @@ def peak() -> int:
     """Maximum resident bytes of this process so far."""
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return highest if sys.platform == "darwin" else highest * 1024
+
+
+def resident() -> int:
+    """Resident bytes of this process now."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
 
 
 def trim() -> None:

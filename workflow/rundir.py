@@ -35,9 +35,10 @@ OWN_FILES = re.compile(
     | kubernetes/(run\.yaml | files/.+)
     | tensorboard/events\.out\.tfevents\.[^/]+
     | sinks/.+
+    | profile/.+
     | ([\w-]+/){{0,2}}{TEMPORARY}
     | (events|logs|logs/attempt-\d{{2,}}|graphs|graphs/part-\d+|slurm|kubernetes|kubernetes/files|program)/
-    | (checkpoints|tensorboard|export|sinks)/)
+    | (checkpoints|tensorboard|export|sinks|profile)/)
     """,
     re.VERBOSE,
 )

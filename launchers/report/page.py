@@ -40,6 +40,8 @@ class Contents:
     """Runs whose curves are drawn beside this one's."""
     sections: Sequence[str] = field(default_factory=tuple)
     """Further sections, as HTML."""
+    last: Sequence[str] = ()
+    """Those that come before the records."""
     refresh: int | None = None
     """Seconds after which a browser loads the page again."""
 
@@ -47,12 +49,13 @@ class Contents:
 def page(run: Survey, contents: Contents, now: float) -> str:
     """The whole page."""
     sections = [
-        _section("Status", table(("", ""), contents.rows, caption=f"As of {moment(now)}")),
+        section("Status", table(("", ""), contents.rows, caption=f"As of {moment(now)}")),
         *contents.sections,
         curves([run, *contents.others]),
         _time(run),
         _restarts(run),
         _ranks(run),
+        *contents.last,
         _records(run, contents.run_file),
     ]
     return document(run.status.name, run.status.state.value, sentence(run), sections, contents.refresh)
@@ -80,7 +83,8 @@ def moment(now: float) -> str:
     return datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _section(title: str, body: str) -> str:
+def section(title: str, body: str) -> str:
+    """A part of a page under a heading; empty without a body."""
     return f"<section><h2>{escape(title)}</h2>{body}</section>" if body else ""
 
 
@@ -118,7 +122,7 @@ def curves(runs: Sequence[Survey]) -> str:
     figures += [_figure(f"Evaluation: {name}", name, evaluations, runs, marks, f"e{n}") for n, name in enumerate(names)]
     drawn = [figure for figure in figures if figure]
     more = f"<p>{len(drawn) - MOST_CHARTS} further curves are not drawn.</p>" if len(drawn) > MOST_CHARTS else ""
-    return _section("Curves", f'<div class="grid-of">{"".join(drawn[:MOST_CHARTS])}</div>{more}' if drawn else "")
+    return section("Curves", f'<div class="grid-of">{"".join(drawn[:MOST_CHARTS])}</div>{more}' if drawn else "")
 
 
 def _figure(
@@ -170,7 +174,7 @@ def _time(run: Survey) -> str:
         f"{time_axis(lines, account.start, account.end, identifier='axis')}</div>"
         f'<div class="times">{"<span></span>" * 5}</div></div></div></div>{more}</figure>'
     )
-    return _section(
+    return section(
         f"Goodput {goodput} of {duration(account.wall / MICRO)}",
         f'<figure class="bar">{share_bar(account.totals, identifier="bar")}<ul class="legend">{keys}</ul></figure>'
         + table(("Cause", "Time", "Share", "Meaning"), rows, label="Wall time by cause", numbers=(1, 2))
@@ -194,7 +198,7 @@ def _restarts(run: Survey) -> str:
         "Attempt", "Cause of its end", "Node", "Kind", "Failures used", "Preemptions used", "Steps run again",
         "Their time", "Until the next first step",
     )  # fmt: skip
-    return _section("Restarts", table(head, rows, label="Restarts", numbers=(6, 7, 8)) + _risk(run))
+    return section("Restarts", table(head, rows, label="Restarts", numbers=(6, 7, 8)) + _risk(run))
 
 
 def _used(used: int, left: int | None) -> str:
@@ -230,7 +234,7 @@ def _ranks(run: Survey) -> str:
     ]
     head = ("Rank", "Step", "Compute", "Data wait", "Calls to other ranks")
     shown = table(head, rows, caption="Average milliseconds of a step", numbers=(1, 2, 3, 4))
-    return _section("Slowest rank", "".join(f"<p>{escape(part)}</p>" for part in parts) + shown)
+    return section("Slowest rank", "".join(f"<p>{escape(part)}</p>" for part in parts) + shown)
 
 
 def _records(run: Survey, run_file: str) -> str:
@@ -244,7 +248,7 @@ def _records(run: Survey, run_file: str) -> str:
         parts.append(_details("Memory of rank 0", table(("Part", "Size"), rows, label="Memory", numbers=(1,))))
     if run_file:
         parts.append(_details("Run file", f"<pre>{escape(run_file)}</pre>"))
-    return _section("Records", "".join(parts))
+    return section("Records", "".join(parts))
 
 
 def _details(title: str, body: str) -> str:

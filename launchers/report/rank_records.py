@@ -23,6 +23,8 @@ WINDOWS = 12
 """Windows of steps that are read of a large file."""
 WINDOW = 8 << 10
 """Bytes of a window, and of the start and end of an attempt."""
+_MEMORY = ("resident", "peak", "gpu_buffers", "gpu_peak")
+"""Fields of the event `usage`."""
 _ATTEMPT = re.compile(rb'"attempt":(\d+)')
 _STEP = re.compile(rb'"event":"step".*?"step":(\d+)')
 
@@ -42,6 +44,8 @@ class RankRecord:
     """By step, its seconds."""
     comm: dict[int, float] = field(default_factory=dict)
     """By step, seconds in calls to other ranks."""
+    usage: dict[int, dict[str, int]] = field(default_factory=dict)
+    """By step, bytes of memory by name."""
     missing: bool = False
     """It has no file, or one that cannot be read."""
 
@@ -58,6 +62,14 @@ class Ranks:
     def missing(self) -> list[int]:
         """Ranks without a readable file."""
         return [record.rank for record in self.records if record.missing]
+
+    def memory(self) -> list[dict[str, Any]]:
+        """The most memory of each rank that recorded any, in bytes."""
+        return [
+            {"rank": one.rank, **{name: max(each.get(name, 0) for each in one.usage.values()) for name in _MEMORY}}
+            for one in self.records
+            if one.usage
+        ]
 
     def host(self, rank: int | None, attempt: int) -> str | None:
         """Where a rank ran."""
@@ -150,6 +162,9 @@ def _add(found: RankRecord, records: Iterable[Mapping[str, Any]]) -> None:
             found.spans[attempt] = (min(first, time), max(last, time))
         if record["event"] == "attempt_start" and "host" in record:
             found.hosts[attempt] = record["host"]
+        elif record["event"] == "usage" and "step" in record:
+            sizes = {name: record[name] for name in _MEMORY if type(record.get(name)) is int}
+            found.usage[int(record["step"])] = sizes
         elif record["event"] == "step":
             step = int(record["step"])
             found.seconds[step] = record.get("seconds") or 0.0

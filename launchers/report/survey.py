@@ -12,6 +12,7 @@ import yaml
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.report.accounting import Account, account, newest_checkpoint
 from ortflow.launchers.report.causes import Cause
+from ortflow.launchers.report.profile import Profile, read
 from ortflow.launchers.report.rank_records import Ranks, Waits, read_ranks, waits_of
 from ortflow.launchers.report.restarts import Restart, restarts
 from ortflow.launchers.report.stragglers import StepTimes, Straggler, step_times, straggler
@@ -59,6 +60,8 @@ class Survey:
     """The most failures and preemptions; None if unknown, or without a limit."""
     user: str | None = None
     """Who owns the run directory."""
+    profile: Profile | None = None
+    """The newest window of `monitor.profile`."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -75,6 +78,8 @@ class Survey:
             "restarts": [restart.to_json() for restart in self.restarts],
             "at_risk": None if self.risk is None else vars(self.risk),
             "straggler": None if self.straggler is None else self.straggler.to_json(),
+            "profile": None if self.profile is None else self.profile.to_json(),
+            "memory": self.ranks.memory(),
             "ranks": [{**vars(one), "compute": one.compute} for one in self.times],
             "data_wait": {
                 "slowest_rank": self.waits.slowest, "share": self.waits.share, "steps_compared": self.waits.steps
@@ -119,6 +124,12 @@ def survey(run: RunDir, now: float, *, status: RunStatus | None = None, all_rank
     limits = budget(run)
     each = (step_times(one.rank, one.seconds, one.comm, one.waits) for one in ranks.records)
     times = [one for one in each if one is not None]
+    profile = None
+    if all_ranks:
+        try:
+            profile = read(run.root)
+        except OSError as error:
+            found.notes.append(f"{error.filename}: {error.strerror}")
     return Survey(
         status=status,
         account=found,
@@ -132,6 +143,7 @@ def survey(run: RunDir, now: float, *, status: RunStatus | None = None, all_rank
         records=records,
         budget=limits,
         user=_owner(run),
+        profile=profile,
     )
 
 

@@ -63,6 +63,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         "logs": Verb("logs", "logs", reachable=True),
         "report": Verb("report", "report"),
         "goodput": Verb("goodput", "goodput"),
+        "profile": Verb("profile", "profile"),
         "top": Verb("top", "top"),
     },
     "Models, checkpoints and data": {

@@ -120,6 +120,7 @@ def html(run: RunDir, others: list[RunDir], *, refresh: int | None = None) -> st
     from ortflow.cli.status import describe
     from ortflow.launchers.report.compare import comparison
     from ortflow.launchers.report.page import Contents, page
+    from ortflow.launchers.report.profile_section import memory_section, profile_section
 
     now = time.time()
     found = read(run, now)
@@ -129,6 +130,7 @@ def html(run: RunDir, others: list[RunDir], *, refresh: int | None = None) -> st
         run_file=_run_file(run),
         others=further,
         sections=[comparison([found, *further])] if further else [],
+        last=[profile_section(found.profile), memory_section(found.ranks)],
         refresh=refresh if found.status.state.active else None,
     )
     return page(found, contents, now)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ortflow.program.link import Link
+    from ortflow.program.profile import Profiler
     from ortflow.program.trace import Tracer
 
 
@@ -56,6 +57,11 @@ class Context:
             from ortflow.program.trace import tracer
 
             self._tracer = tracer(hello, self.rank)
+        self._profiler: Profiler | None = None
+        if hello.get("profile"):
+            from ortflow.program.profile import Profiler
+
+            self._profiler = Profiler(hello["profile"], self.rank, self.world_size)
         if self._link is not None:
             self._link.position = lambda: (self.position, self._checks.count)
             self._link.deadline = self._set_deadline
@@ -119,6 +125,7 @@ class Context:
             with alone.commit(self.checkpoint_dir, step, self._place) as path:
                 yield path
             return
+        begun = time.perf_counter()
         path = Path(self._committing({"kind": "begin_commit", "step": step})["path"])
         try:
             yield path
@@ -130,6 +137,8 @@ class Context:
         self._newest = self._committing({"kind": "end_commit", "step": step, "error": None})["path"]
         if self._tracer is not None:
             self._tracer.committed()
+        if self._profiler is not None:
+            self._profiler.saved(begun)
 
     def _committing(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._link is not None
@@ -156,6 +165,9 @@ class Context:
         self.position = self.position + 1 if step is None else step
         if self._tracer is not None:
             self._tracer.after(self.position)
+        if self._profiler is not None:
+            self._profiler.done(self.position)
+            self._profiler.begin(self.position + 1)
 
     @property
     def total(self) -> int | None:

@@ -114,6 +114,8 @@ class Run(Context):
         batches = self._begin(loader, total)
         while total is None or self.position < total:
             self._between()
+            if self._profiler is not None:
+                self._profiler.begin(self.position + 1)
             try:
                 batch = next(batches)
             except StopIteration:
@@ -128,6 +130,8 @@ class Run(Context):
                 continue
             if self._tracer is not None:
                 self._tracer.before(self.position, batch, self._objects)
+            if self._profiler is not None:
+                self._profiler.drawn()
             self._in_step = 1
             try:
                 yield batch
@@ -135,6 +139,10 @@ class Run(Context):
                 self._in_step = 0
             self.position += 1
             self._drawn += 1
+            if self._profiler is not None:
+                self._profiler.done(self.position)
+        if self._profiler is not None:
+            self._profiler.end(self.position)
         self._between()
         if self._saved_position != self.position:
             self._save()

@@ -61,7 +61,7 @@ train:
 parallel: {data: 6}
 checkpoint:
   {directory: /big/disk, every_steps: 5, every_seconds: 60, keep: {newest: 3, every: 100}, asynchronous: false}
-monitor: {every_steps: 1, tensorboard: false, tensorboard_directory: tb, runtime_log: info}
+monitor: {every_steps: 1, tensorboard: false, tensorboard_directory: tb, runtime_log: info, profile: {from: 2, to: 3}}
 export: {path: out.onnx, tolerance: 0, enabled: false}
 resources:
   {nodes: 2, ranks_per_node: 3, cpus_per_rank: 4, memory: 16Gi, time_limit: 1-02:00:00, python: /usr/bin/python3}

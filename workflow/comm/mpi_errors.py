@@ -6,7 +6,7 @@ import functools
 import re
 import time
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from ortflow.workflow.errors import CommunicationError
 
@@ -22,10 +22,23 @@ class MpiError(CommunicationError):
     """A call of MPI's failed."""
 
 
+class Call(NamedTuple):
+    """A call of MPI's."""
+
+    name: str
+    start: float
+    """Seconds of `time.perf_counter`."""
+    end: float
+    bytes: int | None
+    """Of the buffer; None for small control messages."""
+
+
 class CallTime:
     """The time of this process in calls of MPI: it waits there for slower ranks. Only one thread calls MPI."""
 
     seconds = 0.0
+    calls: list[Call] | None = None
+    """Each call, while a profile is recorded."""
 
 
 def mpi_errors(method: Callable[P, T]) -> Callable[P, T]:
@@ -43,9 +56,21 @@ def mpi_errors(method: Callable[P, T]) -> Callable[P, T]:
                 raise
             raise MpiError(sentence(str(error))) from error
         finally:
-            CallTime.seconds += time.perf_counter() - begun
+            ended = time.perf_counter()
+            CallTime.seconds += ended - begun
+            if CallTime.calls is not None:
+                CallTime.calls.append(Call(method.__name__, begun, ended, _bytes_of(arguments)))
 
     return call
+
+
+def _bytes_of(arguments: tuple[object, ...]) -> int | None:
+    """The size of the buffer among the arguments of a call."""
+    for each in arguments:
+        count, dtype = getattr(each, "count", None), getattr(each, "dtype", None)
+        if isinstance(count, int) and dtype is not None:
+            return count * int(dtype.itemsize)
+    return None
 
 
 def sentence(report: str) -> str:

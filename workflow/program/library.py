@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from ortflow.workflow.profile import folder_of
 from ortflow.workflow.program.channel import Message
 from ortflow.workflow.program.context import ProgramContext
 from ortflow.workflow.program.serve import Client, Server
@@ -101,6 +102,16 @@ class Library:
         elif kind == "rejected":
             self.rejected = f"cannot load the checkpoint of step {message['step']}: {message['reason']}"
 
+    def _window(self) -> Message | None:
+        """The steps that the program records, and where; None if it records none."""
+        context = self._context
+        window = context.spec.monitor.profile
+        if window is None:
+            return None
+        folder = folder_of(context.run_dir.root, context.attempt)
+        place = {"folder": str(folder), "host": context.place.host, "attempt": context.attempt}
+        return {"from": window.first, "to": window.to, **place}
+
     def _welcome(self, hello: Message) -> Message:
         context = self._context
         section, path = context.spec.checkpoint, context.newest_path
@@ -110,5 +121,6 @@ class Library:
             "checkpoints": str(context.store.path), "newest": context.newest,
             "newest_path": None if path is None else str(path), "seconds_left": seconds_left,
             "stop": reason, "period": {"steps": section.every_steps, "seconds": save_period(section, 0.0)},
+            "profile": self._window(),
             "prove": os.environ.get("ORTFLOW_PROVE"), "seed": context.spec.seed,
         }  # fmt: skip

@@ -29,6 +29,8 @@ from ortflow.workflow.errors import (
     Preempted,
     UserError,
 )
+from ortflow.workflow.events import warn
+from ortflow.workflow.profile import attempts
 from ortflow.workflow.program.channel import Lost
 from ortflow.workflow.program.child import Child
 from ortflow.workflow.program.command import PACKAGES, command_of, node_command
@@ -260,7 +262,13 @@ def checkpoint(context: ProgramContext) -> None:
 
 
 def monitor(context: ProgramContext) -> None:
-    """The record was closed with the program."""
+    """The record was closed with the program; say if it has no profile that was asked for."""
+    window = context.spec.monitor.profile
+    if context.leads and window is not None and not attempts(context.run_dir.root):
+        warn(
+            context.events,
+            f"monitor.profile has recorded nothing: the program reports no step {window.first} through ortflow.program",
+        )
 
 
 def export(context: ProgramContext) -> None:

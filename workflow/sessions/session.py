@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.failures import SESSION_ERRORS, ran_out
+from ortflow.workflow.sessions.recording import Session, SessionRecording
 from ortflow.workflow.sessions.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Sessions:
         self._kernels, self.settings = kernels, settings
         self.operators: Operators | None = _operators_of(device) if fuse else None
         """Ours on a GPU; None where ONNX Runtime's compute alone."""
+        self._opened: weakref.WeakSet[Session] = weakref.WeakSet()
         onnxruntime.set_default_logger_severity(self._severity)
 
     def exact(self) -> Sessions:
@@ -107,17 +110,27 @@ class Sessions:
         """The device, and whether it uses fused kernels."""
         return self.device.name if self.operators is None else f"{self.device.name}, fused kernels"
 
-    def open(self, model: Path | bytes, *, as_written: bool = False) -> onnxruntime.InferenceSession:
+    def record(self) -> SessionRecording:
+        """Record the times of the nodes of all sessions that are open now; see `SessionRecording`."""
+        from ortflow.workflow.sessions.limits import measured
+
+        return SessionRecording(sorted(self._opened, key=lambda session: session.graph), lambda: measured(self))
+
+    def open(
+        self, model: Path | bytes, *, as_written: bool = False, records: str | None = None
+    ) -> onnxruntime.InferenceSession:
         """Open a session of a graph.
 
         Files are passed as bytes, so that no path in them is followed. With `as_written`, ONNX Runtime does not
-        optimise.
+        optimise. With `records`, it records the times of the nodes in a file whose name begins with it.
         """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = self._severity
         options.use_deterministic_compute = True
+        if records is not None:
+            options.enable_profiling, options.profile_file_prefix = True, records
         if as_written or not self.settings.optimised:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         _save_memory(options, self.device)
@@ -132,9 +145,7 @@ class Sessions:
         wanted = self.device.providers()
         self.device.memory_moves()
         try:
-            session = onnxruntime.InferenceSession(
-                content, options, providers=wanted, disabled_optimizers=[*self.settings.disabled] or None
-            )
+            session = Session(content, options, providers=wanted, disabled_optimizers=[*self.settings.disabled] or None)
         except SESSION_ERRORS as error:
             if ran_out(str(error)):
                 raise self.device.failure(str(error)) from error
@@ -144,6 +155,11 @@ class Sessions:
         if first not in session.get_providers():
             # ONNX Runtime only logs this, and uses the next provider.
             raise OrtflowError(f"ONNX Runtime cannot load its {first}")
+        if records is None:
+            session.graph = model.name.partition(".")[0] if isinstance(model, Path) else "graph"
+            session.content = model
+            session.again = lambda prefix: self.open(model, as_written=as_written, records=prefix)
+            self._opened.add(session)
         return session
 
 

@@ -22,6 +22,7 @@ from ortflow.workflow.spec.base import (
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.model import ModelSection
 from ortflow.workflow.spec.notify import Notify
+from ortflow.workflow.spec.profile import ProfileWindow
 from ortflow.workflow.spec.program import ProgramSection
 from ortflow.workflow.spec.sinks import Sink
 from ortflow.workflow.spec.train import TrainSection
@@ -125,6 +126,9 @@ class MonitorSection(Section):
     """ONNX Runtime's log level."""
     notify: list[Notify] = Field(default_factory=no_items)
     """Messages to commands or web addresses when the run has finished, failed or hung, and so on."""
+    profile: ProfileWindow | None = None
+    """Record where the time of some steps goes, operator by operator; other steps cost nothing. `ortflow profile` shows
+    it."""
 
 
 class ExportSection(Section):

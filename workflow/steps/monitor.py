@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ortflow.workflow.events import warn
-from ortflow.workflow.memory import peak, with_peak
+from ortflow.workflow.memory import peak, resident, with_peak
 from ortflow.workflow.parallel.timeline import bubble_by_formula
 from ortflow.workflow.scalars import ScalarLog
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.save_period import save_message
 from ortflow.workflow.trainer import EvaluationOutcome, StepOutcome
+
+USAGE_SECONDS = 10.0
+"""Between two measurements of a rank's memory."""
+
+
+def usage(context: Context) -> dict[str, int]:
+    """Bytes of this rank's memory now and at most so far, and of its device's."""
+    return {"resident": resident(), "peak": peak(), **context.trainer.device_memory()}
 
 
 class Monitor:
@@ -23,6 +31,7 @@ class Monitor:
         self._context = context
         self._every = context.spec.monitor.every_steps
         self._writer: ScalarLog | None = None
+        self._measured: float | None = None
         self.seconds: float | None = None
         """Duration of the steps after the first of this attempt; None before it."""
 
@@ -72,6 +81,10 @@ class Monitor:
             **({} if data_seconds is None else {"data_seconds": round(data_seconds, 6)}),
             **({} if comm_seconds is None else {"comm_seconds": round(comm_seconds, 6)}),
         )  # fmt: skip
+        now = context.clock.monotonic()
+        if self._measured is None or now - self._measured >= USAGE_SECONDS:
+            self._measured = now
+            context.events.write("usage", step=step, **usage(context))
         speed = outcome.samples / seconds
         self._scalars(
             step, {"loss": outcome.loss, "lr": lr, "grad_norm": outcome.grad_norm, "samples_per_second": speed}
@@ -123,6 +136,7 @@ def monitor(context: Context) -> None:
     if "checkpoint" in held:
         held["checkpoint"] += context.saver.more_copied
     parts = with_peak(held, peak(), context.trainer.device_memory())
+    context.events.write("usage", step=context.progress.step, **usage(context))
     context.events.write("memory", **parts)
     if context.leads:
         print("memory: " + ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in parts.items()), flush=True)

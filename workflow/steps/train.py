@@ -29,6 +29,7 @@ from ortflow.workflow.steps.not_finite import (
 )
 from ortflow.workflow.steps.pace import average_of, check_units, pace_of, rate_of
 from ortflow.workflow.steps.plateau import judge_plateau
+from ortflow.workflow.steps.profile import profiler_of
 from ortflow.workflow.steps.usable import check_usable
 from ortflow.workflow.strike import strike_of
 from ortflow.workflow.trainer import EvaluationOutcome
@@ -46,16 +47,23 @@ def train(context: Context) -> None:
     total = total_of(context)
     ahead = Ahead(context, lambda step: step >= total or evaluation_due(context, step))
     strike = strike_of(context.place.rank, context.attempt)
+    profiler = profiler_of(context, total)
     asked = evaluation_pending(context, total) and not evaluate(context)
     while not asked and not finished(context, total):
+        if profiler is not None:
+            profiler.before(progress.step + 1)
         asked = one_step(context, ahead, total)
         if not asked and evaluation_pending(context, total):
             asked = not evaluate(context)
         if context.saver.due and not asked:
             with context.engine.within("checkpoint"):
                 context.saver.save()
+        if profiler is not None:
+            profiler.after(progress.step)
         if strike is not None:
             strike.after(progress.step, saved=context.saver.saves > 0)
+    if profiler is not None:
+        profiler.end(progress.step)
     if asked:
         with context.engine.within("checkpoint"):
             saved = context.saver.save_and_wait()
@@ -92,6 +100,11 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
     )
     seconds, epoch = ahead.seconds(), progress.epoch
     progress.step += 1
+    if (observe := context.engine.observer) is not None:
+        now = context.clock.monotonic()
+        observe(f"step {progress.step}", now - seconds, now)
+        if work.data_seconds is not None:
+            observe("data wait", now - seconds, now - seconds + work.data_seconds)
     progress.epoch, progress.sample = batch.next.epoch, batch.next.sample
     if outcome.skipped is None:
         progress.updates += 1
@@ -179,6 +192,8 @@ def evaluate(context: Context) -> bool:
     whole = replace(outcome, metrics=results, tables=counts)
     progress = context.progress
     progress.evaluated_step = progress.step
+    if context.engine.observer is not None:
+        context.engine.observer("evaluation", start, context.clock.monotonic())
     with context.engine.within("monitor"):
         context.monitor.evaluation(whole, outcome.samples // copies, context.clock.monotonic() - start)
     if not is_finite(whole):

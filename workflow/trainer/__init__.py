@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ortflow.workflow.data.inputs import BatchInput, Limits
     from ortflow.workflow.data.samples import Samples
+    from ortflow.workflow.recording import Recording
     from ortflow.workflow.spec.base import Section
     from ortflow.workflow.spec.run import TrainerRunSpec
 
@@ -362,6 +363,16 @@ class Trainer(Protocol):
         """Return the seconds in which this rank of a pipeline computed in its passes, and those that the passes took
         with the waits for other ranks; called after the last step. None on every rank of a run that has no pipeline or
         measured nothing."""
+        return None
+
+    def record(self) -> Recording | None:
+        """Begin to record the times of the operators on this rank, until `Recording.end`; called between steps, for
+        `monitor.profile`. None if the trainer has no ONNX Runtime sessions."""
+        return None
+
+    def flops(self) -> int | None:
+        """Return the floating-point operations of the model in both passes over the last micro-batch, counted for the
+        products alone, as is usual for the MFU. None if they are not known."""
         return None
 
     def give_memory_back(self) -> None:

@@ -22,6 +22,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.memory import ITEM, KEPT
 from ortflow.workflow.parallel.division import Division
+from ortflow.workflow.recording import Recording
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
@@ -87,6 +88,10 @@ class DividedTrainer(Trainer):
         """See the protocol."""
         assert self._canonical is not None
         self._canonical.scatter()
+
+    def record(self) -> Recording | None:
+        """See the protocol."""
+        return self._sessions.record()
 
     def environment(self) -> Mapping[str, str]:
         """The environment of the undivided graphs, and the layout."""

@@ -21,6 +21,7 @@ from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.pace import Pace
 from ortflow.workflow.progress import evaluation_seed
+from ortflow.workflow.recording import Recording
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.averages import BUFFER
@@ -345,6 +346,20 @@ class GraphTrainer(BoundGraphs):
     def _messages(self) -> int:
         """Elements of the buffers through which parameters and gradients pass."""
         return 0
+
+    def record(self) -> Recording | None:
+        """See the protocol."""
+        return self._sessions.record()
+
+    def flops(self) -> int | None:
+        """See the protocol. With recomputed values the graph has products that are not the model's."""
+        import onnx
+
+        from ortflow.workflow.graph.stages.flops import flops_in
+
+        if self._spec.onnx_model.recompute:
+            return None
+        return flops_in(onnx.load(self._graphs.train), {name: shape for name, _, shape in self._first.fed})
 
     def give_memory_back(self) -> None:
         """See the protocol."""

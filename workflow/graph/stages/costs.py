@@ -55,7 +55,7 @@ class Costs:
         if node.op_type in _NO_WORK:
             return 0
         moved = sum(self.elements(name) for name in (*node.input, *node.output) if name)
-        return self._products(node) + TRAFFIC * moved
+        return self.flops(node) + TRAFFIC * moved
 
     def likeness(self, node: onnx.NodeProto) -> tuple[object, ...] | None:
         """What nodes that take equally long have in common: operator, attributes, shapes.
@@ -69,7 +69,8 @@ class Costs:
         places = [bool(name) for name in (*node.input, *node.output)]
         return node.domain, node.op_type, *attributes, *places, *(tuple(self.dims(name)) for name in names)
 
-    def _products(self, node: onnx.NodeProto) -> int:
+    def flops(self, node: onnx.NodeProto) -> int:
+        """Multiplications and additions of a product, a convolution or a recurrent layer."""
         result = self.elements(node.output[0]) if node.output else 0
         if node.op_type in ("FusedMatMul", "MatMul") and self.dims(node.input[0]):
             return 2 * result * self.dims(node.input[0])[-2 if attribute(node, "transA", 0) else -1]

@@ -20,6 +20,7 @@ from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
 from ortflow.workflow.spec.checks.notify import check_notify
 from ortflow.workflow.spec.checks.objective import check_objective
 from ortflow.workflow.spec.checks.parallel import check_parallel
+from ortflow.workflow.spec.checks.profile import check_profile
 from ortflow.workflow.spec.checks.program import check_program
 from ortflow.workflow.spec.checks.schedule import check_schedule
 from ortflow.workflow.spec.checks.slurm import check_slurm
@@ -280,5 +281,6 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     check_slurm,
     check_kubernetes,
     check_notify,
+    check_profile,
     _launchers,
 )
