@@ -465,8 +465,8 @@ def test_every_check_has_a_contradiction_that_it_alone_finds() -> None:
     specs = [spec_of(**sections) for sections, _ in marks["parametrize"].args[1]]
     for find in (*OF_TRAINERS, *CHECKS):
         # What `_launchers` finds are the rules of packages: tests/integration/test_launcher_package.py.
-        # Those of `check_program` are in test_program_spec.py, and of `check_transforms` in test_transforms.py.
-        assert find.__name__ in ("_launchers", "check_program", "check_transforms") or any(
+        # Those of `check_program`, `check_transforms` and `check_tune` are in tests of their own.
+        assert find.__name__ in ("_launchers", "check_program", "check_transforms", "check_tune") or any(
             list(find(spec)) for spec in specs
         ), find.__name__
 
