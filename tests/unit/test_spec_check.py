@@ -450,6 +450,18 @@ def test_a_run_that_agrees_with_itself() -> None:
             ],
         ),
         (
+            {"tune": {"space": {"seed": [1, 2]}, "trials": 2}},
+            ["tune: needs an evaluation set; give data.eval"],
+        ),
+        (
+            {"monitor": {"profile": {"from": 9, "to": 4}}},
+            ["monitor.profile.to: is 4, before the first step 9; give at least 9"],
+        ),
+        (
+            {"monitor": {"profile": {"from": 9, "to": 5000}}},
+            ["monitor.profile.to: records 4992 steps; give at most 1008; 10 steps are enough"],
+        ),
+        (
             {"export": {"path": "./checkpoints/"}},
             ["export.path: … ./checkpoints/ … checkpoint.directory … different"],
         ),
@@ -465,8 +477,8 @@ def test_every_check_has_a_contradiction_that_it_alone_finds() -> None:
     specs = [spec_of(**sections) for sections, _ in marks["parametrize"].args[1]]
     for find in (*OF_TRAINERS, *CHECKS):
         # What `_launchers` finds are the rules of packages: tests/integration/test_launcher_package.py.
-        # Those of `check_program`, `check_transforms` and `check_tune` are in tests of their own.
-        assert find.__name__ in ("_launchers", "check_program", "check_transforms", "check_tune") or any(
+        # Those of `check_program` are in test_program_spec.py, and of `check_transforms` in test_transforms.py.
+        assert find.__name__ in ("_launchers", "check_program", "check_transforms") or any(
             list(find(spec)) for spec in specs
         ), find.__name__
 
