@@ -21,7 +21,7 @@ from ortflow.workflow.events import SCHEMA_VERSION, EventLog
 from ortflow.workflow.fence import Fence
 from ortflow.workflow.hang import HangWatch
 from ortflow.workflow.location import Location
-from ortflow.workflow.ranks import Place
+from ortflow.workflow.ranks import Place, node_of
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.checks.nodes import REASON, of_this_attempt
@@ -48,7 +48,11 @@ def execute(
     """Run the seven steps; returns the exit code."""
     faulthandler.enable()
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
-    events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid())
+    node = node_of(place, os.environ)
+    events.write(
+        "attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid(),
+        **({"node": node} if node != place.host else {}),
+    )  # fmt: skip
     context: Context | ProgramContext | None = None
     sinks: SinkProcess | None = None
     hang: HangWatch | None = None
