@@ -39,6 +39,10 @@ class Cause:
     """Whether the rank itself recorded the cause."""
     hung: bool = False
     """Whether the attempt was ended because it made no progress."""
+    waited_for: tuple[int, ...] = ()
+    """The ranks of an attempt that hung for which the others wait, if that is known."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that were lost, if they are known."""
 
 
 def statuses(

@@ -1,4 +1,6 @@
-"""How many nodes the next attempt of an elastic run takes, and when a running one makes room for more.
+"""Which nodes the next attempt of a run takes, and when a running one makes room for more.
+
+For elastic runs, whose number of nodes changes, and for those with nodes in reserve.
 
 The decisions are pure functions of what is there and how long it has been so. `ElasticNodes` applies them where the
 launcher itself chooses the nodes: on this machine, where nodes are simulated, and on Kubernetes. A batch scheduler
@@ -7,9 +9,10 @@ chooses them with the job (`ortflow.launchers.batch.elastic`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from ortflow.launchers.lines import counted
 from ortflow.launchers.supervised import AttemptNodes, View
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.spec.checks.nodes import on_nodes, permitted, skipped_messages
@@ -80,6 +83,9 @@ class Pool(Protocol):
     def shown(self, name: str) -> str:
         """Return the name for messages."""
 
+    def node(self, name: str) -> str:
+        """Return the name by which a node is excluded."""
+
     def present(self, among: Sequence[str]) -> list[str]:
         """Return those that are there, in the order of `among`."""
 
@@ -93,12 +99,20 @@ class ElasticNodes:
         The run, with all its nodes.
     pool
         The nodes.
+    excluded
+        Returns the nodes that take part in no attempt.
     clock
         The clock of every wait.
     """
 
-    def __init__(self, spec: RunSpec, pool: Pool, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._whole, self._pool, self._clock = spec, pool, clock
+    def __init__(
+        self,
+        spec: RunSpec,
+        pool: Pool,
+        clock: Clock = SYSTEM_CLOCK,
+        excluded: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self._whole, self._pool, self._clock, self._excluded = spec, pool, clock, excluded
         self._fitting = permitted(spec)
         self._next_check = clock.monotonic()
         self._skipped_reported = False
@@ -118,8 +132,11 @@ class ElasticNodes:
         begun = reported = self._clock.monotonic()
         while not stopped():
             now = self._clock.monotonic()
-            present = self._pool.present(self._pool.names)
-            chosen = next_nodes(len(present), self._fitting, now - begun, self._whole.restart.shrink_seconds)
+            usable = self._usable(self._excluded())
+            present = self._pool.present(usable)
+            # Nobody waits for an excluded node.
+            fitting = [nodes for nodes in self._fitting if nodes <= len(usable)] or self._fitting
+            chosen = next_nodes(len(present), fitting, now - begun, self._whole.restart.shrink_seconds)
             if chosen is not None:
                 return self._take(present, chosen, view)
             if now >= reported + REPORT_PERIOD or now == begun:
@@ -133,15 +150,29 @@ class ElasticNodes:
         self.names, self.spec = list(present[:chosen]), on_nodes(self._whole, chosen)
         wanted = self._whole.resources.nodes
         why = self._lost(present)
-        if len(present) > chosen:
+        if len(present) > chosen and chosen < wanted:
             why += f", and {len(present)} nodes do not divide a step's samples"
         self.summary = described(chosen, wanted, why)
+        if chosen == wanted and why:
+            self.summary += f": {why}, and {counted(self._whole.resources.spares, 'node')} in reserve"
         report_nodes(view, self.summary, self.spec)
         return AttemptNodes(self.spec.world_size, chosen, self.summary, tuple(map(self._pool.shown, self.names)))
 
+    def _usable(self, excluded: Collection[str]) -> list[str]:
+        return [name for name in self._pool.names if self._pool.node(name) not in excluded]
+
     def _lost(self, present: Sequence[str]) -> str:
-        missing = [self._pool.shown(name) for name in self._pool.names if name not in present]
-        return absent(missing, self._pool.state)
+        usable = self._usable(self._excluded())
+        missing = [self._pool.shown(name) for name in usable if name not in present]
+        out = [self._pool.shown(name) for name in self._pool.names if name not in usable]
+        return " and ".join(filter(None, (absent(missing, self._pool.state), absent(out, "excluded"))))
+
+    def lack(self, excluded: Collection[str]) -> str | None:
+        """Why no attempt is possible with the nodes here without the excluded ones; None if one is."""
+        usable, least = self._usable(excluded), self._fitting[0]
+        if most(len(usable), self._fitting) is not None:
+            return None
+        return f"{counted(len(usable), 'node')} would be left, and the run needs {least}"
 
     def growing(self, trained: float) -> str | None:
         """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
@@ -150,7 +181,8 @@ class ElasticNodes:
             return None
         self._next_check = now + GROWTH_PERIOD
         # Those of the attempt are watched by the attempt.
-        back = self._pool.present([name for name in self._pool.names if name not in self.names])
+        usable = self._usable(self._excluded())
+        back = self._pool.present([name for name in usable if name not in self.names])
         more = grown(running, running + len(back), self._fitting)
         return None if more is None else there_again(more, self._whole)
 

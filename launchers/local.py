@@ -66,7 +66,7 @@ class LocalLauncher:
     def request(self, submission: Submission) -> LocalRequest:
         """Return the request; without an installed MPI it names `mpirun`, and `submit` refuses it."""
         spec = submission.spec
-        if spec.resources.nodes > 1 and not spec.elastic:
+        if spec.resources.nodes > 1 and not spec.chooses_nodes:
             raise UserError(
                 f"is {spec.resources.nodes}, and the local backend has one machine",
                 where="resources.nodes",

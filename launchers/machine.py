@@ -47,7 +47,7 @@ TRIED = LITTLE // 10
 def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator[Finding]:
     """All findings, as each check ends; `of_user` False: the run stands for an unknown one."""
     spec = submission.spec
-    if spec.resources.nodes > 1 and not spec.elastic:
+    if spec.resources.nodes > 1 and not spec.chooses_nodes:
         yield fault("resources.nodes", f"is {spec.resources.nodes}, and the local backend has one machine",
                     "set resources.nodes=1, or use another --backend")  # fmt: skip
     if (why := unconfirmed(spec, submission.overrides)) is not None:
@@ -75,7 +75,7 @@ def _programs(submission: Submission, of_user: bool) -> Iterator[Finding]:
         yield from_error("interpreter", error)
     if not good:
         yield untested("MPI", "it needs an interpreter that can run ranks")
-    elif spec.resources.nodes == 1 or spec.elastic:
+    elif spec.resources.nodes == 1 or spec.chooses_nodes:
         yield _mpi(submission, of_user)
     if good and spec.on_gpus:
         yield from examine_gpu(python.path, spec.resources.ranks_per_node)

@@ -1,7 +1,7 @@
-"""The nodes of an elastic run on this machine: groups of its ranks, which a file in the run directory takes away.
+"""The nodes of a run on this machine that chooses among them: groups of its ranks. A file takes them away.
 
 Used by the local launcher, to try out on a laptop what happens to an elastic run on a cluster. A node whose name stands
-in `.lost_nodes` is lost: its ranks are killed, and no attempt gets it until the name is removed.
+in the run directory's `.lost_nodes` is lost: its ranks are killed, and no attempt gets it until the name is removed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ class SimulatedNodes:
         self.names: Sequence[str] = [f"node{number}" for number in range(1, nodes + 1)]
 
     def shown(self, name: str) -> str:
+        """The name itself."""
+        return name
+
+    def node(self, name: str) -> str:
         """The name itself."""
         return name
 
@@ -78,4 +82,6 @@ class SimulatedAttempt(Attempt):
 
     def verdict(self, returncode: int) -> Cause | None:
         """A lost node, which no rank can report."""
-        return Cause(Outcome.LOST, EXIT_FAILURE, absent(self._lost, "lost")) if self._lost else None
+        if not self._lost:
+            return None
+        return Cause(Outcome.LOST, EXIT_FAILURE, absent(self._lost, "lost"), nodes=tuple(self._lost))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ortflow.launchers import open_files, processes
 from ortflow.launchers.attempt import Attempt
 from ortflow.launchers.elastic import ElasticNodes
+from ortflow.launchers.exclusion import excluded
 from ortflow.launchers.interpreter import check, examine
 from ortflow.launchers.local import LocalRequest
 from ortflow.launchers.locks import wait_free
@@ -30,6 +31,7 @@ from ortflow.launchers.supervisor import Supervisor
 from ortflow.workflow.comm.segments import sweep
 from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
 from ortflow.workflow.program.source import check_source
+from ortflow.workflow.ranks import NODE_NAMES
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.checks.nodes import variables
 from ortflow.workflow.spec.units import parse_time
@@ -121,14 +123,17 @@ def supervise(request: LocalRequest, view: View) -> int:
     limit = spec.resources.time_limit
     mpi = request.mpi.kind if request.mpi else None
 
-    pool = SimulatedNodes(run, spec.resources.nodes)
-    nodes = ElasticNodes(spec, pool) if spec.elastic else None
+    pool = SimulatedNodes(run, spec.asked_nodes)
+    nodes = None
+    if spec.chooses_nodes:
+        nodes = ElasticNodes(spec, pool, excluded=lambda: excluded(run.read_attempts()))
 
     def start(number: int) -> Attempt:
         if nodes is None:
             return Attempt(run, number, *request.start(number), spec.world_size, mpi)
         ranks = nodes.spec.world_size
-        started = request.start(number, nodes.spec, variables(nodes.spec, nodes.summary))
+        more = {**variables(nodes.spec, nodes.summary), NODE_NAMES: ",".join(nodes.names)}
+        started = request.start(number, nodes.spec, more)
         return SimulatedAttempt(run, number, *started, ranks, mpi if ranks > 1 else None, pool, nodes.names)
 
     job = Job(

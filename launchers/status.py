@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 
 from ortflow.launchers.best import Best, best_of, main_metric
+from ortflow.launchers.exclusion import excluded
+from ortflow.launchers.lines import counted
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.plain import total_steps
 from ortflow.launchers.progress import Progress
@@ -19,6 +21,7 @@ from ortflow.launchers.records import State, elastic_ranks, last_end, next_attem
 from ortflow.launchers.tail import status_records
 from ortflow.workflow.disk_space import Notice
 from ortflow.workflow.files import CHUNK, open_regular, read_whole
+from ortflow.workflow.preflight.judge import summary
 from ortflow.workflow.record import ATTEMPTS, damage_message, read_records
 from ortflow.workflow.rundir import RunDir, relocated
 
@@ -80,6 +83,10 @@ class RunStatus:
     """Unix time at which the scheduler expects it to start."""
     job_ends_at: float | None = None
     """Unix time at which the scheduler ends it: its time limit."""
+    preflight: str | None = None
+    """The figures of the nodes in the newest preflight."""
+    excluded_nodes: dict[str, str] = field(default_factory=dict)
+    """Nodes that take part in no further attempt, and why."""
     damaged: str | None = None
     """Records that cannot be read and are skipped."""
 
@@ -135,6 +142,8 @@ def read_status(
         damaged=_damage(run, damaged, unread),
         waits=_lack(run) if found.active else None,
         ranks=elastic_ranks(records) if found.active else None,
+        preflight=_preflight(reported),
+        excluded_nodes=excluded(records),
     )
 
 
@@ -157,6 +166,16 @@ def unreadable(run: RunDir, error: OSError) -> RunStatus:
 def _here(run: RunDir, path: str | None) -> str | None:
     """Where something of the run lies, whose record may be older than the directory's place."""
     return None if path is None else relocated(path, written_place(run), run.root)
+
+
+def _preflight(reported: Sequence[dict[str, Any]]) -> str | None:
+    newest = next((record for record in reversed(reported) if record.get("event") == "preflight"), None)
+    nodes = newest.get("nodes") if newest is not None else None
+    if not isinstance(nodes, dict) or not nodes:
+        return None
+    together = newest.get("all_reduce") if newest is not None else None
+    sums = f", all-reduce {together:.0f} MB/s" if isinstance(together, (int, float)) else ""
+    return f"{counted(len(nodes), 'node')}: {summary(nodes)}{sums}"
 
 
 def _best(run: RunDir, best: dict[str, Any] | None) -> dict[str, Any] | None:

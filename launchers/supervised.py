@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,13 +39,16 @@ class View(Protocol):
 
 
 class Nodes(Protocol):
-    """The nodes of an elastic run, of which each attempt takes those that are there."""
+    """The nodes of a run of which each attempt takes some: of an elastic run, or of one with nodes in reserve."""
 
     def choose(self, view: View, stopped: Callable[[], object]) -> AttemptNodes | None:
         """Choose the nodes of the next attempt, and wait for them; None if `stopped` returned a reason meanwhile."""
 
     def growing(self, trained: float) -> str | None:
         """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
+
+    def lack(self, excluded: Collection[str]) -> str | None:
+        """Why no attempt is possible with the nodes here without the excluded ones; None if one is."""
 
 
 @dataclass(frozen=True)

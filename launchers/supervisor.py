@@ -9,13 +9,16 @@ it is carried out, so that the next supervisor finds it.
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import SAVED, Cause, agreed, cause
 from ortflow.launchers.disk_wait import DiskWait
+from ortflow.launchers.exclusion import blamed, blamed_too_often, excluded, slow_in_preflight
 from ortflow.launchers.moved_directory import between_attempts, location_of, recorded_end
 from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.notices import Notices, NoticingView, kinds_after
@@ -62,6 +65,8 @@ class Supervisor:
         self._disk = DiskWait(job, self._view, stop, clock)
         self._chosen: AttemptNodes | None = None
         self._location = location_of(job.run)
+        self._excluding = False
+        """Whether the last attempt's end has excluded a node."""
 
     def supervise(self) -> int:
         """Supervise the run to its end.
@@ -118,7 +123,7 @@ class Supervisor:
             outcome, decision = self._attempt(next_attempt(self._run.read_attempts()))
             if not decision.again:
                 return EXIT_CODES[outcome]
-            if self._comes_back or (self._job.hands_back and outcome in (Outcome.PREEMPTED, Outcome.LOST)):
+            if self._comes_back or self._hands_back(outcome):
                 return EXIT_PREEMPTED
             pause = decision.pause
         if self._comes_back:
@@ -142,6 +147,15 @@ class Supervisor:
     def _comes_back(self) -> bool:
         """Whether the sender of the stop request starts the run again."""
         return self._job.comes_back and self._stop.signalled
+
+    def _hands_back(self, outcome: Outcome) -> bool:
+        """Whether the scheduler starts the run again, on other nodes where it is a matter of nodes."""
+        if not self._job.hands_back:
+            return False
+        out = excluded(self._run.read_attempts())
+        if outcome is Outcome.LOST or (out and self._excluding):
+            return self._job.nodes is None or self._job.nodes.lack(out) is not None
+        return outcome is Outcome.PREEMPTED
 
     def _close_lost_attempt(self) -> bool:
         """Record the end of an attempt whose launcher died; returns whether the run continues.
@@ -214,7 +228,14 @@ class Supervisor:
         lack = self._lack(found) if found.outcome is Outcome.FAILURE else None
         if lack is not None:
             found = replace(found, sentence=str(lack))
-        decision = self._judge(number, found, counts=lack is None, growing=watch.growing)
+        slow = slow_in_preflight(run, number) if found.outcome is Outcome.FAILURE and found.reported else {}
+        decision = self._judge(
+            number,
+            found,
+            counts=lack is None and not slow,
+            growing=watch.growing,
+            out=self._nodes_out(found, slow, watch),
+        )
         if lack is not None and decision.again and not self._disk.wait(lack):
             raise lack
         return found.outcome, decision
@@ -245,11 +266,19 @@ class Supervisor:
         """Whether rank 0 says that a checkpoint has what was done: a program that saves by itself has none."""
         return all(record.get("saved", True) for record in newest(self._run, number, [0], "preempted").values())
 
-    def _judge(self, number: int, found: Cause, *, counts: bool, growing: str | None = None) -> Decision:
+    def _judge(
+        self,
+        number: int,
+        found: Cause,
+        *,
+        counts: bool,
+        growing: str | None = None,
+        out: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Decision:
         """Decide what follows, record it and show it.
 
         `counts` False: the failure counts against no budget. `growing`: why the ranks were asked to save for more
-        nodes, which is not a preemption either.
+        nodes, which is not a preemption either. `out`: the nodes that the end is blamed on, and those it excludes.
         """
         asked = self._stop.settle()
         end = {"event": "end", "attempt": number, "outcome": found.outcome.value, "step": self._step()}
@@ -268,6 +297,9 @@ class Supervisor:
             # The sender of the request expects that the run can be started again.
             end["given_up"] = True
             self._view.message(f"{found.sentence}; giving up: {decision.why}")
+        self._excluding = bool(out.get("excludes"))
+        if self._excluding and decision.again and (lack := self._no_replacement(out["excludes"])) is not None:
+            decision = Decision(False, why=f"no other node can take its place: {lack}")
         if asked and decision.again and not self._comes_back:
             decision = Decision(False, why=f"requested by {ASKED.get(asked, asked)}")
         self._record(
@@ -279,7 +311,10 @@ class Supervisor:
             pause=decision.pause,
             why=decision.why,
             asked=asked,
+            **out,
         )
+        for node, why in out.get("excludes", {}).items():
+            self._view.message(f"node {node} takes part in no further attempt: {why}")
         if found.outcome is Outcome.FAILURE or (found.outcome is Outcome.USER_ERROR and not found.reported):
             self._view.message(found.sentence + self._end_of_log(number, found.rank))
         if decision.again:
@@ -288,6 +323,29 @@ class Supervisor:
             self._view.message(f"{reason}restarting{pause} ({decision.why})")
         self._notify(found, decision, used(records), asked=bool(asked), step=end["step"])
         return decision
+
+    def _nodes_out(self, found: Cause, slow: Mapping[str, str], watch: Watch) -> dict[str, Any]:
+        """The nodes that an end is blamed on, and those that it excludes; `slow` are those that the preflight names.
+
+        A node that is blamed for other ends stays if none can take its place.
+        """
+        nodes = [*slow] or blamed(found, watch.places)
+        if not nodes:
+            return {}
+        out = slow or blamed_too_often(nodes, found.sentence, self._run.read_attempts())
+        if out and not slow and (lack := self._no_replacement(out)) is not None:
+            self._view.message(f"{', '.join(out)}: blamed for the ends of two attempts, and stays: {lack}")
+            out = {}
+        return {"blamed": [*nodes], **({"excludes": dict(out)} if out else {})}
+
+    def _no_replacement(self, out: Mapping[str, str]) -> str | None:
+        """Why no other node can take the place of these; None if one can, here or by the scheduler."""
+        if self._job.hands_back:
+            return None
+        if self._job.nodes is None:
+            return "the run has its nodes for good; ask for more in resources.spares"
+        lack = self._job.nodes.lack({*excluded(self._run.read_attempts()), *out})
+        return None if lack is None else f"{lack}; ask for more in resources.spares"
 
     def _notify(self, found: Cause, decision: Decision, total: Used, *, asked: bool, step: object) -> None:
         """Send the messages about the end of an attempt."""

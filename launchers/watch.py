@@ -6,9 +6,10 @@ from contextlib import suppress
 from typing import Any
 
 from ortflow.launchers.cause import Cause, cause
+from ortflow.launchers.exclusion import places_of
 from ortflow.launchers.liveness import Liveness
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.stacks import stacks_of, where
+from ortflow.launchers.stacks import stacks_of, waited_for, where
 from ortflow.launchers.stop import GROWTH, Stop, read_request, write_request
 from ortflow.launchers.supervised import Job, Running, View
 from ortflow.launchers.tail import EventTail, ends_of, newest
@@ -67,6 +68,12 @@ class Watch:
         self.growing: str | None = None
         """Why the ranks were asked to save for an attempt with more nodes."""
         self._trains_since: float | None = None
+        self._places: dict[int, str] = {}
+
+    @property
+    def places(self) -> dict[int, str]:
+        """The node of each rank, as far as they have started."""
+        return self._places or places_of(self._job.run, self._attempt.number, self._job.world_size)
 
     def follow(self) -> tuple[int, Cause | None]:
         """Wait for the end of the attempt; the exit code, and the cause if it was ended here."""
@@ -101,7 +108,9 @@ class Watch:
                     attempt.kill()
                     stacks = stacks_of(self._job.run, attempt.number, self._job.world_size)
                     sentence = "; ".join(filter(None, (hung, where(stacks))))
-                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence, hung=True)
+                    return EXIT_FAILURE, Cause(
+                        Outcome.FAILURE, EXIT_FAILURE, sentence, hung=True, waited_for=waited_for(stacks)
+                    )
                 dead = self._dead()
                 dead_since = (dead_since or moment) if dead else None
                 # Another rank's report may mean that its call to the dead one failed: mpirun must name that one.
@@ -118,7 +127,7 @@ class Watch:
         """Show the new events of rank 0."""
         for record in self._tail.read():
             if self._trains_since is None and record.get("event") == "step":
-                self._trains_since = self._clock.monotonic()
+                self._trains_since, self._places = self._clock.monotonic(), self.places
             self._view.record(record)
 
     def _ask(self) -> None:

@@ -22,7 +22,7 @@ from ortflow.workflow.fence import Fence
 from ortflow.workflow.hang import HangWatch
 from ortflow.workflow.lead import Lead
 from ortflow.workflow.location import Location
-from ortflow.workflow.ranks import Place
+from ortflow.workflow.ranks import Place, node_of
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.checks.nodes import REASON, of_this_attempt
@@ -50,7 +50,11 @@ def execute(
     faulthandler.enable()
     lead = Lead(run_dir.root, attempt) if place.rank == 0 and place.world_size > 1 else None
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
-    events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid())
+    node = node_of(place, os.environ)
+    events.write(
+        "attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid(),
+        **({"node": node} if node != place.host else {}),
+    )  # fmt: skip
     context: Context | ProgramContext | None = None
     sinks: SinkProcess | None = None
     hang: HangWatch | None = None

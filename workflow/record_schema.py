@@ -88,5 +88,7 @@ class Attempt(TypedDict, total=False):
     world_size: Whole
     pid: Whole
     host: str
+    blamed: list[str]
+    excludes: dict[str, str]
     changes: list[Change]
     notes: list[str]

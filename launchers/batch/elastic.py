@@ -7,7 +7,7 @@ the missing nodes would be free now.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,10 @@ class AllocatedNodes:
                 if free and grown(running, wanted, self._fitting) is not None:
                     return there_again(wanted, self._whole)
         return None
+
+    def lack(self, excluded: Collection[str]) -> str | None:
+        """Always a reason: the scheduler chooses other nodes when it starts the job again."""
+        return f"{self._job.scheduler} chooses the nodes at the start of a job"
 
 
 def failed_growths(records: Sequence[dict[str, Any]], nodes: int) -> int:

@@ -66,7 +66,7 @@ def never_launched(output: str) -> set[int]:
 def verdict(output: str, returncode: int) -> Cause | None:
     """The cause, if Slurm itself names one outside the ranks; None otherwise."""
     if match := _NODE_FAILURE.search(output):
-        return Cause(Outcome.LOST, EXIT_FAILURE, f"node {match[1]} was lost")
+        return Cause(Outcome.LOST, EXIT_FAILURE, f"node {match[1]} was lost", nodes=(match[1],))
     if match := _MPI_TYPE.search(output):
         return _wrong(
             f"this Slurm has no working --mpi={match[1]}: set backends.slurm.mpi to one that `srun --mpi=list` shows "
@@ -85,8 +85,9 @@ def verdict(output: str, returncode: int) -> Cause | None:
         if match["node"] and _SILENT.search(match["why"]):
             # Slurm has not detected it yet and would launch there again; a requeued job gets another node.
             return Cause(
-                Outcome.LOST, EXIT_FAILURE, f"node {match['node']} did not answer Slurm's launch: {match['why']}"
-            )
+                Outcome.LOST, EXIT_FAILURE, f"node {match['node']} did not answer Slurm's launch: {match['why']}",
+                nodes=(match["node"],),
+            )  # fmt: skip
         return Cause(Outcome.FAILURE, EXIT_FAILURE, f"Slurm could not launch the ranks: {match['why']}")
     if (match := _ALLOCATION.search(output) or _STEP.search(output)) and _AWAY.search(output):
         return Cause(

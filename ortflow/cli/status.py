@@ -166,6 +166,8 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "job ends": None if how.job_ends_at is None else _moment(how.job_ends_at, now),
         "doing": how.phase,
         "ranks": how.ranks,
+        "preflight": how.preflight,
+        "excluded": "; ".join(f"{node}: {why}" for node, why in how.excluded_nodes.items()) or None,
         "step": _step(how),
         "loss": None if how.loss is None else _number(how.loss),
         "evaluation": format_evaluation(how.evaluation) or None,

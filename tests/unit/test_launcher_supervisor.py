@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from signal_handlers import restored
 
 from ortflow.launchers.budget import MOST_WITHOUT_STEP
 from ortflow.launchers.cause import Cause
+from ortflow.launchers.exclusion import excluded
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.stop import GROWTH, Stop, read_request, write_request
 from ortflow.launchers.supervised import AttemptNodes, Job, grace_of
@@ -600,3 +601,92 @@ def test_a_failure_that_its_rank_recorded_is_not_put_down_to_the_disk(small_disk
     bench.clock.after(100.0, filler.unlink)
     assert bench.supervise() == EXIT_DONE
     assert bench.ends()[0]["cause"] == "no such key"
+
+
+# ---- nodes that are excluded
+
+
+def starts_on(run: RunDir, attempt: int, *nodes: str, bad: dict[str, str] | None = None) -> None:
+    """Ranks start on these nodes; with `bad`, the preflight ends them."""
+    for rank, node in enumerate(nodes):
+        start = {"event": "attempt_start", "time": 1.0, "attempt": attempt, "rank": rank, "host": node, "pid": 1}
+        append_json_line(run.events(rank), start)
+    if bad is not None:
+        of_rank_0 = {"time": 1.0, "attempt": attempt, "rank": 0}
+        append_json_line(run.events(0), {"event": "preflight", **of_rank_0, "nodes": {}, "bad": bad})
+        append_json_line(run.events(0), {"event": "failure", **of_rank_0, "reason": "preflight: slow", "exit_code": 1})
+
+
+class Reserve:
+    """Nodes of which three are there, as `supervised.Nodes`."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+
+    def choose(self, view: object, stopped: object) -> AttemptNodes:
+        out = excluded(self.run.read_attempts())
+        return AttemptNodes(2, 2, "", tuple([name for name in ("n1", "n2", "n3") if name not in out][:2]))
+
+    def growing(self, trained: float) -> str | None:
+        return None
+
+    def lack(self, excluded: Collection[str]) -> str | None:
+        return None if len(excluded) < 2 else "1 node would be left, and the run needs 2"
+
+
+def test_a_slow_node_costs_no_budget_and_without_a_replacement_the_run_ends(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, failures=0)
+    starts_on(bench.run, 0, "n1", "n2", bad={"n2": "computes at 38%"})
+    starts_on(bench.run, 1, "n1", "n3", bad={"n3": "computes at 31%"})
+    bench.job_options = {"nodes": Reserve(bench.run)}
+    assert bench.supervise() == EXIT_FAILURE
+    first, second = bench.ends()
+    assert (first["counts"], first["next"]) == (False, "restart")
+    assert first["excludes"] == {"n2": "preflight: it computes at 38%"}
+    starts = [record["on"] for record in bench.run.read_attempts() if record["event"] == "start"]
+    assert starts == [["n1", "n2"], ["n1", "n3"]]
+    assert second["next"] == "stop"
+    assert "no other node can take its place: 1 node would be left" in second["why"]
+
+
+def test_a_run_with_its_nodes_for_good_ends_when_one_is_slow(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, failures=9)
+    starts_on(bench.run, 0, "n1", "n2", bad={"n2": "computes at 38%"})
+    assert bench.supervise() == EXIT_FAILURE
+    assert len(bench.started) == 1
+    assert "resources.spares" in bench.ends()[0]["why"]
+
+
+def test_a_node_on_which_ranks_die_twice_is_excluded(tmp_path: Path) -> None:
+    killed = Cause(Outcome.FAILURE, -9, "rank 1 was killed by SIGKILL", 1)
+    dies = {"code": -9, "seconds": 10.0, "reported": killed}
+    bench = Bench(tmp_path, dies, dies, {"seconds": 10.0}, failures=2)
+    for attempt in range(2):
+        starts_on(bench.run, attempt, "n1", "n2")
+    bench.job_options = {"nodes": Reserve(bench.run)}
+    assert bench.supervise() == EXIT_DONE
+    first, second, _ = bench.ends()
+    assert first["blamed"] == ["n2"]
+    assert "excludes" not in first
+    assert list(second["excludes"]) == ["n2"]
+    assert [start["on"][1] for start in bench.run.read_attempts() if start["event"] == "start"] == ["n2", "n2", "n3"]
+    assert any("n2 takes part in no further attempt" in said for said in bench.view.said)
+
+
+def test_a_scheduler_gives_another_node(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, failures=0)
+    starts_on(bench.run, 0, "n1", "n2", bad={"n2": "computes at 38%"})
+    bench.job_options = {"hands_back": True}
+    assert bench.supervise() == EXIT_PREEMPTED
+    assert bench.ends()[-1]["next"] == "restart"
+    assert len(bench.started) == 1
+
+
+def test_a_preflight_that_always_fails_ends_the_run(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, failures=0)
+    for attempt in range(MOST_WITHOUT_STEP + 5):
+        starts_on(bench.run, attempt, "n1", "n2", bad={f"n{attempt}": "computes at 38%"})
+    bench.job_options = {"nodes": Reserve(bench.run)}
+    bench.job_options["nodes"].lack = lambda out: None
+    assert bench.supervise() == EXIT_FAILURE
+    assert len(bench.started) <= MOST_WITHOUT_STEP + 1

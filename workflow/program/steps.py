@@ -109,6 +109,11 @@ def runtime(context: ProgramContext) -> None:
     if context.leads:
         _introduce(context)
     context.leave_if_asked()
+    if spec.preflight:
+        from ortflow.workflow.program.preflight import gate  # numpy takes a while to import
+
+        gate(context.peers, place, context.world.cores[place.rank], context.events)
+        context.leave_if_asked()
 
 
 def _connect(context: ProgramContext) -> None:

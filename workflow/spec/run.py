@@ -166,6 +166,9 @@ class Resources(Section):
     min_nodes: Positive | None = None
     """Smallest number of machines that an elastic run continues with when some are lost; by default the run always has
     `nodes`."""
+    spares: Count = 0
+    """Machines in reserve: they are asked for with the others, hold no rank, and take the place of one that is lost or
+    too slow, without another wait in the queue."""
     ranks_per_node: Positive = 1
     """Ranks on each."""
     cpus_per_rank: Positive | None = None
@@ -222,6 +225,9 @@ class RunSpec(Section):
     """Run directory, relative to the current folder; runs/NAME if not given."""
     seed: Count = 0
     """Seed of the order of the samples and of dropout."""
+    preflight: bool = False
+    """Before the first step of each attempt, every machine computes, copies and exchanges data for about two seconds.
+    One that is much slower than its peers is named, and takes part in no further attempt."""
     prepare: list[Text] = Field(default_factory=no_items)
     """Command that `ortflow run` runs once in the run file's folder if the model or the data does not exist."""
     program: ProgramSection | None = None
@@ -265,6 +271,16 @@ class RunSpec(Section):
     def world_size(self) -> int:
         """Ranks in all."""
         return self.resources.nodes * self.resources.ranks_per_node
+
+    @property
+    def asked_nodes(self) -> int:
+        """Machines that are asked for: those of the ranks, and those in reserve."""
+        return self.resources.nodes + self.resources.spares
+
+    @property
+    def chooses_nodes(self) -> bool:
+        """Whether each attempt takes some of the machines that are there."""
+        return self.elastic or self.resources.spares > 0
 
     @property
     def elastic(self) -> bool:

@@ -17,6 +17,7 @@ from ortflow.workflow.device.choice import open_device
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.lead import wait_for_lead
 from ortflow.workflow.plan import Plan
+from ortflow.workflow.preflight.gate import gate
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
@@ -43,6 +44,9 @@ def runtime(context: Context) -> None:
     context.plan = Plan.load(context.run_dir.plan)
     if context.leads:
         print(f"{comm.world_size} rank(s), {threads} thread(s) each, on {context.place.host}", flush=True)
+    if context.spec.preflight:
+        gate(comm, device, context.place, threads, context.events)
+        context.leave_if_asked()
     context.trainer = context.builder.open(context.world, device, threads, machines)
     if device.kind == "cuda":
         device.account = context.trainer.memory  # type: ignore[attr-defined]

@@ -12,9 +12,12 @@ PATH: KeyPath = ("resources", "min_nodes")
 
 
 def check_elastic(spec: RunSpec) -> Iterator[Problem]:
-    """Every contradiction of `resources.min_nodes` with other keys."""
+    """Every contradiction of `resources.min_nodes` and `resources.spares` with other keys."""
     least, most = spec.resources.min_nodes, spec.resources.nodes
     nodes: KeyPath = ("resources", "nodes")
+    if spec.resources.spares and least is not None:
+        what = "cannot be combined with resources.min_nodes: an elastic run trains on all nodes that are there"
+        yield Problem(("resources", "spares"), what, "remove one of them", others=(PATH,))
     if least is None:
         return
     if least > most:

@@ -1,0 +1,54 @@
+"""The gate of a trainer's ranks, once they are connected."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.device import Device
+from ortflow.workflow.events import EventLog
+from ortflow.workflow.preflight.links import best_links, link_rates, sum_rate
+from ortflow.workflow.preflight.measure import own_figures
+from ortflow.workflow.preflight.report import SlowNodes, conclude, of_nodes
+from ortflow.workflow.ranks import Place, node_of
+
+
+def gate(ranks: Communicator, device: Device, place: Place, cores: int, events: EventLog) -> None:
+    """Measure, and raise SlowNodes on every rank if a node is too slow. Collective.
+
+    Parameters
+    ----------
+    ranks
+        The communicator over host memory.
+    device
+        This rank's device, which is measured too if it is a GPU.
+    place
+        This rank's.
+    cores
+        Cores of this rank.
+    events
+        Where rank 0 records the figures.
+    """
+    node = node_of(place, os.environ)
+    gathered = ranks.broadcast_object(ranks.gather(node))
+    ranks.barrier()
+    begun = time.perf_counter()
+    figures = own_figures(cores)
+    if device.kind == "cuda":
+        from ortflow.workflow.preflight.gpu import gpu_figures
+
+        figures |= gpu_figures(device)
+    firsts = [gathered.index(name) for name in dict.fromkeys(gathered)]
+    links = link_rates(ranks, firsts)
+    together = sum_rate(ranks)
+    all_figures = ranks.gather((figures, links))
+    why = None
+    if all_figures is not None:
+        of_ranks = [own for own, _ in all_figures]
+        for first, network in zip(firsts, best_links([all_figures[first][1] for first in firsts]), strict=True):
+            of_ranks[first] |= {} if network is None else {"network": network}
+        why = conclude(events, of_nodes(gathered, of_ranks), together, time.perf_counter() - begun)
+    why = ranks.broadcast_object(why)
+    if why is not None:
+        raise SlowNodes(why)

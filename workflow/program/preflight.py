@@ -1,0 +1,85 @@
+"""The gate of a program's ranks, before the program starts: their processes are connected with rank 0 alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+from ortflow.workflow.errors import CommunicationError
+from ortflow.workflow.events import EventLog
+from ortflow.workflow.preflight.measure import own_figures
+from ortflow.workflow.preflight.report import SlowNodes, conclude, of_nodes
+from ortflow.workflow.program.channel import Lost, Peer
+from ortflow.workflow.ranks import Place, node_of
+
+SECONDS = 60.0
+"""Longest wait for an answer."""
+EXCHANGES, MESSAGE = 4, 1 << 20
+"""Messages from rank 0 to each node and back, and bytes of one."""
+
+
+def gate(peers: Mapping[int, Peer], place: Place, cores: int, events: EventLog) -> None:
+    """Measure, and raise SlowNodes on every rank if a node is too slow. Called by all ranks.
+
+    Parameters
+    ----------
+    peers
+        The other ranks on rank 0; rank 0's on the others.
+    place
+        This rank's.
+    cores
+        Cores of this rank.
+    events
+        Where rank 0 records the figures.
+    """
+    try:
+        why = _lead(peers, place, cores, events) if place.rank == 0 else _follow(peers[0], place, cores)
+    except Lost as error:
+        raise CommunicationError(f"another rank has ended in the preflight: {error}") from error
+    if why is not None:
+        raise SlowNodes(why)
+
+
+def _lead(peers: Mapping[int, Peer], place: Place, cores: int, events: EventLog) -> str | None:
+    begun = time.perf_counter()
+    for peer in peers.values():
+        peer.send({"kind": "preflight"})
+    figures: dict[int, dict[str, float]] = {0: own_figures(cores)}
+    nodes = {0: node_of(place, os.environ)}
+    for rank, peer in peers.items():
+        answer = peer.receive(SECONDS)
+        figures[rank], nodes[rank] = answer["figures"], str(answer["node"])
+    ranks = sorted(figures)
+    seen = {nodes[0]}
+    for rank in ranks:
+        if nodes[rank] not in seen:
+            seen.add(nodes[rank])
+            figures[rank]["network"] = _exchange(peers[rank])
+    found = of_nodes([nodes[rank] for rank in ranks], [figures[rank] for rank in ranks])
+    why = conclude(events, found, None, time.perf_counter() - begun)
+    for peer in peers.values():
+        peer.send({"kind": "preflight", "why": why})
+    return why
+
+
+def _follow(peer: Peer, place: Place, cores: int) -> str | None:
+    peer.receive(SECONDS)
+    peer.send({"figures": own_figures(cores), "node": node_of(place, os.environ)})
+    while True:
+        message = peer.receive(SECONDS)
+        if "echo" not in message:
+            return None if message["why"] is None else str(message["why"])
+        peer.send(message)
+
+
+def _exchange(peer: Peer) -> float:
+    """MB/s with one rank of another node, in both directions."""
+    text = "x" * MESSAGE
+    best = 0.0
+    for _ in range(EXCHANGES):
+        begun = time.perf_counter()
+        peer.send({"echo": text})
+        peer.receive(SECONDS)
+        best = max(best, 2 * MESSAGE / 1e6 / (time.perf_counter() - begun))
+    return best
