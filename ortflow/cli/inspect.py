@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.forecast import Forecast
     from ortflow.workflow.graph.intake.inspect import Report, Value
     from ortflow.workflow.graph.roles.decide import Role
+    from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 NOTHING: list[str] = []
@@ -25,7 +27,7 @@ def inspect(
     model: Annotated[
         list[str],
         typer.Argument(
-            help="ONNX file of the forward graph; with --plan, overrides of run file values.",
+            help="ONNX file of the forward graph; with --plan and --passes, overrides of run file values.",
             metavar="MODEL | KEY=VALUE...",
             show_default=False,
         ),
@@ -34,6 +36,17 @@ def inspect(
         Path | None,
         typer.Option("--plan", help="Run file: predict the memory of a rank, by part.", show_default=False),
     ] = None,
+    passes: Annotated[
+        Path | None,
+        typer.Option("--passes", help="Run file: list the graph passes, and what each changes.", show_default=False),
+    ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="PASS", help="With --passes: write the graph behind it.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="With --after: the file to write.", show_default=False)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every tensor, including small constants.")] = False,
 ) -> None:
@@ -41,11 +54,17 @@ def inspect(
 
     Also prints its inputs, its constants, and what prevents its training.
     """
+    if (after is None) != (output is None) or (after is not None and passes is None):
+        raise UserError("--passes RUN_FILE, --after PASS and --output FILE belong together", where="ortflow inspect")
+    if passes is not None:
+        _passes(passes, model, after, output, json)
+        return
     if plan is not None:
         _plan(plan, model, json)
         return
     if len(model) != 1:
-        raise UserError("one model file is needed, or --plan and a run file", where="ortflow inspect", fix="name it")
+        what = "one model file is needed, or --plan or --passes and a run file"
+        raise UserError(what, where="ortflow inspect", fix="name it")
     if model[0].endswith((".yaml", ".yml")):
         raise UserError(
             f"{model[0]} is a run file, not an ONNX model",
@@ -60,15 +79,33 @@ def inspect(
         _print(report, every)
 
 
-def _plan(run_file: Path, overrides: list[str], json: bool) -> None:
-    """Predict the memory of a rank of a run."""
-    from ortflow.workflow.forecast import forecast
+def _run(run_file: Path, overrides: list[str]) -> TrainerRunSpec:
     from ortflow.workflow.spec.file.load import load_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths
     from ortflow.workflow.spec.run import trainer_run
 
-    spec = trainer_run(resolve_paths(load_run_file(run_file, overrides, files=True), run_file), "ortflow inspect")
-    reported = forecast(spec)
+    return trainer_run(resolve_paths(load_run_file(run_file, overrides, files=True), run_file), "ortflow inspect")
+
+
+def _passes(run_file: Path, overrides: list[str], after: str | None, output: Path | None, json: bool) -> None:
+    """List the passes that make the graphs of a run, or write the graph behind one."""
+    from ortflow.workflow.assembly.passes import lines, passes_of, write_graph
+
+    recorder = passes_of(_run(run_file, overrides), after)
+    if output is not None:
+        write_graph(recorder, output)
+    elif json:
+        typer.echo(jsonlib.dumps([asdict(effect) for effect in recorder.effects], indent=2))
+    else:
+        for text in table([("pass", "nodes", "changes"), *lines(recorder.effects)]):
+            typer.echo(text)
+
+
+def _plan(run_file: Path, overrides: list[str], json: bool) -> None:
+    """Predict the memory of a rank of a run."""
+    from ortflow.workflow.forecast import forecast
+
+    reported = forecast(_run(run_file, overrides))
     if json:
         typer.echo(jsonlib.dumps(reported.to_json(), indent=2))
     else:

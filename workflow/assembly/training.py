@@ -22,6 +22,7 @@ from ortflow.workflow.graph.intake.user_graphs import user_train_graph
 from ortflow.workflow.graph.ir.collective import drop_copies, finish, has_collectives
 from ortflow.workflow.graph.ir.edit import Editor, make_outputs, scalar
 from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.ir.watched_passes import Watch, unwatched, within
 from ortflow.workflow.graph.normalize.dropouts import dropout_notes
 from ortflow.workflow.graph.objective.loss import attach
 from ortflow.workflow.graph.objective.modes import train_mode
@@ -80,7 +81,9 @@ class Training:
         return files
 
 
-def training_of(forward: onnx.ModelProto, spec: TrainerRunSpec, source: Source, batch: str, length: int) -> Training:
+def training_of(
+    forward: onnx.ModelProto, spec: TrainerRunSpec, source: Source, batch: str, length: int, watch: Watch = unwatched
+) -> Training:
     """The training graph that the run file names, or the gradient of the forward graph.
 
     `length` is the samples' if the model's second axis is dynamic and it is known. Raises UserError.
@@ -89,9 +92,12 @@ def training_of(forward: onnx.ModelProto, spec: TrainerRunSpec, source: Source, 
     if section.graphs.train:
         return Training(*user_train_graph(section.graphs.train, source))
     prepared, notes = with_loss(forward, spec, source, batch)
+    watch("training/loss", prepared)
     notes += mark_layers(prepared, section.recomputed_layers, source.roles.trained, LOSS_SUM)
-    plain, faster, placed, trained, more = gradient_graphs(prepared, spec, source, length)
+    plain, faster, placed, trained, more = gradient_graphs(prepared, spec, source, length, watch)
     halves, lines = _in_half(prepared, spec, trained)
+    if halves is not None:
+        watch("half/whole", halves)
     notes += dropout_notes(prepared.graph) if spec.resources.kernels == "auto" else []
     return Training(plain, trained, [*notes, *more, *lines], prepared, faster, placed, halves)
 
@@ -121,28 +127,41 @@ def with_loss(
 
 
 def gradient_graphs(
-    prepared: onnx.ModelProto, spec: TrainerRunSpec, source: Source, length: int
+    prepared: onnx.ModelProto, spec: TrainerRunSpec, source: Source, length: int, watch: Watch = unwatched
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto | None, list[str], list[str]]:
     """The training graph, its variants with ortflow's operators for CPUs and, if wanted, GPUs, the parameters with
     gradients, and log lines.
     """
     model, notes = make_differentiable(prepared, source.roles.trained, LOSS_SUM)
+    watch("training/differentiable", model)
     rewrites.before(model.graph)
+    watch("training/cheaper-gradients", model)
     model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
+    watch("training/gradient", model)
     if spec.on_gpus:
         drop_copies(model.graph)
     notes += recompute(model.graph, spec.onnx_model.recomputed_scopes)
+    watch("training/recomputed", model)
     faster, placed = with_kernels(model, length), None
     if spec.on_gpus:
         from ortflow.workflow.cuda.place import completed
 
         placed = completed(model)
-    for each in (model, faster):
-        rewrites.after(each.graph)
-    model, faster = compose(model), compose(faster)
-    for each in (model, faster):
-        results_first(each.graph)
-    return model, faster, placed, trained, notes
+        watch("gpu/operators", placed)
+    plain = _finished(model, within("training", watch))
+    watch("kernels/operators", faster)
+    return plain, _finished(faster, within("kernels", watch)), placed, trained, notes
+
+
+def _finished(model: onnx.ModelProto, watch: Watch) -> onnx.ModelProto:
+    """The training graph with faster nodes, without those that only the other forms are made from."""
+    rewrites.after(model.graph)
+    watch("faster-nodes", model)
+    composed = compose(model)
+    watch("composed", composed)
+    results_first(composed.graph)
+    watch("order", composed)
+    return composed
 
 
 def training_forms(

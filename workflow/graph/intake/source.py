@@ -17,6 +17,7 @@ from ortflow.workflow.graph.file.read import read_stored
 from ortflow.workflow.graph.ir.edit import make_outputs
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.recorded_forms import Forms, separate
+from ortflow.workflow.graph.ir.watched_passes import Watch, unwatched
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.normalize.randomness import seed_random_operators
@@ -82,10 +83,11 @@ class Source:
         return model
 
 
-def read_source(section: ModelSection) -> Source:
+def read_source(section: ModelSection, watch: Watch = unwatched) -> Source:
     """Read, prepare and split the model of a run file. Raises UserError."""
     read, stored = read_stored(Path(section.path))
-    prepared, notes = prepare(read, section.path, in_place=True)
+    watch("read", read)
+    prepared, notes = prepare(read, section.path, in_place=True, watch=watch)
     stored_notes, unstored = store_made_weights(prepared, section.parameters)
     names = [value.name for value in prepared.graph.input]
     for place, label in enumerate(section.labels):
@@ -113,6 +115,7 @@ def read_source(section: ModelSection) -> Source:
     avoid_wrong_forms(prepared)
     if forms.evaluation is not None:
         avoid_wrong_forms(forms.evaluation)
+    watch("wrong-forms-avoided", prepared)
     learned = set(roles.of("trained", "frozen", "state"))
     skeleton = onnx.ModelProto(
         ir_version=prepared.ir_version,

@@ -14,6 +14,7 @@ from ortflow.workflow.graph.file.limits import check_inferred, check_sizes
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.functions import inline_functions
 from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.ir.watched_passes import NamedPass, Watch, run_passes, unwatched
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.normalize.branch_weights import weights_of_branches_to_initializers
 from ortflow.workflow.graph.normalize.fold import fold_integers
@@ -26,8 +27,43 @@ OLDEST_OPSET = 13
 """The oldest opset that `opset` converts itself; onnx's converter handles older ones."""
 
 
+def _oldest_version(model: onnx.ModelProto, where: str) -> list[str]:
+    opset = opset_of(model)
+    if opset >= OLDEST_OPSET:
+        return []
+    raise_old_opset(model, OLDEST_OPSET, where)
+    return [f"opset {opset} converted to {OLDEST_OPSET} by onnx's converter"]
+
+
+PASSES = (
+    NamedPass("negative-sizes", lambda model, _: tidy.forget_negative_sizes(model)),
+    NamedPass("initializers", lambda model, _: tidy.initializers_are_no_inputs(model)),
+    NamedPass("functions", lambda model, _: inline_functions(model)),
+    NamedPass("sizes-checked", check_sizes),
+    NamedPass("old-opset", _oldest_version),
+    NamedPass("single-precision", lambda model, _: to_single(model)),
+    NamedPass("opset-18", to_opset_18),
+    NamedPass("combining-scatters", replace_combining_scatters),
+    NamedPass("bags", lambda model, _: replace_bags(model)),
+    NamedPass("inverse-spectra", lambda model, _: replace_inverse_halves(model)),
+    NamedPass("cast-like", lambda model, _: tidy.cast_like_to_cast(model)),
+    NamedPass("padded-pooling", lambda model, _: tidy.pad_before_pooling(model)),
+    NamedPass("constants", lambda model, _: tidy.constants_to_initializers(model)),
+    NamedPass("branch-weights", lambda model, _: weights_of_branches_to_initializers(model)),
+    NamedPass("folded-integers", lambda model, _: fold_integers(model)),
+    NamedPass("idle-transposes", lambda model, _: tidy.drop_transposes_that_move_nothing(model)),
+    NamedPass("aliases", lambda model, _: tidy.resolve_aliases(model)),
+    NamedPass("transposed-copies", lambda model, _: tidy.tie_transposed_copies(model)),
+    NamedPass("pruned", lambda model, _: prune(model.graph)),
+    NamedPass("node-names", lambda model, _: tidy.name_nodes(model)),
+    NamedPass("shapes", lambda model, _: shapes.infer(model)),
+    NamedPass("shapes-checked", check_inferred),
+)
+"""What `prepare` applies, in this order."""
+
+
 def prepare(
-    model: onnx.ModelProto, where: str = "model", *, in_place: bool = False
+    model: onnx.ModelProto, where: str = "model", *, in_place: bool = False, watch: Watch = unwatched
 ) -> tuple[onnx.ModelProto, list[str]]:
     """Return a copy of `model`, or itself, in the normal form, and log lines about the changes.
 
@@ -48,28 +84,4 @@ def prepare(
     for node in walk.all_nodes(copy):
         if node.domain == "ai.onnx":
             node.domain = ""
-    tidy.forget_negative_sizes(copy)
-    tidy.initializers_are_no_inputs(copy)
-    inline_functions(copy)
-    check_sizes(copy, where)
-    if opset_of(copy) < OLDEST_OPSET:
-        notes.append(f"opset {opset_of(copy)} converted to {OLDEST_OPSET} by onnx's converter")
-        raise_old_opset(copy, OLDEST_OPSET, where)
-    notes += to_single(copy)
-    notes += to_opset_18(copy, where)
-    notes += replace_combining_scatters(copy, where)
-    notes += replace_bags(copy)
-    notes += replace_inverse_halves(copy)
-    tidy.cast_like_to_cast(copy)
-    tidy.pad_before_pooling(copy)
-    tidy.constants_to_initializers(copy)
-    weights_of_branches_to_initializers(copy)
-    fold_integers(copy)
-    tidy.drop_transposes_that_move_nothing(copy)
-    notes += tidy.resolve_aliases(copy)
-    notes += tidy.tie_transposed_copies(copy)
-    prune(copy.graph)
-    tidy.name_nodes(copy)
-    shapes.infer(copy)
-    check_inferred(copy, where)
-    return copy, notes
+    return copy, notes + run_passes(PASSES, copy, where, watch)

@@ -1,0 +1,99 @@
+"""`ortflow inspect --passes`: the passes that make a run's graphs, and the graph behind any of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+import typer
+from graph_build_models import built, linear, run_file
+from typer.testing import CliRunner, Result
+
+from ortflow.cli.inspect import inspect
+from ortflow.workflow.assembly.passes import passes_of
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.normalize.prepare import PASSES
+from ortflow.workflow.graph.types import with_kernels_of
+
+MSE = {"kind": "mse", "label": "target"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return linear(tmp_path / "model.onnx")
+
+
+def operators(graph: bytes | Path) -> Counter[str]:
+    model = onnx.load_model_from_string(graph) if isinstance(graph, bytes) else onnx.load(graph)
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def test_the_last_passes_have_the_graphs_of_the_run(model: Path) -> None:
+    graphs, spec = built(model, MSE), run_file(model, MSE)
+    for name, path in (
+        ("training/order", graphs.train),
+        ("kernels/order", with_kernels_of(graphs.train)),
+        ("evaluation/whole", graphs.eval),
+        ("inference/whole", graphs.infer),
+    ):
+        recorder = passes_of(spec, name)
+        assert recorder.graph is not None
+        assert operators(recorder.graph) == operators(path), name
+
+
+def test_the_effects_add_up(model: Path) -> None:
+    recorder = passes_of(run_file(model, MSE))
+    names = [effect.name for effect in recorder.effects]
+    assert len(set(names)) == len(names)
+    assert names[: len(PASSES) + 2] == ["read", *(one.name for one in PASSES), "wrong-forms-avoided"]
+    starts = {
+        "training/loss": "wrong-forms-avoided", "kernels/operators": "training/recomputed",
+        "evaluation/whole": "wrong-forms-avoided", "inference/whole": "wrong-forms-avoided",
+    }  # fmt: skip
+    nodes = {effect.name: effect.nodes for effect in recorder.effects}
+    for before, effect in zip([None, *recorder.effects], recorder.effects, strict=False):
+        start = nodes[starts[effect.name]] if effect.name in starts else before.nodes if before else 0
+        assert effect.nodes == start + sum(effect.added.values()) - sum(effect.removed.values()), effect.name
+
+
+def test_in_half_precision_and_on_gpus(model: Path) -> None:
+    spec = run_file(model, MSE, resources__gpus_per_rank=1, train__precision="bf16")
+    names = [effect.name for effect in passes_of(spec).effects]
+    assert {"gpu/operators", "half/whole"} <= set(names)
+
+
+def test_the_command(model: Path, tmp_path: Path) -> None:
+    run, out = tmp_path / "run.yaml", tmp_path / "gradient.onnx"
+    (tmp_path / "x.arrow").touch()
+    run.write_text(
+        "name: a\nmodel: {path: model.onnx, loss: {kind: mse, label: target}}\n"
+        "data: {train: x.arrow, micro_batch: 2}\ntrain: {steps: 1, optimizer: {name: sgd, lr: 1}}\n"
+    )
+    app = typer.Typer()
+    app.command()(inspect)
+
+    def command(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [*arguments])
+
+    listed = command("--passes", str(run))
+    assert listed.exit_code == 0, listed.output
+    assert [line.split()[0] for line in listed.output.splitlines()[:2]] == ["pass", "read"]
+    assert any(line.startswith("training/gradient") and "+" in line for line in listed.output.splitlines())
+    effects = json.loads(command("--passes", str(run), "--json").output)
+    assert effects[0] == {"name": "read", "nodes": 3, "added": {"Add": 1, "MatMul": 1, "Reshape": 1}, "removed": {}}
+    assert command("--passes", str(run), "--after", "training/gradient", "-o", str(out)).exit_code == 0
+    assert {"w_grad", "b_grad"} <= {value.name for value in onnx.load(out).graph.output}
+    for arguments, words in (
+        (["--passes", str(run), "--after", "training/gradient", "-o", str(out)], "exists and is not replaced"),
+        (["--passes", str(run), "--after", "fold", "-o", str(tmp_path / "b.onnx")], "no pass 'fold'.*training/loss"),
+        (["--passes", str(run), "-o", str(tmp_path / "b.onnx")], "belong together"),
+        (["--after", "training/loss", "-o", str(tmp_path / "b.onnx")], "belong together"),
+    ):
+        error = command(*arguments).exception
+        assert isinstance(error, UserError)
+        assert re.search(words, str(error))
+    assert not (tmp_path / "b.onnx").exists()
