@@ -20,7 +20,7 @@ from ortflow.launchers import notices as module
 from ortflow.launchers.notice_mail import composed
 from ortflow.launchers.notices import Notices
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.notify import Mail, Notify
+from ortflow.workflow.spec.notify import EMail, Notify
 
 pytest.importorskip("aiosmtpd", reason="aiosmtpd is not installed")
 from aiosmtpd.controller import Controller
@@ -96,12 +96,12 @@ def encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     server.stop()
 
 
-def mail(port: int, **changes: Any) -> Mail:
+def mail(port: int, **changes: Any) -> EMail:
     values = {"host": "127.0.0.1", "port": port, "sender": "ortflow@example.org", "to": ["me@example.org"], **changes}
-    return Mail.model_validate(values)
+    return EMail.model_validate(values)
 
 
-def sent(folder: Path, *mails: Mail) -> list[str]:
+def sent(folder: Path, *mails: EMail) -> list[str]:
     """Send a message through each; the warnings."""
     view = Lines()
     notices = Notices([Notify(on=["failed"], mail=one) for one in mails], RunDir(folder / "run"), view, time)

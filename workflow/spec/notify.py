@@ -12,7 +12,7 @@ Notice = Literal["finished", "failed", "hung", "budget_low", "loss_nan"]
 Address = Annotated[str, Field(pattern=r"^[^@\s<>,]+@[^@\s<>,]+$")]
 
 
-class Mail(Section):
+class EMail(Section):
     """A message by e-mail, through a mail server (SMTP). Passwords are not part of a run file."""
 
     host: Text
@@ -45,5 +45,5 @@ class Notify(Section):
     webhook: Text | None = None
     """An http or https URL to which the message is posted as JSON. `${NAME}` stands for an environment variable of the
     process that supervises the run: put secrets there, not into the run file."""
-    mail: Mail | None = None
+    mail: EMail | None = None
     """An e-mail with the message."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ortflow.workflow.spec.notify import Mail
+from ortflow.workflow.spec.notify import EMail
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.sinks import PrometheusSink
@@ -32,7 +32,7 @@ def check_notify(spec: RunSpec) -> Iterator[Problem]:
             )
 
 
-def _check_mail(mail: Mail, path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _check_mail(mail: EMail, path: tuple[str | int, ...]) -> Iterator[Problem]:
     """A login needs a user, one password and an encrypted connection."""
     sources = [name for name in ("password_variable", "password_file") if getattr(mail, name) is not None]
     if mail.user is not None and len(sources) != 1:
