@@ -20,7 +20,7 @@ from ortflow.workflow.data.sources.images import Images
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.file.load import load_run_text
-from ortflow.workflow.spec.file.paths import check_files, resolve_paths
+from ortflow.workflow.spec.file.paths import check_files, input_files, resolve_paths
 from ortflow.workflow.spec.media import ImagesSection, TextSection, TokensSection
 
 COUNT = 4
@@ -169,5 +169,6 @@ def test_paths_of_a_list_are_relative_to_the_run_file(tmp_path: Path) -> None:
     spec = resolve_paths(load_run_text(text, "run.yaml"), tmp_path / "run.yaml", tmp_path)
     assert spec.data is not None
     assert spec.data.train.paths == [f"{tmp_path}/{name}" for name in ("a.csv", "*.csv", "gone.csv", "b/*.csv")]
+    assert input_files(spec) == [f"{tmp_path}/model.onnx", *spec.data.train.paths]
     named = [problem.what for problem in check_files(spec)]
     assert named == [f"there is no file {tmp_path}/{name}" for name in ("gone.csv", "b/*.csv")]

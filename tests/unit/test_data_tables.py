@@ -26,7 +26,7 @@ from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.order import SampleOrder
 from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.sources import open_evaluation, open_samples, open_training
-from ortflow.workflow.data.tables import columnar, pieces, scan, store
+from ortflow.workflow.data.tables import decode, pieces, scan, store
 from ortflow.workflow.data.tables.samples import TableSamples
 from ortflow.workflow.data.tables.text_table import TextTable
 from ortflow.workflow.errors import UserError
@@ -449,8 +449,8 @@ def test_columnar_files(kind: str, tmp_path: Path) -> None:
 
 
 def test_columnar_files_in_several_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columnar, "_ROWS", 16)
-    monkeypatch.setattr(columnar, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(decode, "_ROWS", 16)
+    monkeypatch.setattr(decode, "_PART_BYTES", 100)
     for part in range(2):
         rows = pa.table({"n": range(part * 50, part * 50 + 50), "t": [f"{n}" for n in range(50)]})
         parquet.write_table(rows, tmp_path / f"{part}.parquet")

@@ -19,7 +19,7 @@ from ortflow.launchers.remote.inputs import Item, Named, external_data, item, na
 from ortflow.launchers.remote.login import BOOTSTRAP, Login
 from ortflow.launchers.remote.payload import pack
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file, load_run_text
 
 RUN = """\
 name: here
@@ -89,6 +89,15 @@ def test_what_the_cluster_has_by_itself(file: Path, tmp_path: Path) -> None:
         pack(spec, file, LOGIN, [])
     own = load_run_file(file, [f"data.train.path={tmp_path}/data/train"])
     assert [one.key for one in pack(own, file, LOGIN, []).parcels] == ["model.path", "data.train.path", ""]
+
+
+def test_lists_and_urls_are_not_copied(file: Path) -> None:
+    def keys(path: str) -> list[str]:
+        return [one.key for one in named(load_run_text(RUN.replace("../data/train", path), "run.yaml"), file.parent)]
+
+    assert keys("[/data/a.csv, 's3://bucket/b.csv']") == keys("https://host/a.csv") == ["model.path"]
+    with pytest.raises(UserError, match=r"data.train.path: is a list of files here.*into one folder"):
+        keys("[/data/a.csv, b.csv]")
 
 
 def test_images_of_containers_go_along(file: Path) -> None:

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from ortflow.workflow.data import cache_lock
-from ortflow.workflow.data.tables import pieces, scan, text_table
+from ortflow.workflow.data.tables import decode, pieces, scan
+from ortflow.workflow.data.tables.columnar import ColumnarTable
 from ortflow.workflow.data.tables.text_table import TextTable
 from ortflow.workflow.errors import UserError
 
@@ -47,17 +50,27 @@ def build(files: list[Path]) -> None:
 
 def killed_build(files: list[Path], after: int) -> None:
     """Build in this process, which is killed when so many pieces have been added."""
-    left = [after]
-    add = scan._add
+    scan._add = counted(scan._add, after)
+    build(files)
 
-    def counted(*given: Any) -> Any:
+
+def killed_decoding(files: list[Path], after: int) -> None:
+    """Decode in this process, which is killed when so many batches have been added."""
+    decode._added = counted(decode._added, after)
+    ColumnarTable(files)
+
+
+def counted(add: Any, after: int) -> Any:
+    """The function, which kills the process when it has been called so often."""
+    left = [after]
+
+    def add_or_end(*given: Any) -> Any:
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
         left[0] -= 1
         return add(*given)
 
-    scan._add = counted
-    build(files)
+    return add_or_end
 
 
 def in_process(target: Any, *given: Any) -> int | None:
@@ -94,6 +107,42 @@ def test_a_killed_build_continues_and_gives_the_same_bytes(
     assert 10 < shares[0] < 50 < shares[1] < 100, shares
     assert content(cache) == expected
     assert [each.name for each in cache.iterdir() if each.name.startswith(".")] == []
+
+
+def test_a_killed_decoding_continues_and_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(decode, "_ROWS", 10)
+    monkeypatch.setattr(decode, "_PART_BYTES", 400)
+    files = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    random = np.random.default_rng(0)
+    for file in files:
+        columns = {"x": random.normal(size=95), "word": [f"w{row % 7}" for row in range(95)]}
+        parquet.write_table(pa.table(columns), file, row_group_size=33)
+    whole = use_cache(tmp_path / "whole", monkeypatch)
+    table = ColumnarTable(files)
+    expected = content(whole)
+    assert len(expected) > 6
+    cache = use_cache(tmp_path / "killed", monkeypatch)
+    for after in (7, 8, 10_000):
+        assert in_process(killed_decoding, files, after) == (0 if after == 10_000 else -signal.SIGKILL)
+    printed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("decoding continues")]
+    behind = [int(line.split()[3]) for line in printed]
+    assert len(behind) == 2
+    assert 0 < behind[0] < 95 < behind[1] < 190
+    assert content(cache) == expected
+    again = ColumnarTable(files)
+    assert (again.file_rows, again.summaries, again.digest) == ([95, 95], table.summaries, table.digest)
+    order = np.array([189, 0, 94, 95])
+    assert again.take(order, ["x"]).equals(table.take(order, ["x"]))
+    assert again.take(np.array([96]), ["word"])["word"].to_pylist() == ["w1"]
+    # A part that is gone is decoded again.
+    shutil.rmtree(cache)
+    assert in_process(killed_decoding, files, 12) == -signal.SIGKILL
+    (partial,) = cache.glob(".*")
+    (partial / "00000.arrow").unlink()
+    ColumnarTable(files)
+    assert content(cache) == expected
 
 
 def test_what_was_saved_is_used_only_as_it_was_written(
@@ -160,4 +209,3 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="begins a quoted field that has no end"):
         build([tmp_path / "table.csv"])
     assert not list(cache.iterdir())
-    assert text_table._saved(tmp_path / "none") is None

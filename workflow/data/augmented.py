@@ -44,6 +44,11 @@ class Augmented(Around):
         """Whether those of all columns are known."""
         return all(column.minimum is not None for column in self.columns.values())
 
+    def fault_of(self, name: str) -> UserError | None:
+        """Why a column cannot fill an input; what a graph makes does not depend on the set's column of that name."""
+        made = any(isinstance(step, GraphStep) and name in step.outputs for step in self.steps)
+        return None if made else super().fault_of(name)
+
     def at(self, epoch: int) -> Augmented:
         """The samples of another epoch."""
         return replace(self, epoch=epoch)

@@ -25,10 +25,12 @@ from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.cache_lock import held
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.graph_hashes import hash_of
+from ortflow.workflow.rundir import write_atomically
 
 VERSION = 2
 """Version of an entry and of how kinds are decided; others are built again."""
 _HEAD = 1 << 16
+_SAVED = "saved.json"
 _FORGOTTEN = 7 * 86400.0
 """Seconds after which a build that was killed is removed."""
 
@@ -70,7 +72,7 @@ def entry(key: str, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict
         try:
             record = build(partial)
             hashes = {file.name: hash_of(file) for file in sorted(partial.iterdir())}
-            (partial / "record.json").write_text(sealed({"files": hashes, "record": record}))
+            (partial / "record.json").write_text(_sealed({"files": hashes, "record": record}))
             shutil.rmtree(folder / key, ignore_errors=True)  # a damaged one
             with contextlib.suppress(FileExistsError):
                 os.rename(partial, folder / key)
@@ -94,14 +96,33 @@ def _partial(folder: Path, key: str, locked: bool) -> Path:
     return partial
 
 
-def sealed(body: dict[str, Any]) -> str:
+def saved(folder: Path) -> dict[str, Any] | None:
+    """What a build that was killed saved in its folder; None if there is nothing, or it is damaged."""
+    try:
+        with os.fdopen(open_regular(folder / _SAVED), "rb") as file:
+            return _unsealed(file.read())
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
+    """Save how far a build is; its files must be on the disk."""
+    write_atomically(folder / _SAVED, _sealed(state).encode())
+
+
+def forget(folder: Path) -> None:
+    """Remove what was saved: the build is complete."""
+    (folder / _SAVED).unlink(missing_ok=True)
+
+
+def _sealed(body: dict[str, Any]) -> str:
     """Plain data as text with its hash."""
     text = json.dumps(body)
     return json.dumps([text, xxhash.xxh3_128_hexdigest(text.encode())])
 
 
-def unsealed(content: str | bytes) -> dict[str, Any]:
-    """The inverse of `sealed`. Raises ValueError or TypeError if the text is damaged."""
+def _unsealed(content: str | bytes) -> dict[str, Any]:
+    """The inverse of `_sealed`. Raises ValueError or TypeError if the text is damaged."""
     text, seal = json.loads(content)
     if xxhash.xxh3_128_hexdigest(text.encode()) != seal:
         raise ValueError("does not match its hash")
@@ -113,7 +134,7 @@ def _load(place: Path) -> dict[str, Any] | None:
     """The record of an entry; None if there is none, or it is damaged."""
     try:
         with os.fdopen(open_regular(place / "record.json"), "rb") as file:
-            body = unsealed(file.read())
+            body = _unsealed(file.read())
         if any(hash_of(place / name) != value for name, value in body["files"].items()):
             return None
         record: dict[str, Any] = body["record"]

@@ -18,11 +18,10 @@ from ortflow.workflow.data.samples import Indices
 from ortflow.workflow.data.tables.files import JSON_LINES
 from ortflow.workflow.data.tables.parse import Dialect, parse
 from ortflow.workflow.data.tables.scan import Scan, scan, text_kinds
-from ortflow.workflow.data.tables.store import entry, key_of, sealed, unsealed
+from ortflow.workflow.data.tables.store import entry, forget, key_of, save, saved
 from ortflow.workflow.data.tables.summary import Summary
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
-from ortflow.workflow.rundir import write_atomically
 
 _SCAN_BYTES = 4 << 20
 
@@ -157,17 +156,17 @@ def _numbers(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.memmap(path, dtype, mode="r")
 
 
-def _saved(path: Path) -> Scan | None:
-    """What a pass that was killed has saved; None if there is nothing, or it is damaged."""
+def _continued(folder: Path) -> Scan | None:
+    """What a pass that was killed has saved; None if there is nothing."""
+    values = saved(folder)
     try:
-        return Scan.from_json(unsealed(path.read_text()))
-    except (OSError, ValueError, TypeError, KeyError):
+        return None if values is None else Scan.from_json(values)
+    except (TypeError, KeyError, AttributeError):
         return None
 
 
 def _build(files: Sequence[Path], is_json: bool, types: Mapping[str, str], folder: Path) -> dict[str, object]:
-    saved = folder / "saved.json"
-    before = _saved(saved)
+    before = _continued(folder)
     rows = 0 if before is None else before.rows
     with (folder / "starts.bin").open("ab") as starts, (folder / "sizes.bin").open("ab") as sizes:
         for file, size in ((starts, 8), (sizes, 4)):
@@ -180,15 +179,15 @@ def _build(files: Sequence[Path], is_json: bool, types: Mapping[str, str], folde
             starts.write(places.astype(np.int64, copy=False).data)
             sizes.write(lengths.data)
 
-        def save(result: Scan) -> None:
+        def keep(result: Scan) -> None:
             for file in (starts, sizes):
                 file.flush()
                 os.fsync(file.fileno())
-            write_atomically(saved, sealed(result.to_json()).encode())
+            save(folder, result.to_json())
 
         note = partial(print, file=sys.stderr, flush=True)
-        found = scan(files, is_json, types, append, note, before=before, save=save)
-    saved.unlink(missing_ok=True)
+        found = scan(files, is_json, types, append, note, before=before, save=keep)
+    forget(folder)
     return {
         "delimiter": found.dialect.delimiter,
         "names": list(found.dialect.names),
