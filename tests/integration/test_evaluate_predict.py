@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         model={**RUN["model"], "metrics": ["accuracy"]},
         data={**RUN["data"], "eval": "held.arrow"},
         train={**RUN["train"], "evaluation": {"every_steps": 12}},
-        export={"quantize": "int8", "quantize_tolerance": 0.5, "optimize": True},
+        export={"quantize": "int8", "quantize_tolerance": 0.5, "metric_tolerance": 1.0, "optimize": True},
     )
     random = np.random.default_rng(2)
     samples = {"x": random.normal(size=(21, 5)).astype(np.float32), "labels": random.integers(0, 3, 21)}
@@ -63,6 +63,11 @@ def test_the_run_and_its_export_write_further_forms(run: Tiny) -> None:
     events = [event for line in lines if (event := json.loads(line))["event"] == "export_variant"]
     assert [event["kind"] for event in events] == ["optimized", "int8"]
     assert all(Path(event["path"]).stat().st_size == event["bytes"] for event in events)
+    own = own_evaluation(run)
+    for event in events:
+        assert event["exported_metrics"] == pytest.approx({name: own[name] for name in ("loss", "accuracy")}, rel=1e-5)
+        assert event["metrics"].keys() == {"loss", "accuracy"}
+    assert events[0]["metrics"] == pytest.approx(events[0]["exported_metrics"], rel=1e-5)
     done = command_here("export", "tiny", "-o", "copy.onnx", folder=run.folder)
     assert done.returncode == 0, done.stderr
     assert "copy.int8.onnx: " in done.stdout

@@ -149,6 +149,10 @@ class ExportSection(Section):
     quantize_tolerance: NonNegativeFloat = 0.05
     """Largest difference of the quantised model's outputs, relative to the root of their mean square; beyond it the
     model is refused."""
+    metric_tolerance: NonNegativeFloat = 0.02
+    """How much worse the metric may be with the optimised or quantised model, relative to its value with the exported
+    one; beyond it the model is refused. It is that of `checkpoint.best`, else the first of `model.metrics`, else the
+    loss."""
 
 
 class HandedOver(ExportSection):

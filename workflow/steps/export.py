@@ -33,20 +33,23 @@ from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
+from ortflow.workflow.spec.metrics import METRICS, higher_is_better
 from ortflow.workflow.spec.run import TrainerRunSpec, trainer_run
 from ortflow.workflow.steps.best import best_of, best_path
 from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
 from ortflow.workflow.steps.shard import Stream
-from ortflow.workflow.trainer import MicroBatch, Report, TrainerBuilder
+from ortflow.workflow.trainer import MicroBatch, Report, Scoring, TrainerBuilder
 from ortflow.workflow.trainers import builder_of
 from ortflow.workflow.weights.kept import FILE, RECORD
-from ortflow.workflow.weights.variants import Variant, kinds_of, write_variants
+from ortflow.workflow.weights.variants import Judge, Variant, kinds_of, write_variants
 
 CHECKED_BATCHES = 2
 MEASURED_BATCHES = 8
 """For quantised models."""
+EVALUATED_BATCHES = 256
+"""For their metrics."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,8 @@ def _export_best(context: Context, path: Path) -> None:
 
 def _write_variants(context: Context, path: Path) -> None:
     try:
-        for variant in write_variants(path, context.spec.export, measured(context.stream)):
+        judge = judge_of(context.spec, context.builder, context.stream)
+        for variant in write_variants(path, context.spec.export, measured(context.stream), judge):
             context.events.write("export_variant", **variant.to_json())
             print(f"wrote {variant}", flush=True)
     except UserError as error:
@@ -207,6 +211,20 @@ def measured(stream: Stream) -> list[MicroBatch]:
     return list(islice(stream.samples(), MEASURED_BATCHES))
 
 
+def judge_of(spec: TrainerRunSpec, builder: TrainerBuilder, stream: Stream) -> Judge | None:
+    """What measures the metrics of further forms; None if the trainer cannot.
+
+    The metric of `checkpoint.best` decides, else the first of `model.metrics` that is a number, else the loss.
+    """
+    if not isinstance(builder, Scoring) or not kinds_of(spec.export):
+        return None
+    metrics = spec.model.metrics if spec.model is not None else []
+    numbers = [metric.key for metric in metrics if METRICS[metric.name].is_number]
+    name = spec.checkpoint.best.metric.rpartition("/")[2] if spec.checkpoint.best else (*numbers, "loss")[0]
+    batches = lambda: islice(stream.samples(), EVALUATED_BATCHES)  # noqa: E731
+    return Judge(builder.output_metrics().of, batches, name, higher_is_better(name, metrics))
+
+
 def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, further: bool = True) -> Exported:
     """Export the inference model of a checkpoint, the newest complete one if `step` is None; one process, no MPI.
 
@@ -228,6 +246,7 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, f
         batches: list[MicroBatch] = []
         stream = None
         measuring: list[MicroBatch] = []
+        judge = None
         if are_there(spec.data.eval or spec.data.train):
             alone = Place(0, 1, 0, 1, "none", "")
             # Samples are those of the first set; others may be gone.
@@ -235,11 +254,13 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, f
             stream = Stream(spec.model_copy(update={"data": data}), plan, *builder.inputs(), alone, Progress())
             batches = list(islice(stream.samples(), CHECKED_BATCHES))
             measuring = measured(stream) if further and kinds_of(spec.export) else []
-            stream.close()
+            judge = judge_of(spec, builder, stream) if measuring else None
         difference = trainer.export(path, batches, spec.export.tolerance)
         for fault in write_notes(path.parent, plan.classes, stream.fields if stream is not None else {}):
             print(f"warning: {fault}", file=sys.stderr)
-        variants = tuple(write_variants(path, spec.export, measuring)) if further else ()
+        variants = tuple(write_variants(path, spec.export, measuring, judge)) if further else ()
+        if stream is not None:
+            stream.close()
     return Exported(path, loaded.manifest.step, difference, variants)
 
 

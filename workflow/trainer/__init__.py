@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.data.inputs import MicroBatch as MicroBatch
@@ -107,6 +107,23 @@ class EvaluationOutcome:
     """This rank's first batch, counted from 0, whose loss is NaN or infinite; None if unknown, or if there is none."""
     tables: Mapping[str, list[list[int]]] = field(default_factory=dict)
     """Results that are not a number, by name: confusion matrices."""
+
+
+class Metrics(Protocol):
+    """Loss and metrics of a model's outputs."""
+
+    def of(
+        self, names: Sequence[str], results: Iterable[tuple[Sequence[npt.NDArray[Any]], MicroBatch]]
+    ) -> Mapping[str, float] | None:
+        """Values by name, of the outputs `names` of each batch; None if they do not determine them."""
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """A builder that can evaluate the outputs of a model file; optional."""
+
+    def output_metrics(self) -> Metrics:
+        """Return what evaluates them; called after `prepare`."""
 
 
 class TrainerBuilder(Protocol):

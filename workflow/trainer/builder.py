@@ -33,7 +33,7 @@ from ortflow.workflow.spec.metric_targets import Compared, compared
 from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.model import ModelSection, single_losses
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer import Prepared, Trainer, TrainerBuilder, TrainerContext
+from ortflow.workflow.trainer import Metrics, Prepared, Trainer, TrainerBuilder, TrainerContext
 from ortflow.workflow.weights.kept import read_record
 
 if TYPE_CHECKING:
@@ -173,6 +173,12 @@ class GraphBuilder(TrainerBuilder):
         classes += [each.label for each in found if isinstance(each, Compared) and each.task == "classes"]
         ignored = next((loss.ignore_index for loss in losses if isinstance(loss, ClassLoss)), None)
         return graphs.inputs, Limits(graphs.vocabulary, ignored, truths=truths, classes=classes)
+
+    def output_metrics(self) -> Metrics:
+        """What evaluates the outputs of a model file; see `Scoring`."""
+        from ortflow.workflow.trainer.output_metrics import OutputMetrics
+
+        return OutputMetrics(self._context.folder / "eval.onnx", self._spec.onnx_model)
 
     def open(
         self,

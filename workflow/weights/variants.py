@@ -5,12 +5,13 @@ Called by step `export`. A form that differs by more than its tolerance is refus
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -48,14 +49,22 @@ class Variant:
     """Size of the form and of the exported model."""
     seconds: tuple[float, float]
     """Median time of a micro-batch, of both."""
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Loss and metrics of both; empty if they were not measured."""
 
     def __str__(self) -> str:
         (size, before), (now, then) = self.bytes, self.seconds
         same = "" if self.agreement is None else f", the largest output the same in {self.agreement:.2%} of rows"
         return (
             f"{self.path}: {size / before:.2f} of the size and {now / then:.2f} of the time of the exported model,"
-            f" relative difference {self.difference:.2g}{same}"
+            f" relative difference {self.difference:.2g}{same}{self._metrics()}"
         )
+
+    def _metrics(self) -> str:
+        if not self.metrics:
+            return "; no metric was measured, because it needs more than the model's outputs"
+        shown = ", ".join(f"{name} {now:.4g} instead of {then:.4g}" for name, (now, then) in self.metrics.items())
+        return f"; {shown}"
 
     def to_json(self) -> dict[str, Any]:
         """Fields of the event."""
@@ -63,6 +72,8 @@ class Variant:
             "kind": self.kind, "path": str(self.path), "difference": self.difference, "agreement": self.agreement,
             "bytes": self.bytes[0], "seconds": self.seconds[0], "exported_bytes": self.bytes[1],
             "exported_seconds": self.seconds[1],
+            "metrics": {name: now for name, (now, _) in self.metrics.items()},
+            "exported_metrics": {name: then for name, (_, then) in self.metrics.items()},
         }  # fmt: skip
 
 
@@ -77,16 +88,48 @@ def path_of(model: Path, kind: Kind) -> Path:
     return model.with_name(f"{model.stem}.{kind}{model.suffix}")
 
 
-def write_variants(model: Path, section: ExportSection, samples: Sequence[MicroBatch]) -> Iterator[Variant]:
+@dataclass(frozen=True)
+class Judge:
+    """What measures the metrics of a model, and which of them decides."""
+
+    measure: Callable[[Sequence[str], Iterable[tuple[Sequence[Array], MicroBatch]]], Mapping[str, float] | None]
+    """From the names of outputs, and their values for each batch, to values by name."""
+    batches: Callable[[], Iterable[MicroBatch]]
+    """The samples."""
+    metric: str
+    higher_is_better: bool
+
+    def of(self, session: Any) -> Mapping[str, float]:
+        """The values of a model; empty if its outputs do not determine them."""
+        names = [value.name for value in session.get_outputs()]
+        inputs = [value.name for value in session.get_inputs()]
+        results = (
+            (session.run(names, {name: batch.arrays[name] for name in inputs}), batch) for batch in self.batches()
+        )
+        return self.measure(names, results) or {}
+
+    def worse(self, now: float, then: float) -> float:
+        """How much worse a value is, relative to the one before; not above 0 if it is not."""
+        if math.isnan(then):
+            return 0.0
+        lost = then - now if self.higher_is_better else now - then
+        return math.inf if math.isnan(lost) else lost / (abs(then) or 1.0)
+
+
+def write_variants(
+    model: Path, section: ExportSection, samples: Sequence[MicroBatch], judge: Judge | None = None
+) -> Iterator[Variant]:
     """Write and measure the forms of an exported model.
 
-    Raises UserError if one cannot be made, or differs by more than its tolerance.
+    Raises UserError if one cannot be made, or differs by more than its tolerance, in its outputs or in its metric.
     """
     for kind in kinds_of(section):
-        yield _variant(model, kind, section, samples)
+        yield _variant(model, kind, section, samples, judge)
 
 
-def _variant(model: Path, kind: Kind, section: ExportSection, samples: Sequence[MicroBatch]) -> Variant:
+def _variant(
+    model: Path, kind: Kind, section: ExportSection, samples: Sequence[MicroBatch], judge: Judge | None
+) -> Variant:
     key = "export.optimize" if kind == "optimized" else "export.quantize"
     out = path_of(model, kind)
     check_export(out)
@@ -110,10 +153,28 @@ def _variant(model: Path, kind: Kind, section: ExportSection, samples: Sequence[
                 where=key,
                 fix="raise export.quantize_tolerance if the model tolerates that, or remove the key",
             )
+        metrics = {} if judge is None else _judged(judge, before, after, kind, key, section.metric_tolerance)
         seconds = _seconds(after, feeds), _seconds(before, feeds)
         sizes = part.stat().st_size, model.stat().st_size
         os.replace(part, out)
-    return Variant(kind, out, difference, agreement, sizes, seconds)
+    return Variant(kind, out, difference, agreement, sizes, seconds, metrics)
+
+
+def _judged(
+    judge: Judge, before: Any, after: Any, kind: Kind, key: str, tolerance: float
+) -> dict[str, tuple[float, float]]:
+    """Loss and metrics with both models. Raises UserError if the metric that decides is worse beyond the tolerance."""
+    then, now = judge.of(before), judge.of(after)
+    found = {name: (now[name], then[name]) for name in then if name in now}
+    if judge.metric in found and not judge.worse(*found[judge.metric]) <= tolerance:
+        value, exported = found[judge.metric]
+        raise UserError(
+            f"the {kind} model has the {judge.metric} {value:.4g} on real samples, and the exported one {exported:.4g}:"
+            f" it is worse by more than {tolerance:.3g} of that, and is not written",
+            where=key,
+            fix="raise export.metric_tolerance if that is good enough, or remove the key",
+        )
+    return found
 
 
 def _make(model: Path, out: Path, kind: Kind, feeds: Sequence[Mapping[str, Array]], key: str) -> None:

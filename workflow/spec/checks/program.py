@@ -18,6 +18,7 @@ _NO_EFFECT: tuple[tuple[str, str], ...] = (
     ("export", "optimize"),
     ("export", "quantize"),
     ("export", "quantize_tolerance"),
+    ("export", "metric_tolerance"),
     ("checkpoint", "asynchronous"),
     ("checkpoint", "exact"),
     ("checkpoint", "best"),
