@@ -53,7 +53,7 @@ FORMATS: tuple[Format, ...] = (
     Format("tokens", token_files.matches, token_files.open_tokens, ("tokens",)),
     Format("tar shards", tar_shards.matches, tar_shards.open_shards, ("images",)),
     Format(FOLDER, image_folder.matches, image_folder.open_folder, ("images",)),
-    Format(TABLE, is_table, _table),
+    Format(TABLE, is_table, _table, ("text",)),
     Format("text", text_files.matches, text_files.open_text, ("text",)),
     Format("Arrow IPC", lambda path: True, _arrow),
 )
@@ -96,11 +96,17 @@ def is_images(path: Path) -> bool:
 
 def is_fitted(section: DataSet) -> bool:
     """Whether other sets are read with classes or means of this one."""
-    return _format_of(section).name in (TABLE, FOLDER)
+    return _format_of(section).name == FOLDER or _is_rows(section)
 
 
 def _format_of(section: DataSet) -> Format:
     return next(form for form in FORMATS if form.matches(Path(section.path)))
+
+
+def _is_rows(section: DataSet) -> bool:
+    """Whether samples are rows of a table, not windows over their text."""
+    windows = section.text is not None and section.text.length is not None
+    return not windows and _format_of(section).name == TABLE
 
 
 def open_training(data: DataSection, seed: int) -> Samples:
@@ -118,7 +124,7 @@ def open_other(section: DataSet, data: DataSection, seed: int, where: str) -> Sa
 
     Raises UserError, naming the file.
     """
-    if _format_of(data.train).name == _format_of(section).name == TABLE:
+    if _is_rows(data.train) and _is_rows(section):
         from ortflow.workflow.data.tables.open import open_other_table
 
         return open_other_table(section, data, seed, where)
@@ -127,7 +133,7 @@ def open_other(section: DataSet, data: DataSection, seed: int, where: str) -> Sa
 
 def _part(data: DataSection, seed: int, *, evaluating: bool) -> Samples:
     section = data.eval if evaluating and data.eval is not None else data.train
-    if _format_of(data.train).name == _format_of(section).name == TABLE:
+    if _is_rows(data.train) and _is_rows(section):
         from ortflow.workflow.data.tables.open import open_part_of_table
 
         return open_part_of_table(data, seed, evaluating=evaluating)

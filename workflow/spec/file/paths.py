@@ -68,7 +68,8 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
         holder = _holder(values, keys)
         if holder is not None and holder.get(keys[-1]) is not None:
             holder[keys[-1]] = _absolute(holder[keys[-1]], base)
-    for data in (values.get("data") or {}).values():
+    sections = values.get("data") or {}
+    for data in (*sections.values(), *sections.get("eval_sets", {}).values()):
         for transform in data["transforms"] if isinstance(data, dict) and "transforms" in data else ():
             file, _, name = (transform["function"] or "").rpartition(":")
             if file.endswith(".py"):
@@ -145,7 +146,8 @@ def _has_begun(spec: RunSpec) -> bool:
 def own_inputs(spec: RunSpec) -> list[Keys]:
     """The keys that name input files, except those of launchers' sections. Pure."""
     sets = spec.data.eval_sets if spec.data is not None else {}
-    return [*INPUTS, *(("data", "eval_sets", name, "path") for name in sets)]
+    paths = (("path",), ("text", "tokenizer"))
+    return [*INPUTS, *(("data", "eval_sets", name, *keys) for name in sets for keys in paths)]
 
 
 def input_keys(spec: RunSpec) -> list[Keys]:
