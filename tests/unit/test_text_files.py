@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from ortflow.workflow.data import tokenised
 from ortflow.workflow.data.digest import digest_of
-from ortflow.workflow.data.sources import open_samples, text_files
+from ortflow.workflow.data.sources import open_samples
 from ortflow.workflow.data.sources.text_files import pieces
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSet
@@ -92,7 +93,7 @@ def test_packing_loses_and_repeats_no_token(length: int) -> None:
 
 def test_text_is_tokenised_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = digest_of(opened(files))
-    monkeypatch.setattr(text_files, "_tokenise", None)
+    monkeypatch.setattr(tokenised, "_tokenise", None)
     assert digest_of(opened(files)) == expected
     monkeypatch.undo()
     monkeypatch.setenv("ORTFLOW_CACHE", str(files / "cache"))

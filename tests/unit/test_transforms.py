@@ -228,7 +228,10 @@ FIRST = [296, 89, 348, 990]
         ),
         ("[{noise: 1.0}, {}]", "data.train.transforms[1]: has no kind; give random_crop"),
         ("[{flop: 1}]", "data.train.transforms[0].flop: unknown key; did you mean flip?"),
-        ("[{mask_tokens: {mask_id: 3}}]", "data.train.transforms[0].mask_tokens.vocabulary: is missing; add it"),
+        (
+            "[{mask_tokens: {mask_id: 3}}]",
+            "data.train.transforms[0].mask_tokens.vocabulary: is missing, and the set has no text.tokenizer",
+        ),
         ("[{mixup: 2.0}]", "data.train.transforms[0].mixup: must be at most 1.0, not 2.0"),
     ],
 )

@@ -202,7 +202,10 @@ def _checked(section: RandomCrop, dataset: Samples, number: int) -> RandomCrop:
 
 def _steps(transform: Transform, dataset: Samples, columns: dict[str, Column]) -> list[Step]:
     if transform.mask_tokens is not None:
-        return [Mask(transform.column or "tokens", transform.mask_tokens)]
+        mask = transform.mask_tokens
+        if mask.mask_id is None or mask.vocabulary is None:
+            raise UserError("needs mask_id and vocabulary", fix="add them")
+        return [Mask(transform.column or "tokens", mask, mask.mask_id, mask.vocabulary)]
     if transform.onnx is not None:
         return [graph_step(transform, columns)]
     column = transform.column or IMAGE

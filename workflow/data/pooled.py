@@ -18,6 +18,7 @@ from ortflow.workflow.data.sources.images import Images
 from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.data.sources.text_files import Documents, Packed
 from ortflow.workflow.data.transforms import Function, Mask, OneHot
+from ortflow.workflow.data.vocabulary import transforms_of
 from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.spec.data import DataSection
 
@@ -38,7 +39,8 @@ class OpenSet:
         if dataset is None:
             dataset = (open_evaluation if evaluating else open_training)(section, self.seed)
         assert dataset is not None
-        transforms = section.eval.transforms if evaluating and section.eval else section.train.transforms
+        own = section.eval if evaluating and section.eval else section.train
+        transforms = transforms_of(own, self.where)
         return augmented(dataset, transforms, self.seed, self.where) if transforms else dataset
 
 

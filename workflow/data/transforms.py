@@ -209,15 +209,14 @@ class Mask:
 
     column: str
     section: MaskTokens
+    mask_id: int
+    vocabulary: int
 
     def changed(self, columns: Columns) -> dict[str, Column]:
         column = columns.get(self.column)
         if column is None or column.dtype.kind not in "iu" or not (column.variable or len(column.shape) == 1):
             raise _misfit(columns, self.column, "tokens")
-        if (
-            self.section.mask_id > np.iinfo(column.dtype).max
-            or self.section.vocabulary - 1 > np.iinfo(column.dtype).max
-        ):
+        if self.mask_id > np.iinfo(column.dtype).max or self.vocabulary - 1 > np.iinfo(column.dtype).max:
             raise UserError(f"column {self.column!r} is {column}, too small for these tokens", where="mask_tokens")
         if self.section.labels in columns:
             raise UserError(
@@ -225,7 +224,7 @@ class Mask:
             )
         tokens = labels = column
         if column.minimum is not None and column.maximum is not None:
-            largest = max(column.maximum, self.section.mask_id, self.section.vocabulary - 1)
+            largest = max(column.maximum, self.mask_id, self.vocabulary - 1)
             tokens = column.with_range((min(column.minimum, 0), largest))
             labels = column.with_range((min(column.minimum, IGNORED), column.maximum))
         return {self.column: tokens, self.section.labels: replace(labels, dtype=np.dtype(np.int64))}
@@ -238,15 +237,15 @@ class Mask:
         if name == section.labels:
             # Widened first: numpy 2 keeps uint16 and wraps the negative number.
             return np.where(chosen, tokens.astype(np.int64), IGNORED)
-        kind, random = draws.uniforms(len(tokens)), draws.uniforms(len(tokens)) * section.vocabulary
-        masked = np.where(chosen & (kind < 0.8), section.mask_id, tokens.astype(np.int64))
+        kind, random = draws.uniforms(len(tokens)), draws.uniforms(len(tokens)) * self.vocabulary
+        masked = np.where(chosen & (kind < 0.8), self.mask_id, tokens.astype(np.int64))
         return np.where(chosen & (kind >= 0.9), random.astype(np.int64), masked).astype(tokens.dtype)
 
     def extremes(self, name: str) -> Array:
         """The values that it may add to a column, for the checks."""
         if name == self.section.labels:
             return np.array([IGNORED])
-        return np.array([self.section.mask_id, self.section.vocabulary - 1])
+        return np.array([self.mask_id, self.vocabulary - 1])
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,15 @@ class AudioSection(Section):
 
 
 class TextSection(Section):
-    """How `.txt` files become tokens. The tokens are kept in the cache by the content of texts and tokenizer."""
+    """How `.txt` files, or a column of a table, become tokens. They are kept in the cache by the content of texts and
+    tokenizer."""
 
     tokenizer: Text
     """A `tokenizer.json` of the package tokenizers, relative to the run file."""
+    column: Text | None = None
+    """Column of a table that has the text; by default `text`. Each row is a document."""
+    max_length: Positive | None = None
+    """Most tokens of a document: longer ones are cut, and their number is printed. By default none is cut."""
     length: Positive | None = None
     """Tokens of a window; without it, each document is a sample of variable length."""
     pack: bool = False

@@ -52,12 +52,13 @@ class MaskTokens(Section):
 
     probability: Fraction = 0.15
     """Share of the tokens that are chosen."""
-    mask_id: Count
-    """Token of a mask."""
-    vocabulary: Positive
-    """Number of tokens from which random ones are drawn."""
-    special: list[Count] = Field(default_factory=no_items)
-    """Tokens that are never chosen, such as those at the ends and of padding."""
+    mask_id: Count | None = None
+    """Token of a mask; by default `[MASK]` or `<mask>` of the set's `text.tokenizer`."""
+    vocabulary: Positive | None = None
+    """Number of tokens from which random ones are drawn; by default all of the tokenizer's."""
+    special: list[Count] | None = None
+    """Tokens that are never chosen, such as those at the ends and of padding; by default the tokenizer's special ones,
+    and none without a tokenizer."""
     labels: Text = "labels"
     """Name of the new column."""
 

@@ -19,6 +19,7 @@ from ortflow.workflow.data.pooled import pooled
 from ortflow.workflow.data.samples import Samples, reading_of
 from ortflow.workflow.data.scan import first_not_finite
 from ortflow.workflow.data.sources import open_evaluation, open_other, open_training
+from ortflow.workflow.data.vocabulary import transforms_of
 from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.plan import Plan
@@ -108,7 +109,8 @@ class Stream:
             dataset = found if found is not None else open_training(section, self._spec.seed)
         if evaluating:
             dataset = like_training(dataset, self._opened, where)
-        changed = augmented(dataset, data.transforms, self._spec.seed, where) if data.transforms else dataset
+        transforms = transforms_of(data, where)
+        changed = augmented(dataset, transforms, self._spec.seed, where) if transforms else dataset
         self._opened = changed if not evaluating else self._opened
         dataset = pooled(changed, section, self._spec.seed, where, self._workers)
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch

@@ -58,7 +58,7 @@ FORMATS: tuple[Format, ...] = (
     Format("tar shards", tar_shards.matches, tar_shards.open_shards, ("images",)),
     Format(FOLDER, image_folder.matches, image_folder.open_folder, ("images",)),
     Format(SOUNDS, audio.matches, audio.open_audio, ("audio",)),
-    Format(TABLE, is_table, _table),
+    Format(TABLE, is_table, _table, ("text",)),
     Format("text", text_files.matches, text_files.open_text, ("text",)),
     Format("Arrow IPC", lambda path: True, _arrow),
 )
@@ -109,7 +109,7 @@ def preparation_of(path: Path) -> dict[str, Any]:
 
 def is_fitted(section: DataSet) -> bool:
     """Whether other sets are read with classes or means of this one."""
-    return _format_of(section).name in (TABLE, FOLDER, SOUNDS)
+    return _format_of(section).name in (FOLDER, SOUNDS) or _is_rows(section)
 
 
 def is_of_table(section: DataSet) -> bool:
@@ -135,6 +135,12 @@ def _format(place: Path) -> Format:
     return next(form for form in FORMATS if form.matches(place))
 
 
+def _is_rows(section: DataSet) -> bool:
+    """Whether samples are rows of a table, not windows over their text."""
+    windows = section.text is not None and section.text.length is not None
+    return not windows and _format_of(section).name == TABLE
+
+
 def open_training(data: DataSection, seed: int) -> Samples:
     """The training set, without the samples that are held out from it. Raises UserError, naming the file."""
     return _part(data, seed, evaluating=False)
@@ -150,7 +156,7 @@ def open_other(section: DataSet, data: DataSection, seed: int, where: str) -> Sa
 
     Raises UserError, naming the file.
     """
-    if _format_of(data.train).name == _format_of(section).name == TABLE:
+    if _is_rows(data.train) and _is_rows(section):
         from ortflow.workflow.data.tables.open import open_other_table
 
         return open_other_table(section, data, seed, where)
@@ -159,7 +165,7 @@ def open_other(section: DataSet, data: DataSection, seed: int, where: str) -> Sa
 
 def _part(data: DataSection, seed: int, *, evaluating: bool) -> Samples:
     section = data.eval if evaluating and data.eval is not None else data.train
-    if _format_of(data.train).name == _format_of(section).name == TABLE:
+    if _is_rows(data.train) and _is_rows(section):
         from ortflow.workflow.data.tables.open import open_part_of_table
 
         return open_part_of_table(data, seed, evaluating=evaluating)

@@ -1,40 +1,33 @@
-"""Text by a `tokenizer.json`: tokenised once into files of numbers, then windows, documents, or packed documents.
+"""Text files by a `tokenizer.json`: windows, documents, or packed documents.
 
-The tokens are kept in the user's cache by the content of the tokenizer and of the texts, so that the ranks of a machine
-map one file, and later runs begin at once.
+`tokenised` makes the tokens once; those of a table's column come from `ortflow.workflow.data.tables.text_column`.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import xxhash
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.samples import FixedColumns, Indices
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.mapped import MappedArrays
+from ortflow.workflow.data.tokenised import tokens_of
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular, read_whole
+from ortflow.workflow.files import open_regular
 from ortflow.workflow.graph_hashes import hash_of
-from ortflow.workflow.rundir import replacing
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.media import TextSection
 
 TOKENS = "tokens"
 IGNORED = -100
 """Label of a position that has no target; the default of model.loss.ignore_index, and of PyTorch."""
-_VERSION = 1
-_DOCUMENTS = 256
-"""Documents tokenised at a time, by all cores."""
-_LARGEST_TOKENIZER = 256 << 20
+MASK = "attention_mask"
+_WINDOWS = 256
+"""Windows read at a time."""
 
 
 def matches(path: Path) -> bool:
@@ -48,10 +41,21 @@ def open_text(section: DataSet, places: Sequence[Path]) -> MappedArrays | Docume
     if text is None:
         fix = "add text: {tokenizer: tokenizer.json, length: 1024}, or make bytes with `ortflow data convert --text`"
         raise UserError("is text, and how it becomes tokens is not given", where=str(path), fix=fix)
+    if text.column is not None:
+        raise UserError(f"is {text.column!r}, but {path} is no table", where="text.column", fix="remove it")
+    files = files_of(places, ".txt")
+    try:
+        identity = [text.documents, *(hash_of(file) for file in files)]
+    except OSError as error:
+        raise UserError(error.strerror or str(error), where=str(error.filename or path)) from None
+    tokens, ends = tokens_of(text, identity, lambda: _all_documents(files, text.documents), str(path))
+    return samples_of(path, tokens, ends[np.diff(ends, prepend=0) > 0], text)
+
+
+def samples_of(path: Path, tokens: Array, ends: Indices, text: TextSection) -> MappedArrays | Documents | Packed:
+    """The samples of tokens [n] and the end of each document. Raises UserError if there are none."""
     if text.pack and text.length is None:
         raise UserError("packs windows, whose length is not given", where="text.pack", fix="set text.length")
-    files = files_of(places, ".txt")
-    tokens, ends = _tokens(files, text)
     if not len(tokens):
         raise UserError("holds no text", where=str(path))
     if text.length is None:
@@ -66,14 +70,20 @@ def open_text(section: DataSet, places: Sequence[Path]) -> MappedArrays | Docume
 
 
 class Documents:
-    """One sample of variable length for each document: column `tokens`."""
+    """One sample of variable length for each document: columns `tokens`, and `attention_mask` of ones.
+
+    A mask is padded with zeros where samples of a micro-batch differ in length.
+    """
 
     has_ranges = True
 
     def __init__(self, path: Path, tokens: Array, ends: Indices) -> None:
         self.path, self._ragged = path, Ragged(tokens, np.concatenate([[0], ends]))
         span = (int(tokens.min()), int(tokens.max()))
-        self.columns = {TOKENS: Column(tokens.dtype, (), True).with_range(span)}
+        self.columns = {
+            TOKENS: Column(tokens.dtype, (), True).with_range(span),
+            MASK: Column(np.dtype(np.uint8), (), True).with_range((1, 1)),
+        }
         self.shard_counts = [len(ends)]
 
     def __len__(self) -> int:
@@ -84,8 +94,9 @@ class Documents:
         raise KeyError(name)
 
     def read_ragged(self, name: str, indices: Indices) -> list[Array]:
-        """The tokens of documents, as views."""
-        return [self._ragged[number] for number in indices.tolist()]
+        """The tokens of documents, as views, or their masks."""
+        documents = [self._ragged[number] for number in indices.tolist()]
+        return documents if name == TOKENS else [np.ones(len(one), np.uint8) for one in documents]
 
     def lengths(self, name: str) -> Indices:
         """Tokens of each document."""
@@ -93,7 +104,8 @@ class Documents:
 
     def scan(self, name: str) -> Iterator[tuple[int, Ragged]]:
         """All documents."""
-        yield 0, self._ragged
+        ones = np.broadcast_to(np.uint8(1), self._ragged.values.shape)
+        yield 0, self._ragged if name == TOKENS else Ragged(ones, self._ragged.offsets)
 
 
 class Packed(FixedColumns):
@@ -144,8 +156,8 @@ class Packed(FixedColumns):
 
     def scan(self, name: str) -> Iterator[tuple[int, Array]]:
         """A column in order, in parts."""
-        for first in range(0, len(self), _DOCUMENTS):
-            yield first, self.read(name, np.arange(first, min(first + _DOCUMENTS, len(self))))
+        for first in range(0, len(self), _WINDOWS):
+            yield first, self.read(name, np.arange(first, min(first + _WINDOWS, len(self))))
 
 
 def pieces(ends: Indices, length: int) -> tuple[Indices, Indices]:
@@ -169,68 +181,8 @@ def pieces(ends: Indices, length: int) -> tuple[Indices, Indices]:
     return np.array(parts, np.int64).reshape(-1, 4), np.array([*starts, len(parts)], np.int64)
 
 
-def _tokens(files: Sequence[Path], text: TextSection) -> tuple[Array, Indices]:
-    """All tokens, mapped from the cache, and the end of each document."""
-    definition = _definition(text.tokenizer)
-    hashing = xxhash.xxh3_128(json.dumps([_VERSION, text.documents, text.end]).encode())
-    hashing.update(definition)
-    for file in files:
-        try:
-            hashing.update(hash_of(file).encode())
-        except OSError as error:
-            raise UserError(error.strerror or str(error), where=str(file)) from None
-    folder = next(cache_folders("tokens"), None)
-    if folder is None:
-        what = "the tokens cannot be kept: there is no folder for them"
-        raise UserError(what, where=str(files[0]), fix="set ORTFLOW_CACHE to a folder that only you may write to")
-    tokens, ends = folder / f"{hashing.hexdigest()}.tokens.npy", folder / f"{hashing.hexdigest()}.ends.npy"
-    if not ends.exists() or not tokens.exists():
-        _tokenise(files, text, definition, tokens, ends)
-    try:
-        return np.load(tokens, "r", allow_pickle=False), np.load(ends, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(tokens), fix="remove it") from None
-
-
-def _tokenise(files: Sequence[Path], text: TextSection, definition: bytes, tokens: Path, ends: Path) -> None:
-    tokenizer = _tokenizer(text.tokenizer, definition)
-    end = None
-    if text.end is not None:
-        end = tokenizer.token_to_id(text.end)
-        if end is None:
-            raise UserError(f"has no token {text.end!r}", where=text.tokenizer, fix="correct text.end")
-    kind: np.dtype[Any] = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
-    lengths: list[int] = []
-    try:
-        with tempfile.TemporaryFile(dir=tokens.parent) as file:
-            for batch in _batches(files, text.documents):
-                for encoding in tokenizer.encode_batch(batch):
-                    ids = [*encoding.ids, *([] if end is None else [end])]
-                    if ids:
-                        lengths.append(len(ids))
-                        file.write(np.array(ids, kind).tobytes())
-            file.flush()
-            total = sum(lengths)
-            values = np.memmap(file, kind, "r", 0, total) if total else np.empty(0, kind)
-            with replacing(tokens) as whole:
-                np.save(whole, values)
-        with replacing(ends) as whole:
-            np.save(whole, np.cumsum(lengths, dtype=np.int64))
-    except OSError as error:
-        what = f"the tokens cannot be kept ({error.strerror or error})"
-        raise UserError(what, where=str(tokens.parent), fix="set ORTFLOW_CACHE to a folder with room") from None
-
-
-def _batches(files: Sequence[Path], documents: str) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for file in files:
-        for document in _documents(file, documents):
-            batch.append(document)
-            if len(batch) == _DOCUMENTS:
-                yield batch
-                batch = []
-    if batch:
-        yield batch
+def _all_documents(files: Sequence[Path], documents: str) -> Iterator[str]:
+    return (document for file in files for document in _documents(file, documents))
 
 
 def _documents(file: Path, documents: str) -> Iterator[str]:
@@ -251,25 +203,3 @@ def _decoded(data: bytes, where: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise UserError(f"is not UTF-8 ({error.reason})", where=where, fix="convert it, as `iconv -t utf-8`") from None
-
-
-def _definition(path: str) -> bytes:
-    try:
-        return read_whole(path, _LARGEST_TOKENIZER)
-    except OSError as error:
-        raise UserError(error.strerror or str(error), where=path, fix="correct text.tokenizer") from None
-
-
-def _tokenizer(path: str, definition: bytes) -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise UserError("text needs tokenizers", fix="install it with: pip install 'ortflow[text]'") from None
-    try:
-        tokenizer = Tokenizer.from_buffer(definition)
-    except Exception as error:  # noqa: BLE001 - the package raises Exception itself
-        raise UserError(f"is not a tokenizer.json ({error})", where=path, fix="save it with tokenizers") from None
-    # Both would change documents without a word: length and pack do it here.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,16 @@ from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.selected import selected
 from ortflow.workflow.data.split import Mask, Values, column_of, held_out
 from ortflow.workflow.data.tables.columnar import ColumnarTable
-from ortflow.workflow.data.tables.fields import fit
+from ortflow.workflow.data.tables.fields import Source, fit
 from ortflow.workflow.data.tables.files import TEXT, files_of
 from ortflow.workflow.data.tables.samples import Table, TableSamples
 from ortflow.workflow.data.tables.store import entry, key_of
 from ortflow.workflow.data.tables.summary import NUMERIC, Summary
+from ortflow.workflow.data.tables.text_column import TextSamples, windows_of
 from ortflow.workflow.data.tables.text_table import TextTable
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.spec.data import DataSection, DataSet
+from ortflow.workflow.spec.media import TextSection
 from ortflow.workflow.spec.split import HeldOut
 
 _LISTED = 20
@@ -45,10 +47,20 @@ def open_table(section: DataSet, types: dict[str, str]) -> Table:
     return TextTable(files, types) if files[0].suffix.lower() in TEXT else ColumnarTable(files)
 
 
-def open_samples_of_table(section: DataSet) -> TableSamples:
-    """All samples of a section. Raises UserError, naming the file and the lines, if rows are bad."""
+def open_samples_of_table(section: DataSet) -> Samples:
+    """All samples of a section: rows, or windows over their text.
+
+    Raises UserError, naming the file and the lines, if rows are bad.
+    """
     table = _checked(open_table(section, _types(section)), section, "data.train")
-    return TableSamples(Path(section.title), table, fit(section.columns, section.fields, table.summaries))
+    if section.text is not None and section.text.length is not None:
+        return windows_of(Path(section.title), table, section.text)
+    return _samples(section, table, fit(section.columns, section.fields, table.summaries), section.text)
+
+
+def _samples(section: DataSet, table: Table, sources: Mapping[str, Source], text: TextSection | None) -> TableSamples:
+    path = Path(section.title)
+    return TableSamples(path, table, sources) if text is None else TextSamples(path, table, sources, text)
 
 
 def open_part_of_table(data: DataSection, seed: int, *, evaluating: bool) -> Samples:
@@ -61,18 +73,20 @@ def open_part_of_table(data: DataSection, seed: int, *, evaluating: bool) -> Sam
         return open_other_table(evaluation, data, seed, "data.eval")
     table, mask, summaries = _training(data, seed)
     section, where = (evaluation, "data.eval") if evaluating and evaluation is not None else (train, "data.train")
-    samples = TableSamples(Path(section.title), table, fit(section.columns, train.fields, summaries, where))
+    samples = _samples(section, table, fit(section.columns, train.fields, summaries, where), train.text)
     return samples if mask is None else selected(samples, np.flatnonzero(mask == evaluating))
 
 
 def open_other_table(section: DataSet, data: DataSection, seed: int, where: str) -> TableSamples:
-    """Another table than the training set, read with the classes, means and deviations of the training rows.
+    """Another table than the training set, read with the classes, means and deviations of the training rows, and with
+    their tokenizer unless it states one.
 
     Raises UserError, naming the file and the lines, if rows are bad and the section does not skip so many.
     """
     _, _, summaries = _training(data, seed)
     table = _checked(open_table(section, _types(data.train)), section, where)
-    return TableSamples(Path(section.title), table, fit(section.columns, data.train.fields, summaries, where))
+    sources = fit(section.columns, data.train.fields, summaries, where)
+    return _samples(section, table, sources, section.text or data.train.text)
 
 
 def _training(data: DataSection, seed: int) -> tuple[Table, Mask | None, dict[str, Summary]]:

@@ -70,7 +70,8 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
             given = holder[keys[-1]]
             absolute = [_absolute(path, base) for path in _listed(given)]
             holder[keys[-1]] = absolute if isinstance(given, list) else absolute[0]
-    for data in (values.get("data") or {}).values():
+    sections = values.get("data") or {}
+    for data in (*sections.values(), *sections.get("eval_sets", {}).values()):
         for transform in data["transforms"] if isinstance(data, dict) and "transforms" in data else ():
             if transform["onnx"] is not None:
                 transform["onnx"] = _absolute(transform["onnx"], home)
@@ -171,7 +172,8 @@ def own_inputs(spec: RunSpec) -> list[Keys]:
         lists += [("model", "metrics", str(place), "path") for place in range(len(spec.model.metrics))]
         terms = spec.model.loss.terms if isinstance(spec.model.loss, WeightedSum) else ()
         lists += [("model", "loss", "terms", str(place), "loss", "teacher") for place in range(len(terms))]
-    return [*INPUTS, *lists, *(("data", "eval_sets", name, "path") for name in sets)]
+    paths = (("path",), ("text", "tokenizer"))
+    return [*INPUTS, *lists, *(("data", "eval_sets", name, *keys) for name in sets for keys in paths)]
 
 
 def input_keys(spec: RunSpec) -> list[Keys]:

@@ -1,0 +1,41 @@
+"""What masking needs to know of a tokenizer, put into the `mask_tokens` of a set that states less."""
+
+from __future__ import annotations
+
+from ortflow.workflow.data.tokenised import tokenizer_of
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.data import DataSet
+from ortflow.workflow.spec.transforms import MaskTokens, Transform
+
+_MASKS = ("[MASK]", "<mask>")
+
+
+def transforms_of(section: DataSet, where: str) -> list[Transform]:
+    """The transforms of a set, with complete `mask_tokens`.
+
+    Raises UserError, at the key, for what neither the run file nor the tokenizer has.
+    """
+    transforms = list(section.transforms)
+    for number, transform in enumerate(transforms):
+        if transform.mask_tokens is not None:
+            place = f"{where}.transforms[{number}].mask_tokens"
+            completed = _completed(transform.mask_tokens, section, place)
+            transforms[number] = transform.model_copy(update={"mask_tokens": completed})
+    return transforms
+
+
+def _completed(mask: MaskTokens, section: DataSet, where: str) -> MaskTokens:
+    if section.text is None or None not in (mask.mask_id, mask.vocabulary, mask.special):
+        return mask
+    tokenizer = tokenizer_of(section.text.tokenizer)
+    own = next((name for name in _MASKS if tokenizer.token_to_id(name) is not None), None)
+    if mask.mask_id is None and own is None:
+        what = f"{section.text.tokenizer} has none of the tokens {', '.join(_MASKS)}"
+        raise UserError(what, where=f"{where}.mask_id", fix="add the number of the token that masks")
+    special = sorted(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    found = {
+        "mask_id": own and tokenizer.token_to_id(own),
+        "vocabulary": tokenizer.get_vocab_size(),
+        "special": special,
+    }
+    return mask.model_copy(update={key: value for key, value in found.items() if getattr(mask, key) is None})
