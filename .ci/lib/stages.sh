@@ -9,7 +9,7 @@ chaos() { # it looks at all of its shared memory: no other MPI may have any of i
   local prefix=(.ci/own_memory)
   .ci/own_memory true 2>/dev/null || prefix=()
   say "kills, signals and damages by chance, a short round; part $(part 19) of the changes from each layout into each other"
-  ORTFLOW_LAYOUT_CHANGES=${ORTFLOW_LAYOUT_CHANGES:-10} ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
+  ORTFLOW_LAYOUT_CHANGES=${ORTFLOW_LAYOUT_CHANGES:-5} ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
 }
 
 torch_is_installed() { # waits for the lane that installs it
