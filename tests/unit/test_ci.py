@@ -154,7 +154,8 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+OTHERS = ("cacheprovider", "xdist", "xdist.looponfail", "anyio", "hypothesispytest")
+PYTEST = [sys.executable, "-m", "pytest", "-q", *(word for name in OTHERS for word in ("-p", f"no:{name}"))]
 
 
 class Lanes:
