@@ -9,7 +9,7 @@ chaos() { # it looks at all of its shared memory: no other MPI may have any of i
   local prefix=(.ci/own_memory)
   .ci/own_memory true 2>/dev/null || prefix=()
   say "kills, signals and damages by chance, a short round; part $(part 19) of the changes from each layout into each other"
-  ORTFLOW_LAYOUT_CHANGES=${ORTFLOW_LAYOUT_CHANGES:-10} ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
+  ORTFLOW_LAYOUT_CHANGES=${ORTFLOW_LAYOUT_CHANGES:-5} ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
 }
 
 torch_is_installed() { # waits for the lane that installs it
@@ -21,10 +21,10 @@ models_against_torch() { # beside the clusters, whose tests have time limits: it
   renice -n 15 -p $BASHPID >/dev/null
   torch_is_installed || return 0 # that has been said
   if [ "${ORTFLOW_SURVEY:-1}" != 0 ]; then
-    say "models that nobody here wrote, against PyTorch: part $(part 59) (the whole: python tests/torch/survey)"
-    attempt survey "$work/torch/bin/python" tests/torch/survey --part "$(part 59)"
-    say "files that other projects ship: part $(part 7) (the whole: python tests/torch/survey/files.py)"
-    attempt files "$work/torch/bin/python" tests/torch/survey/files.py --part "$(part 7)"
+    say "models that nobody here wrote, against PyTorch: part $(part 89) (the whole: python tests/torch/survey)"
+    attempt survey "$work/torch/bin/python" tests/torch/survey --part "$(part 89)"
+    say "files that other projects ship: part $(part 15) (the whole: python tests/torch/survey/files.py)"
+    attempt files "$work/torch/bin/python" tests/torch/survey/files.py --part "$(part 15)"
   fi
 }
 
@@ -88,10 +88,10 @@ jobs_from_the_wheel() { # the second goes on with what the first leaves
     # that wait yield the core to the lanes beside them: that is a third of the time of the processor.
     "$work/fresh/bin/ortflow" run examples/gpt/run.yaml name=moved train.steps=10 train.schedule.name=constant train.schedule.warmup_steps=5
     yield_cores
-    # Half of its steps, behind which the loss on held-out samples is 2.42.
-    "$work/fresh/bin/ortflow" run examples/gpt/run.yaml train.steps=100
+    # A quarter of its steps, behind which the loss on held-out samples is 2.55; it is 5.2 at the first.
+    "$work/fresh/bin/ortflow" run examples/gpt/run.yaml train.steps=50
     [ -n "$(ls "$work"/cache/kernels/*.so)" ]
-    "$work/fresh/bin/python" "$root/.ci/check_run.py" runs/gpt loss below 2.6
+    "$work/fresh/bin/python" "$root/.ci/check_run.py" runs/gpt loss below 2.7
     "$work/fresh/bin/python" examples/gpt/sample.py runs/gpt/export/model.onnx --prompt "def " --length 200
     "$work/fresh/bin/ortflow" run examples/digits/run.yaml
     "$work/fresh/bin/python" "$root/.ci/check_run.py" runs/digits accuracy above 0.95

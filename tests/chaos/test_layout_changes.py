@@ -35,7 +35,8 @@ SUPPORT = Path(__file__).parent.parent / "support"
 FAULTS = SUPPORT / "faults"
 CHANGES = os.environ.get("ORTFLOW_LAYOUT_CHANGES", "20")
 SOME = 20 if CHANGES == "all" else int(CHANGES)
-SEED = int(os.environ.get("ORTFLOW_SEED", "0"))
+SEED = int(os.environ.get("ORTFLOW_SEED", "0")) + 2 * int((PART or "0").partition("/")[0])
+"""Each part has random walks of its own."""
 
 
 class Layout(NamedTuple):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from in_process import command_here
 from kernels import needs_kernels
-from project import FEW_CORES, Project, command, logs
+from project import Project, command, logs
 from real_ranks import on_ranks
+from resaving_ranks import Job, write_jobs
 from safetensors.numpy import load_file
 
 RESAVE = str(Path(__file__).parent.parent / "support" / "resaving_ranks.py")
@@ -21,7 +23,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "chunks": (2, {"pipeline": 2, "schedule": "interleaved", "chunks": 2}),
     "one": (1, {}),
 }
-"""In this order; the first trains."""
+"""The first trains."""
 
 
 @needs_kernels
@@ -43,26 +45,40 @@ def test_parameters_and_moments_keep_their_bits_through_layouts(tmp_path: Path) 
     expected = tensors(project, saved)
     assert len({name.partition("/")[0] for name in expected if "/" in name}) == 2
     assert all(values.any() for name, values in expected.items() if name.startswith("moment"))
-    for name in others:
-        ranks = LAYOUTS[name][0]
-        reshaped = project.folder / f"{name}-reshaped"
-        done = command(
-            "checkpoint", "reshape", str(saved), "--ranks", str(ranks), "--output", str(reshaped), folder=project.folder
+    jobs = {
+        name: Job(
+            LAYOUTS[name][0], str(files[name]), str(project.folder / name),
+            source=str(reshaped(project, saved, name)), output=str(project.folder / f"{name}-saved"),
         )
-        assert done.returncode == 0, done.stderr
-        same(tensors(project, reshaped), expected, f"reshaped for {name}")
-        saved = project.folder / f"{name}-saved"
-        on_ranks(
-            ranks, RESAVE, str(files[name]), str(project.folder / name), str(reshaped), str(STEP), str(saved),
-            timeout=300, OMP_NUM_THREADS="1", **FEW_CORES,
-        )  # fmt: skip
+        for name in others
+    }  # fmt: skip
+    for name, job in jobs.items():
+        same(tensors(project, Path(job.source)), expected, f"reshaped for {name}")
+    most = max(job.ranks for job in jobs.values())
+    jobs_file = write_jobs(project.folder / "jobs", sorted(jobs.values(), key=lambda job: -job.ranks))
+    printed = on_ranks(most, RESAVE, str(STEP), str(jobs_file), timeout=300, OMP_NUM_THREADS="1")
+    assert printed.count("good") == most, printed
+    for name, following in zip(others, [*others[1:], first], strict=True):
+        saved = Path(jobs[name].output)
         same(tensors(project, saved), expected, f"saved under {name}")
+        same(tensors(project, reshaped(project, saved, following)), expected, f"{name} reshaped for {following}")
+
+
+def reshaped(project: Project, checkpoints: Path, name: str) -> Path:
+    """A checkpoint for the ranks of a layout, as `ortflow checkpoint reshape` writes it."""
+    output = project.folder / f"{checkpoints.parent.name}-{checkpoints.name}-for-{name}"
+    done = command_here(
+        "checkpoint", "reshape", str(checkpoints), "--ranks", str(LAYOUTS[name][0]), "--output", str(output),
+        folder=project.folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return output
 
 
 def tensors(project: Project, checkpoints: Path) -> dict[str, Any]:
     """Every parameter and moment of a checkpoint by name, as `ortflow checkpoint merge` writes it."""
     file = project.folder / f"{checkpoints.parent.name}-{checkpoints.name}.safetensors"
-    done = command(
+    done = command_here(
         "checkpoint", "merge", str(checkpoints), "--moments", "--step", str(STEP), "--output", str(file),
         folder=project.folder,
     )  # fmt: skip

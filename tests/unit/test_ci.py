@@ -154,7 +154,8 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+OTHERS = ("cacheprovider", "xdist", "xdist.looponfail", "anyio", "hypothesispytest")
+PYTEST = [sys.executable, "-m", "pytest", "-q", *(word for name in OTHERS for word in ("-p", f"no:{name}"))]
 
 
 class Lanes:
@@ -305,6 +306,13 @@ def test_a_patrol_goes_on_with_what_has_not_passed(
     monkeypatch.setattr(sys, "argv", ["patrol", "sound", "--hours", "-1"])
     assert patrol.main() == 0
     assert "next call goes on" in capsys.readouterr().out, "other files: nothing has passed yet"
+
+
+def test_a_patrol_of_what_is_touched_needs_a_commit() -> None:
+    patrol = load("patrol", ROOT / "tools" / "patrol")
+    with pytest.raises(SystemExit, match="no commit nowhere here; name another: --touched BASE"):
+        patrol.touched("nowhere")
+    assert set(patrol.touched("HEAD")) <= set(patrol.LISTS)
 
 
 def test_a_patrol_has_every_rotating_and_every_chaos_test_of_the_clusters() -> None:
