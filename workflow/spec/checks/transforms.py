@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.problem import KeyPath, Problem, listed
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.transforms import OPTIONS, Transform
@@ -13,9 +14,11 @@ KINDS = tuple(name for name in Transform.model_fields if name not in OPTIONS)
 
 def check_transforms(spec: TrainerRunSpec) -> Iterator[Problem]:
     """Report items of `transforms` that are not of one kind."""
-    for key, section in (("train", spec.data.train), ("eval", spec.data.eval)):
+    sets: list[tuple[KeyPath, DataSet | None]] = [(("train",), spec.data.train), (("eval",), spec.data.eval)]
+    sets += [(("eval_sets", name), section) for name, section in spec.data.eval_sets.items()]
+    for key, section in sets:
         for number, transform in enumerate(section.transforms if section is not None else ()):
-            path: KeyPath = ("data", key, "transforms", number)
+            path: KeyPath = ("data", *key, "transforms", number)
             kinds = transform.kinds
             if len(kinds) > 1:
                 yield Problem(path, f"has {listed(kinds).replace(' or ', ' and ')}", "give each its own item")

@@ -71,7 +71,8 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
             given = holder[keys[-1]]
             absolute = [_absolute(path, base) for path in _listed(given)]
             holder[keys[-1]] = absolute if isinstance(given, list) else absolute[0]
-    for data in (values.get("data") or {}).values():
+    sets = values.get("data") or {}
+    for data in (*sets.values(), *sets.get("eval_sets", {}).values()):
         for transform in data["transforms"] if isinstance(data, dict) and "transforms" in data else ():
             if transform["onnx"] is not None:
                 transform["onnx"] = _absolute(transform["onnx"], home)
@@ -156,7 +157,8 @@ def _has_begun(spec: RunSpec) -> bool:
 def own_inputs(spec: RunSpec) -> list[Keys]:
     """The keys that name input files, except those of launchers' sections. Pure."""
     sets = spec.data.eval_sets if spec.data is not None else {}
-    return [*INPUTS, *(("data", "eval_sets", name, "path") for name in sets)]
+    of_sets = [("data", "eval_sets", name, *keys) for name in sets for keys in (("path",), ("text", "tokenizer"))]
+    return [*INPUTS, *of_sets]
 
 
 def input_keys(spec: RunSpec) -> list[Keys]:
