@@ -192,7 +192,8 @@ def test_the_run_file(tmp_path: Path) -> None:
     spec = loaded("{onnx: augment.onnx, random: {noise: normal}}")
     assert spec.data.train.transforms[0].onnx == f"{tmp_path}/augment.onnx"
     assert f"{tmp_path}/augment.onnx" in input_files(spec)
-    further = "eval: {fraction: 0.5}, eval_sets: {other: {path: b.txt, text: {tokenizer: t.json}, transforms: [{onnx: own.onnx}]}}, "
+    of_other = "path: b.txt, text: {tokenizer: t.json}, transforms: [{onnx: own.onnx}]"
+    further = f"eval: {{fraction: 0.5}}, eval_sets: {{other: {{{of_other}}}}}, "
     other = loaded("{flip: vertical}", further).data.eval_sets["other"]
     assert (other.transforms[0].onnx, other.text.tokenizer) == (f"{tmp_path}/own.onnx", f"{tmp_path}/t.json")
     with pytest.raises(UserError) as refused:
