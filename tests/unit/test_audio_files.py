@@ -26,6 +26,8 @@ from ortflow.workflow.data.sources.audio import Audio
 from ortflow.workflow.data.sources.sound_files import decode
 from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.first_run import Array
+from ortflow.workflow.guessed_set import guess_for
 from ortflow.workflow.spec.data import DataSection, DataSet
 
 RATE = 8000
@@ -188,6 +190,13 @@ def test_damaged_files_up_to_a_share_are_left_out(folder: Path) -> None:
     assert listed.exit_code != 0
     assert isinstance(listed.exception, Faults)
     assert mentions(str(listed.exception), "no/3.wav", "yes/7.wav", "2 of 10 files are bad")
+
+
+def test_a_run_file_is_guessed(folder: Path) -> None:
+    samples, made = guess_for(folder, [Array("wave", "float32", (None,))], [Array("logits", "float32", (2,))])
+    assert len(samples) == 10
+    assert made.preparation == {"audio": {"rate": RATE, "mono": True}}
+    assert (made.columns, made.loss["label"]) == ({"wave": "audio"}, "label")
 
 
 def test_evaluation_sets_have_the_training_set_s_classes(folder: Path, tmp_path: Path) -> None:
