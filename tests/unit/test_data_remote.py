@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -71,7 +72,9 @@ def refusal(*urls: str) -> str:
     return str(refused.value)
 
 
-def test_a_table_of_a_web_server_is_fetched_once(served: tuple[Path, str, list[str]], cache: Path) -> None:
+def test_a_table_of_a_web_server_is_fetched_once(
+    served: tuple[Path, str, list[str]], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, url, sent = served
     (folder / "table.csv").write_text("x\n" + "".join(f"{row}\n" for row in range(1000)))
     (folder / "more.csv").write_text("x\n1000\n")
@@ -82,6 +85,16 @@ def test_a_table_of_a_web_server_is_fetched_once(served: tuple[Path, str, list[s
     # Another version under the same name is fetched again.
     (folder / "table.csv").write_text("x\n5\n")
     assert values(f"{url}/table.csv?key=1") == [5]
+    # What a killed process has left is no part of the next transfer.
+    (folder / "table.csv").write_text("x\n6\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(remote.os, "rename", lambda source, target: os._exit(9))
+        process = multiprocessing.get_context("fork").Process(target=_count, args=(f"{url}/table.csv",))
+        process.start()
+        process.join()
+    (left,) = [each for each in cache.iterdir() if each.name.startswith(".")]
+    assert values(f"{url}/table.csv") == [6]
+    assert not left.exists()
     # Processes that need a file at once fetch it once.
     sent.clear()
     (folder / "late.csv").write_text("x\n" + "7\n" * 10)

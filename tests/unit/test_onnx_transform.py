@@ -181,17 +181,24 @@ def test_files_and_results_that_are_wrong(tmp_path: Path, samples: Samples) -> N
 
 
 def test_the_run_file(tmp_path: Path) -> None:
-    def loaded(transform: str) -> Any:
+    def loaded(transform: str, other: str = "") -> Any:
         text = (
             "name: a\nmodel: {path: m.onnx, loss: {kind: mse, label: y}}\n"
             "train: {epochs: 1, optimizer: {name: sgd, lr: 1.0}}\n"
-            f"data: {{micro_batch: 1, train: {{path: a.arrow, transforms: [{transform}]}}}}\n"
+            f"data: {{micro_batch: 1, {other}train: {{path: a.arrow, transforms: [{transform}]}}}}\n"
         )
         return resolve_paths(load_run_text(text, "run.yaml"), tmp_path / "run.yaml", tmp_path)
 
     spec = loaded("{onnx: augment.onnx, random: {noise: normal}}")
     assert spec.data.train.transforms[0].onnx == f"{tmp_path}/augment.onnx"
     assert f"{tmp_path}/augment.onnx" in input_files(spec)
+    of_other = "path: b.txt, text: {tokenizer: t.json}, transforms: [{onnx: own.onnx}]"
+    further = f"eval: {{fraction: 0.5}}, eval_sets: {{other: {{{of_other}}}}}, "
+    other = loaded("{flip: vertical}", further).data.eval_sets["other"]
+    assert (other.transforms[0].onnx, other.text.tokenizer) == (f"{tmp_path}/own.onnx", f"{tmp_path}/t.json")
+    with pytest.raises(UserError) as refused:
+        loaded("{flip: vertical}", further.replace("onnx: own.onnx", ""))
+    assert mentions(str(refused.value), "data.eval_sets.other.transforms[0]: has no kind")
     for transform, message in (
         ("{flip: vertical, random: {noise: normal}}", "data.train.transforms[0].random: is not for flip"),
         ("{onnx: a.onnx, column: x}", "data.train.transforms[0].column: is not for onnx … columns"),

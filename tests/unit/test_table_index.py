@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,22 @@ def test_a_killed_decoding_continues_and_gives_the_same_bytes(
     (partial / "00000.arrow").unlink()
     ColumnarTable(files)
     assert content(cache) == expected
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE", 1 << 16)
+    use_cache(tmp_path / "cache", monkeypatch)
+    rows = "".join(f'{row / 7:.6f},"a, b",{row % 50}\n' for row in range(10_000))
+    peaks = []
+    for size in (1, 2, 16):
+        file = tmp_path / f"{size}.csv"
+        file.write_text("x,note,key\n" + rows * size)
+        tracemalloc.start()
+        build([file])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # The first build also imports.
+    assert peaks[2] < 1.2 * peaks[1] + (1 << 16)
 
 
 def test_what_was_saved_is_used_only_as_it_was_written(

@@ -1,12 +1,19 @@
-"""A lock on an entry of a cache folder, which is removed with its holder. Called by those that build entries."""
+"""The lock on an entry of a cache folder, and the folder in which it is built. Called by those that build entries."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import shutil
+import socket
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+_FORGOTTEN = 7 * 86400.0
+"""Seconds after which a build that was killed is removed."""
 
 
 @contextlib.contextmanager
@@ -34,3 +41,19 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def partial_folder(folder: Path, key: str, locked: bool) -> Path:
+    """The folder in which an entry is built; it may hold what a process that was killed has built.
+
+    Removes those of builds that nobody has continued for days.
+    """
+    for old in folder.glob(".*"):
+        with contextlib.suppress(OSError):
+            if old.is_dir() and time.time() - old.stat().st_mtime > _FORGOTTEN:
+                shutil.rmtree(old, ignore_errors=True)
+    if not locked:
+        return Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder))
+    partial = folder / f".{key}.{socket.gethostname()}"
+    partial.mkdir(mode=0o700, exist_ok=True)
+    return partial

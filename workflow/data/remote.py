@@ -14,7 +14,6 @@ import os
 import posixpath
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ortflow.workflow.cache_folders import cache_folders
-from ortflow.workflow.data.cache_lock import held
+from ortflow.workflow.data.cache_lock import held, partial_folder
 from ortflow.workflow.errors import UserError
 
 _HTTP = ("http", "https")
@@ -69,9 +68,12 @@ def fetched(url: str) -> tuple[Path, ...]:
         remote = _listed(system, path, patterns=scheme not in _HTTP)
     key = hashlib.blake2b(json.dumps([url, remote.version]).encode(), digest_size=16).hexdigest()
     folder = root / key
-    with held(root / f"{key}.lock"):
+    with held(root / f"{key}.lock") as locked:
         if not folder.is_dir():
-            _fetch(system, url, remote, folder)
+            partial = partial_folder(root, key, locked)
+            for left in partial.iterdir():  # by a process that was killed
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            _fetch(system, url, remote, folder, partial)
     return (folder / remote.main,) if remote.main is not None else tuple(folder / name for name in remote.names)
 
 
@@ -122,8 +124,7 @@ def _state(info: Mapping[str, Any]) -> dict[str, str]:
     return {key: known[key] for key in (*_VERSION_KEYS, "size") if key in known}
 
 
-def _fetch(system: Any, url: str, remote: _Remote, folder: Path) -> None:
-    partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+def _fetch(system: Any, url: str, remote: _Remote, folder: Path, partial: Path) -> None:
     try:
         targets = [partial / name for name in remote.names]
         for target in targets:

@@ -141,9 +141,10 @@ class Audio:
     def _decode(self, number: int, data: bytes) -> Array:
         name = self.blobs.name(number)
         header, samples = decode(data, name)
-        if samples.shape[1] != self._lengths[number] or header.rate != self.section.rate:
-            what = f"has {samples.shape[1]} samples at {header.rate} a second, and other numbers in its header"
-            raise UserError(what, where=name, fix="replace or remove it")
+        # The header may be one that was kept before the file changed.
+        if [header.rate, *samples.shape] != self.headers.table[number].tolist():
+            what = f"has {len(samples)} channels of {samples.shape[1]} samples, and its header had other numbers"
+            raise UserError(what, where=name, fix="restore or replace it")
         # In double precision, then rounded once: the order of a sum does not matter.
         mixed: Array = samples.mean(axis=0, dtype=np.float64).astype(np.float32) if len(samples) > 1 else samples[0]
         return samples if self.columns[AUDIO].shape else mixed

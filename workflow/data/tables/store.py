@@ -12,9 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from typing import Any
 import xxhash
 
 from ortflow.workflow.cache_folders import cache_folders
-from ortflow.workflow.data.cache_lock import held
+from ortflow.workflow.data.cache_lock import held, partial_folder
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.graph_hashes import hash_of
 from ortflow.workflow.rundir import write_atomically
@@ -31,8 +28,6 @@ VERSION = 2
 """Version of an entry and of how kinds are decided; others are built again."""
 _HEAD = 1 << 16
 _SAVED = "saved.json"
-_FORGOTTEN = 7 * 86400.0
-"""Seconds after which a build that was killed is removed."""
 
 
 def identity_of(path: Path) -> list[Any]:
@@ -68,7 +63,7 @@ def entry(key: str, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict
     with held(folder / f"{key}.lock") as locked:
         if (record := _load(folder / key)) is not None:
             return folder / key, record
-        partial = _partial(folder, key, locked)
+        partial = partial_folder(folder, key, locked)
         try:
             record = build(partial)
             hashes = {file.name: hash_of(file) for file in sorted(partial.iterdir())}
@@ -81,19 +76,6 @@ def entry(key: str, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict
             raise
         shutil.rmtree(partial, ignore_errors=True)
     return folder / key, record
-
-
-def _partial(folder: Path, key: str, locked: bool) -> Path:
-    """The folder of a build; removes those of builds that nobody has continued for days."""
-    for old in folder.glob(".*"):
-        with contextlib.suppress(OSError):
-            if old.is_dir() and time.time() - old.stat().st_mtime > _FORGOTTEN:
-                shutil.rmtree(old, ignore_errors=True)
-    if not locked:
-        return Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder))
-    partial = folder / f".{key}.{socket.gethostname()}"
-    partial.mkdir(mode=0o700, exist_ok=True)
-    return partial
 
 
 def saved(folder: Path) -> dict[str, Any] | None:

@@ -175,6 +175,8 @@ STAND_INS: dict[KeyPath, Any] = {
     ("data", "eval", "path"): "-",
     ("data", "train", "tokens", "length"): 1,
     ("data", "eval", "tokens", "length"): 1,
+    ("data", "train", "audio", "rate"): 1,
+    ("data", "eval", "audio", "rate"): 1,
     ("data", "train", "text", "tokenizer"): "-",
     ("data", "eval", "text", "tokenizer"): "-",
     ("data", "by_length", "column"): "-",
