@@ -25,6 +25,9 @@ ColumnsOption = Annotated[
 StepOption = Annotated[
     int | None, typer.Option("--step", min=0, help="Step of the run's checkpoint (default: the newest).")
 ]
+RanksOption = Annotated[
+    int, typer.Option("--ranks", min=1, max=1024, help="Processes of this machine that share the samples.")
+]
 MicroBatchOption = Annotated[int | None, typer.Option("--micro-batch", min=1, help="Samples computed at once.")]
 
 

@@ -13,6 +13,7 @@ from ortflow.cli.applied import (
     ColumnsOption,
     DataOption,
     MicroBatchOption,
+    RanksOption,
     StepOption,
     applied,
     asked_of,
@@ -33,6 +34,7 @@ def evaluate(
     output: Annotated[str | None, typer.Option("--output", "-o", help="Output that the loss is computed of.")] = None,
     metric: Annotated[list[str], typer.Option("--metric", help="A further metric of an ONNX model.")] = [],  # noqa: B006
     micro_batch: MicroBatchOption = None,
+    ranks: RanksOption = 1,
     json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
@@ -48,11 +50,11 @@ def evaluate(
             raise UserError("an ONNX model needs --loss", fix="give its kind, such as cross_entropy, mse or l1")
         section: dict[str, Any] = {"kind": loss, "output": output}
         section |= {} if loss == "output" else {"label": label}
-        done = evaluate_model(found.absolute(), Objective(section, metric), asked)
+        done = evaluate_model(found.absolute(), Objective(section, metric), asked, ranks)
     else:
         if loss is not None or metric or output is not None:
             raise UserError("--loss, --metric and --output are for ONNX models", fix="a run has them in its run file")
-        done = evaluate_run(found, step, asked)
+        done = evaluate_run(found, step, asked, ranks)
     if json:
         values = {name: value if math.isfinite(value) else None for name, value in done.metrics.items()}
         skipped = {"skipped": done.skipped} if done.skipped else {}

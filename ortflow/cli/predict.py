@@ -12,6 +12,7 @@ from ortflow.cli.applied import (
     ColumnsOption,
     DataOption,
     MicroBatchOption,
+    RanksOption,
     StepOption,
     applied,
     asked_of,
@@ -26,6 +27,7 @@ def predict(
     column: ColumnsOption = [],  # noqa: B006 - typer's default
     step: StepOption = None,
     micro_batch: MicroBatchOption = None,
+    ranks: RanksOption = 1,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Write the outputs of a model for every sample of a set.
@@ -38,8 +40,8 @@ def predict(
     from ortflow.workflow.inference.predict import predict_model, predict_run
 
     if isinstance(found, Path):
-        done = predict_model(found.absolute(), asked, out)
+        done = predict_model(found.absolute(), asked, out, ranks)
     else:
-        done = predict_run(found, step, asked, out)
+        done = predict_run(found, step, asked, out, ranks)
     where = "" if done.step is None else f", step {done.step}"
     typer.echo(f"{output}: {done.samples:,} rows of {', '.join(done.columns)}{where}")

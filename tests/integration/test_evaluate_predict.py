@@ -102,6 +102,21 @@ def test_predict_writes_a_row_for_each_sample(run: Tiny, suffix: str, tmp_path: 
     assert "exists, so it is not replaced" in again.stderr
 
 
+def test_several_ranks_give_the_same_bytes(run: Tiny, tmp_path: Path) -> None:
+    data = ("--data", "held.arrow", "--micro-batch", "2")
+    for target, several in (("tiny", "2"), ("runs/tiny/export/model.onnx", "3")):
+        files = []
+        for ranks in ("1", several):
+            files.append(tmp_path / f"{Path(target).stem}-{ranks}.parquet")
+            done = command_here("predict", target, *data, "-o", str(files[-1]), "--ranks", ranks, folder=run.folder)
+            assert done.returncode == 0, done.stderr
+        assert len({file.read_bytes() for file in files}) == 1
+    printed = [
+        command_here("evaluate", "tiny", *data, "--json", "--ranks", ranks, folder=run.folder) for ranks in ("1", "2")
+    ]
+    assert printed[0].stdout == printed[1].stdout != "", printed[1].stderr
+
+
 def test_wrong_questions_are_one_sentence(run: Tiny, tmp_path: Path) -> None:
     model, data = "runs/tiny/export/model.onnx", ("--data", "held.arrow")
     out = ("-o", str(tmp_path / "o.csv"))

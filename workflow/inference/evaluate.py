@@ -1,27 +1,32 @@
-"""The loss and the metrics of a model on a set. Called by `ortflow evaluate`; one process, no MPI."""
+"""The loss and the metrics of a model on a set. Called by `ortflow evaluate`; one process or several, no MPI."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.data.ahead import ReadAhead
 from ortflow.workflow.data.batches import evaluation_batches
 from ortflow.workflow.data.check import check_inputs
-from ortflow.workflow.data.samples import reading_of
+from ortflow.workflow.data.feed import Feed
+from ortflow.workflow.data.inputs import MicroBatch
+from ortflow.workflow.data.plan import LastBatch
+from ortflow.workflow.data.samples import Samples, reading_of
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.inference.models import Asked, Objective, scratch_run, spec_of_model, spec_of_run, trained_on
+from ortflow.workflow.inference.ranks import in_order
 from ortflow.workflow.inference.samples import opened
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.graph import BatchSums, GraphTrainer
 from ortflow.workflow.trainers import builder_of
 from ortflow.workflow.weights.checkpoints import is_averaged, read_checkpoint
 
@@ -45,36 +50,70 @@ class Evaluated:
     """The first of them, each with file and line."""
 
 
-def evaluate_run(run_dir: RunDir, step: int | None, asked: Asked) -> Evaluated:
+def evaluate_run(run_dir: RunDir, step: int | None, asked: Asked, ranks: int = 1) -> Evaluated:
     """Evaluate a checkpoint of a run, the newest complete one if `step` is None. Raises UserError."""
     data, spec = spec_of_run(run_dir, asked, "evaluate")
     store = DirectoryStore(run_dir.root / spec.checkpoint.directory)
     if (run := recorded_identity(run_dir, spec)) is not None:
         refuse_other_runs(store, run, COPIED)
-    return _evaluated(spec, data, asked, store, step, trained_on(run_dir))
-
-
-def evaluate_model(model: Path, objective: Objective, asked: Asked) -> Evaluated:
-    """Evaluate an ONNX model. Raises UserError."""
-    return _evaluated(spec_of_model(model, objective, asked), None, asked, None, None)
-
-
-def _evaluated(
-    spec: TrainerRunSpec,
-    data: DataSection | None,
-    asked: Asked,
-    store: DirectoryStore | None,
-    step: int | None,
-    digest: str = "",
-) -> Evaluated:
-    found = opened(asked, data, spec.seed, digest)
-    dataset = found.samples
-    off = spec.export.model_copy(update={"enabled": False})
-    section = spec.onnx_model.model_copy(update={"start_from": None})
-    spec = spec.model_copy(update={"export": off, "model": section})
     with scratch_run() as here:
-        builder = builder_of(spec, here, Report())
-        builder.prepare(dataset, None)
+        return _evaluated(Evaluation(here, spec, data, asked, store, step, trained_on(run_dir)), ranks)
+
+
+def evaluate_model(model: Path, objective: Objective, asked: Asked, ranks: int = 1) -> Evaluated:
+    """Evaluate an ONNX model. Raises UserError."""
+    with scratch_run() as here:
+        return _evaluated(Evaluation(here, spec_of_model(model, objective, asked), None, asked, None, None), ranks)
+
+
+def _evaluated(job: Evaluation, ranks: int) -> Evaluated:
+    """Evaluate; of several ranks, each computes every so many micro-batches, whose sums are added up in order."""
+    found = job.open(prepare=True)
+    if ranks == 1:
+        with found.batches(0, 1) as batches:
+            outcome = found.trainer.evaluate(batches, lambda: ())
+    else:
+        outcome = found.trainer.evaluate_sums(in_order(job, ranks))
+    if not outcome.samples:
+        raise UserError("has no samples", where=str(job.asked.data))
+    reading = reading_of(found.dataset)
+    return Evaluated(
+        outcome.metrics, outcome.samples, found.step, outcome.tables, found.averaged, reading.skipped, reading.bad_rows
+    )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model, its objective and the samples; pickled for each rank."""
+
+    folder: RunDir
+    """Where the graphs are."""
+    spec: TrainerRunSpec
+    data: DataSection | None
+    """`data` of the run."""
+    asked: Asked
+    store: DirectoryStore | None
+    """The checkpoints of the run."""
+    step: int | None
+    digest: str = ""
+
+    def items(self, rank: int, world_size: int, threads: int) -> Iterator[BatchSums]:
+        """The sums of this rank's micro-batches."""
+        found = self.open(threads)
+        with found.batches(rank, world_size) as batches:
+            for number, batch in enumerate(batches):
+                yield found.trainer.batch_sums(batch, number * world_size + rank)
+
+    def open(self, threads: int = 0, *, prepare: bool = False) -> OpenEvaluation:
+        """Open samples and model, with the checkpoint's weights; `prepare` also makes the graphs. Raises UserError."""
+        found = opened(self.asked, self.data, self.spec.seed, self.digest)
+        dataset = found.samples
+        off = self.spec.export.model_copy(update={"enabled": False})
+        section = self.spec.onnx_model.model_copy(update={"start_from": None})
+        spec = self.spec.model_copy(update={"export": off, "model": section})
+        builder = builder_of(spec, self.folder, Report())
+        if prepare:
+            builder.prepare(dataset, None)
         inputs, limits = builder.inputs()
         feeds = check_inputs(
             dataset,
@@ -85,27 +124,36 @@ def _evaluated(
             smaller_batch=spec.data.last_batch != "pad",
             where="--data",
         )
-        trainer = builder.open(SoloCommunicator(), CpuDevice(), os.cpu_count() or 1, ())
+        trainer = builder.open(SoloCommunicator(), CpuDevice(), threads or os.cpu_count() or 1, ())
+        assert isinstance(trainer, GraphTrainer)
         reached, averaged = None, False
-        if store is not None:
-            manifest, tensors = read_checkpoint(store, step)
-            assert isinstance(trainer, GraphTrainer)
+        if self.store is not None:
+            manifest, tensors = read_checkpoint(self.store, self.step)
             trainer.load_tensors(tensors)
             reached, averaged = manifest.step, is_averaged(manifest)
-        batches = evaluation_batches(
-            dataset,
-            feeds,
-            micro_batch=spec.data.micro_batch,
-            rank=0,
-            world_size=1,
-            mode="replicated",
-            last_batch="pad" if spec.data.last_batch == "pad" else "keep",
+        last = "pad" if spec.data.last_batch == "pad" else "keep"
+        return OpenEvaluation(trainer, dataset, feeds, spec.data.micro_batch, last, reached, averaged)
+
+
+@dataclass(frozen=True)
+class OpenEvaluation:
+    """What one process computes with."""
+
+    trainer: GraphTrainer
+    dataset: Samples
+    feeds: Sequence[Feed]
+    micro_batch: int
+    last_batch: LastBatch
+    step: int | None
+    averaged: bool
+
+    def batches(self, rank: int, world_size: int) -> ReadAhead[MicroBatch]:
+        """This rank's micro-batches: every `world_size`-th."""
+        return evaluation_batches(
+            self.dataset,
+            self.feeds,
+            micro_batch=self.micro_batch,
+            rank=rank,
+            world_size=world_size,
+            last_batch=self.last_batch,
         )
-        with batches:
-            outcome = trainer.evaluate(batches, lambda: ())
-    if not outcome.samples:
-        raise UserError("has no samples", where=str(asked.data))
-    reading = reading_of(dataset)
-    return Evaluated(
-        outcome.metrics, outcome.samples, reached, outcome.tables, averaged, reading.skipped, reading.bad_rows
-    )

@@ -1,11 +1,12 @@
 """The outputs of a model for every sample of a set, written as a table. Called by `ortflow predict`.
 
-One process reads, runs and writes batch after batch, so that memory does not grow with the set.
+One process reads, runs and writes batch after batch, or several compute and one writes: memory does not grow with the
+set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ import numpy as np
 
 from ortflow.workflow.data.batches import evaluation_batches
 from ortflow.workflow.data.check import check_inputs
+from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits, MicroBatch
+from ortflow.workflow.data.plan import LastBatch
+from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.inference.models import Asked, scratch_run, trained_on
 from ortflow.workflow.inference.outputs import Rows, writing
+from ortflow.workflow.inference.ranks import in_order
 from ortflow.workflow.inference.samples import Opened, opened, refuse_other_training
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.sessions.failures import SESSION_ERRORS
@@ -81,7 +86,7 @@ class Predicted:
     """Of the checkpoint; None for a model file."""
 
 
-def predict_run(run_dir: RunDir, step: int | None, asked: Asked, out: Path) -> Predicted:
+def predict_run(run_dir: RunDir, step: int | None, asked: Asked, out: Path, ranks: int = 1) -> Predicted:
     """Write the outputs of a checkpoint's inference model, of the newest complete one if `step` is None.
 
     A run that learns classes has a further column `predicted`. Raises UserError.
@@ -94,42 +99,85 @@ def predict_run(run_dir: RunDir, step: int | None, asked: Asked, out: Path) -> P
     with scratch_run() as here:
         model = here.root / "model.onnx"
         reached = export_checkpoint(run_dir, step, model, further=False).step
-        return _predicted(model, Asked(asked.data, asked.columns, rows), out, of_run, reached)
+        return _predicted(Prediction(model, Asked(asked.data, asked.columns, rows), of_run), out, reached, ranks)
 
 
-def predict_model(model: Path, asked: Asked, out: Path) -> Predicted:
+def predict_model(model: Path, asked: Asked, out: Path, ranks: int = 1) -> Predicted:
     """Write the outputs of an ONNX model. Raises UserError."""
-    return _predicted(model, asked, out, None, None)
+    return _predicted(Prediction(model, asked, None), out, None, ranks)
 
 
-def _predicted(model: Path, asked: Asked, out: Path, of_run: OfRun | None, step: int | None) -> Predicted:
-    session = open_plain(model)
-    inputs = [_input(value) for value in session.get_inputs()]
-    outputs = [value.name for value in session.get_outputs()]
-    names = {each.name for each in inputs}
-    data = None if of_run is None else of_run.data
-    seed, digest = (0, "") if of_run is None else (of_run.seed, of_run.digest)
-    found = opened(asked, data, seed, digest, names)
-    dataset, columns = found.samples, {k: v for k, v in found.references.items() if k in names}
-    pad = {} if data is None else data.pad_value
-    limits = Limits(pad_value={name: value for name, value in pad.items() if name in names})
-    fixed = next((int(each.shape[0]) for each in inputs if each.shape and each.shape[0]), None)
-    size = fixed or asked.micro_batch or 32
-    feeds = check_inputs(
-        dataset, inputs, columns, limits, micro_batch=size, smaller_batch=fixed is None, where="--data"
-    )
-    if any(feed.length is None and dataset.columns[feed.source.column].variable for feed in feeds):
-        size = 1  # padding would change what the model computes, and the rows' shapes
-    batches = evaluation_batches(
-        dataset, feeds, micro_batch=size, rank=0, world_size=1, mode="replicated",
-        last_batch="keep" if fixed is None else "pad",
-    )  # fmt: skip
+def _predicted(job: Prediction, out: Path, step: int | None, ranks: int) -> Predicted:
+    """Write the outputs; with several ranks, each computes every so many micro-batches."""
     made: tuple[str, ...] = ()
-    with batches, writing(out, len(dataset)) as writer:
-        for rows in _rows(session, batches, outputs, None if of_run is None else of_run.labels(found)):
+    # Checked here, before any process is started.
+    opened_here = job.open()
+    with writing(out, opened_here.samples) as writer:
+        for rows in opened_here.rows(0, 1) if ranks == 1 else in_order(job, ranks):
             made = tuple(rows)
             writer.write(rows)
-    return Predicted(out, len(dataset), made, step)
+    return Predicted(out, opened_here.samples, made, step)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A model, and the samples it is applied to; pickled for each rank."""
+
+    model: Path
+    asked: Asked
+    of_run: OfRun | None
+
+    def items(self, rank: int, world_size: int, threads: int) -> Iterator[Rows]:
+        """The rows of this rank's micro-batches."""
+        return self.open(threads).rows(rank, world_size)
+
+    def open(self, threads: int = 0) -> OpenPrediction:
+        """Open model and samples. Raises UserError if they do not fit each other."""
+        session = open_plain(self.model, threads=threads)
+        inputs = [_input(value) for value in session.get_inputs()]
+        names = {each.name for each in inputs}
+        data = None if self.of_run is None else self.of_run.data
+        seed, digest = (0, "") if self.of_run is None else (self.of_run.seed, self.of_run.digest)
+        found = opened(self.asked, data, seed, digest, names)
+        dataset, columns = found.samples, {k: v for k, v in found.references.items() if k in names}
+        pad = {} if data is None else data.pad_value
+        limits = Limits(pad_value={name: value for name, value in pad.items() if name in names})
+        fixed = next((int(each.shape[0]) for each in inputs if each.shape and each.shape[0]), None)
+        size = fixed or self.asked.micro_batch or 32
+        feeds = check_inputs(
+            dataset, inputs, columns, limits, micro_batch=size, smaller_batch=fixed is None, where="--data"
+        )
+        if any(feed.length is None and dataset.columns[feed.source.column].variable for feed in feeds):
+            size = 1  # padding would change what the model computes, and the rows' shapes
+        labels = None if self.of_run is None else self.of_run.labels(found)
+        return OpenPrediction(session, dataset, feeds, size, "keep" if fixed is None else "pad", labels)
+
+
+@dataclass(frozen=True)
+class OpenPrediction:
+    """What one process computes with."""
+
+    session: Any
+    dataset: Samples
+    feeds: Sequence[Feed]
+    micro_batch: int
+    last_batch: LastBatch
+    labels: Labels | None
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.dataset)
+
+    def rows(self, rank: int, world_size: int) -> Iterator[Rows]:
+        """The outputs of this rank's micro-batches: every `world_size`-th."""
+        outputs = [value.name for value in self.session.get_outputs()]
+        batches = evaluation_batches(
+            self.dataset, self.feeds, micro_batch=self.micro_batch, rank=rank, world_size=world_size,
+            last_batch=self.last_batch,
+        )  # fmt: skip
+        with batches:
+            yield from _rows(self.session, batches, outputs, self.labels)
 
 
 def _rows(session: Any, batches: Iterator[MicroBatch], outputs: list[str], labels: Labels | None) -> Iterator[Rows]:

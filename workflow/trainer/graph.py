@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,18 @@ if TYPE_CHECKING:
 
 CONTROL_VALUES = 3
 """Place of the control values in the tail."""
+
+
+@dataclass(frozen=True)
+class BatchSums:
+    """What one micro-batch adds to an evaluation."""
+
+    sums: npt.NDArray[np.float32]
+    """Of all metrics, one after the other."""
+    count: int
+    """Samples."""
+    scores: Mapping[str, Sequence[npt.NDArray[np.float32]]]
+    """Outputs that are gathered, by name."""
 
 
 class GraphTrainer(BoundGraphs):
@@ -280,6 +293,28 @@ class GraphTrainer(BoundGraphs):
         metrics, tables = self._evaluated(by_name)
         control = totals[count + 1 : count + 1 + len(mine)]
         return EvaluationOutcome(metrics, round(totals[count]), control, not_finite, tables)
+
+    def batch_sums(self, batch: MicroBatch, place: int) -> BatchSums:
+        """The metrics' sums over one micro-batch of an evaluation, the `place`-th of all."""
+        self._scores = {}
+        found = self._metrics_of(batch, evaluation_seed(self._spec.seed, place))
+        return BatchSums(np.array(found), batch.count, self._scores)
+
+    def evaluate_sums(self, parts: Iterable[BatchSums]) -> EvaluationOutcome:
+        """The evaluation of the micro-batches whose sums these are, in order: as `evaluate` of one rank."""
+        sums, count, scores = np.zeros(self._metric_count, np.float64), 0, dict[str, list[npt.NDArray[np.float32]]]()
+        not_finite = None
+        for number, part in enumerate(parts):
+            if not_finite is None and not np.isfinite(part.sums).all():
+                not_finite = number
+            sums += part.sums
+            count += part.count
+            for name, arrays in part.scores.items():
+                scores.setdefault(name, []).extend(arrays)
+        self._scores = scores
+        pieces = np.split(sums, np.cumsum([math.prod(shape) for shape in self._metric_outputs.values()]))
+        metrics, tables = self._evaluated(dict(zip(self._metric_outputs, pieces, strict=False)))
+        return EvaluationOutcome(metrics, count, np.zeros(0), not_finite, tables)
 
     def _evaluated(self, totals: Mapping[str, npt.NDArray[np.float64]]) -> tuple[dict[str, float], Tables]:
         """The results of an evaluation. Collective if scores are gathered: rank 0 then computes them for all."""

@@ -156,14 +156,15 @@ def compared(
 
 
 def open_plain(
-    file: Path, entries: Mapping[str, str] | None = None, disabled: Sequence[str] = ()
+    file: Path, entries: Mapping[str, str] | None = None, disabled: Sequence[str] = (), *, threads: int = 0
 ) -> onnxruntime.InferenceSession:
-    """A session of an exported model as its users open it; `entries` and `disabled` optimizers change that.
+    """A session of an exported model as its users open it; `entries`, `disabled` optimizers and `threads` change that.
 
     Raises UserError if ONNX Runtime refuses the model.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = threads
     for key, value in (entries or {}).items():
         options.add_session_config_entry(key, value)
     try:
