@@ -26,6 +26,9 @@ MOST_OWED = 200_000
 """Largest number of events that wait for space on a full disk: some 50 MB of memory."""
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps makes one for each event
+
+
 class EventLog:
     """Appends events of one rank in one attempt; events rejected by a full disk wait until it has space."""
 
@@ -38,7 +41,7 @@ class EventLog:
         """Append one event; non-finite numbers become null, because JSON has no such numbers."""
         record = {"event": event, "time": round(time.time(), 6), "attempt": self.attempt, "rank": self.rank}
         record.update({key: _plain(value) for key, value in fields.items()})
-        self._file.append((json.dumps(record, separators=(",", ":")) + "\n").encode())
+        self._file.append((_ENCODER.encode(record) + "\n").encode())
         self._report_lost()
 
     def flush(self) -> bool:
