@@ -60,9 +60,12 @@ def _exchange(profile: Profile) -> Iterator[tuple[float, str]]:
     size = sum(row.bytes for row in profile.collectives) / len(ranks) / profile.steps
     rate = size * profile.steps / profile.transfer if profile.transfer else 0.0
     now = int(profile.window.get("gradient_accumulation") or 1)
+    fix = f"raise train.gradient_accumulation from {now} to {2 * now}, which halves them for each sample"
+    if profile.window.get("exchanges_in_passes"):
+        fix = "the passes of each micro-batch exchange them, so use a faster network or another layout (`ortflow plan`)"
     text = (
-        f"collectives take {transfer:.0%} where no rank waits for another, for {_size(size)} a step at {_size(rate)}/s"
-        f": raise train.gradient_accumulation from {now} to {2 * now}, which halves them for each sample."
+        f"collectives take {transfer:.0%} where no rank waits for another, for {_size(size)} a step at "
+        f"{_size(rate)}/s: {fix}."
     )
     yield transfer, text
     waited = sum(each.collectives - profile.transfer for each in ranks) / profile.wall
