@@ -3,10 +3,10 @@
     python benchmarks/monitoring.py               # prints the ratio; under 1.01 is promised
 
 Monitoring is what rank 0 does after each step: the event, TensorBoard's scalars, the line in the log every ten steps,
-the measurement of memory, and the question whether a profile begins. Both loops run in this process and take turns, step
-by step, so that a change of the machine's speed meets both. Times are processor times, so that other work on the machine
-does not count: of the main thread, whose median and mean step are compared, and of all other threads. (For programs:
-benchmarks/program_step.py.)
+the measurement of memory, and the question whether a profile begins. Both loops run in this process and take turns,
+step by step, so that a change of the machine's speed meets both. Times are processor times, so that other work on the
+machine does not count: of the main thread, whose median and mean step are compared, and of all other threads. For
+programs there is benchmarks/program_step.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def context_in(folder: Path) -> Context:
     spec = spec_of(monitor={"profile": {"from": 10**8, "to": 10**8 + 9}})
     run_dir = RunDir(folder)
     run_dir.events(0).parent.mkdir()
-    context = Context(run_dir, spec, Place(0, 1, 0, "here", "none"), 0, StopFlag(), EventLog(run_dir.events(0), 0, 0))
+    context = Context(
+        run_dir, spec, Place(0, 1, 0, 1, "none", "here"), 0, StopFlag(), EventLog(run_dir.events(0), 0, 0)
+    )
     context.plan = SimpleNamespace(  # type: ignore[assignment]
         total_steps=10**9, world_size=1, replicas=1, global_batch=4, micro_batch=4, gradient_accumulation=1
     )

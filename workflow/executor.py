@@ -112,6 +112,10 @@ def execute(
     if hang is not None:
         stop.watch_for_hangs(None)
         hang.end()
+    monitor = getattr(context, "monitor", None)  # of a trainer's run, once its step `runtime` has made it
+    if monitor is not None:
+        with suppress(OSError):
+            monitor.close()
     finish(context, together=code in (EXIT_DONE, Preempted.exit_code), code=code, notice=notice)
     if sinks is not None:
         sinks.end(code)

@@ -56,20 +56,23 @@ def _exchange(profile: Profile) -> Iterator[tuple[float, str]]:
     if profile.world_size > len(ranks):
         return
     least = min(ranks, key=lambda each: each.collectives)
-    transfer = sum(least.collectives / each.wall for each in ranks) / len(ranks)
+    transfer = profile.transfer * len(ranks) / profile.wall
     size = sum(row.bytes for row in profile.collectives) / len(ranks) / profile.steps
-    rate = size * profile.steps / least.collectives if least.collectives else 0.0
+    rate = size * profile.steps / profile.transfer if profile.transfer else 0.0
     now = int(profile.window.get("gradient_accumulation") or 1)
+    fix = f"raise train.gradient_accumulation from {now} to {2 * now}, which halves them for each sample"
+    if profile.window.get("exchanges_in_passes"):
+        fix = "the passes of each micro-batch exchange them, so use a faster network or another layout (`ortflow plan`)"
     text = (
-        f"collectives take {transfer:.0%} where no rank waits for another, for {_size(size)} a step at {_size(rate)}/s"
-        f": raise train.gradient_accumulation from {now} to {2 * now}, which halves them for each sample."
+        f"collectives take {transfer:.0%} where no rank waits for another, for {_size(size)} a step at "
+        f"{_size(rate)}/s: {fix}."
     )
     yield transfer, text
-    waited = sum(each.collectives - least.collectives for each in ranks) / profile.wall
+    waited = sum(each.collectives - profile.transfer for each in ranks) / profile.wall
     longer = least.own + least.data - min(each.own + each.data for each in ranks)
     text = (
-        f"ranks wait {waited:.0%} of the time for rank {least.rank}, which takes {_ms(longer / profile.steps)} a step "
-        "longer than the fastest: compare its data wait, its node and its cores with the others'."
+        f"ranks wait {waited:.0%} of the time for others, most for rank {least.rank}, which takes "
+        f"{_ms(longer / profile.steps)} a step longer than the fastest: compare its data wait, its node and its cores."
     )
     yield waited, text
 

@@ -59,6 +59,8 @@ class RankTimes:
     operators: float
     outside: Mapping[str, float] = field(default_factory=dict)
     """Evaluation and checkpoints between steps."""
+    exchanges: Sequence[float] = ()
+    """Of `collectives`, those of each step."""
 
     @property
     def own(self) -> float:
@@ -102,6 +104,11 @@ class Profile:
             how = "the fastest matrix product in fp32 that was measured on the ranks' cores"
             return self.limits[0] * self.world_size, how
         return known_peak(str(self.window.get("device", "")), str(self.window.get("precision", "")), self.world_size)
+
+    @property
+    def transfer(self) -> float:
+        """Seconds of the collectives of one rank if none waited for another: in each step those of the last rank."""
+        return sum(map(min, zip(*(each.exchanges for each in self.ranks), strict=False)))
 
     @property
     def mfu(self) -> float | None:
@@ -213,6 +220,7 @@ def of_records(folder: Path, by_rank: Mapping[int, Sequence[Record]]) -> Profile
                 rank, end - done[0][0], sum(end - start for start, end in done),
                 sum(line["seconds"] for line in _in(spans, records.DATA)),
                 sum(line["seconds"] for line in exchanged), computed, outside,
+                [sum(line["seconds"] for line in exchanged if _within(line["start"], [step])) for step in done],
             )
         )  # fmt: skip
         steps.append(len(done))

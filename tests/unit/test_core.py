@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,6 +132,22 @@ def test_rewinding_takes_back_the_steps_behind_a_checkpoint(tmp_path: Path) -> N
     assert (rewind["from_step"], rewind["to_step"], rewind["seconds"], rewind["attempt"]) == (5, 3, 3.0, 1)
     assert [r for r in records if r["event"] == "checkpoint"]
     assert all(line.startswith("{") and line.endswith("}") for line in path.read_text().splitlines())
+
+
+def test_an_event_is_the_json_that_pythons_encoder_writes(tmp_path: Path) -> None:
+    fields = {
+        "step": 3, "loss": 0.1, "lr": 1e-7, "big": 1e300, "text": 'a "b"\n\u00e9', "on": True, "none": None,
+        "f1.\u00e9": np.float64(0.3), "list": [1, {"a": 2.5}], "zero": -0.0,
+    }  # fmt: skip
+    log = EventLog(tmp_path / "e.jsonl", 2, 1)
+    log.write("step", **fields, infinite=float("inf"), nan=np.float64("nan"))
+    (line,) = (tmp_path / "e.jsonl").read_text().splitlines()
+    _, _, written = line.partition('"rank":2,')
+    expected = json.dumps({**fields, "infinite": None, "nan": None}, separators=(",", ":"))
+    assert "{" + written == expected
+    record = json.loads(line)
+    assert (record["event"], record["attempt"], record["rank"]) == ("step", 1, 2)
+    assert abs(record["time"] - time.time()) < 60
 
 
 def test_nothing_to_rewind_leaves_the_record_alone(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_advice_names_the_largest_savings_with_numbers(tmp_path: Path) -> None:
     assert found is not None
     first, second, third = advice(found)
     assert first.startswith("data wait takes 30% on rank 0, 30 ms a step: raise data.workers")
-    assert second.startswith("ranks wait 25% of the time for rank 0")
+    assert second.startswith("ranks wait 25% of the time for others, most for rank 0, which takes 50 ms a step longer")
     assert third.startswith("MatMul takes 20% and reaches 40% of what this machine can do")
 
 

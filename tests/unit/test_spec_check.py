@@ -401,6 +401,11 @@ def test_a_run_that_agrees_with_itself() -> None:
                 "monitor.notify[0].mail.password_file: … relative (secret) … absolute",
             ],
         ),
+        (
+            {"monitor": {"profile": {"from": 5, "to": 4}}},
+            ["monitor.profile.to: is 4, before … step 5; give at least 5"],
+        ),
+        ({"monitor": {"profile": {"from": 5, "to": 1005}}}, ["monitor.profile.to: records 1001 steps; … at most 1004"]),
         ({"export": {"path": ".stop"}}, ["export.path: … .stop … reserved … another name"]),
         (
             {"export": {"path": "plan.json.damaged"}},

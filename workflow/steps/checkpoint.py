@@ -164,6 +164,7 @@ class Saver:
         context.progress.trainer.update(context.trainer.numbers())
         context.trainer.before_save()
         context.events.write("checkpoint_start", step=step)
+        context.monitor.flush()
         self._save = Save(step, context.progress.to_json(), self._clock.monotonic(), self._last_save)
         self._writer.start(step, urgent=not self._section.asynchronous)
         if not self._section.asynchronous:

@@ -15,6 +15,8 @@ from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.save_period import save_message
 from ortflow.workflow.trainer import EvaluationOutcome, StepOutcome
 
+SCALARS_SECONDS = 1.0
+"""Whose scalars are written together."""
 USAGE_SECONDS = 10.0
 """Between two measurements of a rank's memory."""
 
@@ -45,7 +47,7 @@ class Monitor:
             self._changes()
         if context.leads and context.spec.monitor.tensorboard:
             folder = context.run_dir.root / context.spec.monitor.tensorboard_directory
-            self._writer = ScalarLog(folder, purge=context.progress.step + 1)
+            self._writer = ScalarLog(folder, purge=context.progress.step + 1, period=SCALARS_SECONDS)
 
     def _changes(self) -> None:
         """Copy the run file's changes that the launcher found into this record."""
@@ -123,8 +125,13 @@ class Monitor:
         if self._writer is not None:
             self._writer.add(step, values)
 
+    def flush(self) -> None:
+        """Write all scalars: what a checkpoint has behind it is not repeated."""
+        if self._writer is not None:
+            self._writer.flush()
+
     def close(self) -> None:
-        """Close TensorBoard's file."""
+        """Close TensorBoard's file, however the run ends."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

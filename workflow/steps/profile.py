@@ -81,6 +81,7 @@ class Profiler:
             host=context.place.host, attempt=context.attempt, first=step, to=self._window.to, time=time.time(),
             clock_offset=offset, clock_error=error, micro_batch=context.plan.micro_batch,
             gradient_accumulation=context.plan.gradient_accumulation, device=context.environment.get("device", ""),
+            exchanges_in_passes=context.spec.divides or context.spec.parallel.zero == 3,
             precision=context.spec.train.precision,
         )  # fmt: skip
         self._flush()
