@@ -23,6 +23,7 @@ import typer
 
 from ortflow.workflow.errors import EXIT_FAILURE, UserError
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.streams import plain, terminal_output
 
 FILES = ("run.yaml", "prepare.py")
 KILL_BEHIND = 0.45
@@ -67,12 +68,20 @@ def demo(
 
 
 def _say(text: str) -> None:
-    typer.secho(f"\n{text}", bold=True)
+    _print(f"\n{text}", bold=True)
+
+
+def _print(text: str, **style: bool) -> None:
+    """Print in a style, which standard output would escape."""
+    stream = terminal_output()
+    typer.secho(plain(text), file=stream, **style)
+    if stream is not None:
+        stream.flush()
 
 
 def _ortflow(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """Start a command as a user does, in the demo's folder."""
-    typer.secho(f"$ ortflow {shlex.join(arguments)}", dim=True)
+    _print(f"$ ortflow {shlex.join(arguments)}", dim=True)
     sys.stdout.flush()
     return subprocess.Popen([sys.executable, "-m", "ortflow", *arguments], cwd=folder, stdin=subprocess.DEVNULL)
 

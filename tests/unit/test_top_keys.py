@@ -74,6 +74,17 @@ def test_the_terminal_is_as_before_after_ctrl_c(runs: Path) -> None:
     assert (runs / "before").read_text() == (runs / "after").read_text()
 
 
+def test_styles_of_the_demo_reach_the_terminal(tmp_path: Path) -> None:
+    """Escaped, they would be text on it; control characters of a name are escaped."""
+    program = (
+        "from ortflow.cli.demo import _say\nfrom ortflow.workflow.streams import guarded\n"
+        "with guarded():\n    _say('a folder\\x07')\n    print('end')"
+    )
+    terminal = Terminal([sys.executable, "-c", program], tmp_path, environment(), width=80)
+    assert terminal.wait() == 0
+    assert str(terminal.screen).split("\n")[-2:] == [r"a folder\x07", "end"]
+
+
 def test_keys_are_decoded() -> None:
     assert decoded(b"jk\x1b[A\x1bOB\rq") == ["j", "k", "up", "down", "enter", "q"]
     assert decoded(b"\x1bq") == ["escape", "q"]
