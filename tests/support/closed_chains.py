@@ -10,7 +10,7 @@ Names = frozenset[str]
 
 def names_of(annotation: ast.AST, aliases: Mapping[str, Names]) -> Names:
     """The texts of the `Literal` in a type."""
-    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal":
+    if isinstance(annotation, ast.Subscript) and getattr(annotation.value, "id", "") == "Literal":
         constants = [node for node in ast.walk(annotation.slice) if isinstance(node, ast.Constant)]
         return frozenset(node.value for node in constants if isinstance(node.value, str))
     if isinstance(annotation, ast.Name):

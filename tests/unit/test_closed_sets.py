@@ -87,10 +87,11 @@ def test_an_unknown_value_is_an_error(reader: str) -> None:
 
 def test_no_chain_over_a_closed_set_ends_in_what_is_left() -> None:
     packages = ("workflow", "launchers", "manifests", "ortflow")
-    trees = {path: ast.parse(path.read_text()) for name in packages for path in (ROOT / name).rglob("*.py")}
-    sets = closed_sets([*trees.values()])
+    texts = {path: path.read_text() for name in packages for path in (ROOT / name).rglob("*.py")}
+    sets = closed_sets([ast.parse(text) for text in texts.values() if "Literal[" in text])
     assert frozenset({"drop", "keep", "pad"}) in sets
-    ends = [f"{path}:{line}: {subject}" for path, tree in trees.items() for line, subject in open_ends(tree, sets)]
+    comparing = {path: ast.parse(text) for path, text in texts.items() if '== "' in text or 'in ("' in text}
+    ends = [f"{path}:{line}: {subject}" for path, tree in comparing.items() for line, subject in open_ends(tree, sets)]
     assert ends == [], "end them with assert_never"
 
 
