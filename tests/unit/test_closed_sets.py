@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from closed_chains import closed_sets, open_ends
 from run_files import spec_of
 
 from ortflow.launchers.kubernetes.mpirun import hostfile
@@ -29,9 +32,11 @@ from ortflow.workflow.program.coordinator import Coordinator
 from ortflow.workflow.spec.losses import Regression
 from ortflow.workflow.spec.metrics import MetricSection
 from ortflow.workflow.spec.optimizers import Adam
+from ortflow.workflow.trainer.builder import trainer_class
 from ortflow.workflow.trainer.metric_values import of_counts
 
 NEW: Any = "new"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def adam() -> None:
@@ -72,6 +77,10 @@ READERS: dict[str, Callable[[], object]] = {
     "average of a metric": lambda: of_counts(
         MetricSection(name="f1", label="y").model_copy(update={"average": NEW}), "classes", np.ones((3, 4))
     ),
+    "trainer": lambda: trainer_class(
+        SimpleNamespace(kind=NEW),  # type: ignore[arg-type]
+        spec_of(),
+    ),
     "message of a rank": lambda: Coordinator(1).receive(0, {"kind": NEW}, 0.0),
 }
 
@@ -80,3 +89,29 @@ READERS: dict[str, Callable[[], object]] = {
 def test_an_unknown_value_is_an_error(reader: str) -> None:
     with pytest.raises((AssertionError, KeyError), match=NEW):
         READERS[reader]()
+
+
+def test_no_chain_over_a_closed_set_ends_in_what_is_left() -> None:
+    packages = ("workflow", "launchers", "manifests", "ortflow")
+    texts = {path: path.read_text() for name in packages for path in (ROOT / name).rglob("*.py")}
+    sets = closed_sets([ast.parse(text) for text in texts.values() if "Literal[" in text])
+    assert frozenset({"drop", "keep", "pad"}) in sets
+    comparing = {path: ast.parse(text) for path, text in texts.items() if '== "' in text or 'in ("' in text}
+    ends = [f"{path}:{line}: {subject}" for path, tree in comparing.items() for line, subject in open_ends(tree, sets)]
+    assert ends == [], "end them with assert_never"
+
+
+@pytest.mark.parametrize(
+    ("source", "subjects"),
+    [
+        ('if a.kind == "x":\n    1\nelif a.kind == "y":\n    2\nelse:\n    3', ["a.kind"]),
+        ('1 if kind in ("x", "y") else 3', ["kind"]),
+        ('1 if kind == "x" else 2 if kind == "y" else 3', ["kind"]),
+        ('if kind == "x":\n    1\nelif kind == "y":\n    2\nelse:\n    assert_never(kind)', []),
+        ('if kind == "x":\n    1\nelif kind == "y":\n    2', []),
+        ('if kind == "x":\n    1\nelse:\n    2', []),
+    ],
+)
+def test_which_chains_end_in_what_is_left(source: str, subjects: list[str]) -> None:
+    tree = ast.parse(source)
+    assert [subject for _, subject in open_ends(tree, {frozenset({"x", "y", "z"})})] == subjects

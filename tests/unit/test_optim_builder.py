@@ -63,7 +63,12 @@ def not_elementwise(build: Builder) -> None:
     build("Sub", "parameters.0", "moment.0.out", output="parameters.0.out")
 
 
-@pytest.mark.parametrize("rule", [late, late_through_a_view, not_elementwise])
+def another_operator(build: Builder) -> None:
+    build("QuickGelu", "moment.0", output="moment.0.out", domain="com.microsoft")
+    build("Sub", "parameters.0", "moment.0.out", output="parameters.0.out")
+
+
+@pytest.mark.parametrize("rule", [late, late_through_a_view, not_elementwise, another_operator])
 def test_no_buffer_is_read_behind_its_writer(rule: Callable[[Builder], None]) -> None:
     build = Builder("name")
     for name in ("parameters.0", "gradients.0", "moment.0"):

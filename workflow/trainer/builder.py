@@ -258,35 +258,41 @@ def _connect(sessions: Sessions, communicator: Communicator) -> None:
 
 def trainer_class(device: Device, spec: TrainerRunSpec, *, training: bool = True) -> type[GraphTrainer]:
     """The trainer for a device and a layout. One that only exports has all parameters."""
-    from ortflow.workflow.trainer.graph import GraphTrainer
+    match device.kind, spec.parallel.zero if training else 0, spec.train.offload if training else "none":
+        case "cpu", 0, _:
+            from ortflow.workflow.trainer.graph import GraphTrainer
 
-    if device.kind == "cpu" and not training:
-        return GraphTrainer
-    if device.kind == "cpu" and spec.parallel.zero == 3:
-        from ortflow.workflow.trainer.sharded import ShardedTrainer
+            return GraphTrainer
+        case "cpu", 1 | 2, _:
+            from ortflow.workflow.trainer.zero import ZeroTrainer
 
-        return ShardedTrainer
-    if device.kind == "cpu" and spec.parallel.zero:
-        from ortflow.workflow.trainer.zero import ZeroTrainer
+            return ZeroTrainer
+        case "cpu", 3, _:
+            from ortflow.workflow.trainer.sharded import ShardedTrainer
 
-        return ZeroTrainer
-    if device.kind == "cpu":
-        return GraphTrainer
-    if training and spec.parallel.zero == 3:
-        from ortflow.workflow.trainer.queued_sharded import OffloadedShardedTrainer, QueuedShardedTrainer
+            return ShardedTrainer
+        case "cuda", 0, "none":
+            from ortflow.workflow.trainer.queued import QueuedTrainer
 
-        return OffloadedShardedTrainer if spec.train.offload == "optimizer" else QueuedShardedTrainer
-    if training and spec.train.offload == "optimizer":
-        from ortflow.workflow.trainer.offloaded import OffloadedTrainer
+            return QueuedTrainer
+        case "cuda", 1 | 2, "none":
+            from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
 
-        return OffloadedTrainer
-    if training and spec.parallel.zero:
-        from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
+            return QueuedZeroTrainer
+        case "cuda", 3, "none":
+            from ortflow.workflow.trainer.queued_sharded import QueuedShardedTrainer
 
-        return QueuedZeroTrainer
-    from ortflow.workflow.trainer.queued import QueuedTrainer
+            return QueuedShardedTrainer
+        case "cuda", 0 | 1 | 2, "optimizer":
+            from ortflow.workflow.trainer.offloaded import OffloadedTrainer
 
-    return QueuedTrainer
+            return OffloadedTrainer
+        case "cuda", 3, "optimizer":
+            from ortflow.workflow.trainer.queued_sharded import OffloadedShardedTrainer
+
+            return OffloadedShardedTrainer
+        case layout:
+            raise AssertionError(f"no trainer for {layout}")
 
 
 def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:

@@ -27,6 +27,7 @@ from ortflow.workflow.graph.file.read import read_model
 from ortflow.workflow.graph.intake.source import Source
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import described, dims_of
+from ortflow.workflow.graph.ir.functions import inline_functions
 from ortflow.workflow.graph.ir.in_place import late_reader
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 
@@ -75,7 +76,10 @@ def user_optimizer_graph(path: str) -> onnx.ModelProto:
                 f"input {name!r} is not a buffer of segment 0", where=_OPTIMIZER, fix="name a moment `<moment>.0`"
             )
     _check_outputs(model, [f"{name}.out" for name in states], _OPTIMIZER)
-    late = late_reader(model.graph)
+    inlined = onnx.ModelProto()
+    inlined.CopyFrom(model)
+    inline_functions(inlined)
+    late = late_reader(inlined.graph)
     if late is not None:
         reader, buffer = late
         raise UserError(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
+from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN, MICROSOFT
 from ortflow.workflow.graph.ir import walk
 
 OUT = ".out"
@@ -22,15 +23,14 @@ ELEMENTWISE = {
     "Sigmoid", "Sign", "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
 }  # fmt: skip
 """Operators of ONNX that may write over an input of the same shape."""
+_UPDATES = frozenset({"AdamOptimizer", "AdamWOptimizer", "LambOptimizer", "SGDOptimizer", "SGDOptimizerV2"})
+"""ONNX Runtime's kernels of whole updates."""
 _ALIASES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """Operators of ONNX whose output may be the memory of their first input."""
 
 
 def late_reader(graph: onnx.GraphProto) -> tuple[onnx.NodeProto, str] | None:
-    """A node that may read a buffer while or after it is written, and the buffer; None if there is none.
-
-    Operators of other domains than ONNX's are kernels for updates, which may write over what they read.
-    """
+    """A node that may read a buffer while or after it is written, and the buffer; None if there is none."""
     inputs = {value.name for value in graph.input}
     outputs = {value.name: value.name.removesuffix(OUT) for value in graph.output}
     buffers = {out: name for out, name in outputs.items() if out != name and name in inputs}
@@ -44,13 +44,20 @@ def late_reader(graph: onnx.GraphProto) -> tuple[onnx.NodeProto, str] | None:
         if writer is None:
             continue
         late = set(_readers_of_memory(buffer, graph.node, readers))
-        if graph.node[writer].domain or graph.node[writer].op_type in ELEMENTWISE:
+        if _writes_over(graph.node[writer]):
             late.discard(writer)
         if late:
             late -= _ancestors(writer, graph.node, producers, late)
         if late:
             return graph.node[min(late)], buffer
     return None
+
+
+def _writes_over(node: onnx.NodeProto) -> bool:
+    """Whether a node may have an output in the memory of an input."""
+    if node.domain == MICROSOFT:
+        return node.op_type in _UPDATES
+    return node.domain in (CPU_DOMAIN, CUDA_DOMAIN) or node.op_type in ELEMENTWISE
 
 
 def _read_by(node: onnx.NodeProto) -> set[str]:
