@@ -56,6 +56,8 @@ def inspect(
     """
     if (after is None) != (output is None) or (after is not None and passes is None):
         raise UserError("--passes RUN_FILE, --after PASS and --output FILE belong together", where="ortflow inspect")
+    if passes is not None and plan is not None:
+        raise UserError("--plan and --passes cannot be combined", where="ortflow inspect", fix="give one of them")
     if passes is not None:
         _passes(passes, model, after, output, json)
         return

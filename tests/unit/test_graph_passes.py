@@ -92,6 +92,7 @@ def test_the_command(model: Path, tmp_path: Path) -> None:
         (["--passes", str(run), "--after", "fold", "-o", str(tmp_path / "b.onnx")], "no pass 'fold'.*training/loss"),
         (["--passes", str(run), "-o", str(tmp_path / "b.onnx")], "belong together"),
         (["--after", "training/loss", "-o", str(tmp_path / "b.onnx")], "belong together"),
+        (["--passes", str(run), "--plan", str(run)], "cannot be combined"),
     ):
         error = command(*arguments).exception
         assert isinstance(error, UserError)

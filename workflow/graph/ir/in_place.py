@@ -1,9 +1,8 @@
 """The in-place rule of update graphs: each reader of a buffer comes before the node that writes the buffer.
 
 The trainer binds an output `NAME.out` to the memory of the input `NAME`. A node that reads and writes a buffer must be
-elementwise. ONNX Runtime (1.19 to 1.30) runs nodes in the
-order of a depth-first search from the outputs, not in the order of the file. So "before" means that the writer depends
-on the reader.
+elementwise. ONNX Runtime (seen with 1.19.2) runs nodes in an order of its own, not in that of the file, and keeps only
+their dependencies. So "before" means that the writer depends on the reader.
 """
 
 from __future__ import annotations
