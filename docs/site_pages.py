@@ -17,13 +17,15 @@ from command_reference import commands_page
 
 DOCS = Path(__file__).parent
 API = {
-    "Training programs": ["ortflow.program.start", "ortflow.program.context", "ortflow.program.run.Run",
-                          "ortflow.program.part.Context", "ortflow.program.sampler.Sampler",
-                          "ortflow.program.workers.loader_worker", "ortflow.program.errors.ProgramError"],
-    "Models": ["ortflow.export.export_for_training", "ortflow.gradient.grad"],
-    "PyTorch modules": ["ortflow.torch.module.ORTModule"],
+    "Training programs": {
+        "ortflow.program.start": "", "ortflow.program.context": "", "ortflow.program.Run": "run",
+        "ortflow.program.Context": "part", "ortflow.program.Sampler": "sampler",
+        "ortflow.program.loader_worker": "workers", "ortflow.program.ProgramError": "errors",
+    },
+    "Models": {"ortflow.export_for_training": "export", "ortflow.grad": "gradient"},
+    "PyTorch modules": {"ortflow.torch.ORTModule": "module"},
 }  # fmt: skip
-"""Heading -> objects whose docstrings are its reference."""
+"""Heading -> objects whose docstrings are its reference, and their modules below the package."""
 OUTWARD = re.compile(r"\]\((?:\.\./)+(?!https?:)([^)#]+)(#[^)]*)?\)")
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -52,7 +54,11 @@ def api_page() -> str:
     """Markdown, filled from docstrings by mkdocstrings."""
     parts = ["# Python API\n"]
     for heading, names in API.items():
-        parts += [f"## {heading}\n", *(f"::: {name}\n    options: {{heading_level: 3}}\n" for name in names)]
+        parts.append(f"## {heading}\n")
+        for name, module in names.items():
+            package, _, last = name.rpartition(".")
+            place = f"{package}.{module}.{last}" if module else name
+            parts.append(f"::: {place}\n    options: {{heading_level: 3, heading: {name}, toc_label: {last}}}\n")
     return "\n".join(parts)
 
 

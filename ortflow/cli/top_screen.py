@@ -37,7 +37,8 @@ class Screen:
     _reports: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
 
     def press(self, key: str) -> None:
-        """Carry out a key; one without a meaning does nothing."""
+        """Carry out a key; one without a meaning only removes the note."""
+        self.note = ""
         if key == "q":
             self.ended = True
         elif self.log:

@@ -1,4 +1,4 @@
-"""The section `monitor.notify`: who is told how a run goes on."""
+"""The section `monitor.notify`: messages about a run."""
 
 from __future__ import annotations
 
