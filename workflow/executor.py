@@ -48,6 +48,7 @@ def execute(
 ) -> int:
     """Run the seven steps; returns the exit code."""
     faulthandler.enable()
+    # First of all: the other ranks must find it there when they get so far.
     lead = Lead(run_dir.root, attempt) if place.rank == 0 and place.world_size > 1 else None
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
     node = node_of(place, os.environ)
@@ -69,6 +70,8 @@ def execute(
 
             sinks = start_sinks(spec, run_dir, attempt, events)
         if isinstance(spec, ProgramRunSpec):
+            if lead is not None:
+                lead.ready()  # a program's ranks do not use MPI
             from ortflow.workflow.program import steps as of_program
             from ortflow.workflow.program.context import ProgramContext
 

@@ -69,5 +69,7 @@ def _address(run_dir: Path, attempt: int) -> str:
 
 def _owner(connection: socket.socket) -> int:
     """The user that listens: any user of the machine may take a name."""
+    if sys.platform != "linux":
+        raise OSError("there are no abstract sockets")
     size = struct.calcsize("3i")
     return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])

@@ -12,9 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from run_files import spec_of
 
 from ortflow.workflow import lead as lead_module
+from ortflow.workflow.events import EventLog
 from ortflow.workflow.lead import Lead, wait_for_lead
+from ortflow.workflow.ranks import Place
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.steps import runtime
+from ortflow.workflow.steps.context import Context
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there are no abstract sockets")
 LIMIT = 20.0
@@ -92,3 +99,32 @@ def test_the_name_of_another_user_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(lead_module, "_owner", lambda _: os.geteuid() + 1)
     assert goes_on(waiting(tmp_path))
+
+
+class ConnectedError(Exception):
+    """In place of MPI."""
+
+
+def test_ranks_connect_when_rank_0_has_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = []
+
+    def connect(place: Place, _: object) -> None:
+        connected.append(place.rank)
+        raise ConnectedError
+
+    def begin(rank: int, lead: Lead | None) -> None:
+        events = EventLog(tmp_path / f"{rank}.jsonl", rank, 0)
+        place = Place(rank, 2, rank, 2, "MPICH", "host")
+        with pytest.raises(ConnectedError):
+            runtime.runtime(Context(RunDir(tmp_path), spec_of(), place, 0, StopFlag(), events, lead=lead))
+        events.close()
+
+    monkeypatch.setattr(runtime, "connect", connect)
+    lead = Lead(tmp_path, 0)
+    other = threading.Thread(target=begin, args=(1, None), daemon=True)
+    other.start()
+    time.sleep(0.3)
+    assert connected == []
+    begin(0, lead)
+    assert goes_on(other)
+    assert sorted(connected) == [0, 1]
