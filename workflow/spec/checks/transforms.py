@@ -16,9 +16,9 @@ def check_transforms(spec: TrainerRunSpec) -> Iterator[Problem]:
     """Report items of `transforms` that are not of one kind."""
     sets: list[tuple[KeyPath, DataSet | None]] = [(("train",), spec.data.train), (("eval",), spec.data.eval)]
     sets += [(("eval_sets", name), section) for name, section in spec.data.eval_sets.items()]
-    for key, section in sets:
+    for place, section in sets:
         for number, transform in enumerate(section.transforms if section is not None else ()):
-            path: KeyPath = ("data", *key, "transforms", number)
+            path: KeyPath = ("data", *place, "transforms", number)
             kinds = transform.kinds
             if len(kinds) > 1:
                 yield Problem(path, f"has {listed(kinds).replace(' or ', ' and ')}", "give each its own item")
