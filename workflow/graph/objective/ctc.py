@@ -7,6 +7,8 @@ recursion for exports, unrolled.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -149,7 +151,7 @@ def _step(outer: Editor, skips: str) -> onnx.GraphProto:
     graph = helper.make_graph([], "ctc", inputs, [value(named["after"], TensorProto.FLOAT)])
     edit, ints = Editor(graph), outer.ints
 
-    def add(operator: str, *inputs: str, output: str | None = None, **attributes: int) -> str:
+    def add(operator: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         return edit(operator, *inputs, output=output or outer.fresh(f"ctc_{operator}"), **attributes)
 
     padded = add("Pad", named["before"], ints(0, 2, 0, 0), outer.constant(NEVER))
