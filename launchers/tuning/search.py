@@ -80,7 +80,7 @@ class Search:
         name = run.root.name
         if trial.step is not None:
             self._reported[trial.number] = trial.step
-        if not new and run.run_file.is_file():
+        if not new and run.read_attempts():
             how = self._launcher.status(run)
             if how.state.active or how.state in (State.FINISHED, State.FAILED):
                 self._report(f"{name} is {how.state.value}, and is followed")

@@ -64,6 +64,8 @@ def tune(
     elsewhere = is_elsewhere(launcher)
     spec, section = _search_of(file, given, files=not elsewhere)
     _refuse_values(file, given, section)
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UserError(f"there is no folder {output.absolute().parent}", where="--output", fix="make it first")
     root = run_directory(spec, Path.cwd()) if spec.run_dir else Path(os.path.abspath(runs / spec.name))
     folder = _folder(folder_of(root), fresh=fresh)
     try:
@@ -147,14 +149,22 @@ def _refuse_values(file: Path, given: Sequence[str], section: TuneSection) -> No
 
 def _folder(folder: Path, *, fresh: bool) -> Path:
     """The folder of the search, made if it does not exist. Raises UserError if it holds another kind of sweep."""
+    from ortflow.launchers.locks import holder_of
+    from ortflow.launchers.sweeps import SUFFIX, is_sweep
     from ortflow.launchers.tuning.study import JOURNAL
 
+    if fresh and (holder := holder_of(folder / LOCK)) is not None:
+        raise UserError(
+            f"a search works in {folder} (process {holder.get('pid', '?')} on {holder.get('host', '?')})",
+            fix="stop it first, or use another name",
+        )
+    root = folder.with_name(folder.name.removesuffix(SUFFIX))
     if folder.is_dir() and fresh:
         number = 1
         while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
             number += 1
         folder.rename(aside)
-    elif folder.is_dir() and any(folder.iterdir()) and not (folder / JOURNAL).exists():
+    elif is_sweep(root) and not (folder / JOURNAL).exists():
         raise UserError(
             f"{folder} is the record of a sweep of `ortflow submit --set`",
             fix="give the search another name (name=…), or rename that sweep with --fresh",
@@ -186,7 +196,7 @@ def _submission(
         own.append(f"run_dir={json.dumps(str(place))}")
     assignments = [*given, *(f"{key}={value}" for key, value in values.items()), *own]
     submission = submission_of(file, assignments, runs, fresh=fresh, elsewhere=elsewhere)
-    if new and not fresh and submission.run.run_file.exists():
+    if new and not fresh and submission.run.read_attempts():
         raise UserError(f"{place} holds a run of something else", fix="--fresh renames it")
     return submission
 

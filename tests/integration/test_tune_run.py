@@ -53,6 +53,13 @@ def test_killed_and_continued_with_a_failed_trial(tmp_path: Path) -> None:
     assert refused.code == 2
     assert "train.optimizer" in refused.err
     assert not (tmp_path / "runs/other.sweep").exists()
+    refused = tiny.command("tune", "run.yaml", "-o", "none/best.yaml")
+    assert refused.code == 2
+    assert "--output: there is no folder" in refused.err
+    (tmp_path / "runs/tiny.sweep/tune.journal").unlink()
+    refused = tiny.command("tune", "run.yaml")
+    assert refused.code == 2
+    assert "is the record of a sweep of `ortflow submit --set`" in refused.err
     refused = tiny.command("tune", "run.yaml", "tune=null")
     assert refused.code == 2
     assert "has no section tune" in refused.err

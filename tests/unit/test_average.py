@@ -170,10 +170,6 @@ def test_stages_of_zero_and_other_ranks_have_the_same_average(jobs: dict[str, Jo
         ({"name": "ema", "start": "soon"}, {}, "train.average.start: 'soon' is not a duration"),
         ({"name": "swa", "start": "1 step", "every": "0 steps"}, {}, "train.average.every: '0 steps' is not above 0"),
         ({"name": "ema"}, {"resources": {"gpus_per_rank": 1}}, "train.average: is not supported on GPUs"),
-        (
-            {"name": "ema"}, {"parallel": {"pipeline": 2}, "resources": {"ranks_per_node": 2}},
-            "train.average: is not supported in a divided model",
-        ),
         ({"name": "ema"}, {"trainer": {"name": "linear"}, "model": None}, "train.average: is for the trainer graph"),
     ],
 )  # fmt: skip

@@ -153,8 +153,11 @@ def test_patterns_that_do_not_fit_the_model_are_refused(changes: dict[str, Any],
         ),
         (
             [{"match": ["a"], "frozen_until": "5 steps"}],
-            {"parallel": {"pipeline": 2}, "resources": {"ranks_per_node": 2}},
-            "train.groups.0.frozen_until: is not supported in a divided model",
+            {
+                "parallel": {"pipeline": 2}, "resources": {"ranks_per_node": 2},
+                "train": {"steps": 9, "optimizer": {"name": "lamb", "lr": 1.0}},
+            },
+            "train.groups.0.frozen_until: is not supported with lamb in a divided model",
         ),
         (
             [{"match": ["a"], "lr": 1.0}], {"trainer": {"name": "linear"}, "model": None},
@@ -165,6 +168,7 @@ def test_patterns_that_do_not_fit_the_model_are_refused(changes: dict[str, Any],
 def test_groups_that_contradict_themselves_are_named(
     groups: list[dict[str, Any]], more: dict[str, Any], expected: str
 ) -> None:
-    spec = spec_of(train={"steps": 100, "optimizer": {"name": "sgd", "lr": 0.1}, "groups": groups}, **more)
+    train = {"steps": 100, "optimizer": {"name": "sgd", "lr": 0.1}, "groups": groups, **more.get("train", {})}
+    spec = spec_of(**{**more, "train": train})
     found = [f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in check(spec)]
     assert any(line.startswith(expected) for line in found), found

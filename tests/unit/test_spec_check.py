@@ -470,6 +470,10 @@ def test_a_run_that_agrees_with_itself() -> None:
             {"export": {"path": "./checkpoints/"}},
             ["export.path: … ./checkpoints/ … checkpoint.directory … different"],
         ),
+        (
+            {"data": EVAL, "tune": {"space": {"seed": {"log_integer": [1, 9]}}, "sampler": "grid"}},
+            ["tune.space.seed: … range … list"],
+        ),
     ],
 )
 def test_a_contradiction(sections: dict[str, Any], reported: list[str]) -> None:

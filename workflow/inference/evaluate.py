@@ -131,7 +131,7 @@ class Evaluation:
             manifest, tensors = read_checkpoint(self.store, self.step)
             trainer.load_tensors(tensors)
             reached, averaged = manifest.step, is_averaged(manifest)
-        last = "pad" if spec.data.last_batch == "pad" else "keep"
+        last: LastBatch = "pad" if spec.data.last_batch == "pad" else "keep"
         return OpenEvaluation(trainer, dataset, feeds, spec.data.micro_batch, last, reached, averaged)
 
 

@@ -21,6 +21,7 @@ from ortflow.workflow.graph.ir.other_rows import reads_other_rows
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.memory import ITEM, KEPT
+from ortflow.workflow.pace import Pace
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.recording import Recording
 from ortflow.workflow.sessions.session import Sessions
@@ -135,6 +136,14 @@ class DividedTrainer(Trainer):
         return self._part.step(
             batches, learning_rate=learning_rate, update=update, seeds=seeds, control_values=control_values
         )
+
+    def at(self, pace: Pace, average_rate: float = 0.0) -> None:
+        """See the protocol."""
+        self._part.at(pace, average_rate)
+
+    def exchange_average(self) -> None:
+        """See the protocol."""
+        self._part.exchange_average()
 
     def numbers(self) -> Mapping[str, float]:
         """The loss scale's state, which is the same on all ranks."""

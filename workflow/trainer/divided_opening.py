@@ -43,6 +43,7 @@ def open_divided(
     for entry in holding.index:
         mine = holding.region(entry.name).of(whole[entry.name])
         part.set_values(entry.name, np.ascontiguousarray(mine, np.float32).reshape(-1))
+    part.begin_average()
     if communicator.rank == 0:
         report.note(_summary(division))
     return DividedTrainer(graphs, spec, sessions, ranks, division, part, report)

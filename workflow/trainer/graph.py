@@ -64,9 +64,9 @@ class GraphTrainer(BoundGraphs):
         """Set every tensor of the index to the values given by name."""
         for entry in self.index:
             self._here.slice(entry.offset, entry.end).write(tensors[entry.name])
-        self._begin_average()
+        self.begin_average()
 
-    def _begin_average(self) -> None:
+    def begin_average(self) -> None:
         """Let the average equal the weights."""
         if (both := self._averaged_here()) is not None:
             weights, average = both
@@ -115,6 +115,7 @@ class GraphTrainer(BoundGraphs):
             self._adopt_statistics()
             self._rate.write(np.array([learning_rate], np.float32))
             self._update_number.write(np.array([update], np.int64))
+            self._thaw.count()
             self._apply()
         else:
             # Scaling by what is NaN or infinite reached the padding, which no later step writes and every norm reads.

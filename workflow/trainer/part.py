@@ -152,6 +152,14 @@ class PartTrainer(ZeroTrainer):
         self._tied.take_over(self._parameters)
         self._common.take_over()
 
+    def exchange_average(self) -> None:
+        """See the protocol. What several ranks hold has the same bits on all of them, as after an update."""
+        self._tied.settle()
+        super().exchange_average()
+        if self._spec.train.average is not None:
+            self._tied.take_over(self._parameters)
+            self._common.take_over()
+
     def evaluate(
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
     ) -> EvaluationOutcome:

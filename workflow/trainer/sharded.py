@@ -221,7 +221,7 @@ class ShardedTrainer(ZeroTrainer):
             if start < stop:
                 values = tensors[entry.name].reshape(-1)
                 self._here.slice(start, stop).write(values[start - entry.offset : stop - entry.offset])
-        self._begin_average()
+        self.begin_average()
 
     def _saved_by(self, rank: int) -> Range:
         return share(self.index.size, rank, self._comm.world_size)

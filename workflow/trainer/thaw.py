@@ -48,12 +48,16 @@ class Thaw:
             for part in self._gradients[number]:
                 part.fill(0)
 
+    def count(self) -> None:
+        """Called once for each update, before it: frozen groups miss it, also those of which this rank has nothing."""
+        for number in self._frozen:
+            self._missed[number] += 1
+
     def skipping(self, number: int, run: Callable[[], None], update_number: Buffer) -> Callable[[], None]:
         """The update of a group, which does nothing while it is frozen."""
 
         def maybe() -> None:
             if number in self._frozen:
-                self._missed[number] += 1
                 return
             of_all = update_number.read()
             update_number.write(of_all - np.int64(self._missed[number]))

@@ -31,6 +31,3 @@ def check_average(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield Problem(PATH, what, "remove one of them", others=(("model", "graphs", "optimizer"),))
     elif spec.on_gpus:
         yield Problem(PATH, "is not supported on GPUs", "remove it", others=(("resources", "gpus_per_rank"),))
-    elif spec.divides:
-        fix = "remove it, or set parallel.pipeline and horizontal to 1"
-        yield Problem(PATH, "is not supported in a divided model", fix, others=(("parallel",),))

@@ -43,9 +43,8 @@ def _frozen(spec: TrainerRunSpec, path: KeyPath, text: str) -> Iterator[Problem]
     if spec.on_gpus:
         what = "is not supported on GPUs, whose update is queued as a whole"
         yield Problem(path, what, never, others=(("resources", "gpus_per_rank"),))
-    elif spec.divides:
-        what = "is not supported in a divided model"
-        yield Problem(path, what, f"{never}, or set parallel.pipeline and horizontal to 1", others=(("parallel",),))
-    elif spec.parallel.zero and OPTIMIZERS[spec.train.optimizer.name].whole_tensors:
-        what = f"is not supported with {spec.train.optimizer.name} under ZeRO, where ranks share the norms of tensors"
-        yield Problem(path, what, "set parallel.zero to 0", others=(("parallel", "zero"),))
+    elif (spec.parallel.zero or spec.divides) and OPTIMIZERS[spec.train.optimizer.name].whole_tensors:
+        how = "under ZeRO" if spec.parallel.zero else "in a divided model"
+        what = f"is not supported with {spec.train.optimizer.name} {how}, where ranks share the norms of tensors"
+        fix = "set parallel.zero to 0" if spec.parallel.zero else "set parallel.pipeline and horizontal to 1"
+        yield Problem(path, what, fix, others=(("parallel",),))
