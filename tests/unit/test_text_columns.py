@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from ortflow.workflow.data.digest import digest_of
 from ortflow.workflow.data.sources import open_evaluation, open_other, open_samples, open_training
 from ortflow.workflow.data.vocabulary import transforms_of
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.first_run import Array
+from ortflow.workflow.guessed_set import guess_for
 from ortflow.workflow.spec.data import DataSection, DataSet
 
 WORDS = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", "<mask>", *"abcdefghij"])}
@@ -132,3 +135,26 @@ def test_masking_takes_what_it_needs_from_the_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace("<mask>", "<hidden>"))
     with pytest.raises(UserError, match=r"transforms\[0\]\.mask_tokens\.mask_id: .* has none of the tokens \[MASK\]"):
         transforms_of(made, "data.train")
+
+
+def test_init_guesses_how_text_fills_a_model(folder: Path) -> None:
+    tokens, mask = Array("input_ids", "int64", (None,)), Array("attention_mask", "int64", (None,))
+    positions = Array("position_ids", "int64", (16,))
+    words, classes = Array("logits", "float32", (None, 14)), Array("logits", "float32", (2,))
+    text = {"tokenizer": str(folder / "tokenizer.json")}
+    _, made = guess_for(folder / "rows.jsonl", [tokens, mask], [classes])
+    assert made.columns == {"input_ids": "tokens"}
+    assert made.loss == {"kind": "cross_entropy", "label": "kind"}
+    assert (made.preparation, made.unused) == ({"text": text}, [])
+    _, made = guess_for(folder / "rows.jsonl", [tokens, mask], [words])
+    assert made.loss == {"kind": "cross_entropy"}
+    assert made.preparation == {"text": text, "transforms": [{"mask_tokens": {}}]}
+    assert made.unused == ["kind"]
+    _, made = guess_for(folder / "rows.jsonl", [replace(tokens, shape=(16,)), positions], [words])
+    assert made.columns == {"input_ids": "tokens"}
+    assert made.loss == {"kind": "cross_entropy"}
+    assert made.preparation == {"text": {**text, "length": 16, "pack": True}}
+    plain = (folder / "tokenizer.json").read_text().replace("<mask>", "<hidden>")
+    (folder / "tokenizer.json").write_text(plain)
+    _, made = guess_for(folder / "rows.jsonl", [tokens], [words])
+    assert made.columns == {"input_ids": "tokens[:-1]", "labels": "tokens[1:]"}
