@@ -19,6 +19,8 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.first_run import Array
 from ortflow.workflow.guessed_set import guess_for
 from ortflow.workflow.spec.data import DataSection, DataSet
+from ortflow.workflow.spec.file.paths import resolve_paths
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 WORDS = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", "<mask>", *"abcdefghij"])}
 ROWS = [("a b c", "cat"), ("d", "dog"), ("e f g h i j", "cat"), ("a", "dog"), ("b c", "cat"), ("d e", "dog")]
@@ -111,6 +113,7 @@ def test_wrong_sections_are_one_sentence(folder: Path) -> None:
         ("rows.jsonl", {"column": "review"}, r"text\.column: the table has no column 'review'; choose of: text, kind"),
         ("numbers.jsonl", {}, r"text\.column: column 'text' holds integer, not text; name another column, or read it"),
         ("rows.jsonl", {"documents": "files"}, r"text\.documents: .*rows\.jsonl is a table, whose rows are documents"),
+        ("rows.jsonl", {"pack": True}, r"text\.pack: packs windows, whose length is not given; set text\.length"),
         ("rows.jsonl", {"max_length": 2}, r"text\.max_length: leaves no token of a document"),
         ("rows.txt", {"column": "a"}, r"text\.column: is 'a', but .*rows\.txt is no table; remove it"),
         ("taken.jsonl", {}, r"taken\.jsonl: has a column 'tokens'; rename it"),
@@ -158,3 +161,20 @@ def test_init_guesses_how_text_fills_a_model(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(plain)
     _, made = guess_for(folder / "rows.jsonl", [tokens], [words])
     assert made.columns == {"input_ids": "tokens[:-1]", "labels": "tokens[1:]"}
+
+
+def test_files_of_every_set_are_relative_to_the_run_file(tmp_path: Path) -> None:
+    values = {"path": "s", "text": {"tokenizer": "t.json"}, "transforms": [{"function": "f.py:g"}]}
+    run = {
+        "name": "x",
+        "model": {"path": "m.onnx", "loss": {"kind": "mse"}},
+        "train": {"steps": 1, "optimizer": {"name": "adamw", "lr": 1.0}},
+        "data": {"micro_batch": 1, "train": values, "eval": values, "eval_sets": {"later": values}},
+    }
+    spec = resolve_paths(TrainerRunSpec.model_validate(run), tmp_path / "folder" / "run.yaml", tmp_path)
+    assert spec.data is not None
+    assert spec.data.eval is not None
+    for each in (spec.data.train, spec.data.eval, spec.data.eval_sets["later"]):
+        assert each.text is not None
+        assert each.text.tokenizer == str(tmp_path / "folder" / "t.json")
+        assert each.transforms[0].function == f"{tmp_path}/folder/f.py:g"
