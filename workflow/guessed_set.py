@@ -7,12 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ortflow.workflow.data.augmented import augmented
 from ortflow.workflow.data.samples import Samples
-from ortflow.workflow.data.sources import open_samples, preparation_of, section_of
+from ortflow.workflow.data.sources import open_samples, preparation_of, section_of, text_files
 from ortflow.workflow.data.sources.audio import Audio
 from ortflow.workflow.data.sources.images import Images
+from ortflow.workflow.data.sources.text_files import MASK
+from ortflow.workflow.data.tables.files import is_table
+from ortflow.workflow.data.tables.open import open_table
 from ortflow.workflow.data.tables.samples import TableSamples
 from ortflow.workflow.data.tables.summary import NUMERIC, Summary
+from ortflow.workflow.data.tables.text_column import COLUMN
+from ortflow.workflow.data.vocabulary import has_mask, transforms_of
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.first_run import LABELS, Array, Guess, guess
 from ortflow.workflow.spec.data import DataSet
@@ -29,18 +35,63 @@ def guess_for(path: Path, inputs: Sequence[Array], outputs: Sequence[Array]) -> 
     keys: dict[str, Any] = {}
     if pictures := [each for each in inputs if len(each.shape) == 3 and not each.is_integer]:
         keys = {"images": _images(pictures[0].shape)}
-    if sounds := preparation_of(path):
+    elif sounds := preparation_of(path):
         keys = {"audio": sounds["audio"].model_dump()}
+    elif text := _text(path, inputs):
+        keys = {"text": text}
     try:
         samples = open_samples(DataSet.model_validate({"path": str(path), **keys}))
     except UserError as error:
-        if not keys or error.where != str(path):
+        if "images" not in keys or error.where != str(path):
             raise
         samples, keys = open_samples(section_of(path)), {}
     if isinstance(samples, TableSamples) and (made := _of_table(path, samples, inputs, outputs)) is not None:
         return samples, made
+    if "text" in keys:
+        return samples, _of_text(samples, keys, inputs, outputs)
     preparation = keys if isinstance(samples, (Images, Audio)) else {}
     return samples, replace(guess(inputs, outputs, _arrays(samples)), preparation=preparation)
+
+
+def _of_text(samples: Samples, keys: dict[str, Any], inputs: Sequence[Array], outputs: Sequence[Array]) -> Guess:
+    """The run of a model on tokens, which are masked if it has an output for each and the tokenizer has a mask."""
+    text = keys["text"]
+    each_token = any(len(output.shape) == 2 and not output.is_integer for output in outputs)
+    if each_token and "length" not in text and has_mask(text["tokenizer"]):
+        keys = {**keys, "transforms": [{"mask_tokens": {}}]}
+        section = DataSet.model_validate({"path": str(samples.path), **keys})
+        samples = augmented(samples, transforms_of(section, "data.train"), 0, "data.train")
+    names = {each.name for each in inputs}
+    # A mask is no label, and neither is one number of a document where each token has an output.
+    columns = [each for each in _arrays(samples) if each.name in names or each.name != MASK]
+    columns = [each for each in columns if each.shape or not each_token]
+    made = guess(inputs, outputs, columns)
+    unused = [*made.unused, *samples.columns.keys() - {MASK, *(each.name for each in columns)}]
+    return replace(made, preparation=keys, unused=[name for name in unused if name != text.get("column", COLUMN)])
+
+
+def _text(path: Path, inputs: Sequence[Array]) -> dict[str, Any]:
+    """How text becomes the tokens of a model, if a tokenizer.json lies beside it; empty if it is none.
+
+    Windows of packed documents for a model with positions, else one document a sample.
+    """
+    tokenizer = path.absolute().parent / "tokenizer.json"
+    if not tokenizer.is_file() or not any(each.is_integer and len(each.shape) == 1 for each in inputs):
+        return {}
+    section: dict[str, Any] = {"tokenizer": str(tokenizer)}
+    if is_table(path):
+        columns = open_table(path, {}).summaries
+        text = [name for name, summary in columns.items() if summary.kind == "text"]
+        if not text:
+            return {}
+        column = COLUMN if COLUMN in text else text[0]
+        section |= {} if column == COLUMN else {"column": column}
+    elif not text_files.matches(path):
+        return {}
+    if "position_ids" in {each.name for each in inputs}:
+        fixed = next((each.shape[0] for each in inputs if len(each.shape) == 1 and each.shape[0]), None)
+        section |= {"length": fixed or 128, "pack": True}
+    return section
 
 
 def _arrays(samples: Samples) -> list[Array]:

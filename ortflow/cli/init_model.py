@@ -62,7 +62,11 @@ def _text(made: Guess, report: Any, model: Path, data: Path, file: Path, size: i
     lines = "\n".join(f"    {_yaml(key)}: {_yaml(value)}" for key, value in made.loss.items())
     mapped = "".join(f"      {_yaml(name)}: {_value(column)}\n" for name, column in made.columns.items())
     columns = f"    columns:                   # input: column\n{mapped}" if mapped else ""
-    columns += "".join(f"    {key}: {_value(value)}\n" for key, value in made.preparation.items() if key != "fields")
+    preparation = dict(made.preparation)
+    if "text" in preparation:
+        tokenizer = os.path.relpath(preparation["text"]["tokenizer"], folder)
+        preparation["text"] = {**preparation["text"], "tokenizer": tokenizer}
+    columns += "".join(f"    {key}: {_value(value)}\n" for key, value in preparation.items() if key != "fields")
     if rules := made.preparation.get("fields"):
         columns += "    fields:\n" + "".join(f"      - {_value(rule)}\n" for rule in rules)
     unused = f"    # Columns that fill no input: {', '.join(made.unused)}\n" if made.unused else ""

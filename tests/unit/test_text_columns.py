@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from ortflow.workflow.data.digest import digest_of
 from ortflow.workflow.data.sources import open_evaluation, open_other, open_samples, open_training
 from ortflow.workflow.data.vocabulary import transforms_of
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.first_run import Array
+from ortflow.workflow.guessed_set import guess_for
 from ortflow.workflow.spec.data import DataSection, DataSet
+from ortflow.workflow.spec.file.paths import resolve_paths
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 WORDS = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", "<mask>", *"abcdefghij"])}
 ROWS = [("a b c", "cat"), ("d", "dog"), ("e f g h i j", "cat"), ("a", "dog"), ("b c", "cat"), ("d e", "dog")]
@@ -108,6 +113,7 @@ def test_wrong_sections_are_one_sentence(folder: Path) -> None:
         ("rows.jsonl", {"column": "review"}, r"text\.column: the table has no column 'review'; choose of: text, kind"),
         ("numbers.jsonl", {}, r"text\.column: column 'text' holds integer, not text; name another column, or read it"),
         ("rows.jsonl", {"documents": "files"}, r"text\.documents: .*rows\.jsonl is a table, whose rows are documents"),
+        ("rows.jsonl", {"pack": True}, r"text\.pack: packs windows, whose length is not given; set text\.length"),
         ("rows.jsonl", {"max_length": 2}, r"text\.max_length: leaves no token of a document"),
         ("rows.txt", {"column": "a"}, r"text\.column: is 'a', but .*rows\.txt is no table; remove it"),
         ("taken.jsonl", {}, r"taken\.jsonl: has a column 'tokens'; rename it"),
@@ -132,3 +138,43 @@ def test_masking_takes_what_it_needs_from_the_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace("<mask>", "<hidden>"))
     with pytest.raises(UserError, match=r"transforms\[0\]\.mask_tokens\.mask_id: .* has none of the tokens \[MASK\]"):
         transforms_of(made, "data.train")
+
+
+def test_init_guesses_how_text_fills_a_model(folder: Path) -> None:
+    tokens, mask = Array("input_ids", "int64", (None,)), Array("attention_mask", "int64", (None,))
+    positions = Array("position_ids", "int64", (16,))
+    words, classes = Array("logits", "float32", (None, 14)), Array("logits", "float32", (2,))
+    text = {"tokenizer": str(folder / "tokenizer.json")}
+    _, made = guess_for(folder / "rows.jsonl", [tokens, mask], [classes])
+    assert made.columns == {"input_ids": "tokens"}
+    assert made.loss == {"kind": "cross_entropy", "label": "kind"}
+    assert (made.preparation, made.unused) == ({"text": text}, [])
+    _, made = guess_for(folder / "rows.jsonl", [tokens, mask], [words])
+    assert made.loss == {"kind": "cross_entropy"}
+    assert made.preparation == {"text": text, "transforms": [{"mask_tokens": {}}]}
+    assert made.unused == ["kind"]
+    _, made = guess_for(folder / "rows.jsonl", [replace(tokens, shape=(16,)), positions], [words])
+    assert made.columns == {"input_ids": "tokens"}
+    assert made.loss == {"kind": "cross_entropy"}
+    assert made.preparation == {"text": {**text, "length": 16, "pack": True}}
+    plain = (folder / "tokenizer.json").read_text().replace("<mask>", "<hidden>")
+    (folder / "tokenizer.json").write_text(plain)
+    _, made = guess_for(folder / "rows.jsonl", [tokens], [words])
+    assert made.columns == {"input_ids": "tokens[:-1]", "labels": "tokens[1:]"}
+
+
+def test_files_of_every_set_are_relative_to_the_run_file(tmp_path: Path) -> None:
+    values = {"path": "s", "text": {"tokenizer": "t.json"}, "transforms": [{"function": "f.py:g"}]}
+    run = {
+        "name": "x",
+        "model": {"path": "m.onnx", "loss": {"kind": "mse"}},
+        "train": {"steps": 1, "optimizer": {"name": "adamw", "lr": 1.0}},
+        "data": {"micro_batch": 1, "train": values, "eval": values, "eval_sets": {"later": values}},
+    }
+    spec = resolve_paths(TrainerRunSpec.model_validate(run), tmp_path / "folder" / "run.yaml", tmp_path)
+    assert spec.data is not None
+    assert spec.data.eval is not None
+    for each in (spec.data.train, spec.data.eval, spec.data.eval_sets["later"]):
+        assert each.text is not None
+        assert each.text.tokenizer == str(tmp_path / "folder" / "t.json")
+        assert each.transforms[0].function == f"{tmp_path}/folder/f.py:g"

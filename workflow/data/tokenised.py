@@ -57,8 +57,10 @@ def tokens_of(
     Raises
     ------
     UserError
-        If the tokens cannot be made or kept.
+        If the section does not fit, or if the tokens cannot be made or kept.
     """
+    if text.pack and text.length is None:
+        raise UserError("packs windows, whose length is not given", where="text.pack", fix="set text.length")
     folder = next(cache_folders("tokens"), None)
     if folder is None:
         what = "the tokens cannot be kept: there is no folder for them"

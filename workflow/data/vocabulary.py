@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ortflow.workflow.data.tokenised import tokenizer_of
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSet
@@ -24,11 +26,20 @@ def transforms_of(section: DataSet, where: str) -> list[Transform]:
     return transforms
 
 
+def has_mask(path: str) -> bool:
+    """Whether a tokenizer has a token that masks. Raises UserError if it cannot be read."""
+    return _mask(tokenizer_of(path)) is not None
+
+
+def _mask(tokenizer: Any) -> str | None:
+    return next((name for name in _MASKS if tokenizer.token_to_id(name) is not None), None)
+
+
 def _completed(mask: MaskTokens, section: DataSet, where: str) -> MaskTokens:
     if section.text is None or None not in (mask.mask_id, mask.vocabulary, mask.special):
         return mask
     tokenizer = tokenizer_of(section.text.tokenizer)
-    own = next((name for name in _MASKS if tokenizer.token_to_id(name) is not None), None)
+    own = _mask(tokenizer)
     if mask.mask_id is None and own is None:
         what = f"{section.text.tokenizer} has none of the tokens {', '.join(_MASKS)}"
         raise UserError(what, where=f"{where}.mask_id", fix="add the number of the token that masks")

@@ -54,8 +54,6 @@ def open_text(section: DataSet, places: Sequence[Path]) -> MappedArrays | Docume
 
 def samples_of(path: Path, tokens: Array, ends: Indices, text: TextSection) -> MappedArrays | Documents | Packed:
     """The samples of tokens [n] and the end of each document. Raises UserError if there are none."""
-    if text.pack and text.length is None:
-        raise UserError("packs windows, whose length is not given", where="text.pack", fix="set text.length")
     if not len(tokens):
         raise UserError("holds no text", where=str(path))
     if text.length is None:
