@@ -4,6 +4,7 @@ suffers. Its trace, its table, and a run that ends before its window."""
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import subprocess
 import time
@@ -64,6 +65,14 @@ def test_a_profile_changes_no_run(tmp_path: Path) -> None:
         if mounted:
             subprocess.run(["umount", str(full)], check=True)
     assert result(tiny.run_dir) == result(calm.run_dir)
+
+    # What a checkpoint has behind it is in TensorBoard's file, although scalars wait for a second to be written.
+    if importlib.util.find_spec("tensorboard") is not None:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        scalars = EventAccumulator(str(tiny.run_dir / "tensorboard"), size_guidance={"scalars": 0})
+        scalars.Reload()
+        assert [event.step for event in scalars.Scalars("loss")] == [*range(1, 41)]
 
     # The third attempt resumed in the middle of the window.
     (resumed,) = [each["step"] for each in of_kind(tiny.run_dir, "resume") if each["attempt"] == 2]
