@@ -26,7 +26,7 @@ FAULTS = Path(__file__).parents[1] / "support" / "faults"
 SECTIONS: dict[str, Any] = {
     "train": {"steps": 40, "optimizer": {"name": "adamw", "lr": 1e-2}, "evaluation": {"every_steps": 30}},
     "data": {"train": "set.arrow", "eval": "set.arrow", "micro_batch": 4},
-    "checkpoint": {"every_steps": 4},
+    "checkpoint": {"every_steps": 1},
     "resources": {"ranks_per_node": 2, "cpus_per_rank": 1},
     "restart": {"failures": 2, "backoff": {"first": 0.1, "limit": 0.1}},
 }
@@ -54,7 +54,7 @@ def test_a_profile_changes_no_run(tmp_path: Path) -> None:
                 full.mkdir(parents=True)
                 small = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)]
                 mounted = subprocess.run(small, check=False).returncode == 0
-            ranks_among(family(psutil.Process(launcher.pid)))[1].kill()
+            ranks_among(family(psutil.Process(launcher.pid)))[kill].kill()
         out, err = launcher.communicate(timeout=120)
         assert launcher.returncode == 0, out + err
         assert not has_traceback(out + err)
