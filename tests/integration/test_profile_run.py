@@ -4,6 +4,7 @@ suffers. Its trace, its table, and a run that ends before its window."""
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import subprocess
 import time
@@ -25,7 +26,7 @@ FAULTS = Path(__file__).parents[1] / "support" / "faults"
 SECTIONS: dict[str, Any] = {
     "train": {"steps": 40, "optimizer": {"name": "adamw", "lr": 1e-2}, "evaluation": {"every_steps": 30}},
     "data": {"train": "set.arrow", "eval": "set.arrow", "micro_batch": 4},
-    "checkpoint": {"every_steps": 4},
+    "checkpoint": {"every_steps": 1},
     "resources": {"ranks_per_node": 2, "cpus_per_rank": 1},
     "restart": {"failures": 2, "backoff": {"first": 0.1, "limit": 0.1}},
 }
@@ -53,7 +54,7 @@ def test_a_profile_changes_no_run(tmp_path: Path) -> None:
                 full.mkdir(parents=True)
                 small = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)]
                 mounted = subprocess.run(small, check=False).returncode == 0
-            ranks_among(family(psutil.Process(launcher.pid)))[1].kill()
+            ranks_among(family(psutil.Process(launcher.pid)))[kill].kill()
         out, err = launcher.communicate(timeout=120)
         assert launcher.returncode == 0, out + err
         assert not has_traceback(out + err)
@@ -64,6 +65,14 @@ def test_a_profile_changes_no_run(tmp_path: Path) -> None:
         if mounted:
             subprocess.run(["umount", str(full)], check=True)
     assert result(tiny.run_dir) == result(calm.run_dir)
+
+    # What a checkpoint has behind it is in TensorBoard's file, although scalars wait for a second to be written.
+    if importlib.util.find_spec("tensorboard") is not None:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        scalars = EventAccumulator(str(tiny.run_dir / "tensorboard"), size_guidance={"scalars": 0})
+        scalars.Reload()
+        assert [event.step for event in scalars.Scalars("loss")] == [*range(1, 41)]
 
     # The third attempt resumed in the middle of the window.
     (resumed,) = [each["step"] for each in of_kind(tiny.run_dir, "resume") if each["attempt"] == 2]

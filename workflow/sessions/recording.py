@@ -22,6 +22,8 @@ from ortflow.workflow.sessions.flops import flops_of
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose results are in the memory of their inputs."""
 NO_MODULES: Mapping[str, str] = {}
+MOST_ENTRIES = 1_000_000
+"""ONNX Runtime drops what comes after so many; release 1.19 makes three of a run of a node."""
 _NODE = "_kernel_time"
 """How it ends the name of a node's record; `_fence_before` and `_fence_after` are of no length."""
 
@@ -115,10 +117,13 @@ def nodes_of(
 ) -> list[Node]:
     """The nodes and runs in a file of ONNX Runtime's profiler; `clock` maps its seconds to those of `perf_counter`.
 
-    Raises ValueError if the file is incomplete, as on a full disk.
+    Raises ValueError if the file is incomplete, as on a full disk, or because the profiler takes no more entries.
     """
     found = []
-    for record in json.loads(records.decode("utf-8", errors="replace")):
+    entries = json.loads(records.decode("utf-8", errors="replace"))
+    if len(entries) >= MOST_ENTRIES:
+        raise ValueError("ONNX Runtime records at most a million entries of a graph; record fewer steps")
+    for record in entries:
         category, name = record.get("cat"), str(record.get("name", ""))
         start, seconds = clock(1e-6 * float(record.get("ts", 0))), 1e-6 * float(record.get("dur", 0))
         more = record.get("args") or {}

@@ -191,6 +191,11 @@ class Profiler:
             return
         path = profile.nodes_of(self._folder, self._context.place.rank)
         try:
+            if len(nodes) > MOST_NODES:
+                left = (
+                    f"the trace of rank {self._context.place.rank} has {MOST_NODES} of {len(nodes)} runs of operators"
+                )
+                self._context.monitor.warn(f"{left}; record fewer steps (the table has all)")
             with gzip.open(path, "wb", compresslevel=1) as file:
                 for node in nodes[:MOST_NODES]:
                     file.write(profile.line_of(_line(node, self._origin)))

@@ -1,0 +1,34 @@
+"""TensorBoard's scalars: those of a period are written together, and none waits behind a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+
+from ortflow.workflow.scalars import ScalarLog
+
+
+def test_scalars_wait_for_their_period_a_flush_or_the_end(tmp_path: Path) -> None:
+    log = ScalarLog(tmp_path, 1, period=3600.0)
+    sizes = [log.path.stat().st_size]
+    for step in (1, 2):
+        log.add(step, {"loss": 0.5})
+        sizes.append(log.path.stat().st_size)
+    log.flush()
+    sizes.append(log.path.stat().st_size)
+    log.add(3, {"loss": 0.25})
+    log.close()
+    sizes.append(log.path.stat().st_size)
+    assert sizes[0] == sizes[1] == sizes[2] < sizes[3] < sizes[4]
+    assert sizes[3] - sizes[2] == 2 * (sizes[4] - sizes[3])
+
+
+def test_scalars_without_a_period_are_written_at_once(tmp_path: Path) -> None:
+    log = ScalarLog(tmp_path, 1)
+    before = log.path.stat().st_size
+    log.add(1, {"loss": 0.5})
+    assert log.path.stat().st_size > before
+    log.close()
