@@ -33,10 +33,10 @@ def guess_for(path: Path, inputs: Sequence[Array], outputs: Sequence[Array]) -> 
     Raises UserError, naming the file, if it cannot be read or if no run is found.
     """
     keys: dict[str, Any] = {}
-    if pictures := [each for each in inputs if len(each.shape) == 3 and not each.is_integer]:
-        keys = {"images": _images(pictures[0].shape)}
-    elif sounds := preparation_of(path):
+    if sounds := preparation_of(path):
         keys = {"audio": sounds["audio"].model_dump()}
+    elif pictures := [each for each in inputs if len(each.shape) == 3 and not each.is_integer]:
+        keys = {"images": _images(pictures[0].shape)}
     elif text := _text(path, inputs):
         keys = {"text": text}
     try:
