@@ -80,7 +80,7 @@ def _text(path: Path, inputs: Sequence[Array]) -> dict[str, Any]:
         return {}
     section: dict[str, Any] = {"tokenizer": str(tokenizer)}
     if is_table(path):
-        columns = open_table(path, {}).summaries
+        columns = open_table(section_of(path), {}).summaries
         text = [name for name, summary in columns.items() if summary.kind == "text"]
         if not text:
             return {}
