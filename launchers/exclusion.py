@@ -30,6 +30,11 @@ def excluded(records: Records) -> dict[str, str]:
     }
 
 
+def is_among(node: str, names: Iterable[str]) -> bool:
+    """Whether a scheduler's name of a node is among the ranks' names of nodes, which may have a domain."""
+    return node.partition(".")[0] in {name.partition(".")[0] for name in names}
+
+
 def places_of(run: RunDir, attempt: int, world_size: int) -> dict[int, str]:
     """The node of each rank that has started in an attempt; known while its first steps are its newest events."""
     started = newest(run, attempt, range(world_size), "attempt_start")

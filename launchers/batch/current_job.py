@@ -79,6 +79,8 @@ class CurrentJob(ABC):
 
     def __init__(self, id: str, restarts: int, node: str) -> None:
         self.id, self.restarts, self.node = id, restarts, node
+        self.excluded: Sequence[str] = ()
+        """Nodes that no further job of the run may get."""
 
     @property
     def task(self) -> int | None:
@@ -108,6 +110,10 @@ class CurrentJob(ABC):
     def follow_up(self, script: Path) -> str:
         """Submit the script again, to start when this job is over; returns the new job's id."""
         raise Refused(f"{self.scheduler} cannot submit a job from inside one")
+
+    def exclude(self, nodes: Sequence[str]) -> None:
+        """Keep nodes out of the next start of this job, which is queued again. Raises Refused and OrtflowErrors."""
+        raise Refused(f"ortflow cannot have {self.scheduler} exclude nodes")
 
     def fate(self) -> Fate:
         """What the scheduler is doing with the job right now. Does not raise."""

@@ -19,8 +19,10 @@ from ortflow.launchers import processes
 from ortflow.launchers.batch.current_job import Answer, CurrentJob, Fate, message_of, requeue
 from ortflow.launchers.batch.elastic import AllocatedNodes
 from ortflow.launchers.batch.job_validity import is_on_record, submission_of
+from ortflow.launchers.batch.reserve import ReservedNodes
 from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.batch.stopping import JobStop
+from ortflow.launchers.exclusion import excluded
 from ortflow.launchers.locks import HeldError, hold, wait_free
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt, pending_changes
@@ -34,7 +36,7 @@ from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rank import lacking
 from ortflow.workflow.record import ATTEMPTS, damage_message, set_aside
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.checks.nodes import variables
+from ortflow.workflow.spec.checks.nodes import CHOSEN, variables
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
 
@@ -46,6 +48,8 @@ OLD_RANKS = 5.0
 """Seconds that ranks on other nodes have to end. Those that hang in MPI's start do not check the fence, nor write."""
 CANCELLING = 60.0
 """Seconds in which the scheduler ends a job that is being cancelled."""
+EXCLUDING = 15.0
+"""Seconds in which a scheduler notes the nodes that a job must not get."""
 AWAY = 3600.0
 """Seconds for which an unreachable scheduler is retried; the time limit may end the job earlier."""
 
@@ -96,7 +100,7 @@ class RunSupervisor:
         self._spec: RunSpec = load_run_file(run.run_file)
         self._view = PlainView(run, self._spec.monitor.every_steps)
         self._attempt: Started | None = None
-        self._nodes: AllocatedNodes | None = None
+        self._nodes: AllocatedNodes | ReservedNodes | None = None
         self._held: int | None = None
         self._fence: Fence = claim(run, job=job.id, restarts=job.restarts, node=job.node)
 
@@ -113,6 +117,8 @@ class RunSupervisor:
         if spec.elastic and self._job.nodes() is not None:
             script = self._run.root / self._job.folder / SCRIPT
             self._nodes = AllocatedNodes(spec, self._job, script, self._run.read_attempts(), self._clock)
+        elif spec.chooses_nodes and self._job.nodes() is not None:
+            self._nodes = ReservedNodes(spec, self._job, lambda: excluded(self._run.read_attempts()))
         job = Job(
             self._run,
             spec.world_size,
@@ -179,6 +185,8 @@ class RunSupervisor:
         if self._nodes is not None:
             spec = self._nodes.spec
             environment |= variables(spec, self._nodes.summary)
+            if isinstance(self._nodes, ReservedNodes):
+                environment[CHOSEN] = ",".join(self._nodes.chosen)
         self._attempt = self._ranks.start(spec, number, environment)
         return self._attempt
 
@@ -220,9 +228,12 @@ class RunSupervisor:
 
     def _again(self, asked: str | None) -> int:
         """Have the scheduler start the run again, and stay until it ends this process; `asked` is the stop's reason."""
-        name = self._job.scheduler
+        name, out = self._job.scheduler, excluded(self._run.read_attempts())
+        self._job.excluded = [*out]
         answer, message = requeue(self._job, AWAY, self._clock)
         if answer is Answer.QUEUED:
+            if out:
+                self._exclude([*out])
             self._view.message(f"queued again; waiting for {name} to end this job")
             self._stay(self._job.stay, until=self._job.queued_again)
             return EXIT_PREEMPTED
@@ -247,6 +258,20 @@ class RunSupervisor:
             event="stop", outcome=Outcome.LOST.value, why=f"{name} refused to start it again: {message}"
         )
         return EXIT_FAILURE
+
+    def _exclude(self, nodes: list[str]) -> None:
+        """Keep nodes out of the next start; this process may be killed meanwhile, and the next start tries again."""
+        end, message = self._clock.monotonic() + EXCLUDING, ""
+        while self._clock.monotonic() < end:
+            try:
+                self._job.exclude(nodes)
+            except (Refused, OrtflowError) as error:
+                message = message_of(error)
+                self._clock.sleep(1.0)
+            else:
+                self._view.message(f"{self._job.scheduler} gives the next start other nodes than {', '.join(nodes)}")
+                return
+        self._view.message(f"warning: {', '.join(nodes)} may be given to the next start again: {message}")
 
     def _stay(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         end = self._clock.monotonic() + seconds

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ortflow.launchers.batch.current_job import CurrentJob, Fate
+from ortflow.launchers.batch.scheduler import Refused
+from ortflow.launchers.exclusion import is_among
 from ortflow.launchers.slurm.allocation import hostnames, lost, would_start
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import WAITING, Job
@@ -20,6 +23,7 @@ from ortflow.manifests.batch import SCRIPT
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir, write_atomically
 
+_EXCLUDED = re.compile(r"\bExcNodeList=(?!\(null\))(\S+)")
 PATIENCE = 20.0
 """Seconds for one command: a controller that is down answers after 9 or 18."""
 
@@ -69,7 +73,23 @@ class SlurmJob(CurrentJob):
 
     def follow_up(self, script: Path) -> str:
         ours = {name: None for name in os.environ if name.startswith("SBATCH_")}
-        return self._slurm.submit(str(script), ours, f"--dependency=afterany:{self.id}")
+        without = [f"--exclude={self._without(self.excluded)}"] if self.excluded else []
+        return self._slurm.submit(str(script), ours, f"--dependency=afterany:{self.id}", *without)
+
+    def exclude(self, nodes: Sequence[str]) -> None:
+        """Only of a pending job, which a running one is as soon as it is queued again."""
+        command = ["scontrol", "update", f"JobId={self.id}", f"ExcNodeList={self._without(nodes)}"]
+        answer = self._slurm.answer(command)
+        if answer.code:
+            raise Refused(answer.message)
+
+    def _without(self, nodes: Sequence[str]) -> str:
+        """Slurm's list of these nodes, by its own names, and of those that the job excludes already."""
+        answer = self._slurm.answer(["scontrol", "show", "job", "--oneliner", self.id])
+        before = _EXCLUDED.search(answer.out) if answer.code == 0 else None
+        names = [name for name in self.nodes() or () if is_among(name, nodes)]
+        gone = [node for node in nodes if not any(is_among(name, [node]) for name in names)]
+        return ",".join(dict.fromkeys([*([before[1]] if before else []), *names, *gone]))
 
     def nodes(self) -> list[str] | None:
         names = os.environ.get("SLURM_JOB_NODELIST")

@@ -22,7 +22,7 @@ from ortflow.manifests.slurm.launch import sized
 from ortflow.manifests.slurm.placement import Start
 from ortflow.workflow.errors import EXIT_USER
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.checks.nodes import VARIABLE
+from ortflow.workflow.spec.checks.nodes import CHOSEN, VARIABLE
 from ortflow.workflow.spec.run import RunSpec
 
 OURS = ("ORTFLOW_", "SLURM_")
@@ -42,7 +42,8 @@ class SlurmRanks:
         mpirun = self._placement.kind if self._placement.start == "mpirun" else None
         if spec.program is not None:
             ours |= deadlines(Slurm(run_in_job), environment)
-        launch = sized(self._launch, spec) if VARIABLE in environment else self._launch
+        names = [name for name in environment.get(CHOSEN, "").split(",") if name]
+        launch = sized(self._launch, spec, names) if VARIABLE in environment else self._launch
         return StepAttempt(self._run, number, launch, {**environment, **ours}, mpirun)
 
     def lead(self, spec: RunSpec) -> float:

@@ -66,7 +66,10 @@ def _what(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None
         yield "nodes", f"{fitting[0]}-{fitting[-1]}"
         yield "mincpus", str(resources.ranks_per_node * (resources.cpus_per_rank or 1))
     else:
-        yield "nodes", str(resources.nodes)
+        yield "nodes", str(spec.asked_nodes)
+        if resources.spares:
+            # The job outlives a lost node, whose place another takes.
+            yield "no-kill", None
         yield "ntasks-per-node", str(resources.ranks_per_node)
         if resources.cpus_per_rank is not None:
             yield "cpus-per-task", str(resources.cpus_per_rank)

@@ -30,15 +30,21 @@ def starter(spec: RunSpec, placement: Placement) -> list[str]:
     return _srun(spec, placement)
 
 
-def sized(launch: Sequence[str], spec: RunSpec) -> list[str]:
-    """The arguments after the supervisor process's `--` for the nodes of an attempt, as in `spec`, of an elastic run.
+def sized(launch: Sequence[str], spec: RunSpec, names: Sequence[str] = ()) -> list[str]:
+    """The arguments after the supervisor process's `--` for the nodes of an attempt, as in `spec`.
 
-    srun's have no numbers in the script, mpirun's those of all nodes.
+    srun's have no numbers in the script, mpirun's those of all nodes. `names`: the nodes, if the job has more of them.
     """
     if Path(launch[0]).name == "srun":
-        return [launch[0], f"--nodes={spec.resources.nodes}", f"--ntasks={spec.world_size}", *launch[1:]]
+        where = [f"--nodelist={','.join(names)}"] if names else []
+        return [launch[0], f"--nodes={spec.resources.nodes}", f"--ntasks={spec.world_size}", *where, *launch[1:]]
     place = list(launch).index("-n") + 1
-    return [*launch[:place], str(spec.world_size), *launch[place + 1 :]]
+    each = spec.resources.ranks_per_node
+    if "--map-by" in launch:  # Open MPI, which counts one slot for a host without a number
+        where = ["--host", ",".join(f"{name}:{each}" for name in names)]
+    else:
+        where = ["-hosts", ",".join(names)]
+    return [launch[0], *(where if names else []), *launch[1:place], str(spec.world_size), *launch[place + 1 :]]
 
 
 def rank(spec: RunSpec, placement: Placement) -> list[str]:
@@ -68,8 +74,8 @@ def _srun(spec: RunSpec, placement: Placement) -> list[str]:
     arguments = [
         "srun",
         f"--mpi={placement.start}",
-        # Of an elastic run the supervisor process adds both, for the nodes that Slurm has given.
-        *([] if spec.elastic else [f"--nodes={resources.nodes}", f"--ntasks={spec.world_size}"]),
+        # Where attempts choose among nodes, the supervisor process adds both.
+        *([] if spec.chooses_nodes else [f"--nodes={resources.nodes}", f"--ntasks={spec.world_size}"]),
         # The count alone may place 3 ranks on one of two nodes and 1 on the other.
         f"--ntasks-per-node={resources.ranks_per_node}",
     ]

@@ -16,6 +16,8 @@ Spec = TypeVar("Spec", bound=RunSpec)
 
 VARIABLE = "ORTFLOW_NODES"
 """Number of nodes of an attempt, set by the launcher of an elastic run."""
+CHOSEN = "ORTFLOW_CHOSEN_NODES"
+"""Names of these nodes, where a job has more of them."""
 REASON = "ORTFLOW_NODES_REASON"
 """That number in words, and why it is not larger; for the events."""
 

@@ -1,0 +1,47 @@
+"""A node of a real Slurm is really slow: another takes its place, from the job's reserve or by a new start elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster
+from messages import mentions
+from project import of_kind
+
+SLOW = str(Path(__file__).parents[1] / "support" / "slow_node")
+SHAPE: dict[str, Any] = {
+    "train__steps": 6,
+    "preflight": True,
+    "restart": {"failures": 0, "preemptions": 0, "backoff": {"first": 0.0, "limit": 0.0}},
+}
+
+
+def shape(spares: int) -> dict[str, Any]:
+    each = {"ranks_per_node": 1, "cpus_per_rank": 1, "memory": "1Gi"}
+    return {**SHAPE, "resources": {"nodes": 2, "spares": spares, **each}}
+
+
+@pytest.mark.parametrize("spares", [pytest.param(1, id="reserve"), pytest.param(0, id="requeued")])
+def test_a_slow_node_is_replaced(spares: int, cluster_of: Cluster) -> None:
+    slow = cluster_of.testbed.nodes[1]
+    file = cluster_of.write(f"slow-{spares}", **shape(spares))
+    done = cluster_of.ortflow("submit", "--backend", "slurm", file.name, PYTHONPATH=SLOW, SLOW_NODE=slow)
+    assert done.returncode == 0, done.stdout + done.stderr
+    from cluster import Run
+
+    run = Run(cluster_of, f"slow-{spares}")
+    run.finish()
+    first, second = run.records("end")
+    assert mentions(first["cause"], f"preflight: node {slow} … of its peers' median"), run.transcript()
+    assert list(first["excludes"]) == [slow]
+    assert first["counts"] is False
+    assert second["outcome"] == "finished"
+    assert run.restarts == (0 if spares else 1), run.transcript()
+    hosts = {event["host"] for rank in range(2) for event in of_kind(run.run_dir, "attempt_start", rank)[1:]}
+    assert len(hosts) == 2
+    assert slow not in hosts
+    if not spares:
+        assert run.testbed.job(run.job)["ExcNodeList"] == slow
+    assert list(run.status()["excluded_nodes"]) == [slow]
