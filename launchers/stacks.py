@@ -1,4 +1,5 @@
-"""Where the ranks of an attempt that hangs are, by the stacks that each has written to its log (`workflow/hang.py`)."""
+"""Where the ranks of an attempt that hangs are, by the stacks that each has written to its log (`workflow/hang.py`, and
+`workflow/program/stacks.py` for programs)."""
 
 from __future__ import annotations
 
@@ -9,16 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ortflow.launchers.tail import last_bytes
+from ortflow.workflow.hang import PROGRAM_STACKS
 from ortflow.workflow.rundir import RunDir
 
 TAIL = 256 << 10
 """Bytes of a log that are searched, from its end."""
 MOST_RANKS = 4
 """Ranks of one place that are named."""
-_HEADER = re.compile(r"^Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$", re.MULTILINE)
+_HEADER = re.compile(rf"^(?:Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!|{re.escape(PROGRAM_STACKS)})$", re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_COMMUNICATION = "workflow/comm/"
+_PY_SPY = re.compile(r"^Process \d+: ", re.MULTILINE)
+_PY_SPY_THREAD = re.compile(r"^Thread \S+ \([^)]*\)(?:: .*)?$", re.MULTILINE)
+_PY_SPY_FRAME = re.compile(r"^    (\S.*) \((.*):(\d+)\)$", re.MULTILINE)
+_MAIN = re.compile(r"^Thread \S+ \([^)]*\): \"MainThread\"$", re.MULTILINE)
+_COMMUNICATION = ("workflow/comm/", "torch/distributed/", "horovod/", "deepspeed/comm/")
+_BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
+"""Where a program waits for other ranks within a backward pass: DistributedDataParallel sums gradients there."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,13 @@ class Frame:
     @property
     def communicates(self) -> bool:
         """Whether it belongs to a call to the other ranks."""
-        return _COMMUNICATION in self.file.replace(os.sep, "/")
+        file = self.file.replace(os.sep, "/")
+        return any(part in file for part in _COMMUNICATION) or self.in_backward
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether it is PyTorch's backward pass."""
+        return self.function == _BACKWARD[1] and self.file.replace(os.sep, "/").endswith(_BACKWARD[0])
 
 
 Stack = tuple[Frame, ...]
@@ -44,7 +58,13 @@ def stack_in(log: str) -> Stack | None:
     headers = list(_HEADER.finditer(log))
     if not headers:
         return None
-    threads = _THREAD.split(log[headers[-1].end() :])[1:]
+    text = log[headers[-1].end() :]
+    if _PY_SPY.search(text) is not None:
+        # A process that has not imported `threading` has no names of threads.
+        main = _MAIN.search(text) or _PY_SPY_THREAD.search(text)
+        rest = _PY_SPY_THREAD.split(text[main.end() :])[0] if main is not None else ""
+        return tuple(Frame(file, int(line), name) for name, file, line in _PY_SPY_FRAME.findall(rest)) or None
+    threads = _THREAD.split(text)[1:]
     # faulthandler writes the threads from the newest to the oldest, which is the main one.
     frames = [(match[1], int(match[2]), match[3]) for match in _FRAME.finditer(threads[-1])] if threads else []
     return tuple(Frame(*frame) for frame in frames) or None
@@ -68,8 +88,7 @@ def where(stacks: Mapping[int, Stack | None]) -> str:
         if stack is None:
             continue
         if stack[0].communicates:
-            public = (frame.function for frame in stack if frame.communicates and not frame.function.startswith("_"))
-            waiting[next(public, stack[0].function)].append(rank)
+            waiting[_call(stack)].append(rank)
         else:
             elsewhere[f"{stack[0].function} ({stack[0].file}, line {stack[0].line})"].append(rank)
     parts = [f"{_ranks(ranks)} wait{_s(ranks)} for other ranks in {call}" for call, ranks in waiting.items()]
@@ -77,6 +96,19 @@ def where(stacks: Mapping[int, Stack | None]) -> str:
     if silent:
         parts.append(f"{_ranks(silent)} do{'es' if len(silent) == 1 else ''} not respond")
     return "; ".join(parts)
+
+
+def waited_for(stacks: Mapping[int, Stack | None]) -> tuple[int, ...]:
+    """The ranks for which the others wait: those that are in no call to other ranks; empty if nobody waits. Pure."""
+    waiting = [rank for rank, stack in stacks.items() if stack is not None and stack[0].communicates]
+    return tuple(sorted(set(stacks) - set(waiting))) if waiting else ()
+
+
+def _call(stack: Stack) -> str:
+    if stack[0].in_backward:
+        return "backward"
+    public = (frame.function for frame in stack if frame.communicates and not frame.function.startswith("_"))
+    return next(public, stack[0].function)
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -9,7 +9,7 @@ from ortflow.launchers.cause import Cause, cause
 from ortflow.launchers.exclusion import places_of
 from ortflow.launchers.liveness import Liveness
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.stacks import stacks_of, where
+from ortflow.launchers.stacks import stacks_of, waited_for, where
 from ortflow.launchers.stop import GROWTH, Stop, read_request, write_request
 from ortflow.launchers.supervised import Job, Running, View
 from ortflow.launchers.tail import EventTail, ends_of, newest
@@ -108,7 +108,9 @@ class Watch:
                     attempt.kill()
                     stacks = stacks_of(self._job.run, attempt.number, self._job.world_size)
                     sentence = "; ".join(filter(None, (hung, where(stacks))))
-                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence, hung=True)
+                    return EXIT_FAILURE, Cause(
+                        Outcome.FAILURE, EXIT_FAILURE, sentence, hung=True, waited_for=waited_for(stacks)
+                    )
                 dead = self._dead()
                 dead_since = (dead_since or moment) if dead else None
                 # Another rank's report may mean that its call to the dead one failed: mpirun must name that one.

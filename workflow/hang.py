@@ -13,6 +13,8 @@ from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 
 SHARE = 0.7
 """Of the time after which an attempt counts as hung: the stacks must be written before the launcher looks for them."""
+PROGRAM_STACKS = "The program does not move; its stacks:"
+"""Line before the stacks of a program."""
 LOG = 2
 """The rank's log, by its descriptor: what libraries do with `sys.stderr` does not matter."""
 

@@ -36,7 +36,8 @@ def sized(launch: Sequence[str], spec: RunSpec, names: Sequence[str] = ()) -> li
     srun's have no numbers in the script, mpirun's those of all nodes. `names`: the nodes, if the job has more of them.
     """
     if Path(launch[0]).name == "srun":
-        where = [f"--nodelist={','.join(names)}"] if names else []
+        # A step that has lost a node stays on record until the job's end (Slurm 22.05), and with it what it has taken.
+        where = [f"--nodelist={','.join(names)}", "--overlap"] if names else []
         return [launch[0], f"--nodes={spec.resources.nodes}", f"--ntasks={spec.world_size}", *where, *launch[1:]]
     place = list(launch).index("-n") + 1
     each = spec.resources.ranks_per_node

@@ -18,6 +18,7 @@ from typing import Any
 
 from ortflow.program.checks import Checks
 from ortflow.program.errors import ProgramError, RunLost
+from ortflow.program.stacks import register_stacks
 from ortflow.program.stop_signals import StopSignals
 from ortflow.program.world import World
 from ortflow.workflow.program.wire import STOP, VERSION, Connection, Message, WireError, parse_address
@@ -55,7 +56,7 @@ class Link:
         self.hello = self.request(
             {
                 "kind": "hello", "token": token, "rank": world.rank, "world_size": world.size, "pid": os.getpid(),
-                "version": VERSION, "level": level,
+                "version": VERSION, "level": level, "stacks": register_stacks(),
             }
         )  # fmt: skip
         os.register_at_fork(

@@ -1,4 +1,4 @@
-"""A node of a real Slurm is really slow: another takes its place, from the job's reserve or by a new start elsewhere."""
+"""A node of a real Slurm is really slow: another replaces it, from the job's reserve or in a new start elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, Run
+from cluster import slow as slowed
 from messages import mentions
 from project import of_kind
 
@@ -29,7 +30,6 @@ def test_a_slow_node_is_replaced(spares: int, cluster_of: Cluster) -> None:
     file = cluster_of.write(f"slow-{spares}", **shape(spares))
     done = cluster_of.ortflow("submit", "--backend", "slurm", file.name, PYTHONPATH=SLOW, SLOW_NODE=slow)
     assert done.returncode == 0, done.stdout + done.stderr
-    from cluster import Run
 
     run = Run(cluster_of, f"slow-{spares}")
     run.finish()
@@ -45,3 +45,19 @@ def test_a_slow_node_is_replaced(spares: int, cluster_of: Cluster) -> None:
     if not spares:
         assert run.testbed.job(run.job)["ExcNodeList"] == slow
     assert list(run.status()["excluded_nodes"]) == [slow]
+
+
+def test_a_lost_node_is_replaced_within_the_job(cluster_of: Cluster) -> None:
+    """With nodes in reserve, a job outlives the loss of one (--no-kill), and need not wait in the queue again."""
+    run = cluster_of.submit("lost-in-job", **{**shape(1), "train__steps": 30, **slowed(0.5), "preflight": False})
+    run.until_step(6)
+    lost = run.testbed.hosts(run.job)[1]
+    run.testbed.node("off", lost)
+    run.finish()
+    first, second = run.records("start")
+    assert lost in first["on"]
+    assert lost not in second["on"]
+    assert run.outcomes() == ["lost", "finished"], run.transcript()
+    assert run.records("end")[0]["blamed"] == [lost]
+    assert run.restarts == 0, run.transcript()
+    assert mentions(second["elastic"], f"{lost} is lost … 0 nodes in reserve")

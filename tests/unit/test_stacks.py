@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ortflow.launchers.stacks import Frame, stack_in, stacks_of, where
+from ortflow.launchers.stacks import Frame, stack_in, stacks_of, waited_for, where
+from ortflow.workflow.hang import PROGRAM_STACKS
 from ortflow.workflow.rundir import RunDir
 
 HANGING = """
@@ -72,3 +73,25 @@ def test_the_newest_stack_counts() -> None:
     assert stack_in("step 1\n") is None
     named = 'Timeout (0:20:00)!\nThread 0x01 [worker] (most recent call first):\n  File "b.py", line 2 in g\n'
     assert stack_in(named) == (Frame("b.py", 2, "g"),)
+
+
+def test_the_ranks_that_others_wait_for() -> None:
+    collective = (Frame("/x/torch/distributed/distributed_c10d.py", 5, "all_reduce"),)
+    backward = (Frame("/x/torch/autograd/graph.py", 5, "_engine_run_backward"),)
+    reads = (Frame("/home/me/data.py", 7, "read"),)
+    assert waited_for({0: collective, 1: reads, 2: None}) == (1, 2)
+    assert waited_for({0: backward, 1: reads}) == (1,)
+    assert waited_for({0: reads, 1: None}) == ()
+    assert waited_for({0: collective, 1: collective}) == ()
+    assert where({0: backward, 1: reads}) == (
+        "rank 0 waits for other ranks in backward; rank 1 is in read (/home/me/data.py, line 7)"
+    )
+
+
+def test_what_py_spy_writes_is_read() -> None:
+    dump = (
+        'Process 7: python t.py\nPython v3.11.7 (/usr/bin/python)\n\nThread 7 (active): "MainThread"\n'
+        '    read (data.py:12)\n    <module> (t.py:3)\nThread 9 (idle): "loader"\n    wait (threading.py:1)\n'
+    )
+    text = f"step 1\n{PROGRAM_STACKS}\n{dump}"
+    assert stack_in(text) == (Frame("data.py", 12, "read"), Frame("t.py", 3, "<module>"))

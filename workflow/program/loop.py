@@ -9,11 +9,13 @@ import contextlib
 import os
 import selectors
 import signal
+import threading
 import time
 from collections import deque
 
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
 from ortflow.workflow.events import warn
+from ortflow.workflow.hang import SHARE
 from ortflow.workflow.oom import oom_kills
 from ortflow.workflow.program.channel import Lost, Message
 from ortflow.workflow.program.child import Child
@@ -26,6 +28,7 @@ from ortflow.workflow.program.lead import Lead
 from ortflow.workflow.program.library import Library
 from ortflow.workflow.program.output import Output
 from ortflow.workflow.program.serve import Server
+from ortflow.workflow.program.stacks import write_stacks
 
 TICK = 0.03
 """Longest wait between two looks at the program and the flag of requests, in seconds."""
@@ -66,6 +69,11 @@ class Loop:
         self._ooms = oom_kills()
         self._output = Output(context.run_dir.log(context.attempt, context.place.rank))
         self._beat_at = 0.0
+        hung = context.spec.restart.hung_seconds
+        self._patience = None if hung is None else SHARE * hung
+        """Seconds without a sign of rank 0's program after which all write their stacks."""
+        self._moved_at, self._asked_for_stacks = self._started_at, False
+        self._stacks: threading.Thread | None = None
 
     def run(self) -> Ending:
         """Wait for the end of all programs; returns how this one has ended."""
@@ -178,6 +186,13 @@ class Loop:
             self._hashing.start(message)
         elif kind == "failed":
             self._fail(message)
+        elif kind == "stacks":
+            if self._ending is None and self._child is not None:
+                context = self._context
+                self._stacks = write_stacks(
+                    lambda rank: context.run_dir.log(context.attempt, rank), context.place.rank,
+                    self._server.members, self._child.pid,
+                )  # fmt: skip
         elif kind == "over":
             self._over = True
             if self._child is None:
@@ -268,7 +283,15 @@ class Loop:
         if now < self._beat_at:
             return
         self._beat_at = now + 1.0
-        if self._output.grew() or self._library.moved:
-            self._library.moved = False
+        grew = self._output.grew()
+        if self._stacks is not None:
+            # Stacks that are written here are no sign that the program moves.
+            grew, self._stacks = False, self._stacks if self._stacks.is_alive() else None
+        if grew or self._library.moved:
+            self._library.moved = self._asked_for_stacks = False
+            self._moved_at = now
             with contextlib.suppress(OSError):
                 self._context.run_dir.heartbeat.touch()
+        elif self._patience is not None and not self._asked_for_stacks and now > self._moved_at + self._patience:
+            self._asked_for_stacks = True
+            self._send([(None, {"kind": "stacks"})])

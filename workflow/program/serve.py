@@ -23,6 +23,9 @@ class Client:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.stream = stream
         self.rank: int | None = None
+        self.pid: int | None = None
+        self.signal: int | None = None
+        """On which it writes its stacks."""
         self.level, self.stepped, self.checks = 0, False, 0
         self.step: int | None = None
         self.waiting: dict[tuple[str, int], int] = {}
@@ -104,7 +107,9 @@ class Server:
                         client.send({"kind": "reply", "id": message["id"], "error": why})
                         over = True
                         break
-                    client.rank, client.level = message["rank"], message["level"]
+                    client.rank, client.level, client.pid = message["rank"], message["level"], message["pid"]
+                    stacks = message.get("stacks")
+                    client.signal = stacks if type(stacks) is int else None
                 yield client, message
             if over or client.clogged:
                 self._drop(client)

@@ -8,7 +8,7 @@ From the program to the rank process:
 
 | kind | fields | reply |
 |---|---|---|
-| `hello` | id, token, rank, world_size, pid, version, level (1 or 2) | run, attempt, checkpoints, newest (step or null), newest_path, seconds_left, stop (reason or null), period {steps, seconds}, prove (path or null) |
+| `hello` | id, token, rank, world_size, pid, version, level (1 or 2), stacks (the signal on which the program writes its stacks, or null) | run, attempt, checkpoints, newest (step or null), newest_path, seconds_left, stop (reason or null), period {steps, seconds}, prove (path or null) |
 | `step` | step, checks: the rank's position; the latest counts | |
 | `log` | step, values {name: number or text} | |
 | `total` | steps: the declared length | |
