@@ -83,6 +83,9 @@ class Pool(Protocol):
     def shown(self, name: str) -> str:
         """Return the name for messages."""
 
+    def node(self, name: str) -> str:
+        """Return the name by which a node is excluded."""
+
     def present(self, among: Sequence[str]) -> list[str]:
         """Return those that are there, in the order of `among`."""
 
@@ -97,7 +100,7 @@ class ElasticNodes:
     pool
         The nodes.
     excluded
-        Returns the nodes that take part in no attempt, by the names in messages.
+        Returns the nodes that take part in no attempt.
     clock
         The clock of every wait.
     """
@@ -156,7 +159,7 @@ class ElasticNodes:
         return AttemptNodes(self.spec.world_size, chosen, self.summary, tuple(map(self._pool.shown, self.names)))
 
     def _usable(self, excluded: Collection[str]) -> list[str]:
-        return [name for name in self._pool.names if self._pool.shown(name) not in excluded]
+        return [name for name in self._pool.names if self._pool.node(name) not in excluded]
 
     def _lost(self, present: Sequence[str]) -> str:
         usable = self._usable(self._excluded())

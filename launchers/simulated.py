@@ -31,6 +31,10 @@ class SimulatedNodes:
         """The name itself."""
         return name
 
+    def node(self, name: str) -> str:
+        """The name itself."""
+        return name
+
     def present(self, among: Sequence[str]) -> list[str]:
         """Those that the file does not name."""
         try:

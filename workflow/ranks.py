@@ -29,6 +29,8 @@ TABLE: tuple[tuple[str, str, str, str, str], ...] = (
 
 HOST = "ORTFLOW_HOST"
 """Name of the rank's machine, where the launcher knows it by another name than its own."""
+NODE = "ORTFLOW_NODE"
+"""Name of the machine of a rank's pod."""
 NODE_NAMES = "ORTFLOW_NODE_NAMES"
 """Names of an attempt's nodes in the order of the ranks, where all ranks have the host name of one machine."""
 
@@ -62,9 +64,9 @@ class Place:
 
 
 def node_of(place: Place, environment: Mapping[str, str]) -> str:
-    """The name of a rank's node: its host, or a simulated node's."""
+    """The name of a rank's node: its host's, that of its pod's node, or a simulated node's."""
     names = environment.get(NODE_NAMES, "").split(",")
-    return names[place.rank * len(names) // place.world_size] if names[0] else place.host
+    return names[place.rank * len(names) // place.world_size] if names[0] else environment.get(NODE) or place.host
 
 
 def _local_size(environment: Mapping[str, str], name: str) -> int:

@@ -40,6 +40,8 @@ class Pod:
     """Its name, which the operator's hosts have; with `hostNetwork` the host name is the node's."""
     address: str = ""
     """Its address."""
+    node: str = ""
+    """The node that it is on; empty if a manifest of an earlier version does not say so."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Pod:
@@ -56,6 +58,7 @@ class Pod:
                 # A manifest of an earlier version lacks these.
                 name=environment.get("ORTFLOW_POD") or socket.gethostname(),
                 address=environment.get("ORTFLOW_ADDRESS") or socket.gethostbyname(socket.gethostname()),
+                node=environment.get("ORTFLOW_POD_NODE", ""),
             )
         except KeyError as error:
             raise UserError(

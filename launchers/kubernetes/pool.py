@@ -22,19 +22,31 @@ class HostPool:
         The port of their ssh daemon.
     leaves
         Whether a host, by name and address, answers and must not be used.
+    node
+        The node that a host is on now.
     """
 
     state = "missing"
 
-    def __init__(self, hosts: Sequence[str], port: int, leaves: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        port: int,
+        leaves: Callable[[str, str], bool],
+        node: Callable[[str], str] = short,
+    ) -> None:
         self.names: Sequence[str] = list(hosts)
-        self._port, self._leaves = port, leaves
+        self._port, self._leaves, self._node = port, leaves, node
         self.addresses: dict[str, str] = {}
         """Address of each host that was there when it was last looked for."""
 
     def shown(self, name: str) -> str:
         """The pod's name."""
         return short(name)
+
+    def node(self, name: str) -> str:
+        """The machine that its pod is on: another pod of this name may be elsewhere."""
+        return self._node(name)
 
     def present(self, among: Sequence[str]) -> list[str]:
         """Those that answer and are not about to end."""

@@ -18,13 +18,14 @@ from pathlib import Path
 
 from ortflow.launchers.base import Submission
 from ortflow.launchers.elastic import ElasticNodes
+from ortflow.launchers.exclusion import excluded
 from ortflow.launchers.interpreter import check, examine
 from ortflow.launchers.kubernetes.account import ensure_account
 from ortflow.launchers.kubernetes.attempt import PodAttempt
 from ortflow.launchers.kubernetes.disk_space import await_room
 from ortflow.launchers.kubernetes.ending import begun, explain, release, settled
 from ortflow.launchers.kubernetes.folder import read_spec, unpack
-from ortflow.launchers.kubernetes.hosts import read_hosts, wait_for
+from ortflow.launchers.kubernetes.hosts import read_hosts, short, wait_for
 from ortflow.launchers.kubernetes.log_stream import LogStream
 from ortflow.launchers.kubernetes.mpirun import command, environment, hostfile
 from ortflow.launchers.kubernetes.ownership import Ownership, owner_of
@@ -32,6 +33,7 @@ from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.pool import HostPool
 from ortflow.launchers.kubernetes.sshd import keys
 from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
+from ortflow.launchers.kubernetes.worker_report import node_of_host
 from ortflow.launchers.locks import wait_free
 from ortflow.launchers.mpi import find_mpi
 from ortflow.launchers.prepare import prepare
@@ -168,10 +170,11 @@ class RunSupervisor:
 
     def _supervise(self, mpi: Mpi) -> int:
         spec = self._spec
-        if spec.elastic:
+        if spec.chooses_nodes:
             leaves = UnreadyWorkers(self._pod, self._log_stream.message, self._clock)
-            self._pool = HostPool(self._hosts(), self._pod.ssh_port, leaves)
-            self._nodes = ElasticNodes(spec, self._pool, self._clock)
+            pod, run = self._pod, self._run
+            self._pool = HostPool(self._hosts(), pod.ssh_port, leaves, lambda host: node_of_host(pod, short(host)))
+            self._nodes = ElasticNodes(spec, self._pool, self._clock, lambda: excluded(run.read_attempts()))
         job = Job(
             self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi),
             self.wait_for_old_ranks, LOST, comes_back=True, grace=ranks_grace(spec.backends.kubernetes.grace_seconds),
@@ -212,7 +215,7 @@ class RunSupervisor:
         return mpi
 
     def _hosts(self) -> list[str]:
-        hosts, nodes = read_hosts(), self._spec.resources.nodes
+        hosts, nodes = read_hosts(), self._spec.asked_nodes
         if len(hosts) != nodes:
             raise UserError(
                 f"the operator gives {len(hosts)} hosts, and the run has {nodes} nodes",

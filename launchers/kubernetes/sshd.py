@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.ranks import HOST
+from ortflow.workflow.ranks import HOST, NODE
 
 SSHD = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/sbin/sshd")
 PROBED = re.compile(r"(?:error: )?(?:kex_exchange_identification|banner exchange|Connection (?:closed|reset) by)\b")
@@ -24,10 +24,10 @@ def keys() -> Path:
     return Path(folder) if folder else Path.home() / ".ssh"
 
 
-def start_sshd(port: int, host: str) -> int:
+def start_sshd(port: int, host: str, node: str = "") -> int:
     """Start sshd on the port, with the keys that the operator has mounted; returns its process. Raises OrtflowError.
 
-    `host` is the name under which ranks report where they run.
+    `host` is the name under which ranks report where they run, `node` that of the machine.
     """
     binary = next((path for path in SSHD if os.access(path, os.X_OK)), None)
     if binary is None:
@@ -41,7 +41,7 @@ def start_sshd(port: int, host: str) -> int:
         with suppress(OSError):
             os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
     config = Path(tempfile.mkdtemp(prefix="sshd-")) / "config"
-    config.write_text(sshd_config(port, keys(), host))
+    config.write_text(sshd_config(port, keys(), host, node))
     ours, its = os.pipe()
     command = [binary, "-D", "-e", "-f", str(config)]
     process = os.posix_spawn(binary, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, its, 2)])
@@ -58,7 +58,7 @@ def pass_on(source: int) -> None:
                 print(line, end="", file=sys.stderr, flush=True)
 
 
-def sshd_config(port: int, keys: Path, host: str = "") -> str:
+def sshd_config(port: int, keys: Path, host: str = "", node: str = "") -> str:
     """Only keys allow a login. A mounted Secret has neither the owner nor the mode that StrictModes requires. Pure."""
     return "".join(
         f"{line}\n"
@@ -75,6 +75,7 @@ def sshd_config(port: int, keys: Path, host: str = "") -> str:
             "MaxStartups 1000",
             "MaxSessions 1000",
             "LogLevel ERROR",
-            *([f"SetEnv {HOST}={host}"] if host else []),
+            # sshd takes the first SetEnv alone.
+            *([f"SetEnv {HOST}={host}" + (f" {NODE}={node}" if node else "")] if host else []),
         )
     )

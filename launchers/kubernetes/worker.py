@@ -43,7 +43,7 @@ class Worker:
         self._pod, self._host = pod, pod.name
         self._asked_to_leave = False
         self._kills = oom_kills() or 0
-        self._worker_report = WorkerReport(pod.address, time.time(), key=key_digest(keys()))
+        self._worker_report = WorkerReport(pod.address, time.time(), key=key_digest(keys()), node=self._pod.node)
         self._released = pod.release()
         self._leaves_at = 0.0
         self._no_dry_run = False
@@ -54,7 +54,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
         self._write_report()
-        sshd = start_sshd(self._pod.ssh_port, self._pod.name)
+        sshd = start_sshd(self._pod.ssh_port, self._pod.name, self._pod.node)
         next_check = 0.0
         while not self._asked_to_leave:
             if sshd in _reaped():

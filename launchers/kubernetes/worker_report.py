@@ -34,6 +34,8 @@ class WorkerReport:
     """Out-of-memory kills since then."""
     key: str = ""
     """Digest of the ssh key that it accepts; empty if not reported."""
+    node: str = ""
+    """The node that its pod is on; empty if not reported."""
 
 
 WorkerReports = Mapping[str, WorkerReport | None]
@@ -70,6 +72,12 @@ def leaves(pod: Pod, host: str, address: str) -> bool:
     return report is not None and report.leaving and report.address == address
 
 
+def node_of_host(pod: Pod, host: str) -> str:
+    """The node that a host's pod is on; the pod's name if that is not reported."""
+    report = _read(pod, host)
+    return report.node or host if report is not None else host
+
+
 def _read(pod: Pod, host: str) -> WorkerReport | None:
     try:
         values = json.loads(pod.worker_report(host).read_text())
@@ -95,8 +103,18 @@ def conclude(before: WorkerReports, after: WorkerReports, silent: Iterable[str])
         if new.address != old.address or (new.leaving and not old.leaving):
             return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"the worker {host} was deleted or evicted")
     for host in sorted(silent):
-        return Cause(Outcome.LOST, EXIT_FAILURE, f"the worker {host} no longer answers: its node is lost or cut off")
+        return Cause(
+            Outcome.LOST,
+            EXIT_FAILURE,
+            f"the worker {host} no longer answers: its node is lost or cut off",
+            nodes=(_node(before, host),),
+        )
     return None
+
+
+def _node(reports: WorkerReports, host: str) -> str:
+    report = reports.get(host)
+    return report.node or host if report is not None else host
 
 
 def _failure(sentence: str) -> Cause:

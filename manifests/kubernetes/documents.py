@@ -112,7 +112,7 @@ def _context(source: Mapping[str, Any], spec: RunSpec, placement: Placement) -> 
     suffix = placement.suffix or digest(canonical(values) + (canonical(contents) if contents else ""))
     return Context(
         spec=spec,
-        job=name_of_job(spec.name, spec.resources.nodes, suffix),
+        job=name_of_job(spec.name, spec.asked_nodes, suffix),
         namespace=backend.namespace or placement.namespace,
         run_file=run_file,
         run_dir=inside(backend.volume.mount, values.get("run_dir") or f"runs/{spec.name}"),

@@ -33,8 +33,8 @@ def mpijob(context: Context) -> Document:
             "mpiImplementation": "OpenMPI" if backend.mpi == "openmpi" else "MPICH",
             "slotsPerWorker": context.spec.resources.ranks_per_node,
             "runLauncherAsWorker": backend.launcher_as_worker,
-            # An elastic run starts without the workers that are missing for too long.
-            "launcherCreationPolicy": "AtStartup" if context.spec.elastic else "WaitForWorkersReady",
+            # A run that chooses among its nodes starts without the workers that are missing for too long.
+            "launcherCreationPolicy": "AtStartup" if context.spec.chooses_nodes else "WaitForWorkersReady",
             "sshAuthMountPath": ssh_folder(context),
             "runPolicy": present(
                 {
@@ -53,7 +53,7 @@ def mpijob(context: Context) -> Document:
 
 def _workers(context: Context) -> int:
     """Number of pods besides the launcher's."""
-    return context.spec.resources.nodes - context.backend.launcher_as_worker
+    return context.spec.asked_nodes - context.backend.launcher_as_worker
 
 
 def _scheduling(context: Context) -> Document | None:

@@ -196,6 +196,7 @@ def _environment(context: Context) -> list[Document]:
         {"name": "ORTFLOW_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
         # On the node's network a pod's host name is the node's, which no DNS may know.
         {"name": "ORTFLOW_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "ORTFLOW_POD_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         {"name": "ORTFLOW_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "ORTFLOW_SSH_PORT", "value": str(backend.ssh_port)},
         {"name": "ORTFLOW_SSH_FOLDER", "value": ssh_folder(context)},

@@ -140,6 +140,9 @@ class FakePool:
     def shown(self, name: str) -> str:
         return name
 
+    def node(self, name: str) -> str:
+        return name
+
     def present(self, among: Sequence[str]) -> list[str]:
         return [name for name in among if name not in self.away]
 

@@ -23,7 +23,7 @@ What documents are made from: `run`, the run file; `k8s`, its section backends.k
 {{- dict
   "run" $run
   "k8s" $k8s
-  "job" (include "ortflow.job_name" (list $run.name $run.resources.nodes $suffix))
+  "job" (include "ortflow.job_name" (list $run.name (add $run.resources.nodes ($run.resources.spares | default 0)) $suffix))
   "gpus" (mul $run.resources.gpus_per_rank $run.resources.ranks_per_node)
   "namespace" ($k8s.namespace | default .Release.Namespace)
   "version" .Chart.AppVersion
@@ -96,6 +96,11 @@ matchExpressions:
 {{- /* Whether the number of nodes may change from attempt to attempt: "true" or nothing. Argument: the run. */ -}}
 {{- define "ortflow.elastic" -}}
 {{- if lt (int64 (.resources.min_nodes | default .resources.nodes)) (int64 .resources.nodes) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Whether each attempt takes some of the nodes that are there: "true" or nothing. Argument: the run. */ -}}
+{{- define "ortflow.chooses_nodes" -}}
+{{- if or (include "ortflow.elastic" .) (gt (int64 (.resources.spares | default 0)) 0) -}}true{{- end -}}
 {{- end -}}
 
 {{- /* The smallest number of nodes that the run can have, as workflow/spec/checks/nodes.py finds it. Argument: the run. */ -}}

@@ -1,8 +1,8 @@
 """Makes the ranks of one node slow, as a throttled processor does: Python imports this at its start if the folder is on
 PYTHONPATH.
 
-SLOW_NODE: the name of a node, by ORTFLOW_NODE_NAMES or the host name. From the import of the preflight on, its ranks
-run for a twelfth of the time: a process beside each stops and continues it.
+SLOW_NODE: the name of a node, by ORTFLOW_NODE (of pods), ORTFLOW_NODE_NAMES or the host name. From the import of the
+preflight on, its ranks run for a twelfth of the time: a process beside each stops and continues it.
 """
 
 import os
@@ -28,6 +28,8 @@ def throttle(process: int) -> None:
 
 
 def on_the_node(node: str) -> bool:
+    if (name := os.environ.get("ORTFLOW_NODE")) is not None:
+        return name == node
     names = os.environ.get("ORTFLOW_NODE_NAMES")
     if not names:
         return socket.gethostname() == node
