@@ -61,6 +61,19 @@ def collect(folder: str, name: str, request: Mapping[str, Any]) -> dict[str, Any
     }
 
 
+def preflight(mpi: Any, world: Any) -> dict[str, Any]:
+    """The figures of all nodes, as before a run's first step, on rank 0."""
+    try:
+        gate = importlib.import_module("ortflow.workflow.preflight.gate")
+        ranks = importlib.import_module("ortflow.workflow.comm.mpi").MpiRanks(mpi, world)
+        cores = importlib.import_module("ortflow.workflow.cores")
+    except ImportError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    mine = cores.grant_of_this_process(socket.gethostname())
+    nodes, together = gate.measure(ranks, mine.host, cores.cores_of(mine, world.allgather(mine)))
+    return {} if nodes is None else {"nodes": nodes, "all_reduce": together}
+
+
 def connect(request: Mapping[str, Any]) -> dict[str, Any]:
     """The report of one rank."""
     report: dict[str, Any] = {
@@ -77,6 +90,7 @@ def connect(request: Mapping[str, Any]) -> dict[str, Any]:
     report["size"], report["rank"] = world.Get_size(), world.Get_rank()
     report["counted"] = world.allreduce(1)
     report["seconds"] = time.monotonic() - begun
+    report["preflight"] = preflight(mpi, world)
     report["library"] = " ".join(mpi.Get_library_version().splitlines()[0].strip("\x00").split())
     if request.get("gpus"):
         nccl = importlib.import_module("nccl_report")

@@ -14,6 +14,7 @@ from ortflow.launchers.slurm.srun_output import verdict
 from ortflow.launchers.slurm.trial import Results
 from ortflow.manifests.slurm.trial import CONNECT
 from ortflow.workflow.comm.nccl_messages import trouble
+from ortflow.workflow.preflight.judge import slow_nodes, summary
 
 KILLED = (124, 137)
 """Exit codes of `timeout`."""
@@ -33,6 +34,7 @@ def world_of(results: Results, world: int, start: Start) -> Iterator[Finding]:
         reported = f"{counted(world, 'rank')} on {counted(len(results.nodes), 'node')} connect with {how} in {seconds}"
         yield ok(about, f"{reported} ({ranks[0]['library']})")
         yield from _cores(ranks)
+        yield from _speed(ranks)
         yield _nccl(ranks, world)
     elif sizes == {1} and world > 1:
         yield fault(about, f"each of {world} ranks is alone in a world of 1 with {how}", _advice(start))
@@ -63,6 +65,18 @@ def _cores(ranks: list[dict[str, Any]]) -> Iterator[Finding]:
     if cores := sorted({int(rank["cores"]) for rank in ranks if rank.get("cores") is not None}):
         reported = str(cores[0]) if len(cores) == 1 else f"{cores[0]} to {cores[-1]}"
         yield ok("cores", f"a rank may run on {reported}", cores=cores)
+
+
+def _speed(ranks: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Whether the nodes are equally fast, as measured by the gate of `preflight`."""
+    about, found = "preflight", [rank["preflight"] for rank in ranks if rank.get("preflight")]
+    if errors := sorted({str(one["error"]) for one in found if "error" in one}):
+        yield untested(about, f"the ranks cannot measure their nodes: {errors[0]}")
+    for nodes in (one["nodes"] for one in found if "nodes" in one):
+        for node, why in slow_nodes(nodes).items():
+            yield fault(about, f"{node} {why}", "leave it out with backends.slurm.exclude", nodes=nodes)
+        if not slow_nodes(nodes):
+            yield ok(about, f"{counted(len(nodes), 'node')}: {summary(nodes)}", nodes=nodes)
 
 
 def _nccl(ranks: list[dict[str, Any]], world: int) -> Finding:

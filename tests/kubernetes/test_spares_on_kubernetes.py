@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes_cluster import MOUNT, PLACE, Cluster
-from kubernetes_testbed import Space
 from messages import mentions
-from project import FEW_CORES, Project, of_kind
+from project import FEW_CORES, of_kind
 
 SLOW = Path(__file__).parents[1] / "support" / "slow_node"
 SHAPE: dict[str, Any] = {
@@ -20,11 +19,10 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def test_a_slow_node_is_replaced(space: Space, project: Project, tmp_path: Path) -> None:
-    cluster = Cluster.make(space, project, tmp_path)
+def test_a_slow_node_is_replaced(cluster: Cluster) -> None:
     shutil.copytree(SLOW, cluster.volume / "slow_node")
     variables = {**FEW_CORES, "PYTHONPATH": f"{MOUNT}/slow_node", "SLOW_NODE": "n2"}
-    place = {**PLACE["backends__kubernetes"], "namespace": space.name, "spread": "require", "env": variables}
+    place = {**PLACE["backends__kubernetes"], "namespace": cluster.space.name, "spread": "require", "env": variables}
     run = cluster.submit("slow", **SHAPE, backends__kubernetes=place)
     run.finish()
     first, second = run.records("end")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,14 @@ def test_a_lost_node_is_replaced_within_the_job(cluster_of: Cluster) -> None:
     assert run.records("end")[0]["blamed"] == [lost]
     assert run.restarts == 0, run.transcript()
     assert mentions(second["elastic"], f"{lost} is lost … 0 nodes in reserve")
+
+
+def test_the_doctor_names_a_slow_node(cluster_of: Cluster) -> None:
+    slow = cluster_of.testbed.nodes[1]
+    file = cluster_of.write("doctored-slow", **shape(0))
+    words = ["doctor", "--backend", "slurm", "--json", file.name, "--job"]
+    done = cluster_of.ortflow(*words, PYTHONPATH=SLOW, SLOW_NODE=slow)
+    found = {line["about"]: line for line in json.loads(done.stdout)["findings"]}
+    assert found["preflight"]["level"] == "fault", done.stdout
+    assert mentions(found["preflight"]["what"], f"{slow} … of its peers' median")
+    assert set(found["preflight"]["data"]["nodes"][slow]) == {"compute", "copy", "network"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Device
@@ -30,25 +32,45 @@ def gate(ranks: Communicator, device: Device, place: Place, cores: int, events: 
     events
         Where rank 0 records the figures.
     """
-    node = node_of(place, os.environ)
-    gathered = ranks.broadcast_object(ranks.gather(node))
     ranks.barrier()
     begun = time.perf_counter()
-    figures = own_figures(cores)
+    more: dict[str, float] = {}
     if device.kind == "cuda":
         from ortflow.workflow.preflight.gpu import gpu_figures
 
-        figures |= gpu_figures(device)
+        more = gpu_figures(device)
+    nodes, together = measure(ranks, node_of(place, os.environ), cores, more)
+    why = None if nodes is None else conclude(events, nodes, together, time.perf_counter() - begun)
+    why = ranks.broadcast_object(why)
+    if why is not None:
+        raise SlowNodes(why)
+
+
+def measure(
+    ranks: Communicator, node: str, cores: int, more: Mapping[str, float] = MappingProxyType({})
+) -> tuple[dict[str, dict[str, float]] | None, float | None]:
+    """The figures of all nodes, on rank 0, and MB/s of a sum over all ranks. Collective.
+
+    Parameters
+    ----------
+    ranks
+        The communicator over host memory.
+    node
+        The name of this rank's node.
+    cores
+        Cores of this rank.
+    more
+        Further figures of this rank.
+    """
+    gathered = ranks.broadcast_object(ranks.gather(node))
+    figures = {**own_figures(cores), **more}
     firsts = [gathered.index(name) for name in dict.fromkeys(gathered)]
     links = link_rates(ranks, firsts)
     together = sum_rate(ranks)
     all_figures = ranks.gather((figures, links))
-    why = None
-    if all_figures is not None:
-        of_ranks = [own for own, _ in all_figures]
-        for first, network in zip(firsts, best_links([all_figures[first][1] for first in firsts]), strict=True):
-            of_ranks[first] |= {} if network is None else {"network": network}
-        why = conclude(events, of_nodes(gathered, of_ranks), together, time.perf_counter() - begun)
-    why = ranks.broadcast_object(why)
-    if why is not None:
-        raise SlowNodes(why)
+    if all_figures is None:
+        return None, together
+    of_ranks = [own for own, _ in all_figures]
+    for first, network in zip(firsts, best_links([all_figures[first][1] for first in firsts]), strict=True):
+        of_ranks[first] |= {} if network is None else {"network": network}
+    return of_nodes(gathered, of_ranks), together

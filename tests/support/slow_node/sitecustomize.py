@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 
+RANKS = {"ortflow.workflow.rank", "node_report.py"}
 RUNS, STANDS = 0.004, 0.044
 
 
@@ -39,7 +40,11 @@ def on_the_node(node: str) -> bool:
     return every[rank * len(every) // size] == node
 
 
-if "SLOW_NODE" in os.environ and "ortflow.workflow.rank" in sys.orig_argv and on_the_node(os.environ["SLOW_NODE"]):
+if (
+    "SLOW_NODE" in os.environ
+    and RANKS & {*map(os.path.basename, sys.orig_argv)}
+    and on_the_node(os.environ["SLOW_NODE"])
+):
     THROTTLED: list[int] = []
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
