@@ -231,6 +231,10 @@ def _ranks(run: Survey) -> str:
 
 def _records(run: Survey, run_file: str) -> str:
     parts = []
+    if (preflight := _newest(run.events, "preflight")) and isinstance(preflight.get("nodes"), dict):
+        parts.append(_details("Nodes in the preflight", table(("", ""), _flat(preflight["nodes"]))))
+    if run.status.excluded_nodes:
+        parts.append(_details("Excluded nodes", table(("", ""), _flat(run.status.excluded_nodes))))
     environment = _newest(run.events, "environment")
     if environment:
         parts.append(_details("Environment", table(("", ""), _flat(environment))))

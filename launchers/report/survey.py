@@ -73,6 +73,8 @@ class Survey:
             "evaluation": self.status.evaluation,
             **self.account.to_json(),
             "restarts": [restart.to_json() for restart in self.restarts],
+            "preflight": next((one for one in reversed(self.events) if one["event"] == "preflight"), None),
+            "excluded_nodes": self.status.excluded_nodes,
             "at_risk": None if self.risk is None else vars(self.risk),
             "straggler": None if self.straggler is None else self.straggler.to_json(),
             "ranks": [{**vars(one), "compute": one.compute} for one in self.times],

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from messages import mentions
 
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.preflight import gpu
 from ortflow.workflow.preflight.judge import sentence, slow_nodes, summary
 from ortflow.workflow.preflight.links import best_links, pairings
 from ortflow.workflow.preflight.measure import compute_rate, copy_rate
-from ortflow.workflow.preflight.report import of_nodes
+from ortflow.workflow.preflight.report import best_of, of_nodes
 from ortflow.workflow.ranks import Place, node_of
 
 GOOD = {"compute": 32.0, "copy": 9.0, "network": 900.0}
@@ -93,3 +95,21 @@ def test_the_node_of_a_rank() -> None:
     place = Place(2, 4, 2, 4, "MPICH", "laptop")
     assert node_of(place, {}) == "laptop"
     assert node_of(place, {"ORTFLOW_NODE_NAMES": "node1,node3"}) == "node3"
+
+
+def test_the_work_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, with small matrices: the graph and the copies are those of a GPU."""
+    monkeypatch.setattr(gpu, "SIDE", 32)
+    monkeypatch.setattr(gpu, "BYTES", 1 << 20)
+    figures = gpu.gpu_figures(CpuDevice())
+    assert set(figures) == {"gpu", "gpu_copy"}
+    assert min(figures.values()) > 0
+
+
+def test_a_node_is_slow_only_if_it_is_so_in_every_measurement() -> None:
+    held_up = {"n1": {"compute": 9.0, "copy": 8.0}, "n2": {"compute": 30.0, "copy": 9.0}}
+    again = {"n1": {"compute": 31.0, "copy": 3.0}, "n2": {"compute": 29.0, "copy": 9.0}}
+    assert list(slow_nodes(held_up)) == list(slow_nodes(again)) == ["n1"]
+    best = best_of(held_up, again)
+    assert best == {"n1": {"compute": 31.0, "copy": 8.0}, "n2": {"compute": 30.0, "copy": 9.0}}
+    assert slow_nodes(best) == {}

@@ -97,3 +97,20 @@ def test_the_last_error_of_a_log(tail: str, found: str | None) -> None:
 def test_signals_have_names() -> None:
     number = int(signal.SIGRTMAX) - 1
     assert mentions(ending_of(Known(-number), "rank 0").sentence, f"signal {number}")
+
+
+@pytest.mark.parametrize(
+    ("tail", "fix"),
+    [
+        ("ImportError: No module named 'onnxruntime.training'", "install onnxruntime-training … ortflow.torch"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "lower the batch of a rank"),
+        ("RuntimeError: cannot load MPI library", "pip install mpich"),
+        ("Fatal error in internal_Init: Other MPI error, error stack:\nMPIR_Init_thread", "MPI did not start"),
+        ("MPI_Init failed: no transport", "srun --mpi"),
+        ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error", "NCCL_DEBUG=WARN"),
+    ],
+)
+def test_a_common_error_is_answered(tail: str, fix: str) -> None:
+    """The rows of docs/errors.md."""
+    ending = ending_of(Known(status=1, tail=f"step 3\n{tail}\n", stepped=True), "rank 1")
+    assert mentions(ending.sentence, fix)

@@ -29,7 +29,7 @@ def gpu_figures(device: Device) -> dict[str, float]:
     matrix = np.full((SIDE, SIDE), 1.0 / SIDE, np.float32)
     binding = session.io_binding()
     for name in ("x", "w"):
-        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(matrix, "cuda", device.index))
+        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(matrix, device.kind, device.index))
     binding.bind_output("y")
     session.run_with_iobinding(binding)  # libraries are started
     seconds = min(_timed(lambda: session.run_with_iobinding(binding)) for _ in range(RUNS))

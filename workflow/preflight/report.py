@@ -26,6 +26,20 @@ def of_nodes(names: Sequence[str], figures: Sequence[Mapping[str, float]]) -> di
     return nodes
 
 
+ROUNDS = 3
+"""Measurements before a node counts as slow: one that other work has held up is not slow in all of them."""
+
+
+def best_of(
+    before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """The better figure of two measurements, for each node and quantity. Pure."""
+    return {
+        node: {name: max(value, before.get(node, {}).get(name, value)) for name, value in figures.items()}
+        for node, figures in now.items()
+    }
+
+
 def conclude(
     events: EventLog, nodes: Mapping[str, Mapping[str, float]], all_reduce: float | None, seconds: float
 ) -> str | None:

@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, signal_name
+from ortflow.workflow.program.advice import advice
 
 TAIL = 8192
 """Bytes of the end of the log in which the program's last error is searched."""
@@ -103,7 +104,8 @@ def ending_of(known: Known, who: str) -> Ending:
     if known.asked and communication:
         # All programs are ending, and one of them was faster.
         return Ending(EXIT_PREEMPTED, f"{sentence}, after the request to stop")
-    return Ending(EXIT_USER if wrong else EXIT_FAILURE, sentence, communication)
+    fix = advice(said or known.tail)
+    return Ending(EXIT_USER if wrong else EXIT_FAILURE, sentence + (f"; {fix}" if fix else ""), communication)
 
 
 def _exited(known: Known, program: str) -> Ending:

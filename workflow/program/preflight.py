@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from ortflow.workflow.errors import CommunicationError
 from ortflow.workflow.events import EventLog
+from ortflow.workflow.preflight.judge import slow_nodes
 from ortflow.workflow.preflight.measure import own_figures
-from ortflow.workflow.preflight.report import SlowNodes, conclude, of_nodes
+from ortflow.workflow.preflight.report import ROUNDS, SlowNodes, best_of, conclude, of_nodes
 from ortflow.workflow.program.channel import Lost, Peer
 from ortflow.workflow.ranks import Place, node_of
 
@@ -43,8 +44,20 @@ def gate(peers: Mapping[int, Peer], place: Place, cores: int, events: EventLog) 
 
 def _lead(peers: Mapping[int, Peer], place: Place, cores: int, events: EventLog) -> str | None:
     begun = time.perf_counter()
+    found: dict[str, dict[str, float]] = {}
+    for _ in range(ROUNDS):
+        found = best_of(found, _measure(peers, place, cores))
+        if not slow_nodes(found):
+            break
+    why = conclude(events, found, None, time.perf_counter() - begun)
     for peer in peers.values():
-        peer.send({"kind": "preflight"})
+        peer.send({"why": why})
+    return why
+
+
+def _measure(peers: Mapping[int, Peer], place: Place, cores: int) -> dict[str, dict[str, float]]:
+    for peer in peers.values():
+        peer.send({"measure": True})
     figures: dict[int, dict[str, float]] = {0: own_figures(cores)}
     nodes = {0: node_of(place, os.environ)}
     for rank, peer in peers.items():
@@ -56,21 +69,18 @@ def _lead(peers: Mapping[int, Peer], place: Place, cores: int, events: EventLog)
         if nodes[rank] not in seen:
             seen.add(nodes[rank])
             figures[rank]["network"] = _exchange(peers[rank])
-    found = of_nodes([nodes[rank] for rank in ranks], [figures[rank] for rank in ranks])
-    why = conclude(events, found, None, time.perf_counter() - begun)
-    for peer in peers.values():
-        peer.send({"kind": "preflight", "why": why})
-    return why
+    return of_nodes([nodes[rank] for rank in ranks], [figures[rank] for rank in ranks])
 
 
 def _follow(peer: Peer, place: Place, cores: int) -> str | None:
-    peer.receive(SECONDS)
-    peer.send({"figures": own_figures(cores), "node": node_of(place, os.environ)})
     while True:
         message = peer.receive(SECONDS)
-        if "echo" not in message:
+        if "measure" in message:
+            peer.send({"figures": own_figures(cores), "node": node_of(place, os.environ)})
+        elif "echo" in message:
+            peer.send(message)
+        else:
             return None if message["why"] is None else str(message["why"])
-        peer.send(message)
 
 
 def _exchange(peer: Peer) -> float:
