@@ -153,8 +153,9 @@ class ElasticNodes:
         if len(present) > chosen and chosen < wanted:
             why += f", and {len(present)} nodes do not divide a step's samples"
         self.summary = described(chosen, wanted, why)
-        if chosen == wanted and why:
-            self.summary += f": {why}, and {counted(self._whole.resources.spares, 'node')} in reserve"
+        if self._whole.resources.spares:
+            reserve = f"{counted(len(present) - chosen, 'node')} in reserve"
+            self.summary += (f": {why}" if why else "") + f", {reserve}"
         report_nodes(view, self.summary, self.spec)
         return AttemptNodes(self.spec.world_size, chosen, self.summary, tuple(map(self._pool.shown, self.names)))
 

@@ -26,6 +26,7 @@ from ortflow.launchers.batch.history import (
     placed,
 )
 from ortflow.launchers.batch.scheduler import BatchJob, JobT, Scheduler
+from ortflow.launchers.elastic import absent
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.records import State
 from ortflow.launchers.status import RunStatus, read_status
@@ -109,6 +110,8 @@ def _active(reported: RunStatus, job: JobT, scheduler: Scheduler[JobT]) -> RunSt
         # Even if the directory has a running attempt: none of its processes run now.
         found = State.PENDING if found is State.PENDING else State.RESTARTING
         starts = scheduler.expected_start(job)
+        if reported.excluded_nodes:
+            why = f"{why or 'the job is in the queue'}; {absent([*reported.excluded_nodes], 'excluded')}"
         return replace(reported, state=found, phase=None, seconds_left=None, waits=why, starts_at=starts)
     if job.ending:
         return replace(reported, nodes=None, waits=why)

@@ -25,6 +25,9 @@ def test_a_slow_node_is_replaced_by_one_in_reserve(tmp_path: Path) -> None:
     records = RunDir(tiny.run_dir).read_attempts()
     starts, ends = ([r for r in records if r["event"] == event] for event in ("start", "end"))
     assert [start["on"] for start in starts] == [["node1", "node2"], ["node1", "node3"]]
+    assert [start["elastic"] for start in starts] == [
+        "all 2 nodes, 1 node in reserve", "all 2 nodes: node2 is excluded, 0 nodes in reserve",
+    ]  # fmt: skip
     assert [end["outcome"] for end in ends] == ["failure", "finished"]
     assert mentions(ends[0]["cause"], "preflight: node node2 computes at …% of its peers' median")
     assert ends[0]["counts"] is False, "with a budget of 0 failures the run would have ended"

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster, Run
+from cluster import Cluster, Run, rank_processes
 from cluster import slow as slowed
 from messages import mentions
 from project import of_kind
+from testbed import wait_until
 
 SLOW = str(Path(__file__).parents[1] / "support" / "slow_node")
 SHAPE: dict[str, Any] = {
@@ -73,3 +74,40 @@ def test_the_doctor_names_a_slow_node(cluster_of: Cluster) -> None:
     assert found["preflight"]["level"] == "fault", done.stdout
     assert mentions(found["preflight"]["what"], f"{slow} … of its peers' median")
     assert set(found["preflight"]["data"]["nodes"][slow]) == {"compute", "copy", "network"}
+
+
+def test_a_node_on_which_ranks_die_twice_is_excluded(cluster_of: Cluster) -> None:
+    restart = {"failures": 3, "preemptions": 0, "backoff": {"first": 0.0, "limit": 0.0}}
+    changes = {**shape(0), "train__steps": 30, **slowed(0.3, attempts=2), "preflight": False, "restart": restart}
+    run = cluster_of.submit("dies-twice", **changes)
+    run.until_step(6)
+    [node] = {event["host"] for event in of_kind(run.run_dir, "attempt_start", 1)}
+    for attempt in range(2):
+        run.until_attempt(attempt, 8 + attempt)
+        rank_processes(run.run_dir)[1].kill()
+        wait_until(lambda end=attempt + 1: len(run.records("end")) == end, 60.0, run.transcript)
+    run.finish()
+    ends = run.records("end")
+    assert [end["outcome"] for end in ends] == ["failure", "failure", "finished"], run.transcript()
+    assert [end.get("blamed") for end in ends] == [[node], [node], None]
+    assert list(ends[1]["excludes"]) == [node]
+    assert mentions(ends[1]["excludes"][node], "two attempts … rank 1 was killed by SIGKILL")
+    assert run.restarts == 1
+    assert node not in {event["host"] for event in of_kind(run.run_dir, "attempt_start", 1)[2:]}
+    assert run.status()["failures"] == 2, "they count as before"
+
+
+def test_too_few_nodes_are_left(cluster_of: Cluster) -> None:
+    slow = cluster_of.testbed.nodes[1]
+    four = {**shape(0), "resources": {"nodes": 4, "ranks_per_node": 1, "cpus_per_rank": 1, "memory": "1Gi"}}
+    file = cluster_of.write("too-few", **four, train__global_batch=32)
+    done = cluster_of.ortflow("submit", "--backend", "slurm", file.name, PYTHONPATH=SLOW, SLOW_NODE=slow)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Run(cluster_of, "too-few")
+    wait_until(lambda: run.records("end"), 120.0, run.transcript)
+    wait_until(lambda: run.testbed.job(run.job)["ExcNodeList"] == slow, 60.0, run.transcript)
+    wait_until(lambda: run.status()["waits"], 90.0, run.transcript)
+    status = run.status()
+    assert list(status["excluded_nodes"]) == [slow]
+    assert mentions(status["waits"], f"{slow} … excluded"), f"{status}\n{run.transcript()}"
+    cluster_of.ortflow("cancel", "too-few")

@@ -5,6 +5,7 @@ SLOW_NODE: the name of a node, by ORTFLOW_NODE (of pods), ORTFLOW_NODE_NAMES or 
 preflight on, its ranks run for a twelfth of the time: a process beside each stops and continues it.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ RUNS, STANDS = 0.004, 0.044
 def throttle(process: int) -> None:
     if os.fork():
         return
+    with contextlib.suppress(OSError):  # on a busy machine it would let the rank run for longer
+        os.setpriority(os.PRIO_PROCESS, 0, -15)
     while True:
         try:
             os.kill(process, signal.SIGSTOP)
