@@ -89,7 +89,7 @@ def _checks(submission: Submission, cluster: Cluster, of_user: bool) -> Iterator
     yield lambda: _rights(cluster, documents)
     yield lambda: _quota(cluster, documents)
     yield lambda: _volume(cluster, submission, of_user)
-    yield lambda: _nodes(cluster, mpijob(), permitted(spec)[0])
+    yield lambda: _nodes(cluster, mpijob(), permitted(spec)[0] + spec.resources.spares)
     yield lambda: _named(cluster, "priority class", "PriorityClass", backend.priority_class)
     yield lambda: _named(cluster, "runtime class", "RuntimeClass", backend.gpu.runtime_class)
     yield lambda: _named(cluster, "queue", "LocalQueue", backend.queue)
@@ -182,7 +182,7 @@ def _quota(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]:
 
 
 def _volume(cluster: Cluster, submission: Submission, of_user: bool) -> Iterator[Finding]:
-    volume, nodes = submission.spec.backends.kubernetes.volume, submission.spec.resources.nodes
+    volume, nodes = submission.spec.backends.kubernetes.volume, submission.spec.asked_nodes
     try:
         if volume.claim is not None:
             yield checks.claim(cluster.find("PersistentVolumeClaim", volume.claim), volume.claim, nodes)

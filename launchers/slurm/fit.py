@@ -70,7 +70,7 @@ def asked(spec: RunSpec) -> Asked:
     gpus = resources.ranks_per_node * resources.gpus_per_rank
     return Asked(
         # An elastic run can start on fewer.
-        nodes=permitted(spec)[0],
+        nodes=permitted(spec)[0] + spec.resources.spares,
         cpus=resources.ranks_per_node * (resources.cpus_per_rank or 1),
         memory=-(-parse_memory(resources.memory) // _MIB) if resources.memory is not None else None,
         gpus=gpus if gpus else (gpus_in(slurm.gres) or 0),

@@ -44,8 +44,9 @@ _NODE = (
 def trial_spec(spec: RunSpec, nodes: int | None) -> RunSpec:
     """The run for the trial: two minutes, immediately, on the given number of nodes, and without mails."""
     resources = spec.resources.model_copy(update={"time_limit": f"00:{LIMIT // 60:02d}:{LIMIT % 60:02d}"})
-    # Also of an elastic run: what would work on fewer nodes is not the question.
-    resources = resources.model_copy(update={"nodes": nodes or resources.nodes, "min_nodes": None})
+    # Also of an elastic run, and with the nodes in reserve: what would work on fewer nodes is not the question.
+    nodes = nodes or spec.asked_nodes
+    resources = resources.model_copy(update={"nodes": nodes, "min_nodes": None, "spares": 0})
     own = spec.backends.slurm
     changes = {"job_name": None, "dependency": None, "begin": None, "mail": Mail(), "omit": [*own.omit, *_OMIT]}
     backends = spec.backends.model_copy(update={"slurm": own.model_copy(update=changes)})
