@@ -56,7 +56,7 @@ def blamed(cause: Cause, places: Mapping[int, str]) -> tuple[str, ...]:
     if cause.waited_for:
         nodes = {places[rank] for rank in cause.waited_for if rank in places}
         return tuple(nodes) if len(nodes) == 1 else ()
-    if cause.rank in places and _CRASH.search(cause.sentence):
+    if cause.rank is not None and cause.rank in places and _CRASH.search(cause.sentence):
         return (places[cause.rank],)
     return ()
 
