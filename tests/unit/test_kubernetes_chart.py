@@ -98,6 +98,7 @@ def test_helm_makes_what_render_prints(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     runs = {f"r{number}": any_run_file(chance, _name(chance, number)) for number in range(20)}
     runs["all"] = run_file(EVERYTHING, name=f"all-{seed}", resources={"nodes": 4, "gpus_per_rank": 8})
+    runs["spare"] = run_file(name=f"spare-{seed}", resources={"nodes": 9, "spares": seed})
     shutil.copytree(CHART, tmp_path / "around" / "charts" / "ortflow")
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
     around = {

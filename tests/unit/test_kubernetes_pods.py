@@ -377,7 +377,7 @@ def test_a_worker_on_a_full_volume_has_its_ranks_save(tmp_path: Path, monkeypatc
         full.clear()
 
     monkeypatch.setattr(worker, "write_report", put)
-    monkeypatch.setattr(worker, "start_sshd", lambda port, host: 1)
+    monkeypatch.setattr(worker, "start_sshd", lambda port, host, node: 1)
     monkeypatch.setattr(worker, "ranks", lambda: [] if reported else ["a rank"])
     monkeypatch.setattr(worker.processes, "send", send)
     monkeypatch.setattr(worker.signal, "signal", lambda number, leave: leave(number, None))
