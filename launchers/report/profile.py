@@ -108,7 +108,8 @@ class Profile:
     @property
     def transfer(self) -> float:
         """Seconds of the collectives of one rank if none waited for another: in each step those of the last rank."""
-        return float(sum(map(min, zip(*(each.exchanges for each in self.ranks), strict=False))))
+        seconds: float = sum(min(step) for step in zip(*(each.exchanges for each in self.ranks), strict=False))
+        return seconds
 
     @property
     def mfu(self) -> float | None:
