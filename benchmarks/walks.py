@@ -207,6 +207,7 @@ def torch_table(folder: Path) -> tuple[float, float]:
         order = np.arange(len(samples))
         x, labels = samples.read("x", order), samples.read("outcome", order)
         parts.append((torch.from_numpy(x.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))))
+    torch.set_num_threads(1)  # threads that wait for each other would be counted
     begun, module = time.process_time(), network()
     optimizer = torch.optim.AdamW(module.parameters(), lr=LR, weight_decay=0.0)
     data = torch.utils.data.TensorDataset(*parts[0])

@@ -42,6 +42,7 @@ def agree(weights: dict[str, torch.Tensor], module: torch.nn.Module) -> None:
     assert max(apart.values()) < CLOSE, sorted(apart.items(), key=lambda item: -item[1])[:4]
 
 
+@pytest.mark.rotates("walks")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_from_json_lines_to_a_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -102,6 +103,7 @@ def adapt(module: torch.nn.Module, initial: dict[str, torch.Tensor], scale: floa
             parametrize.register_parametrization(layer, "weight", Adapter(a, b, scale))
 
 
+@pytest.mark.rotates("walks")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_language_model_with_adapters_and_back_to_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
