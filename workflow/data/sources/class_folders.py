@@ -185,29 +185,29 @@ def _from_table(root: Path, kind: Kind) -> tuple[list[str], list[str], list[int]
         rows = csv.reader(file)
         if next(rows, None) != ["file", "label"]:
             raise UserError("does not begin with the line file,label", where=str(table), fix="add it")
-        given: dict[str, str] = {}
+        labels: dict[str, str] = {}
         for row in rows:
             where = f"{table}:{rows.line_num}"
             if len(row) != 2 or not all(row):
                 raise UserError("is not a file and its label", where=where, fix="write file,label")
-            if row[0] in given:
+            if row[0] in labels:
                 raise UserError(f"{row[0]} is named twice", where=where, fix="remove one of the lines")
-            given[row[0]] = row[1]
+            labels[row[0]] = row[1]
     present = {entry.name for entry in _entries(root) if entry.is_file() and kind.has(entry.name)}
     for lacking, what in (
-        (given.keys() - present, "names {}, which does not exist"),
-        (present - given.keys(), "lacks {}"),
+        (labels.keys() - present, "names {}, which does not exist"),
+        (present - labels.keys(), "lacks {}"),
     ):
         if lacking:
             raise UserError(what.format(min(lacking)), where=str(table), fix="correct the table or the folder")
-    if not given:
+    if not labels:
         raise UserError(f"names no {kind.name.partition(' ')[2]}", where=str(table))
-    classes, names = sorted(set(given.values())), sorted(given)
+    classes, names = sorted(set(labels.values())), sorted(labels)
     return (
         classes,
         names,
         [os.stat(root / name).st_size for name in names],
-        [classes.index(given[name]) for name in names],
+        [classes.index(labels[name]) for name in names],
     )
 
 
