@@ -19,7 +19,7 @@ _TAG = TAGS - 1
 
 
 def pairings(count: int, rounds: int = ROUNDS) -> list[list[tuple[int, int]]]:
-    """Disjoint pairs of nodes for each round, by the circle method: nobody has the same partner twice. Pure."""
+    """Disjoint pairs of nodes for each round, by the circle method: no two nodes meet twice. Pure."""
     places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     schedule = []
     for _ in range(min(rounds, len(places) - 1) if count > 1 else 0):
