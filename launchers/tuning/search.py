@@ -81,9 +81,9 @@ class Search:
         if trial.step is not None:
             self._reported[trial.number] = trial.step
         if not new and run.read_attempts():
-            status = self._launcher.status(run)
-            if status.state.active or status.state in (State.FINISHED, State.FAILED):
-                self._report(f"{name} is {status.state.value}, and is followed")
+            how = self._launcher.status(run)
+            if how.state.active or how.state in (State.FINISHED, State.FAILED):
+                self._report(f"{name} is {how.state.value}, and is followed")
                 self._running[trial.number] = run
                 return
         try:

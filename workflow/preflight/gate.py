@@ -35,25 +35,25 @@ def gate(ranks: Communicator, device: Device, place: Place, cores: int, events: 
     """
     ranks.barrier()
     begun = time.perf_counter()
-    gpu_rates: dict[str, float] = {}
+    more: dict[str, float] = {}
     if device.kind == "cuda":
         from ortflow.workflow.preflight.gpu import gpu_figures
 
-        gpu_rates = gpu_figures(device)
-    best: dict[str, dict[str, float]] = {}
-    reason, again, rounds = None, True, 0
+        more = gpu_figures(device)
+    found: dict[str, dict[str, float]] = {}
+    why, again, rounds = None, True, 0
     while again:
-        nodes, together = measure(ranks, node_of(place, os.environ), cores, gpu_rates)
+        nodes, together = measure(ranks, node_of(place, os.environ), cores, more)
         rounds += 1
         if nodes is not None:
-            best = best_of(best, nodes)
-            again = rounds < ROUNDS and bool(slow_nodes(best))
+            found = best_of(found, nodes)
+            again = rounds < ROUNDS and bool(slow_nodes(found))
             if not again:
-                reason = conclude(events, best, together, time.perf_counter() - begun)
+                why = conclude(events, found, together, time.perf_counter() - begun)
         again = ranks.broadcast_object(again)
-    reason = ranks.broadcast_object(reason)
-    if reason is not None:
-        raise SlowNodes(reason)
+    why = ranks.broadcast_object(why)
+    if why is not None:
+        raise SlowNodes(why)
 
 
 def measure(
