@@ -140,6 +140,11 @@ def _listed(root: Path, kind: Kind) -> _Listing:
             names, sizes = _unlabelled(root, kind)
     except OSError as error:
         raise UserError(error.strerror or str(error), where=error.filename or str(root)) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        where = str(root / TABLE)
+        raise UserError(
+            f"cannot be read as text in UTF-8 ({error})", where=where, fix="save it as CSV in UTF-8"
+        ) from None
     return _Listing(FileBlobs(root, names, sizes), len(names), classes, labels)
 
 
@@ -181,7 +186,7 @@ def _unlabelled(root: Path, kind: Kind) -> tuple[list[str], list[int]]:
 
 def _from_table(root: Path, kind: Kind) -> tuple[list[str], list[str], list[int], list[int]]:
     table = root / TABLE
-    with open(table, newline="", encoding="utf-8") as file:
+    with open(table, newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         if next(rows, None) != ["file", "label"]:
             raise UserError("does not begin with the line file,label", where=str(table), fix="add it")
