@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _nodes(path: Path) -> Iterator[dict[str, Any]]:
-    """The runs of nodes in a file; those that can be read of an incomplete one."""
+    """The runs of nodes in a file; those that can be read of an incomplete or damaged one."""
     try:
         with os.fdopen(open_regular(path), "rb") as packed, gzip.open(packed, "rb") as file:
             yield from _lines(_whole(file))
@@ -171,7 +172,7 @@ def _nodes(path: Path) -> Iterator[dict[str, Any]]:
 def _whole(file: gzip.GzipFile) -> Iterator[bytes]:
     try:
         yield from file
-    except (EOFError, gzip.BadGzipFile):
+    except (EOFError, gzip.BadGzipFile, zlib.error):
         return
 
 

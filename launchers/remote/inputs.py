@@ -85,7 +85,7 @@ def named(spec: RunSpec, folder: Path) -> list[Named]:
     found = []
     for keys in input_keys(spec):
         text = value_at(values, keys)
-        if isinstance(text, list) and any(not each.startswith(("/", "~")) and url_of(each) is None for each in text):
+        if isinstance(text, list) and any(not name.startswith(("/", "~")) and url_of(name) is None for name in text):
             fix = "put the files into one folder, or give their absolute paths on the cluster"
             raise UserError("is a list of files here, and one path is copied", where=".".join(keys), fix=fix)
         if isinstance(text, str) and url_of(text) is None:

@@ -15,8 +15,8 @@ SHORT = 50e-6
 
 def advice(profile: Profile) -> list[str]:
     """The sentences about the largest possible savings, the largest first; at most three."""
-    found = [(share, text) for share, text in _savings(profile) if share >= LEAST]
-    return [text for _, text in sorted(found, key=lambda each: -each[0])[:MOST]]
+    savings = [(share, text) for share, text in _savings(profile) if share >= LEAST]
+    return [text for _, text in sorted(savings, key=lambda saving: -saving[0])[:MOST]]
 
 
 def _savings(profile: Profile) -> Iterator[tuple[float, str]]:
@@ -31,7 +31,7 @@ def _savings(profile: Profile) -> Iterator[tuple[float, str]]:
         ("evaluation", "raise train.evaluation.every_steps or lower data.eval_samples"),
         ("checkpoint", "raise checkpoint.every_steps or set checkpoint.asynchronous"),
     ):
-        seconds = sum(each.outside.get(kind, 0.0) for each in ranks)
+        seconds = sum(rank.outside.get(kind, 0.0) for rank in ranks)
         yield seconds / wall, f"{kind} takes {seconds / wall:.0%} of the window: {fix}."
     rows = profile.rows()
     yield from _between(profile, rows)
@@ -39,7 +39,7 @@ def _savings(profile: Profile) -> Iterator[tuple[float, str]]:
 
 
 def _data(profile: Profile) -> Iterator[tuple[float, str]]:
-    slowest = max(profile.ranks, key=lambda each: each.data)
+    slowest = max(profile.ranks, key=lambda rank: rank.data)
     share = slowest.data / slowest.wall
     of_rank = f" on rank {slowest.rank}" if len(profile.ranks) > 1 else ""
     if profile.window.get("program"):
@@ -55,7 +55,7 @@ def _exchange(profile: Profile) -> Iterator[tuple[float, str]]:
     ranks = profile.ranks
     if profile.world_size > len(ranks):
         return
-    least = min(ranks, key=lambda each: each.collectives)
+    least = min(ranks, key=lambda rank: rank.collectives)
     transfer = profile.transfer * len(ranks) / profile.wall
     size = sum(row.bytes for row in profile.collectives) / len(ranks) / profile.steps
     rate = size * profile.steps / profile.transfer if profile.transfer else 0.0
@@ -68,8 +68,8 @@ def _exchange(profile: Profile) -> Iterator[tuple[float, str]]:
         f"{_size(rate)}/s: {fix}."
     )
     yield transfer, text
-    waited = sum(each.collectives - profile.transfer for each in ranks) / profile.wall
-    longer = least.own + least.data - min(each.own + each.data for each in ranks)
+    waited = sum(rank.collectives - profile.transfer for rank in ranks) / profile.wall
+    longer = least.own + least.data - min(rank.own + rank.data for rank in ranks)
     text = (
         f"ranks wait {waited:.0%} of the time for others, most for rank {least.rank}, which takes "
         f"{_ms(longer / profile.steps)} a step longer than the fastest: compare its data wait, its node and its cores."

@@ -95,26 +95,26 @@ class Profile:
     @property
     def wall(self) -> float:
         """Seconds of all ranks together."""
-        return sum(each.wall for each in self.ranks)
+        return sum(rank.wall for rank in self.ranks)
 
     @property
     def peak(self) -> tuple[float, str] | None:
         """Operations a second that all ranks' devices can do at most, and how that is known; None if it is not."""
         if self.limits is not None:
-            how = "the fastest matrix product in fp32 that was measured on the ranks' cores"
-            return self.limits[0] * self.world_size, how
+            meaning = "the fastest matrix product in fp32 that was measured on the ranks' cores"
+            return self.limits[0] * self.world_size, meaning
         return known_peak(str(self.window.get("device", "")), str(self.window.get("precision", "")), self.world_size)
 
     @property
     def transfer(self) -> float:
         """Seconds of the collectives of one rank if none waited for another: in each step those of the last rank."""
-        seconds: float = sum(min(step) for step in zip(*(each.exchanges for each in self.ranks), strict=False))
+        seconds: float = sum(min(step) for step in zip(*(rank.exchanges for rank in self.ranks), strict=False))
         return seconds
 
     @property
     def mfu(self) -> float | None:
         """The model's operations of the profiled steps, as a share of what the devices could have done meanwhile."""
-        steps = sum(each.steps for each in self.ranks) / len(self.ranks) / self.steps
+        steps = sum(rank.steps for rank in self.ranks) / len(self.ranks) / self.steps
         if self.flops is None or self.peak is None or not steps:
             return None
         return self.flops / steps / self.peak[0]
@@ -122,19 +122,19 @@ class Profile:
     def rows(self, by: str = "operator") -> list[Row]:
         """The table, the longest first: operators or modules, then the other parts of the time."""
         parts = [*_grouped((row for row in self.nodes if row.get("step")), by), *self.collectives]
-        data = sum(each.data for each in self.ranks)
+        data = sum(rank.data for rank in self.ranks)
         parts.append(Row("data wait", self.steps * len(self.ranks), data, kind="data"))
         if self.nodes:
-            between = sum(max(0.0, each.own - each.operators) for each in self.ranks)
+            between = sum(max(0.0, rank.own - rank.operators) for rank in self.ranks)
             parts.append(Row("between operators", 0, between, kind="between"))
         else:
-            parts.append(Row("compute", 0, sum(each.own for each in self.ranks), kind="operator"))
+            parts.append(Row("compute", 0, sum(rank.own for rank in self.ranks), kind="operator"))
         outside: dict[str, float] = defaultdict(float)
-        for each in self.ranks:
-            for name, seconds in each.outside.items():
+        for rank in self.ranks:
+            for name, seconds in rank.outside.items():
                 outside[name] += seconds
         parts += [Row(name, 0, seconds, kind=name) for name, seconds in outside.items()]
-        rest = sum(max(0.0, each.wall - each.steps - sum(each.outside.values())) for each in self.ranks)
+        rest = sum(max(0.0, rank.wall - rank.steps - sum(rank.outside.values())) for rank in self.ranks)
         parts.append(Row("between steps", 0, rest, kind="other"))
         return sorted((row for row in parts if row.seconds > 0), key=lambda row: -row.seconds)
 
@@ -160,37 +160,37 @@ class Profile:
             "mfu": self.mfu, "peak": None if self.peak is None else {"flops": self.peak[0], "of": self.peak[1]},
             "limits": None if self.limits is None else {"flops": self.limits[0], "bytes": self.limits[1]},
             "operators": [plain(row) for row in self.rows()], "modules": [plain(row) for row in self.rows("module")],
-            "by_rank": [{**vars(each), "own": each.own} for each in self.ranks], "advice": advice(self),
+            "by_rank": [{**vars(rank), "own": rank.own} for rank in self.ranks], "advice": advice(self),
         }  # fmt: skip
 
 
 def _grouped(rows: Iterable[Record], by: str) -> list[Row]:
-    found: dict[str, Row] = {}
+    table: dict[str, Row] = {}
     parts: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     other = "module" if by == "operator" else "operator"
     for row in rows:
         if row["operator"] in EXCHANGES or row["operator"] == RUN:
             continue
         name = str(row[by]) or f"({row['graph']})"
-        one = found.setdefault(name, Row(name, by=str(row.get("by", ""))))
-        one.calls += row["calls"]
-        one.seconds += row["seconds"]
-        one.bytes += row["bytes"]
+        entry = table.setdefault(name, Row(name, by=str(row.get("by", ""))))
+        entry.calls += row["calls"]
+        entry.seconds += row["seconds"]
+        entry.bytes += row["bytes"]
         if row["flops"] is not None:
-            one.flops += row["flops"]
-            one.counted += row["seconds"]
+            entry.flops += row["flops"]
+            entry.counted += row["seconds"]
         parts[name][str(row[other]) or f"({row['graph']})"] += row["seconds"]
-    for name, one in found.items():
-        one.largest = max(parts[name], key=parts[name].__getitem__)
-    return list(found.values())
+    for name, entry in table.items():
+        entry.largest = max(parts[name], key=parts[name].__getitem__)
+    return list(table.values())
 
 
 def read(root: Path) -> Profile | None:
     """The newest window of a run; None if it has none with a step. Raises OSError."""
     for folder in reversed(records.attempts(root)):
-        found = of_records(folder, records.records(folder))
-        if found is not None:
-            return found
+        profile = of_records(folder, records.records(folder))
+        if profile is not None:
+            return profile
     return None
 
 
@@ -207,14 +207,14 @@ def of_records(folder: Path, by_rank: Mapping[int, Sequence[Record]]) -> Profile
         done = sorted((line["start"], line["start"] + line["seconds"]) for line in _in(spans, records.STEP))
         if not done:
             continue
-        own = [row for line in lines if line.get("kind") == "nodes" for row in line["rows"]]
+        rank_nodes = [row for line in lines if line.get("kind") == "nodes" for row in line["rows"]]
         exchanged = [line for line in _in(spans, records.COLLECTIVE) if _within(line["start"], done)]
         outside: dict[str, float] = defaultdict(float)
         for line in _in(spans, records.OTHER):
             outside[line["name"]] += line["seconds"]
         end = max([end for _, end in done] + [line["start"] + line["seconds"] for line in _in(spans, records.OTHER)])
         computed = sum(
-            row["seconds"] for row in own if row.get("step") and row["operator"] not in (RUN, *EXCHANGES)
+            row["seconds"] for row in rank_nodes if row.get("step") and row["operator"] not in (RUN, *EXCHANGES)
         )  # fmt: skip
         ranks.append(
             RankTimes(
@@ -225,7 +225,7 @@ def of_records(folder: Path, by_rank: Mapping[int, Sequence[Record]]) -> Profile
             )
         )  # fmt: skip
         steps.append(len(done))
-        nodes += own
+        nodes += rank_nodes
         calls += exchanged
         limits += [line for line in lines if line.get("kind") == "limits"]
     if not ranks:

@@ -30,9 +30,9 @@ def profile_section(profile: Profile | None) -> str:
             ("By module", rows_of(profile, "module", ROWS)),
         )
     )
-    known = "" if profile.mfu is not None else f"<p>MFU unknown: {escape(why_unknown(profile))}.</p>"
-    more = f"<ol>{sentences}</ol>" if sentences else ""
-    return section("Profile", f"<p>{escape(head(profile))}.</p>{known}{more}{tables}")
+    note = "" if profile.mfu is not None else f"<p>MFU unknown: {escape(why_unknown(profile))}.</p>"
+    sentence_list = f"<ol>{sentences}</ol>" if sentences else ""
+    return section("Profile", f"<p>{escape(head(profile))}.</p>{note}{sentence_list}{tables}")
 
 
 def why_unknown(profile: Profile) -> str:
@@ -47,9 +47,9 @@ def memory_section(ranks: Ranks) -> str:
     charts = []
     for number, (name, title) in enumerate((("resident", "Memory of processes, GB"), ("gpu_peak", "GPU memory, GB"))):
         series = {
-            f"rank {one.rank}": [(float(step), each[name] / 1e9) for step, each in sorted(one.usage.items())]
-            for one in ranks.records
-            if any(name in each for each in one.usage.values())
+            f"rank {record.rank}": [(float(step), usage[name] / 1e9) for step, usage in sorted(record.usage.items())]
+            for record in ranks.records
+            if any(name in usage for usage in record.usage.values())
         }
         largest = sorted(series, key=lambda rank: -max(value for _, value in series[rank]))[:MOST_RANKS]
         drawn = {rank: points for rank, points in series.items() if rank in largest}

@@ -29,22 +29,22 @@ def head(profile: Profile) -> str:
 def table(profile: Profile, by: str, most: int) -> list[tuple[str, ...]]:
     """Heads and rows; calls, time and bytes are those of one step of one rank."""
     other = "MODULE" if by == "operator" else "OPERATOR"
-    found = profile.rows(by)
-    shown = found[:most]
+    all_rows = profile.rows(by)
+    shown = all_rows[:most]
     rows = [(by.upper(), *HEADS, f"MOST IN {other}"), *(_row(profile, row) for row in shown)]
-    rest = found[most:]
+    rest = all_rows[most:]
     if rest:
-        left = Row(f"{len(rest)} more", seconds=sum(row.seconds for row in rest), kind="other")
-        rows.append(_row(profile, left))
+        remainder = Row(f"{len(rest)} more", seconds=sum(row.seconds for row in rest), kind="other")
+        rows.append(_row(profile, remainder))
     return rows
 
 
 def _row(profile: Profile, row: Row) -> tuple[str, ...]:
-    each = len(profile.ranks) * profile.steps
+    rank_steps = len(profile.ranks) * profile.steps
     reached, rate = profile.of_limit(row), row.rate
     return (
-        row.name, f"{row.calls / each:.0f}" if row.calls else "", f"{1000 * row.seconds / each:.3f} ms",
-        f"{row.seconds / profile.wall:.1%}", _scaled(row.bytes / each, "B") if row.bytes else "",
+        row.name, f"{row.calls / rank_steps:.0f}" if row.calls else "", f"{1000 * row.seconds / rank_steps:.3f} ms",
+        f"{row.seconds / profile.wall:.1%}", _scaled(row.bytes / rank_steps, "B") if row.bytes else "",
         "" if rate is None else _scaled(*rate),
         "" if reached is None else f"{min(reached, 1.0):.0%}" + ("+" if reached > 1 else ""), row.largest,
     )  # fmt: skip

@@ -66,9 +66,12 @@ class Ranks:
     def memory(self) -> list[dict[str, Any]]:
         """The most memory of each rank that recorded any, in bytes."""
         return [
-            {"rank": one.rank, **{name: max(each.get(name, 0) for each in one.usage.values()) for name in _MEMORY}}
-            for one in self.records
-            if one.usage
+            {
+                "rank": record.rank,
+                **{name: max(usage.get(name, 0) for usage in record.usage.values()) for name in _MEMORY},
+            }
+            for record in self.records
+            if record.usage
         ]
 
     def host(self, rank: int | None, attempt: int) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -192,15 +191,6 @@ def run_values(run: RunDir) -> dict[str, Any]:
     try:
         values = yaml.load(read_whole(run.run_file, 1 << 20), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-def plan_values(run: RunDir) -> dict[str, Any]:
-    """plan.json as plain data; empty if it cannot be read."""
-    try:
-        values = json.loads(read_whole(run.plan))
-    except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 

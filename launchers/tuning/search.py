@@ -53,19 +53,19 @@ class Search:
 
         Raises OrtflowError if the first trials fail alike. On KeyboardInterrupt the running trials save and stop.
         """
-        left = [trial for trial in self._record.trials if not trial.ended]
+        unfinished = [trial for trial in self._record.trials if not trial.ended]
         pause = FIRST_PAUSE
         try:
             while True:
-                while left and len(self._running) < self._at_once:
-                    self._start(left.pop(0), new=False)
-                while len(self._running) < self._at_once and not left:
+                while unfinished and len(self._running) < self._at_once:
+                    self._start(unfinished.pop(0), new=False)
+                while len(self._running) < self._at_once and not unfinished:
                     self._refuse_alike()
                     trial = self._record.next()
                     if trial is None:
                         break
                     self._start(trial, new=True)
-                if not self._running and not left:
+                if not self._running and not unfinished:
                     return
                 pause = FIRST_PAUSE if self._look() else min(LONGEST_PAUSE, 1.3 * pause)
                 if self._running:
@@ -99,15 +99,15 @@ class Search:
     def _look(self) -> bool:
         """Read what the running trials have reported; returns whether one has ended."""
         ended = False
-        for (number, run), how in zip(list(self._running.items()), statuses([*self._running.values()]), strict=True):
-            self._follow(number, run, how)
-            if not how.state.active:
+        for (number, run), status in zip(list(self._running.items()), statuses([*self._running.values()]), strict=True):
+            self._follow(number, run, status)
+            if not status.state.active:
                 del self._running[number]
-                self._end(number, run, how)
+                self._end(number, run, status)
                 ended = True
         return ended
 
-    def _follow(self, number: int, run: RunDir, how: RunStatus) -> None:
+    def _follow(self, number: int, run: RunDir, status: RunStatus) -> None:
         """Report the new evaluations of a trial, and stop it if they are poor."""
         if number in self._stopping:
             return
@@ -119,25 +119,25 @@ class Search:
             if not isinstance(value, int | float) or not math.isfinite(value):
                 continue
             poor = self._record.report(number, step, float(value))
-            last = how.total_steps is not None and step >= how.total_steps
-            if poor and not last and how.state.active:
+            last = status.total_steps is not None and step >= status.total_steps
+            if poor and not last and status.state.active:
                 self._report(f"{run.root.name} is stopped at step {step}: {self._metric} {value:.4g} is behind others")
                 self._stopping.add(number)
                 self._launcher.cancel(run, now=False)
                 return
 
-    def _end(self, number: int, run: RunDir, how: RunStatus) -> None:
-        name, value = run.root.name, how.evaluation.get(self._metric)
-        if how.state is State.FINISHED:
+    def _end(self, number: int, run: RunDir, status: RunStatus) -> None:
+        name, value = run.root.name, status.evaluation.get(self._metric)
+        if status.state is State.FINISHED:
             if value is None or not math.isfinite(value):
                 self._fail(number, f"its last {self._metric} is not a finite number")
                 return
             self._record.complete(number, value)
             self._report(f"{name} has finished: {self._metric} {value:.6g}")
-        elif number in self._stopping and how.state is not State.FAILED:
+        elif number in self._stopping and status.state is not State.FAILED:
             self._record.prune(number)
         else:
-            self._fail(number, how.cause or how.state.value)
+            self._fail(number, status.cause or status.state.value)
 
     def _fail(self, number: int, reason: str) -> None:
         self._record.fail(number, reason)
@@ -154,7 +154,7 @@ class Search:
 
     def _write_sweep(self) -> None:
         trials = self._record.trials
-        members = tuple(Member(RunDir(member_root(self._root, each.number)), dict(each.values)) for each in trials)
+        members = tuple(Member(RunDir(member_root(self._root, trial.number)), dict(trial.values)) for trial in trials)
         Sweep(self._root, members).write()
 
     def _stop(self) -> None:
@@ -162,5 +162,5 @@ class Search:
         for run in self._running.values():
             self._launcher.cancel(run, now=False)
         end = time.monotonic() + PATIENCE
-        while any(how.state.active for how in statuses([*self._running.values()])) and time.monotonic() < end:
+        while any(status.state.active for status in statuses([*self._running.values()])) and time.monotonic() < end:
             time.sleep(FIRST_PAUSE)

@@ -21,32 +21,32 @@ def distributions(tune: TuneSection) -> dict[str, BaseDistribution]:
     """Key path -> its distribution. The choices are JSON texts: Optuna compares values, and they may be sections."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    found: dict[str, BaseDistribution] = {}
+    ranges: dict[str, BaseDistribution] = {}
     for key, values in tune.space.items():
-        (form, given), *_ = values.forms.items() if isinstance(values, Range) else {"choice": values}.items()
+        (form, bounds), *_ = values.forms.items() if isinstance(values, Range) else {"choice": values}.items()
         if form == "choice":
-            found[key] = CategoricalDistribution([as_text(value) for value in given])
+            ranges[key] = CategoricalDistribution([as_text(value) for value in bounds])
         elif form in ("integer", "log_integer"):
-            found[key] = IntDistribution(given[0], given[1], log=form == "log_integer")
+            ranges[key] = IntDistribution(bounds[0], bounds[1], log=form == "log_integer")
         else:
-            found[key] = FloatDistribution(float(given[0]), float(given[1]), log=form == "log")
-    return found
+            ranges[key] = FloatDistribution(float(bounds[0]), float(bounds[1]), log=form == "log")
+    return ranges
 
 
 def combinations(tune: TuneSection) -> Iterator[dict[str, str]]:
     """Every combination of lists, by key; the last key changes fastest."""
     lists = [values.choice if isinstance(values, Range) else values for values in tune.space.values()]
-    for chosen in itertools.product(*(values or () for values in lists)):
-        yield {key: as_text(value) for key, value in zip(tune.space, chosen, strict=True)}
+    for combination in itertools.product(*(values or () for values in lists)):
+        yield {key: as_text(value) for key, value in zip(tune.space, combination, strict=True)}
 
 
 def ends(tune: TuneSection) -> list[dict[str, str]]:
     """For each key, its values or ends, one at a time: what is checked before the first run starts."""
-    found = []
+    single_values = []
     for key, values in tune.space.items():
-        given: Sequence[Any] = next(iter(values.forms.values())) if isinstance(values, Range) else values
-        found += [{key: as_text(value)} for value in given]
-    return found
+        choices: Sequence[Any] = next(iter(values.forms.values())) if isinstance(values, Range) else values
+        single_values += [{key: as_text(value)} for value in choices]
+    return single_values
 
 
 def written(params: Mapping[str, Any]) -> dict[str, str]:

@@ -88,7 +88,7 @@ class Record:
     @property
     def trials(self) -> list[Trial]:
         """All trials, in order."""
-        return [_trial(each) for each in self._study.get_trials(deepcopy=False)]
+        return [_trial(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     @property
     def best(self) -> Trial | None:

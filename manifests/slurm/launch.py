@@ -37,15 +37,15 @@ def sized(launch: Sequence[str], spec: RunSpec, names: Sequence[str] = ()) -> li
     """
     if Path(launch[0]).name == "srun":
         # A step that has lost a node stays on record until the job's end (Slurm 22.05), and with it what it has taken.
-        where = [f"--nodelist={','.join(names)}", "--overlap"] if names else []
-        return [launch[0], f"--nodes={spec.resources.nodes}", f"--ntasks={spec.world_size}", *where, *launch[1:]]
+        placing = [f"--nodelist={','.join(names)}", "--overlap"] if names else []
+        return [launch[0], f"--nodes={spec.resources.nodes}", f"--ntasks={spec.world_size}", *placing, *launch[1:]]
     place = list(launch).index("-n") + 1
-    each = spec.resources.ranks_per_node
+    per_node = spec.resources.ranks_per_node
     if "--map-by" in launch:  # Open MPI, which counts one slot for a host without a number
-        where = ["--host", ",".join(f"{name}:{each}" for name in names)]
+        placing = ["--host", ",".join(f"{name}:{per_node}" for name in names)]
     else:
-        where = ["-hosts", ",".join(names)]
-    return [launch[0], *(where if names else []), *launch[1:place], str(spec.world_size), *launch[place + 1 :]]
+        placing = ["-hosts", ",".join(names)]
+    return [launch[0], *(placing if names else []), *launch[1:place], str(spec.world_size), *launch[place + 1 :]]
 
 
 def rank(spec: RunSpec, placement: Placement) -> list[str]:

@@ -99,14 +99,14 @@ class Profiler:
 def rows_of(averages: Any) -> list[dict[str, Any]]:
     """The operators that torch's profiler saw; on GPUs the time of their kernels, which has not been tested."""
     rows = []
-    on_gpu = any(getattr(one, "self_device_time_total", 0) for one in averages)
-    for one in averages:
-        micro = one.self_device_time_total if on_gpu else one.self_cpu_time_total
+    on_gpu = any(getattr(average, "self_device_time_total", 0) for average in averages)
+    for average in averages:
+        micro = average.self_device_time_total if on_gpu else average.self_cpu_time_total
         if micro > 0:
             rows.append(
                 {
-                    "step": True, "graph": "torch", "module": "", "operator": str(one.key), "by": "torch",
-                    "calls": int(one.count), "seconds": 1e-6 * micro, "bytes": 0, "flops": int(one.flops or 0),
+                    "step": True, "graph": "torch", "module": "", "operator": str(average.key), "by": "torch",
+                    "calls": int(average.count), "seconds": 1e-6 * micro, "bytes": 0, "flops": int(average.flops or 0),
                 }
             )  # fmt: skip
     return rows

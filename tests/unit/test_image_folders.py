@@ -53,6 +53,11 @@ def test_a_flat_folder_with_a_table(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("file,label\nb.png,cat\n")
     with pytest.raises(UserError, match=r"labels\.csv: lacks a\.png"):
         opened(tmp_path)
+    (tmp_path / "labels.csv").write_bytes(b"file,label\nb.png,caf\xe9\na.png,dog\n")
+    with pytest.raises(UserError, match=r"labels\.csv: cannot be read as text in UTF-8"):
+        opened(tmp_path)
+    (tmp_path / "labels.csv").write_text("\ufefffile,label\nb.png,café\na.png,dog\n", encoding="utf-8")
+    assert opened(tmp_path).classes == ("café", "dog"), "as spreadsheets save it"
 
 
 def test_the_hash_identifies_names_sizes_and_preparation(tmp_path: Path) -> None:

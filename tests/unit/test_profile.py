@@ -243,6 +243,9 @@ def test_a_rank_that_was_killed_leaves_a_table_and_a_trace(tmp_path: Path) -> No
     assert "the window to step 6 is incomplete" in head(found)
     trace = json.loads(gzip.decompress(profile.write_trace(folder).read_bytes()))
     assert {event["pid"] for event in trace["traceEvents"]} == {0, 1}
+    profile.nodes_of(folder, 0).write_bytes(whole[:40] + b"\xff" * 20 + whole[60:])
+    trace = json.loads(gzip.decompress(profile.write_trace(folder).read_bytes()))
+    assert {event["pid"] for event in trace["traceEvents"]} == {0, 1}, "a damaged file of nodes costs its nodes alone"
 
 
 def test_a_trace_is_whole_or_missing(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class GraphStep:
         return _results(self.path, self._fed(feeds, draws), f"sample {number}", self.batched)
 
     def _fed(self, feeds: Mapping[str, Array], draws: Draws) -> dict[str, Array]:
-        drawn = {name: _drawn(draws, *wanted) for name, wanted in sorted(self.random.items())}
+        drawn = {name: _drawn(draws, *tensor) for name, tensor in sorted(self.random.items())}
         return {**feeds, **drawn}
 
 
@@ -86,9 +86,9 @@ def graph_step(transform: Transform, columns: Columns) -> GraphStep:
         if of not in columns:
             fix = f"map it in columns to one of {', '.join(columns)}, or name it in random"
             raise UserError(f"takes {name!r}, which is no column", where=path, fix=fix)
-        wanted = _dtype(path, given[name])
-        if columns[of].dtype != wanted:
-            what = f"takes {name!r} as {wanted.name}, but column {of!r} is {columns[of].dtype.name}"
+        dtype = _dtype(path, given[name])
+        if columns[of].dtype != dtype:
+            what = f"takes {name!r} as {dtype.name}, but column {of!r} is {columns[of].dtype.name}"
             raise UserError(what, where=path, fix="add a Cast to the graph")
     batched = _is_batched(path, {name: (given[name].shape, columns[of]) for name, of in inputs.items()})
     random = {
@@ -120,7 +120,7 @@ def _is_batched(path: str, inputs: Mapping[str, tuple[Sequence[Any], Column]]) -
     extra = {
         name: len(shape) - (1 if column.variable else len(column.shape)) for name, (shape, column) in inputs.items()
     }
-    wrong = next((name for name, more in extra.items() if more not in (0, 1)), None)
+    wrong = next((name for name, axes in extra.items() if axes not in (0, 1)), None)
     if wrong is not None:
         shape, column = inputs[wrong]
         what = f"takes {wrong!r} of {len(shape)} axes, but its column holds samples of {column}"
@@ -168,7 +168,7 @@ def _drawn(draws: Draws, kind: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     return numbers
 
 
-def _results(path: str, feeds: Mapping[str, Array], what: str, batched: bool) -> dict[str, Array]:
+def _results(path: str, feeds: Mapping[str, Array], feed: str, batched: bool) -> dict[str, Array]:
     session = _session(path)
     names = [value.name for value in session.get_outputs()]
     arrays = {name: np.ascontiguousarray(array[None] if batched else array) for name, array in feeds.items()}
@@ -176,7 +176,7 @@ def _results(path: str, feeds: Mapping[str, Array], what: str, batched: bool) ->
         results = session.run(names, arrays)
     except Exception as error:  # noqa: BLE001 - ONNX Runtime has a class for each status
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot be computed for {what} ({reason})", where=path, fix="correct the graph") from None
+        raise UserError(f"cannot be computed for {feed} ({reason})", where=path, fix="correct the graph") from None
     if batched and (odd := next((n for n, r in zip(names, results, strict=True) if r.shape[:1] != (1,)), None)):
         raise UserError(
             f"output {odd!r} has no axis for the batch, unlike the inputs", where=path, fix="export it anew"
@@ -197,10 +197,10 @@ def _session(path: str) -> Any:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # noqa: BLE001 - protobuf's own
         raise UserError(f"is not an ONNX file ({error})", where=path, fix="export it again") from None
-    own = next((node.op_type for node in _nodes(model) if _draws(node)), None)
-    if own is not None:
+    drawing = next((node.op_type for node in _nodes(model) if _draws(node)), None)
+    if drawing is not None:
         fix = "make the random numbers inputs, and name them in random"
-        raise UserError(f"has {own}, whose random numbers would differ between attempts", where=path, fix=fix)
+        raise UserError(f"has {drawing}, whose random numbers would differ between attempts", where=path, fix=fix)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -223,4 +223,4 @@ def _nodes(model: Any) -> Iterator[Any]:
         yield node
         for attribute in node.attribute:
             waiting += attribute.g.node
-            waiting += [each for graph in attribute.graphs for each in graph.node]
+            waiting += [node_in_branch for graph in attribute.graphs for node_in_branch in graph.node]

@@ -71,8 +71,8 @@ def fetched(url: str) -> tuple[Path, ...]:
     with held(root / f"{key}.lock") as locked:
         if not folder.is_dir():
             partial = partial_folder(root, key, locked)
-            for left in partial.iterdir():  # by a process that was killed
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            for leftover in partial.iterdir():  # by a process that was killed
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             _fetch(system, url, remote, folder, partial)
     return (folder / remote.main,) if remote.main is not None else tuple(folder / name for name in remote.names)
 

@@ -39,14 +39,14 @@ def _completed(mask: MaskTokens, section: DataSet, where: str) -> MaskTokens:
     if section.text is None or None not in (mask.mask_id, mask.vocabulary, mask.special):
         return mask
     tokenizer = tokenizer_of(section.text.tokenizer)
-    own = _mask(tokenizer)
-    if mask.mask_id is None and own is None:
+    mask_token = _mask(tokenizer)
+    if mask.mask_id is None and mask_token is None:
         what = f"{section.text.tokenizer} has none of the tokens {', '.join(_MASKS)}"
         raise UserError(what, where=f"{where}.mask_id", fix="add the number of the token that masks")
     special = sorted(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
-    found = {
-        "mask_id": own and tokenizer.token_to_id(own),
+    values = {
+        "mask_id": mask_token and tokenizer.token_to_id(mask_token),
         "vocabulary": tokenizer.get_vocab_size(),
         "special": special,
     }
-    return mask.model_copy(update={key: value for key, value in found.items() if getattr(mask, key) is None})
+    return mask.model_copy(update={key: value for key, value in values.items() if getattr(mask, key) is None})

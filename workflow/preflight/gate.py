@@ -57,7 +57,7 @@ def gate(ranks: Communicator, device: Device, place: Place, cores: int, events: 
 
 
 def measure(
-    ranks: Communicator, node: str, cores: int, more: Mapping[str, float] = MappingProxyType({})
+    ranks: Communicator, node: str, cores: int, further: Mapping[str, float] = MappingProxyType({})
 ) -> tuple[dict[str, dict[str, float]] | None, float | None]:
     """The figures of all nodes, on rank 0, and MB/s of a sum over all ranks. Collective.
 
@@ -69,18 +69,18 @@ def measure(
         The name of this rank's node.
     cores
         Cores of this rank.
-    more
+    further
         Further figures of this rank.
     """
     gathered = ranks.broadcast_object(ranks.gather(node))
-    figures = {**own_figures(cores), **more}
+    figures = {**own_figures(cores), **further}
     firsts = [gathered.index(name) for name in dict.fromkeys(gathered)]
     links = link_rates(ranks, firsts)
     together = sum_rate(ranks)
     all_figures = ranks.gather((figures, links))
     if all_figures is None:
         return None, together
-    of_ranks = [own for own, _ in all_figures]
+    of_ranks = [of_rank for of_rank, _ in all_figures]
     for first, network in zip(firsts, best_links([all_figures[first][1] for first in firsts]), strict=True):
         of_ranks[first] |= {} if network is None else {"network": network}
     return of_nodes(gathered, of_ranks), together

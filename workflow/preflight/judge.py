@@ -43,10 +43,10 @@ def slow_nodes(nodes: Mapping[str, Figures], share: float = SHARE) -> dict[str, 
     """
     reasons: dict[str, str] = {}
     for name, quantity in QUANTITIES.items():
-        known = {node: figures[name] for node, figures in nodes.items() if name in figures}
-        for node, value in known.items():
-            others = [other for peer, other in known.items() if peer != node]
-            usual = median(others) if others else value
+        values = {node: figures[name] for node, figures in nodes.items() if name in figures}
+        for node, value in values.items():
+            peer_values = [peer_value for peer, peer_value in values.items() if peer != node]
+            usual = median(peer_values) if peer_values else value
             if value < share * usual:
                 reason = (
                     f"{quantity.verb} at {value / usual:.0%} of its peers' median "
@@ -62,7 +62,7 @@ def slow_nodes(nodes: Mapping[str, Figures], share: float = SHARE) -> dict[str, 
 
 def sentence(bad: Mapping[str, str]) -> str:
     """`preflight: node n3 computes at 38% of its peers' median (12 against 32 GFLOP/s)`."""
-    return "preflight: " + "; ".join(f"node {node} {why}" for node, why in bad.items())
+    return "preflight: " + "; ".join(f"node {node} {reason}" for node, reason in bad.items())
 
 
 def summary(nodes: Mapping[str, Figures]) -> str:

@@ -19,15 +19,15 @@ _TAG = TAGS - 1
 
 
 def pairings(count: int, rounds: int = ROUNDS) -> list[list[tuple[int, int]]]:
-    """Disjoint pairs of nodes for each round, by the circle method: nobody has the same partner twice. Pure."""
+    """Disjoint pairs of nodes for each round, by the circle method: no two nodes meet twice. Pure."""
     places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
-    found = []
+    schedule = []
     for _ in range(min(rounds, len(places) - 1) if count > 1 else 0):
         half = len(places) // 2
         pairs = zip(places[:half], reversed(places[half:]), strict=True)
-        found.append([(one, other) for one, other in pairs if one is not None and other is not None])
+        schedule.append([(first, second) for first, second in pairs if first is not None and second is not None])
         places = [places[0], places[-1], *places[1:-1]]
-    return found
+    return schedule
 
 
 def link_rates(ranks: Communicator, firsts: Sequence[int]) -> dict[int, float]:
@@ -35,12 +35,12 @@ def link_rates(ranks: Communicator, firsts: Sequence[int]) -> dict[int, float]:
 
     `firsts`: the first rank of each node, by which partners are named. Collective.
     """
-    mine = firsts.index(ranks.rank) if ranks.rank in firsts else None
+    own_node = firsts.index(ranks.rank) if ranks.rank in firsts else None
     rates = {}
     sent, received = (HostBuffer(np.zeros(MESSAGE, np.uint8)) for _ in range(2))
     for pairs in pairings(len(firsts)):
         ranks.barrier()
-        partner = next((node for pair in pairs if mine in pair for node in pair if node != mine), None)
+        partner = next((node for pair in pairs if own_node in pair for node in pair if node != own_node), None)
         if partner is None:
             continue
         seconds = []
@@ -63,9 +63,10 @@ def best_links(rates: Sequence[Mapping[int, float]]) -> list[float | None]:
     other end may only have begun later.
     """
     pairs = [
-        [min(rate, rates[partner].get(node, rate)) for partner, rate in mine.items()] for node, mine in enumerate(rates)
+        [min(rate, rates[partner].get(node, rate)) for partner, rate in measured.items()]
+        for node, measured in enumerate(rates)
     ]
-    return [max(mine, default=None) for mine in pairs]
+    return [max(measured, default=None) for measured in pairs]
 
 
 def sum_rate(ranks: Communicator) -> float | None:
@@ -75,9 +76,9 @@ def sum_rate(ranks: Communicator) -> float | None:
     buffer = HostBuffer(np.zeros(SUM_FLOATS, np.float32))
     ranks.all_reduce(buffer)  # connections are made
     begun, count = time.perf_counter(), 0
-    more = True
-    while more:
+    again = True
+    while again:
         ranks.all_reduce(buffer)
         count += 1
-        more = ranks.broadcast_object(time.perf_counter() - begun < SUM_SECONDS)
+        again = ranks.broadcast_object(time.perf_counter() - begun < SUM_SECONDS)
     return count * buffer.array.nbytes / 1e6 / (time.perf_counter() - begun)

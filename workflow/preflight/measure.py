@@ -45,8 +45,8 @@ def copy_rate() -> float:
 
 def _best(work: list[Callable[[], object]], seconds: float) -> float:
     """Calls per second of all functions together, each in a thread, in the best slice."""
-    for each in work:
-        each()  # pages are mapped, and libraries started
+    for call in work:
+        call()  # pages are mapped, and libraries started
     return max(_slice(work, seconds / SLICES) for _ in range(SLICES))
 
 

@@ -19,9 +19,9 @@ class SlowNodes(OrtflowError):
 def of_nodes(names: Sequence[str], figures: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """The figures of each node, from the node and the figures of each rank. Pure."""
     nodes: dict[str, dict[str, float]] = {}
-    for name, own in zip(names, figures, strict=True):
+    for name, of_rank in zip(names, figures, strict=True):
         node = nodes.setdefault(name, {})
-        for quantity, value in own.items():
+        for quantity, value in of_rank.items():
             node[quantity] = node.get(quantity, 0.0) + value
     return nodes
 

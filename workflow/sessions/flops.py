@@ -36,11 +36,11 @@ def _product(left: Shape, right: Shape, result: Shape) -> int | None:
     size = math.prod(result)
     if not size or min(len(left), len(right)) < 2:
         return None
-    both, found = math.prod(left) * math.prod(right), set()
+    sizes, inner_sizes = math.prod(left) * math.prod(right), set()
     for batch in {1, *(math.prod(shape[:-2]) for shape in (left, right, result))}:
-        inner = math.isqrt(both // (size * batch))
-        if inner * inner * size * batch == both and all(
+        inner = math.isqrt(sizes // (size * batch))
+        if inner * inner * size * batch == sizes and all(
             inner in shape or inner in (math.prod(shape[:-1]), math.prod(shape[1:])) for shape in (left, right)
         ):
-            found.add(inner)
-    return 2 * size * found.pop() if len(found) == 1 else None
+            inner_sizes.add(inner)
+    return 2 * size * inner_sizes.pop() if len(inner_sizes) == 1 else None

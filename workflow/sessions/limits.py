@@ -28,16 +28,17 @@ def measured(sessions: Sessions) -> Limits | None:
     """Measure for some tenths of a second, on a CPU. None on other devices, where it is not implemented."""
     if sessions.device.kind != "cpu":
         return None
-    seconds = min(_seconds(sessions, "MatMul", (SIDE, SIDE), own) for own in {False, sessions.library is not None})
-    return Limits(2 * SIDE**3 / seconds, 12 * ELEMENTS / _seconds(sessions, "Add", (ELEMENTS,), own=False))
+    forms = {False, sessions.library is not None}
+    seconds = min(_seconds(sessions, "MatMul", (SIDE, SIDE), optimized) for optimized in forms)
+    return Limits(2 * SIDE**3 / seconds, 12 * ELEMENTS / _seconds(sessions, "Add", (ELEMENTS,), optimized=False))
 
 
-def _seconds(sessions: Sessions, operator: str, shape: tuple[int, ...], own: bool) -> float:
-    """Of one run of an operator of two equal shapes; with `own`, of our form of it."""
+def _seconds(sessions: Sessions, operator: str, shape: tuple[int, ...], optimized: bool) -> float:
+    """Of one run of an operator of two equal shapes; with `optimized`, of our form of it."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "abc"]
     graph = helper.make_graph([helper.make_node(operator, ["a", "b"], ["c"])], "limit", values[:2], values[2:])
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
-    binding = Binding(sessions.open((with_kernels(model) if own else model).SerializeToString()), sessions.device)
+    binding = Binding(sessions.open((with_kernels(model) if optimized else model).SerializeToString()), sessions.device)
     operands = {name: np.full(shape, 0.5, np.float32) for name in "ab"}
     for name, operand in operands.items():
         binding.feed(name, operand)

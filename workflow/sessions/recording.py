@@ -100,16 +100,16 @@ class SessionRecording:
 
     def end(self) -> list[Node]:
         """What was recorded, in the order of its start. Raises OSError or ValueError if the records cannot be read."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         try:
             for session, clock in zip(self._sessions, self._clocks, strict=True):
                 recorder, session.recorder = session.recorder, None
                 assert recorder is not None
                 path = Path(recorder.end_profiling())
-                found += nodes_of(path.read_bytes(), session.graph, clock, modules_in(session.content))
+                nodes += nodes_of(path.read_bytes(), session.graph, clock, modules_in(session.content))
         finally:
             self.cancel()
-        return sorted(found, key=lambda node: node.start)
+        return sorted(nodes, key=lambda node: node.start)
 
 
 def nodes_of(
@@ -119,31 +119,32 @@ def nodes_of(
 
     Raises ValueError if the file is incomplete, as on a full disk, or because the profiler takes no more entries.
     """
-    found = []
+    nodes = []
     entries = json.loads(records.decode("utf-8", errors="replace"))
     if len(entries) >= MOST_ENTRIES:
         raise ValueError("ONNX Runtime records at most a million entries of a graph; record fewer steps")
     for record in entries:
         category, name = record.get("cat"), str(record.get("name", ""))
         start, seconds = clock(1e-6 * float(record.get("ts", 0))), 1e-6 * float(record.get("dur", 0))
-        more = record.get("args") or {}
+        details = record.get("args") or {}
         if category == "Session" and name == RUN:
-            found.append(Node(graph, RUN, "", RUN, start, seconds))
+            nodes.append(Node(graph, RUN, "", RUN, start, seconds))
         elif category == "Node" and name.endswith(_NODE):
             name = name.removesuffix(_NODE)
-            size = sum(int(more.get(key) or 0) for key in ("activation_size", "parameter_size", "output_size"))
-            operator, inputs, outputs = str(more.get("op_name", "")), _shapes(more, "input"), _shapes(more, "output")
+            size = sum(int(details.get(key) or 0) for key in ("activation_size", "parameter_size", "output_size"))
+            operator = str(details.get("op_name", ""))
+            inputs, outputs = _shapes(details, "input"), _shapes(details, "output")
             if operator in _VIEWS:
                 size = 0
-            found.append(
+            nodes.append(
                 Node(
                     graph, name, modules.get(name) or module_of(name), operator, start, seconds,
-                    str(more.get("provider", "")), size, flops_of(operator, inputs, outputs), inputs,
+                    str(details.get("provider", "")), size, flops_of(operator, inputs, outputs), inputs,
                 )
             )  # fmt: skip
         elif category == "Kernel":  # of a GPU, where onnxruntime was built with CUPTI
-            found.append(Node(graph, name, module_of(name), str(more.get("op_name", "")), start, seconds, "CUPTI"))
-    return found
+            nodes.append(Node(graph, name, module_of(name), str(details.get("op_name", "")), start, seconds, "CUPTI"))
+    return nodes
 
 
 def _shapes(record: Mapping[str, Any], which: str) -> tuple[tuple[int, ...], ...]:

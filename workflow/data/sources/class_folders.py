@@ -140,6 +140,11 @@ def _listed(root: Path, kind: Kind) -> _Listing:
             names, sizes = _unlabelled(root, kind)
     except OSError as error:
         raise UserError(error.strerror or str(error), where=error.filename or str(root)) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        where = str(root / TABLE)
+        raise UserError(
+            f"cannot be read as text in UTF-8 ({error})", where=where, fix="save it as CSV in UTF-8"
+        ) from None
     return _Listing(FileBlobs(root, names, sizes), len(names), classes, labels)
 
 
@@ -181,33 +186,33 @@ def _unlabelled(root: Path, kind: Kind) -> tuple[list[str], list[int]]:
 
 def _from_table(root: Path, kind: Kind) -> tuple[list[str], list[str], list[int], list[int]]:
     table = root / TABLE
-    with open(table, newline="", encoding="utf-8") as file:
+    with open(table, newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         if next(rows, None) != ["file", "label"]:
             raise UserError("does not begin with the line file,label", where=str(table), fix="add it")
-        given: dict[str, str] = {}
+        labels: dict[str, str] = {}
         for row in rows:
             where = f"{table}:{rows.line_num}"
             if len(row) != 2 or not all(row):
                 raise UserError("is not a file and its label", where=where, fix="write file,label")
-            if row[0] in given:
+            if row[0] in labels:
                 raise UserError(f"{row[0]} is named twice", where=where, fix="remove one of the lines")
-            given[row[0]] = row[1]
+            labels[row[0]] = row[1]
     present = {entry.name for entry in _entries(root) if entry.is_file() and kind.has(entry.name)}
     for lacking, what in (
-        (given.keys() - present, "names {}, which does not exist"),
-        (present - given.keys(), "lacks {}"),
+        (labels.keys() - present, "names {}, which does not exist"),
+        (present - labels.keys(), "lacks {}"),
     ):
         if lacking:
             raise UserError(what.format(min(lacking)), where=str(table), fix="correct the table or the folder")
-    if not given:
+    if not labels:
         raise UserError(f"names no {kind.name.partition(' ')[2]}", where=str(table))
-    classes, names = sorted(set(given.values())), sorted(given)
+    classes, names = sorted(set(labels.values())), sorted(labels)
     return (
         classes,
         names,
         [os.stat(root / name).st_size for name in names],
-        [classes.index(given[name]) for name in names],
+        [classes.index(labels[name]) for name in names],
     )
 
 

@@ -66,13 +66,13 @@ class JoinedBlobs:
 
     def read(self, number: int) -> bytes:
         """The bytes of an image. Raises UserError."""
-        part, own = self._located(number)
-        return part.read(own)
+        part, place = self._located(number)
+        return part.read(place)
 
     def name(self, number: int) -> str:
         """Its file."""
-        part, own = self._located(number)
-        return part.name(own)
+        part, place = self._located(number)
+        return part.name(place)
 
     def _located(self, number: int) -> tuple[Blobs, int]:
         part = int(np.searchsorted(self._starts, number, side="right")) - 1
@@ -167,19 +167,19 @@ class Images(FixedColumns):
 
 
 def renumbered(
-    path: Path, own: Sequence[str], classes: Sequence[str], numbers: Mapping[str, Array], where: str
+    path: Path, own_classes: Sequence[str], classes: Sequence[str], numbers: Mapping[str, Array], where: str
 ) -> dict[str, Array]:
-    """The labels of a set with classes of `own`, numbered as in another set with `classes`.
+    """The labels of a set with the classes `own_classes`, numbered as in another set with `classes`.
 
     Raises UserError at `where` for a class that the other set lacks.
     """
-    unknown = sorted(set(own) - set(classes))
+    unknown = sorted(set(own_classes) - set(classes))
     if unknown:
         raise UserError(
             f"{path} has the class {unknown[0]!r}, which the training set does not have", where=where,
             fix=f"remove it, or add it to the training set, whose classes are: {', '.join(classes)}",
         )  # fmt: skip
-    if not own:
+    if not own_classes:
         return dict(numbers)
-    table = np.array([classes.index(name) for name in own], np.int64)
+    table = np.array([classes.index(name) for name in own_classes], np.int64)
     return {**numbers, LABEL: table[numbers[LABEL]]}

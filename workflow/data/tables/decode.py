@@ -51,7 +51,7 @@ class _State:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> _State:
         """The inverse of `to_json`."""
-        summaries = {name: Summary.from_json(one) for name, one in values["summaries"].items()}
+        summaries = {name: Summary.from_json(summary) for name, summary in values["summaries"].items()}
         return cls(**{**values, "summaries": summaries})
 
 
@@ -68,13 +68,13 @@ def decode(files: Sequence[Path], folder: Path) -> dict[str, Any]:
     for number, path in enumerate(files):
         if number < len(state.file_rows):
             continue
-        written, rows = state.rows, 0
+        decoded_rows, rows = state.rows, 0
         for batch in _batches(path):
             rows += batch.num_rows
-            if rows <= written:
+            if rows <= decoded_rows:
                 continue
             waiting.append(_added(state, batch, path, files[0]))
-            if sum(each.nbytes for each in waiting) > _PART_BYTES:
+            if sum(piece.nbytes for piece in waiting) > _PART_BYTES:
                 _write(state, waiting, folder)
                 waiting = []
                 save(folder, state.to_json())
@@ -117,13 +117,13 @@ def _continued(folder: Path) -> _State:
 
 def _added(state: _State, batch: pa.RecordBatch, path: Path, first: Path) -> pa.RecordBatch:
     """The rows as they are stored, added to the summaries."""
-    own = {field.name: kind_of(field.type) for field in batch.schema if _is_readable(field)}
+    kinds = {field.name: kind_of(field.type) for field in batch.schema if _is_readable(field)}
     if state.kinds is None:
-        state.kinds = own
+        state.kinds = kinds
         state.summaries = {field.name: Summary() for field in batch.schema}
-    elif list(own.items()) != list(state.kinds.items()):
+    elif list(kinds.items()) != list(state.kinds.items()):
         raise UserError(
-            f"has the columns {_described(own)}, but {first.name} has {_described(state.kinds)}",
+            f"has the columns {_described(kinds)}, but {first.name} has {_described(state.kinds)}",
             where=str(path),
             fix="give files of one table",
         )
@@ -157,18 +157,18 @@ def _is_readable(field: pa.Field) -> bool:
 def _canonical(batch: pa.RecordBatch, schema: pa.Schema, path: Path, first: int) -> pa.RecordBatch:
     """The columns that can be read, each as its kind's type."""
     columns = []
-    for wanted in schema:
-        column = batch.column(wanted.name)
+    for target in schema:
+        column = batch.column(target.name)
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         # Decimals and nanoseconds are rounded; whole numbers must fit.
-        whole = kind_of(column.type) in ("integer", "integers")
+        is_whole = kind_of(column.type) in ("integer", "integers")
         try:
-            columns.append(column.cast(wanted.type, safe=whole))
+            columns.append(column.cast(target.type, safe=is_whole))
         except pa.ArrowInvalid as error:
             reason = str(error).partition("\n")[0]
             where = f"{path}, rows {first} to {first + batch.num_rows - 1}"
-            raise UserError(f"column {wanted.name!r} cannot be read ({reason})", where=where) from None
+            raise UserError(f"column {target.name!r} cannot be read ({reason})", where=where) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
