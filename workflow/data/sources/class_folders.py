@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from ortflow.workflow.data.remote import version_of
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.data.sources.images import LABEL, Blobs, JoinedBlobs
 from ortflow.workflow.errors import UserError
@@ -48,6 +49,7 @@ class FileBlobs:
         hashing = xxhash.xxh3_128(self._names)
         hashing.update(self._ends.data)
         hashing.update(np.array(sizes, np.int64).data)
+        hashing.update(version_of(root).encode())
         self.identity = hashing.hexdigest()
 
     def name(self, number: int) -> str:
