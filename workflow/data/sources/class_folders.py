@@ -109,6 +109,10 @@ def files_of_kind(places: Sequence[Path], kind: Kind) -> Files:
         odd = next(place for place in places if not place.is_dir())
         fix = f"give {kind.plural}, or folders of {kind.plural}"
         raise UserError(f"is {kind.name} among folders", where=str(odd), fix=fix)
+    real = {Path(os.path.realpath(folder)): folder for folder in folders}
+    for inner, folder in real.items():
+        if outer := next((real[each] for each in inner.parents if each in real), None):
+            raise UserError(f"is in {outer}, which is named, too", where=str(folder), fix="name one of them")
     listings = [_listed(folder, kind) for folder in folders] or [_of_files(places)]
     for folder, listing in zip(folders, listings, strict=False):
         if bool(listing.labels) != bool(listings[0].labels):
