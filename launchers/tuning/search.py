@@ -80,7 +80,10 @@ class Search:
         name = run.root.name
         if trial.step is not None:
             self._reported[trial.number] = trial.step
-        if not new and run.read_attempts():
+        attempts = run.read_attempts()
+        # The search was killed before it submitted this run: the one in its place is of something else.
+        new = new or any(float(each.get("time", 0)) < self._record.recorded_at(trial.number) for each in attempts[:1])
+        if not new and attempts:
             how = self._launcher.status(run)
             if how.state.active or how.state in (State.FINISHED, State.FAILED):
                 self._report(f"{name} is {how.state.value}, and is followed")

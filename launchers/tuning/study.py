@@ -99,6 +99,11 @@ class Record:
         sign = 1.0 if self._direction == "minimize" else -1.0
         return min(map(_trial, complete), key=lambda trial: sign * (trial.value or 0.0), default=None)
 
+    def recorded_at(self, number: int) -> float:
+        """When a trial was recorded, which is before its run was submitted. Unix time."""
+        began = self._study.get_trials(deepcopy=False)[number].datetime_start
+        return 0.0 if began is None else began.timestamp()
+
     def next(self) -> Trial | None:
         """Record and return one more trial; None if there are as many as the search has."""
         import optuna

@@ -158,6 +158,27 @@ def test_a_file_that_differs_is_named(
     assert mentions(str(refused.value), message.format(first=first, other=second))
 
 
+@pytest.mark.parametrize("paths", [["set", "set/a.npz"], ["link", "set/a.npz"], ["set/**"], ["set/a.npz", "set"]])
+def test_a_file_that_is_named_with_its_folder_is_refused(paths: list[str], tmp_path: Path) -> None:
+    """Its samples would count twice."""
+    (tmp_path / "set/more").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "set")
+    for name in ("a", "more/b"):
+        np.savez(tmp_path / f"set/{name}.npz", x=np.arange(3))
+    with pytest.raises(UserError) as refused:
+        opened([tmp_path / path for path in paths])
+    assert mentions(str(refused.value), f"set/a.npz: is in {tmp_path}/set, which is named, too")
+    assert len(opened([tmp_path / "set/**/*.npz"])) == len(opened([tmp_path / "set", tmp_path / "set/more"])) == 6
+
+
+def test_a_folder_of_classes_inside_another_is_refused(tmp_path: Path) -> None:
+    write_classes(tmp_path / "animals", {"cat": 1, "dog": 1})
+    write_classes(tmp_path / "animals/dog", {"small": 1})
+    with pytest.raises(UserError) as refused:
+        opened([tmp_path / "animals/dog", tmp_path / "animals"])
+    assert mentions(str(refused.value), f"{tmp_path}/animals/dog: is in {tmp_path}/animals, which is named, too")
+
+
 def test_paths_of_a_list_are_relative_to_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x\n1\n")
     (tmp_path / "model.onnx").touch()

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 from ortflow.workflow.data import remote  # noqa: E402
-from ortflow.workflow.data.sources import open_samples  # noqa: E402
+from ortflow.workflow.data.digest import digest_of  # noqa: E402
+from ortflow.workflow.data.sources import open_samples, open_training  # noqa: E402
 from ortflow.workflow.errors import UserError  # noqa: E402
-from ortflow.workflow.spec.data import DataSet  # noqa: E402
+from ortflow.workflow.spec.data import DataSection, DataSet  # noqa: E402
+from ortflow.workflow.steps import shard  # noqa: E402
 
 
 class Server(SimpleHTTPRequestHandler):
@@ -149,3 +152,56 @@ def test_a_file_url_is_read_in_place(tmp_path: Path, cache: Path) -> None:
     assert values(f"file://{tmp_path}/a%20b.csv") == [3]
     assert not cache.exists()
     assert mentions(refusal(f"file://{tmp_path}/c.csv"), f"{tmp_path}/c.csv: no such file")
+
+
+def test_a_set_that_changes_during_its_fetch_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe("/moving/a.csv", b"x\n1\n")
+    get = type(store).get
+
+    def late(self: Any, *given: Any, **options: Any) -> None:
+        store.pipe("/moving/a.csv", b"x\n2\n")
+        get(self, *given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(store), "get", late)
+        assert mentions(refusal("memory://moving/a.csv"), "memory://moving/a.csv: has changed while it was fetched")
+    assert not list(cache.iterdir())
+    assert values("memory://moving/a.csv") == [2]
+
+
+def test_other_files_of_the_same_names_and_sizes_are_another_set(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run compares the hash of its set."""
+    store = fsspec.filesystem("memory")
+    store.put(str(write_classes(tmp_path / "animals", {"cat": 1, "dog": 2})), "/zoo", recursive=True)
+
+    def digest() -> str:
+        remote.fetched.cache_clear()
+        return digest_of(open_samples(DataSet(path="memory://zoo")))
+
+    (name, *_) = store.find("/zoo")
+    before, data = digest(), store.cat(name)
+    assert digest() == before
+    store.pipe(name, data[:-1] + bytes([data[-1] ^ 1]))
+    changed = digest()
+    assert changed != before
+    # The same files have the same hash, wherever they are kept.
+    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "other"))
+    store.pipe(name, data)
+    assert digest() == before
+
+
+def test_ranks_that_fetch_different_versions_are_refused() -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe("/ranks.csv", b"x\n1\n")
+    section = DataSection(train=DataSet(path="memory://ranks.csv"), micro_batch=1)
+    remote.fetched.cache_clear()
+    plan = SimpleNamespace(data=digest_of(open_training(section, 0)))
+    context: Any = SimpleNamespace(spec=SimpleNamespace(data=section, seed=0), plan=plan)
+    shard._refuse_other_version(context)
+    store.pipe("/ranks.csv", b"x\n2\n")
+    remote.fetched.cache_clear()
+    with pytest.raises(UserError, match="has changed between the fetches of two ranks"):
+        shard._refuse_other_version(context)

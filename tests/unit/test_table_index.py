@@ -226,3 +226,40 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="begins a quoted field that has no end"):
         build([tmp_path / "table.csv"])
     assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("moment", ["_add", "_read_text_again"])
+def test_a_file_that_changes_while_it_is_indexed_is_refused(
+    moment: str, tmp_path: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = use_cache(tmp_path / "cache", monkeypatch)
+    scanning, left = getattr(scan, moment), [3 if moment == "_add" else 0]
+
+    def changing(*given: Any) -> Any:
+        left[0] -= 1
+        if left[0] == -1:  # other numbers, as many bytes
+            files[0].write_text(files[0].read_text().replace("0.", "7."))
+        return scanning(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scan, moment, changing)
+        with pytest.raises(UserError, match="has changed while it was read"):
+            build(files)
+    assert not list(cache.iterdir()), "an index of two versions is not kept"
+    build(files)
+
+
+def test_a_file_that_changes_while_it_is_decoded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = use_cache(tmp_path / "cache", monkeypatch)
+    file = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"x": [1, 2]}), file)
+    added = decode._added
+
+    def changing(*given: Any) -> Any:
+        parquet.write_table(pa.table({"x": [3, 4, 5]}), file)
+        return added(*given)
+
+    monkeypatch.setattr(decode, "_added", changing)
+    with pytest.raises(UserError, match="has changed while it was read"):
+        ColumnarTable([file])
+    assert not list(cache.iterdir())

@@ -36,6 +36,8 @@ class Scheduler:
     loss: Callable[[Mapping[str, str], int], float | None]
     active: dict[Path, int] = field(default_factory=dict)
     submitted: list[str] = field(default_factory=list)
+    fresh: list[bool] = field(default_factory=list)
+    """Whether each submission was of a new trial."""
     interrupt_at: int | None = None
     """Number of submissions after which the user interrupts."""
 
@@ -103,6 +105,7 @@ def searched(
 
     def submission(number: int, values: Mapping[str, str], new: bool) -> Submission:
         overrides = tuple(f"{key}={value}" for key, value in values.items())
+        scheduler.fresh.append(new)
         return Submission(None, RunDir(folder / f"a-{number}"), overrides=overrides)  # type: ignore[arg-type]
 
     try:
@@ -142,6 +145,26 @@ def test_an_interrupted_search_goes_on_as_it_would_have(
     assert idle.submitted == ["a-14"]
     with pytest.raises(UserError, match="is the record of another search: space differ"):
         searched(tmp_path / "two", idle, monkeypatch, sampler=sampler, space={LR: {"log": [1e-5, 1.0]}})
+
+
+def test_a_run_of_something_else_is_no_result_of_a_killed_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched(tmp_path, Scheduler(by_lr), monkeypatch, trials=1)
+    (tmp_path / "a.sweep").rename(tmp_path / "aside")
+
+    def killed(self: Search, trial: Any, *, new: bool) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Search, "_start", killed)
+        with pytest.raises(SystemExit):  # after the trial was recorded, before its run is submitted
+            searched(tmp_path, Scheduler(by_lr), patched, trials=1, seed=5)
+    scheduler = Scheduler(by_lr)
+    record = searched(tmp_path, scheduler, monkeypatch, trials=1, seed=5)
+    assert scheduler.submitted == ["a-0"], "the run of the earlier search was followed"
+    assert scheduler.fresh == [True], "the run in its place is checked, or moved aside, as for a new trial"
+    assert record.trials[0].state == "complete"
 
 
 def test_a_grid_in_order_with_failed_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

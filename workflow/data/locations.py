@@ -14,7 +14,8 @@ from ortflow.workflow.spec.locations import url_of
 def places_of(section: DataSet) -> list[Path]:
     """Files and folders, in the order of the list; those of a pattern in the order of their names.
 
-    Raises UserError for a pattern without a file, and for a file that is named twice, whose samples would count twice.
+    Raises UserError for a pattern without a file, and for a file that is named twice, also as one of a folder: its
+    samples would count twice.
     """
     places = [place for text in section.paths for place in _expanded(text)]
     seen: set[str] = set()
@@ -23,6 +24,11 @@ def places_of(section: DataSet) -> list[Path]:
         if real in seen:
             raise UserError("is named twice", where=str(place), fix="name each file of the set once")
         seen.add(real)
+    for place in places:
+        folder = os.path.dirname(os.path.realpath(place))
+        if folder in seen and not place.is_dir():
+            fix = "name the folder or its files; the pattern **/*.EXT names no folder"
+            raise UserError(f"is in {folder}, which is named, too", where=str(place), fix=fix)
     return places
 
 

@@ -1,11 +1,12 @@
 """Files at URLs, fetched once into the user's cache by fsspec, then read there like any other.
 
 Of the processes of a machine one fetches and the others wait. A version is known by what its server says of it: ETag,
-checksum, time of change and size. Called by `locations` alone.
+checksum, time of change and size. Called by `locations`, and for the identity of sets of many files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import hashlib
@@ -23,12 +24,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import xxhash
+
 from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.cache_lock import held, partial_folder
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph_hashes import hash_of
+from ortflow.workflow.rundir import write_atomically
 
 _HTTP = ("http", "https")
 _INSTALL = "install it with: pip install 'ortflow[remote]'"
+_PURPOSE = "remote"
 _QUIET = 2.0
 """Seconds between lines of progress."""
 _VERSION_KEYS = ("etag", "content-md5", "digest", "last-modified", "lastmodified", "mtime", "md5hash", "created",
@@ -59,7 +65,7 @@ def fetched(url: str) -> tuple[Path, ...]:
     scheme = url.partition("://")[0]
     if scheme == "file":
         return (Path(unquote(url.removeprefix("file://"))),)
-    root = next(cache_folders("remote"), None)
+    root = next(cache_folders(_PURPOSE), None)
     if root is None:
         fix = "set ORTFLOW_CACHE to a folder that only you may write to"
         raise UserError("cannot be kept: there is no folder for it", where=url, fix=fix)
@@ -74,7 +80,43 @@ def fetched(url: str) -> tuple[Path, ...]:
             for leftover in partial.iterdir():  # by a process that was killed
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             _fetch(system, url, remote, folder, partial)
+            with _explained(url):
+                unchanged = (
+                    _listed(_system(url, scheme)[0], path, patterns=scheme not in _HTTP).version == remote.version
+                )
+            if not unchanged:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise UserError("has changed while it was fetched", where=url, fix="try again when its writer is done")
     return (folder / remote.main,) if remote.main is not None else tuple(folder / name for name in remote.names)
+
+
+@functools.cache
+def version_of(place: Path) -> str:
+    """Hash of the content of the fetched files among which a file or folder is; empty if it was not fetched.
+
+    Sets whose files are known by their names and sizes would else be taken for an earlier version of the same URL.
+    """
+    for root in cache_folders(_PURPOSE):
+        if place.is_relative_to(root) and place != root:
+            return _content(root / place.relative_to(root).parts[0])
+    return ""
+
+
+def _record_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.content")
+
+
+def _content(folder: Path) -> str:
+    """Hash of the files of an entry, kept beside it: they may be large, and are not written to."""
+    record = _record_of(folder)
+    with contextlib.suppress(FileNotFoundError):
+        return record.read_text()
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    lines = [f"{file.relative_to(folder)} {hash_of(file)}\n" for file in files]
+    digest = xxhash.xxh3_128_hexdigest(os.fsencode("".join(lines)))
+    with contextlib.suppress(OSError):  # without a record, each process reads the files
+        write_atomically(record, digest.encode())
+    return digest
 
 
 def _system(url: str, scheme: str) -> tuple[Any, str]:
@@ -136,6 +178,7 @@ def _fetch(system: Any, url: str, remote: _Remote, folder: Path, partial: Path) 
             if size is not None and arrived != size:
                 what = f"arrived with {arrived} bytes instead of the {size} that its server names"
                 raise UserError(what, where=url if source == url else f"{url} ({source})", fix="try again")
+        _record_of(folder).unlink(missing_ok=True)  # of an entry that somebody has removed
         os.rename(partial, folder)
     except FileExistsError:  # where there are no locks, another process may be faster
         pass

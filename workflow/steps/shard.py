@@ -12,6 +12,7 @@ from ortflow.workflow.data.ahead import WORTHWHILE_SECONDS, ReadAhead
 from ortflow.workflow.data.augmented import augmented, like_training
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
 from ortflow.workflow.data.check import check_inputs
+from ortflow.workflow.data.digest import digest_of
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.plan import Position
@@ -26,6 +27,7 @@ from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.spec.data import DataSection, DataSet, EvalSet
+from ortflow.workflow.spec.locations import url_of
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.tokens import count_tokens, token_labels
@@ -265,6 +267,7 @@ def shard(context: Context) -> None:
     (inputs, limits), trainer = context.builder.inputs(), context.trainer
     prefetch = trainer.prefetch if trainer.prefetches else None
     context.stream = Stream(context.spec, context.plan, inputs, limits, context.place, context.progress, prefetch)
+    _refuse_other_version(context)
     if context.leads:
         for warning in context.stream.not_finite():
             context.monitor.warn(warning)
@@ -284,3 +287,16 @@ def shard(context: Context) -> None:
             context.try_on_rank_0(lambda: trainer.check(context.stream.samples()))
     context.leave_if_asked()
     context.trainer.give_memory_back()
+
+
+def _refuse_other_version(context: Context) -> None:
+    """Raise UserError if this rank has fetched other samples than rank 0: a URL may have changed in between."""
+    section = context.spec.data
+    if not context.plan.data or all(url_of(path) is None for path in section.train.paths):
+        return
+    if digest_of(open_training(section, context.spec.seed)) != context.plan.data:
+        raise UserError(
+            f"{section.train.title} has changed between the fetches of two ranks",
+            where="data.train.path",
+            fix="start again when it is complete",
+        )

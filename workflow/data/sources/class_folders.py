@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from ortflow.workflow.data.remote import version_of
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.data.sources.images import LABEL, Blobs, JoinedBlobs
 from ortflow.workflow.errors import UserError
@@ -48,6 +49,7 @@ class FileBlobs:
         hashing = xxhash.xxh3_128(self._names)
         hashing.update(self._ends.data)
         hashing.update(np.array(sizes, np.int64).data)
+        hashing.update(version_of(root).encode())
         self.identity = hashing.hexdigest()
 
     def name(self, number: int) -> str:
@@ -107,6 +109,10 @@ def files_of_kind(places: Sequence[Path], kind: Kind) -> Files:
         odd = next(place for place in places if not place.is_dir())
         fix = f"give {kind.plural}, or folders of {kind.plural}"
         raise UserError(f"is {kind.name} among folders", where=str(odd), fix=fix)
+    real = {Path(os.path.realpath(folder)): folder for folder in folders}
+    for inner, folder in real.items():
+        if outer := next((real[each] for each in inner.parents if each in real), None):
+            raise UserError(f"is in {outer}, which is named, too", where=str(folder), fix="name one of them")
     listings = [_listed(folder, kind) for folder in folders] or [_of_files(places)]
     for folder, listing in zip(folders, listings, strict=False):
         if bool(listing.labels) != bool(listings[0].labels):

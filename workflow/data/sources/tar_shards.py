@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 
 from ortflow.workflow.cache_folders import cache_folders
+from ortflow.workflow.data.remote import version_of
 from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.images import LABEL, Images
 from ortflow.workflow.data.sources.pictures import ENDS
@@ -73,6 +74,8 @@ class TarBlobs:
         self._open: dict[int, int] = {}
         hashing = xxhash.xxh3_128(json.dumps(self._keys).encode())
         hashing.update(self._places.data)
+        for file in files:
+            hashing.update(version_of(file).encode())
         self.identity = hashing.hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ortflow.workflow.data.samples import Indices
 from ortflow.workflow.data.tables.decode import decode, part_of
-from ortflow.workflow.data.tables.store import entry, key_of
+from ortflow.workflow.data.tables.store import entry
 from ortflow.workflow.data.tables.summary import Summary
 from ortflow.workflow.errors import UserError
 
@@ -29,7 +29,7 @@ class ColumnarTable:
         """Decode the files, or take what an earlier run decoded. Raises UserError, naming the file."""
         self.files = tuple(files)
         try:
-            folder, record = entry(key_of(files, "decoded"), lambda folder: decode(files, folder))
+            folder, record = entry(files, "decoded", lambda folder: decode(files, folder))
         except OSError as error:
             where = str(error.filename or files[0])
             raise UserError(f"cannot be read ({error.strerror or error})", where=where) from None

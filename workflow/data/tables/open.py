@@ -19,7 +19,7 @@ from ortflow.workflow.data.tables.columnar import ColumnarTable
 from ortflow.workflow.data.tables.fields import Source, fit
 from ortflow.workflow.data.tables.files import TEXT, files_of
 from ortflow.workflow.data.tables.samples import Table, TableSamples
-from ortflow.workflow.data.tables.store import entry, key_of
+from ortflow.workflow.data.tables.store import entry
 from ortflow.workflow.data.tables.summary import NUMERIC, Summary
 from ortflow.workflow.data.tables.text_column import TextSamples, windows_of
 from ortflow.workflow.data.tables.text_table import TextTable
@@ -140,7 +140,7 @@ def _of_rows(table: Table, train: DataSet, mask: Mask, options: Any) -> dict[str
                 summary.add(chosen.column(name))
         return {name: [summary.mean, summary.squares, summary.present] for name, summary in found.items()}
 
-    _, record = entry(key_of(table.files, ["rows", sorted(_types(train).items()), options]), build)
+    _, record = entry(table.files, ["rows", sorted(_types(train).items()), options], build)
     result = dict(table.summaries)
     for name, (mean, squares, present) in record.items():
         whole = table.summaries[name]

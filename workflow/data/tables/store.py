@@ -20,6 +20,7 @@ import xxhash
 
 from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.cache_lock import held, partial_folder
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.graph_hashes import hash_of
 from ortflow.workflow.rundir import write_atomically
@@ -46,13 +47,15 @@ def key_of(files: Sequence[Path], options: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def entry(key: str, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
-    """The folder and the record of an entry; `build` writes the files of a new one and returns its record.
+def entry(files: Sequence[Path], options: Any, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
+    """The folder and the record of the entry for some files, read with some options.
 
-    The folder that `build` is called with may hold the files of a build that was killed.
+    `build` writes the files of a new one and returns its record. The folder that it is called with may hold the files
+    of a build that was killed.
 
-    Raises OSError if no folder can be written to, or the disk is full.
+    Raises OSError if no folder can be written to, or the disk is full; UserError if a file changes meanwhile.
     """
+    key = key_of(files, options)
     choice = list(cache_folders("tables"))
     for folder in choice:
         if (record := _load(folder / key)) is not None:
@@ -66,6 +69,7 @@ def entry(key: str, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict
         partial = partial_folder(folder, key, locked)
         try:
             record = build(partial)
+            check_unchanged(files, options, key)
             hashes = {file.name: hash_of(file) for file in sorted(partial.iterdir())}
             (partial / "record.json").write_text(_sealed({"files": hashes, "record": record}))
             shutil.rmtree(folder / key, ignore_errors=True)  # a damaged one
@@ -76,6 +80,13 @@ def entry(key: str, build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict
             raise
         shutil.rmtree(partial, ignore_errors=True)
     return folder / key, record
+
+
+def check_unchanged(files: Sequence[Path], options: Any, key: str) -> None:
+    """Raise UserError if files are no longer those of a key: what was read of them may be of both versions."""
+    if key_of(files, options) != key:
+        names = str(files[0]) if len(files) == 1 else f"{files[0]} or another of the {len(files)} files"
+        raise UserError("has changed while it was read", where=names, fix="try again when its writer is done")
 
 
 def saved(folder: Path) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from ortflow.workflow.data.samples import Indices
 from ortflow.workflow.data.tables.files import JSON_LINES
 from ortflow.workflow.data.tables.parse import Dialect, parse
 from ortflow.workflow.data.tables.scan import Scan, scan, text_kinds
-from ortflow.workflow.data.tables.store import entry, forget, key_of, save, saved
+from ortflow.workflow.data.tables.store import check_unchanged, entry, forget, key_of, save, saved
 from ortflow.workflow.data.tables.summary import Summary
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
@@ -33,12 +33,13 @@ class TextTable:
         """Index the files, or take the index of an earlier run. Raises UserError, naming the file."""
         self.files = tuple(files)
         is_json = files[0].suffix.lower() in JSON_LINES
+        options = sorted(types.items())
         try:
-            folder, record = entry(
-                key_of(files, sorted(types.items())), lambda folder: _build(files, is_json, types, folder)
-            )
+            key = key_of(files, options)
+            folder, record = entry(files, options, lambda folder: _build(files, is_json, types, folder))
             self._descriptors = [open_regular(file) for file in files]
             self._stamps = [_stamp(descriptor) for descriptor in self._descriptors]
+            check_unchanged(files, options, key)
         except OSError as error:
             where = str(error.filename or files[0])
             raise UserError(f"cannot be read ({error.strerror or error})", where=where) from None
