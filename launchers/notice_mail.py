@@ -74,7 +74,11 @@ def _send(mail: Mapping[str, Any], password: str | None, letter: EmailMessage, s
             server.starttls(context=context)
         if password is not None:
             server.login(mail["user"], password)
-        server.send_message(letter)
+        refused = server.send_message(letter)
+    if refused:
+        # The others have it: another try would send it to them again.
+        reason = _reason(smtplib.SMTPRecipientsRefused(refused))
+        raise NotSent(f"the mail server {mail['host']}:{mail['port']} {reason}")
 
 
 def _passes(error: Exception) -> bool:

@@ -24,7 +24,7 @@ _PY_SPY = re.compile(r"^Process \d+: ", re.MULTILINE)
 _PY_SPY_THREAD = re.compile(r"^Thread \S+ \([^)]*\)(?:: .*)?$", re.MULTILINE)
 _PY_SPY_FRAME = re.compile(r"^    (\S.*) \((.*):(\d+)\)$", re.MULTILINE)
 _MAIN = re.compile(r"^Thread \S+ \([^)]*\): \"MainThread\"$", re.MULTILINE)
-_COMMUNICATION = ("workflow/comm/", "torch/distributed/", "horovod/", "deepspeed/comm/")
+_COMMUNICATION = ("workflow/comm/", "workflow/lead.py", "torch/distributed/", "horovod/", "deepspeed/comm/")
 _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 """Where a program waits for other ranks within a backward pass: DistributedDataParallel sums gradients there."""
 

@@ -56,8 +56,13 @@ class StopFlag:
         self._heartbeat = file
 
     def watch_for_hangs(self, watch: HangWatch | None) -> None:
-        """From now on, tell the watch at each check that the rank moves; None: no more."""
+        """From now on, tell the watch at each check that the rank moves; None: no more.
+
+        The first check comes after the run is configured, which may hang, too.
+        """
         self._hang = watch
+        if watch is not None:
+            watch.moved()
 
     def stay_in(self, location: Location) -> None:
         """From now on, ask to save and stop if the run directory was renamed or removed."""

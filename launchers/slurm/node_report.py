@@ -70,7 +70,7 @@ def preflight(mpi: Any, world: Any) -> dict[str, Any]:
     except ImportError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     mine = cores.grant_of_this_process(socket.gethostname())
-    nodes, together = gate.measure(ranks, mine.host, cores.cores_of(mine, world.allgather(mine)))
+    nodes, together = gate.best_measure(ranks, mine.host, cores.cores_of(mine, world.allgather(mine)))
     return {} if nodes is None else {"nodes": nodes, "all_reduce": together}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from ortflow.cli.top_keys import Keys, opened
@@ -118,6 +120,8 @@ def live(view: Overview) -> None:
 
     console = Console(highlight=False, file=terminal_output())
     screen = Screen(view)
+    # Python's default ends the process at once, and leaves the terminal without echo and cursor.
+    signal.signal(signal.SIGTERM, _leave)
     with (
         suppress(KeyboardInterrupt, EOFError),
         quiet_keys(),
@@ -133,6 +137,10 @@ def live(view: Overview) -> None:
                 shown.update(screen.drawn(size.width, size.height, keys=keyboard is not None), refresh=True)
                 for key in _keys(keyboard, left):
                     screen.press(key)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _keys(keyboard: Keys | None, seconds: float) -> list[str]:

@@ -179,6 +179,16 @@ def test_a_server_that_hangs_or_is_absent_costs_a_limited_time(tmp_path: Path, m
     assert "Connection refused" in said[1]
 
 
+def test_a_receiver_who_is_refused_is_named_and_the_others_get_one_mail(
+    tmp_path: Path, plain: tuple[Post, int]
+) -> None:
+    post, port = plain
+    for other in ("refused@example.org", "busy@example.org"):
+        (warning,) = sent(tmp_path, mail(port, security="none", to=["me@example.org", other]))
+        assert f"refused {other}" in warning
+    assert post.receivers == [["me@example.org"]] * 2
+
+
 def test_a_name_with_line_ends_adds_no_header() -> None:
     message = {"run": "x\nBcc: all@example.org", "event": "budget_low", "text": "ä"}
     letter = composed(mail(25).model_dump(), message)

@@ -47,6 +47,14 @@ def test_a_process_that_hangs_writes_where(tmp_path: Path) -> None:
     )
 
 
+def test_a_rank_that_hangs_before_its_first_check_writes_too(tmp_path: Path) -> None:
+    program = HANGING.partition("threading.Thread")[0].replace("1.0", "0.5") + "turns_in_circles()"
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=True, timeout=60)
+    stack = stack_in(done.stderr)
+    assert stack is not None
+    assert stack[0].function == "turns_in_circles"
+
+
 def test_where_the_ranks_are() -> None:
     def waits(call: str) -> tuple[Frame, ...]:
         below = Frame("/env/ortflow/workflow/comm/mpi.py", 9, "_poll")
@@ -82,6 +90,8 @@ def test_the_ranks_that_others_wait_for() -> None:
     assert waited_for({0: collective, 1: reads, 2: None}) == (1, 2)
     assert waited_for({0: backward, 1: reads}) == (1,)
     assert waited_for({0: reads, 1: None}) == ()
+    sleeps = (Frame("/env/ortflow/workflow/lead.py", 59, "wait_for_lead"),)
+    assert waited_for({0: None, 1: sleeps, 2: sleeps}) == (0,), "rank 0 configures the run"
     assert waited_for({0: collective, 1: collective}) == ()
     assert where({0: backward, 1: reads}) == (
         "rank 0 waits for other ranks in backward; rank 1 is in read (/home/me/data.py, line 7)"

@@ -65,11 +65,15 @@ def test_a_terminal_without_keys_shows_the_table_until_ctrl_c(runs: Path) -> Non
     assert terminal.wait() == 0
 
 
-def test_the_terminal_is_as_before_after_ctrl_c(runs: Path) -> None:
-    script = f"stty -a >before; {' '.join(TOP)} runs; stty -a >after"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_terminal_is_as_before_after_a_signal(runs: Path, number: int) -> None:
+    script = f"stty -a >before; sh -c 'echo $$ >pid; exec {' '.join(TOP)} runs'; stty -a >after"
     terminal = Terminal(["sh", "-ic", script], runs, environment(), width=80)
     terminal.until(lambda: "q quit" in str(terminal.screen))
-    terminal.press(b"\x03")
+    if number == signal.SIGINT:
+        terminal.press(b"\x03")
+    else:
+        os.kill(int((runs / "pid").read_text()), number)
     terminal.wait()
     assert (runs / "before").read_text() == (runs / "after").read_text()
 

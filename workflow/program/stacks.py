@@ -54,13 +54,27 @@ def write_stacks(logs: Callable[[int], Path], rank: int, clients: Sequence[Clien
 def _write(log: Path, pid: int, number: int | None) -> None:
     tool = py_spy()
     text = _dumped(tool, pid) if tool is not None else None
-    if text is None and number is None:
+    if text is None and (number is None or not catches(pid, number)):
         return
     with suppress(OSError), log.open("ab", buffering=0) as file:
         file.write(f"{PROGRAM_STACKS}\n{text or ''}\n".encode())
         if text is None and number is not None:
             os.kill(pid, number)
             time.sleep(WRITING)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of a signal: without one, the signal would end it.
+
+    A program in a container with its own process numbers reports one that belongs to another process here, and a
+    program that has replaced itself (`exec`) has lost its handlers.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def py_spy() -> str | None:
