@@ -158,9 +158,9 @@ FORMAT = Addition(
             "import numpy as np\nfrom pathlib import Path\n"
             "from ortflow.workflow.data.sources.mapped import MappedArrays\n\n\n"
             'def matches(path):\n    return path.suffix == ".f32"\n\n\n'
-            "def open_numbers(section):\n"
-            '    values = np.memmap(section.path, "<f4", "r").reshape(-1, 8)\n'
-            '    return MappedArrays(Path(section.path), [{"x": values[:, :5], "labels": values[:, 5:]}])\n'
+            "def open_numbers(section, places):\n"
+            '    values = np.memmap(places[0], "<f4", "r").reshape(-1, 8)\n'
+            '    return MappedArrays(Path(places[0]), [{"x": values[:, :5], "labels": values[:, 5:]}])\n'
         )
     },
 )
@@ -209,30 +209,32 @@ def run_file_page(source: Path) -> str:
     return (source / "docs/run-file.md").read_text()
 
 
-def test_a_metric(tmp_path: Path) -> None:
-    source = with_addition(tmp_path, METRIC)
-    model = {**RUN["model"], "metrics": ["accuracy", "error_rate"]}
-    data = {**RUN["data"], "eval": "set.arrow"}
-    tiny = Tiny.make(tmp_path / "p", model=model, data=data, train={**RUN["train"], "evaluation": {"every_steps": 6}})
-    assert tiny.command("validate", "run.yaml").code == 2
+def test_a_metric_an_optimizer_and_a_key_of_the_run_file(tmp_path: Path) -> None:
+    source = with_addition(tmp_path, METRIC, OPTIMIZER, KEY)
+    tiny = Tiny.make(
+        tmp_path / "p",
+        model={**RUN["model"], "metrics": ["accuracy", "error_rate"]},
+        data={**RUN["data"], "eval": "set.arrow"},
+        train={"steps": 12, "optimizer": {"name": "signsgd", "lr": 0.01}, "evaluation": {"every_steps": 6}},
+        monitor={"every_steps": 1, "greeting": "good morning"},
+    )
+    refused = tiny.command("validate", "run.yaml")
+    assert refused.code == 2
+    for unknown in ("error_rate", "signsgd", "greeting"):
+        assert unknown in refused.err
     output_of(source, "-m", "ortflow", "validate", "run.yaml", folder=tiny.folder)
     output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
     events = [json.loads(line) for line in (tiny.run_dir / "events/rank-0000.jsonl").read_text().splitlines()]
     found = [event for event in events if event["event"] == "evaluation"]
     assert [event["step"] for event in found] == [6, 12]
     assert all(event["accuracy"] + event["error_rate"] == pytest.approx(1) for event in found)
-    assert "| `error_rate` | share of wrong predictions | classes |" in run_file_page(source)
-
-
-def test_an_optimizer(tmp_path: Path) -> None:
-    source = with_addition(tmp_path, OPTIMIZER)
-    tiny = Tiny.make(tmp_path / "p", train={"steps": 12, "optimizer": {"name": "signsgd", "lr": 0.01}})
-    assert tiny.command("validate", "run.yaml").code == 2
-    output_of(source, "-m", "ortflow", "validate", "run.yaml", folder=tiny.folder)
-    output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
     manifest = next((tiny.run_dir / "checkpoints").glob("step-00000012/*.json")).read_text()
     assert "last_sign" in manifest
-    assert "| `signsgd` | `last_sign` | element by element |" in run_file_page(source)
+    assert "good morning" in (tiny.run_dir / "logs/attempt-00/rank-0000.log").read_text()
+    page = run_file_page(source)
+    assert "| `error_rate` | share of wrong predictions | classes |" in page
+    assert "| `signsgd` | `last_sign` | element by element |" in page
+    assert "greeting" in page
 
 
 def prediction(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -283,12 +285,3 @@ def test_the_gradient_of_an_operator(tmp_path: Path) -> None:
         "check('Inverse', {'x': values}, ['x'], domain='com.microsoft', new_ops=[Inverse])\n"
     )
     output_of(source, str(program), folder=tmp_path)
-
-
-def test_a_key_of_the_run_file(tmp_path: Path) -> None:
-    source = with_addition(tmp_path, KEY)
-    tiny = Tiny.make(tmp_path / "p", monitor={"every_steps": 1, "greeting": "good morning"})
-    assert tiny.command("validate", "run.yaml").code == 2
-    output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
-    assert "good morning" in (tiny.run_dir / "logs/attempt-00/rank-0000.log").read_text()
-    assert "greeting" in run_file_page(source)

@@ -27,6 +27,7 @@ def clock_ahead(seconds: float) -> str:
     return f'export PYTHONPATH={shlex.quote(str(FAULTS))} SKEW="ortflow {seconds}"; exec '
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ahead", [300.0, 7200.0, -7200.0])
 def test_a_client_with_another_clock_does_not_take_a_live_run(bench: Bench, ahead: float) -> None:
     running = bench.start("run", "run.yaml", steps=100_000, pause=0.05)

@@ -29,6 +29,7 @@ def test_a_gradient_is_checked_before_the_first_step_and_only_once(
     assert [path.name for path in (tmp_path / "cache" / "ortflow" / "gradients").iterdir()]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "layout",
     [

@@ -55,6 +55,12 @@ COMBINED: dict[str, tuple[int, dict[str, Any]]] = {
     "all": (8, {"data": 2, "pipeline": 2, "horizontal": 2, "zero": 1}),
 }
 """Further combinations, in shorter runs."""
+MOVES: dict[str, list[tuple[int, int, dict[str, Any]]]] = {
+    "stages": [(4, 2, {"pipeline": 2}), (6, 4, {"pipeline": 2}), (20, 2, {"horizontal": 2})],
+    "shares": [(4, 2, {"horizontal": 2}), (10, 2, {"zero": 1}), (20, 4, {"pipeline": 2, "horizontal": 2})],
+    "alone": [(4, 4, {"pipeline": 2, "horizontal": 2}), (7, 1, {}), (20, 4, {"pipeline": 2, "zero": 1})],
+}  # fmt: skip
+"""Of each walk: the steps after which the layout changes, its ranks, and the layout."""
 
 
 @pytest.fixture(scope="module")
@@ -129,22 +135,19 @@ def test_trust_ratios_are_those_of_whole_tensors(name: str, project: Project, la
     same(run(project, f"lamb-{name}", *LAYOUTS[name], **LAMB), lamb)
 
 
-def test_a_run_continues_under_another_layout(project: Project, one_rank: Path) -> None:
-    moves: list[tuple[int, int, dict[str, Any]]] = [
-        (4, 2, {"pipeline": 2}), (6, 4, {"pipeline": 2}), (8, 2, {"horizontal": 2}), (10, 2, {"zero": 1}),
-        (14, 4, {"pipeline": 2, "horizontal": 2}), (17, 1, {}), (20, 4, {"pipeline": 2, "zero": 1}),
-    ]  # fmt: skip
-    for steps, ranks, parallel in moves:
-        found = run(project, "moves", ranks, parallel, train__steps=steps)
-    assert [record["step"] for record in of_kind(found, "resume")] == [4, 6, 8, 10, 14, 17]
+@pytest.mark.parametrize("name", MOVES)
+def test_a_run_continues_under_another_layout(name: str, project: Project, one_rank: Path) -> None:
+    for steps, ranks, parallel in MOVES[name]:
+        found = run(project, f"moves-{name}", ranks, parallel, train__steps=steps)
+    assert [record["step"] for record in of_kind(found, "resume")] == [steps for steps, *_ in MOVES[name][:-1]]
     same_curve = np.array(curve(found)), np.array(curve(one_rank))
     np.testing.assert_allclose(*same_curve, rtol=1e-5, atol=1e-6)
     here, there = exported(found), exported(one_rank)
-    for name, tensor in there.items():
-        np.testing.assert_allclose(here[name], tensor, rtol=1e-5, atol=1e-5, err_msg=name)
-    again = command_here("export", str(found), "--output", "again.onnx", folder=project.folder)
+    for parameter, tensor in there.items():
+        np.testing.assert_allclose(here[parameter], tensor, rtol=1e-5, atol=1e-5, err_msg=parameter)
+    again = command_here("export", str(found), "--output", f"again-{name}.onnx", folder=project.folder)
     assert again.returncode == 0, again.stderr
-    assert (project.folder / "again.onnx").read_bytes() == (found / "export" / "model.onnx").read_bytes()
+    assert (project.folder / f"again-{name}.onnx").read_bytes() == (found / "export" / "model.onnx").read_bytes()
 
 
 def test_what_cannot_be_divided_is_refused_before_the_run(project: Project) -> None:

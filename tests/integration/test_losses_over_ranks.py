@@ -81,20 +81,29 @@ def outcome(folder: Path, ranks: int, parallel: dict[str, Any]) -> tuple[list[fl
     return [event["loss"] for event in events if event["event"] == "step"], evaluation
 
 
-def test_layouts_give_the_numbers_of_one_rank(tmp_path: Path) -> None:
-    losses, evaluation = outcome(tmp_path / "one", 1, {})
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[str, Any]]:
+    return outcome(tmp_path_factory.mktemp("one"), 1, {})
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_gives_the_numbers_of_one_rank(
+    layout: str, alone: tuple[list[float], dict[str, Any]], tmp_path: Path
+) -> None:
+    losses, evaluation = alone
     assert evaluation["samples"] == SAMPLES
     assert np.sum(evaluation["confusion_matrix.y"]) == SAMPLES
     total = evaluation["loss.focal"] + 0.3 * evaluation["loss.huber"]
     assert evaluation["loss"] == pytest.approx(total, rel=1e-12)
     names = ["loss", "loss.focal", "loss.huber", "f1.y", "r2.truth", "auroc.y", "average_precision.y"]
-    for layout, (ranks, parallel) in LAYOUTS.items():
-        own, found = outcome(tmp_path / layout, ranks, parallel)
-        assert own == pytest.approx(losses, rel=2e-5), layout
-        expected = {name: evaluation[name] for name in names if name in found}
-        assert {name: found[name] for name in expected} == pytest.approx(expected, rel=2e-5), layout
-        assert len(expected) == len(names) - 2 * ("pipeline" in parallel)
-        assert found["confusion_matrix.y"] == evaluation["confusion_matrix.y"], layout
+    ranks, parallel = LAYOUTS[layout]
+    own, found = outcome(tmp_path, ranks, parallel)
+    assert own == pytest.approx(losses, rel=2e-5)
+    expected = {name: evaluation[name] for name in names if name in found}
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=2e-5)
+    assert len(expected) == len(names) - 2 * ("pipeline" in parallel)
+    assert found["confusion_matrix.y"] == evaluation["confusion_matrix.y"]
 
 
 def test_refused_by_validate(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_numbers_differ_between_steps_and_ranks_and_the_run_learns(whole: Path) 
     assert len(set(losses)) == len(losses)
 
 
+@pytest.mark.rotates("random numbers")
 def test_a_resumed_run_draws_the_same_numbers(project: Project, whole: Path) -> None:
     same = {"train__schedule": {"name": "constant"}, "train__gradient_accumulation": 2}
     project.run("parts", **same, train__steps=11)
@@ -64,6 +65,7 @@ def test_a_resumed_run_draws_the_same_numbers(project: Project, whole: Path) -> 
     assert evaluations(parts)[-1] == evaluations(whole)[-1]
 
 
+@pytest.mark.rotates("random numbers")
 def test_a_killed_run_draws_the_same_numbers(project: Project, whole: Path) -> None:
     file = project.write("killed", train__schedule={"name": "constant"}, train__gradient_accumulation=2)
     run_dir = project.run_dir("killed")

@@ -42,6 +42,7 @@ def ended(running: subprocess.Popen[str]) -> str:
 
 
 @RANKS
+@pytest.mark.rotates
 def test_a_renamed_run_saves_where_it_went(tmp_path: Path, ranks: int) -> None:
     tiny = Tiny.make(tmp_path / "p", checkpoint={"every_steps": 50})
     running = started(tiny, f"resources.ranks_per_node={ranks}")
@@ -80,6 +81,7 @@ def test_another_run_in_its_place_is_left_alone(tmp_path: Path) -> None:
 
 
 @RANKS
+@pytest.mark.rotates
 def test_a_removed_run_ends_with_its_cause(tmp_path: Path, ranks: int) -> None:
     tiny = Tiny.make(tmp_path / "p", checkpoint={"every_steps": 50})
     running = started(tiny, f"resources.ranks_per_node={ranks}")

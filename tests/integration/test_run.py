@@ -90,7 +90,7 @@ def test_an_extended_run_continues_exactly(project: Project) -> None:
 def test_another_number_of_ranks_follows_the_same_curve(project: Project) -> None:
     """4 ranks, then 2, then 1: every step takes the same 16 samples under the same dropout masks."""
     epochs = {"train__steps": None, "train__epochs": 1, "train__schedule": {"name": "constant"}}
-    whole = project.run("elastic-whole", **epochs, resources__ranks_per_node=4)
+    whole = project.run("elastic-whole", **epochs, train__global_batch=16, resources__ranks_per_node=1)
     for steps, ranks in ((6, 4), (11, 2), (15, 1)):
         project.run(
             "elastic", **{**epochs, "train__steps": steps, "train__epochs": None}, resources__ranks_per_node=ranks

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from caches import cache_without_gradients
 from data_sets import write_batches
 from messages import mentions
 from project import command, of_kind
@@ -69,7 +70,7 @@ def events(folder: Path, name: str, event: str) -> list[dict[str, Any]]:
 
 
 def test_a_csv_from_nothing_to_the_end(tmp_path: Path, monkeypatch: Any) -> None:
-    cache = str(tmp_path / "cache")
+    cache = str(cache_without_gradients(tmp_path / "cache"))
     save_model(tmp_path / "model.onnx")
     x, labels = write_table(tmp_path / "table.csv")
     write_run(tmp_path, "table", TABLE)

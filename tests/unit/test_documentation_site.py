@@ -93,21 +93,20 @@ def test_pages_without_a_place_get_one(site: Path) -> None:
     assert "newcomer.html" in (site / "models.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [("[x](report.md#no-such)", "no-such"), ("[x](nowhere.md)", "nowhere.md"), ("[x](../nope)", "nope")],
-)
-def test_a_broken_link_is_an_error(tmp_path: Path, wrong: str, said: str) -> None:
+def test_each_broken_link_is_a_warning_and_any_is_an_error(tmp_path: Path) -> None:
+    links = {"[x](report.md#no-such)": "no-such", "[x](nowhere.md)": "nowhere.md", "[x](../nope)": "nope"}
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "report.md").write_text("# Reports\n")
-    (tmp_path / "docs" / "index.md").write_text(f"# Home\n\n{wrong}\n")
+    (tmp_path / "docs" / "index.md").write_text("# Home\n\n" + "\n".join(links) + "\n")
     text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
     # Without the generated references, which take most of the time.
     plain = re.sub(r"  - mkdocstrings:\n(?:   .*\n)*", "", text).replace("hooks: [docs/site_pages.py]\n", "")
     (tmp_path / "mkdocs.yml").write_text(plain)
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
-    assert said in done.stdout + done.stderr
+    warnings = [line for line in (done.stdout + done.stderr).splitlines() if "WARNING" in line]
+    for address in links.values():
+        assert any(address in line for line in warnings), done.stdout + done.stderr
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
