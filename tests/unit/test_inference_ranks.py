@@ -7,6 +7,7 @@ import pytest
 from rank_jobs import Counting
 
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.inference import ranks
 from ortflow.workflow.inference.ranks import in_order
 
 
@@ -32,4 +33,10 @@ def test_failures_end_all_ranks() -> None:
     next(items)
     assert len(children()) == 2
     items.close()  # type: ignore[attr-defined]
+    assert not children()
+
+
+def test_a_rank_that_ends_slowly_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_ENDED", 0.0)
+    assert len(list(in_order(Counting(3), 2))) == 3
     assert not children()

@@ -155,6 +155,19 @@ def test_masked_tokens_are_labels_and_all_others_are_ignored(sentences: Samples)
         changed(sentences, {"mask_tokens": {"mask_id": 4, "vocabulary": 200, "labels": "tokens"}})
 
 
+def test_padding_is_not_masked(tmp_path: Path) -> None:
+    """Packed windows and padded arrays: a model would learn to predict padding."""
+    tokens = np.zeros((4, 50), np.int64)
+    tokens[:, :20] = 9
+    np.savez(tmp_path / "padded.npz", tokens=tokens, attention_mask=(tokens > 0).astype(np.int64))
+    plain = open_samples(DataSet(path=str(tmp_path / "padded.npz")))
+    samples = changed(plain, {"mask_tokens": {"mask_id": 4, "vocabulary": 10, "probability": 0.9}})
+    masked, labels = (samples.read(name, np.arange(4)) for name in ("tokens", "labels"))
+    assert not masked[:, 20:].any()
+    assert (labels[:, 20:] == -100).all()
+    assert (labels[:, :20] == 9).mean() > 0.7
+
+
 def test_a_function_of_the_user(pictures: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_changes.py").write_text(
         "def darker(image, random):\n    return image * image.dtype.type(random.random())\n"

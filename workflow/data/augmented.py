@@ -21,6 +21,8 @@ from ortflow.workflow.data.transforms import Axes, Flip, Function, Jitter, Mask,
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.transforms import RandomCrop, Transform
 
+PADDING = "attention_mask"
+"""Column that is 0 where a sample has no token."""
 _SCANNED = 256
 """Samples made at a time by a scan."""
 
@@ -205,7 +207,11 @@ def _steps(transform: Transform, dataset: Samples, columns: dict[str, Column]) -
         mask = transform.mask_tokens
         if mask.mask_id is None or mask.vocabulary is None:
             raise UserError("needs mask_id and vocabulary", fix="add them")
-        return [Mask(transform.column or "tokens", mask, mask.mask_id, mask.vocabulary)]
+        column = transform.column or "tokens"
+        given, masked = columns.get(PADDING), columns.get(column)
+        # Packed windows and padded arrays; lists are padded later.
+        padded = given is not None and masked is not None and masked.shape == given.shape != ()
+        return [Mask(column, mask, mask.mask_id, mask.vocabulary, PADDING if padded else None)]
     if transform.onnx is not None:
         return [graph_step(transform, columns)]
     column = transform.column or IMAGE

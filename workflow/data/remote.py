@@ -79,44 +79,31 @@ def fetched(url: str) -> tuple[Path, ...]:
             partial = partial_folder(root, key, locked)
             for leftover in partial.iterdir():  # by a process that was killed
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            _fetch(system, url, remote, folder, partial)
-            with _explained(url):
-                unchanged = (
-                    _listed(_system(url, scheme)[0], path, patterns=scheme not in _HTTP).version == remote.version
-                )
-            if not unchanged:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise UserError("has changed while it was fetched", where=url, fix="try again when its writer is done")
+            _fetch(system, url, path, remote, folder, partial, patterns=scheme not in _HTTP)
     return (folder / remote.main,) if remote.main is not None else tuple(folder / name for name in remote.names)
 
 
-@functools.cache
 def version_of(place: Path) -> str:
     """Hash of the content of the fetched files among which a file or folder is; empty if it was not fetched.
 
     Sets whose files are known by their names and sizes would else be taken for an earlier version of the same URL.
     """
-    for root in cache_folders(_PURPOSE):
-        if place.is_relative_to(root) and place != root:
-            return _content(root / place.relative_to(root).parts[0])
+    for folder in (place, *place.parents):
+        if folder.parent.name == _PURPOSE:
+            with contextlib.suppress(OSError):
+                return _record_of(folder).read_text()
     return ""
 
 
 def _record_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.content")
+    """The file beside an entry that holds the hash of its content."""
+    return folder.with_name(f"{folder.name}.content-hash")
 
 
-def _content(folder: Path) -> str:
-    """Hash of the files of an entry, kept beside it: they may be large, and are not written to."""
-    record = _record_of(folder)
-    with contextlib.suppress(FileNotFoundError):
-        return record.read_text()
+def _hash(folder: Path) -> str:
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     lines = [f"{file.relative_to(folder)} {hash_of(file)}\n" for file in files]
-    digest = xxhash.xxh3_128_hexdigest(os.fsencode("".join(lines)))
-    with contextlib.suppress(OSError):  # without a record, each process reads the files
-        write_atomically(record, digest.encode())
-    return digest
+    return xxhash.xxh3_128_hexdigest(os.fsencode("".join(lines)))
 
 
 def _system(url: str, scheme: str) -> tuple[Any, str]:
@@ -166,7 +153,7 @@ def _state(info: Mapping[str, Any]) -> dict[str, str]:
     return {key: known[key] for key in (*_VERSION_KEYS, "size") if key in known}
 
 
-def _fetch(system: Any, url: str, remote: _Remote, folder: Path, partial: Path) -> None:
+def _fetch(system: Any, url: str, path: str, remote: _Remote, folder: Path, partial: Path, *, patterns: bool) -> None:
     try:
         targets = [partial / name for name in remote.names]
         for target in targets:
@@ -178,7 +165,12 @@ def _fetch(system: Any, url: str, remote: _Remote, folder: Path, partial: Path) 
             if size is not None and arrived != size:
                 what = f"arrived with {arrived} bytes instead of the {size} that its server names"
                 raise UserError(what, where=url if source == url else f"{url} ({source})", fix="try again")
-        _record_of(folder).unlink(missing_ok=True)  # of an entry that somebody has removed
+        with _explained(url):
+            system.invalidate_cache()
+            now = _listed(system, path, patterns=patterns).version
+        if now != remote.version:
+            raise UserError("has changed while it was fetched", where=url, fix="try again when its writer is done")
+        write_atomically(_record_of(folder), _hash(partial).encode())
         os.rename(partial, folder)
     except FileExistsError:  # where there are no locks, another process may be faster
         pass

@@ -211,6 +211,8 @@ class Mask:
     section: MaskTokens
     mask_id: int
     vocabulary: int
+    padding: str | None = None
+    """Column that is 0 where a sample has no token."""
 
     def changed(self, columns: Columns) -> dict[str, Column]:
         column = columns.get(self.column)
@@ -234,6 +236,8 @@ class Mask:
         chosen = draws.uniforms(len(tokens)) < section.probability
         if section.special:
             chosen &= ~np.isin(tokens, section.special)
+        if self.padding is not None:
+            chosen &= before(self.padding, number) != 0
         if name == section.labels:
             # Widened first: numpy 2 keeps uint16 and wraps the negative number.
             return np.where(chosen, tokens.astype(np.int64), IGNORED)

@@ -56,8 +56,9 @@ def in_order(job: Job, world_size: int) -> Iterator[Any]:
             number += 1
         # Another rank may have failed behind its last item.
         for place, process in enumerate(ranks):
-            if process.wait(_ENDED):
-                raise _died(place, process)
+            with suppress(subprocess.TimeoutExpired):  # all of its items are there
+                if process.wait(_ENDED):
+                    raise _died(place, process)
     finally:
         for process in ranks:
             process.kill()
