@@ -49,9 +49,10 @@ def applied(text: str, runs: Path, step: int | None) -> Path | RunDir:
 def asked_of(data: Path, columns: list[str], micro_batch: int | None) -> Asked:
     """The options about the samples. Raises UserError."""
     from ortflow.workflow.inference.models import Asked
+    from ortflow.workflow.spec.locations import absolute
 
     pairs = [text.partition("=") for text in columns]
     for name, equals, column in pairs:
         if not (name and equals and column):
             raise UserError(f"{name}{equals}{column} is not INPUT=COLUMN", where="--column")
-    return Asked(data.absolute(), {name: column for name, _, column in pairs}, micro_batch)
+    return Asked(absolute(data), {name: column for name, _, column in pairs}, micro_batch)

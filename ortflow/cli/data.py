@@ -90,6 +90,7 @@ def show(
     _require_packages()
     from ortflow.workflow.data.classes import classes_of
     from ortflow.workflow.data.sources import is_of_table, open_samples, preparation_of, section_of
+    from ortflow.workflow.spec.locations import title_of
 
     if is_of_table(section_of(path)):
         from ortflow.cli.tables import show_table
@@ -101,9 +102,8 @@ def show(
     if as_json:
         typer.echo(json.dumps(reported))
         return
-    typer.echo(
-        f"{path}: {reported['samples']} samples in {reported['shards']} file{'s' if reported['shards'] > 1 else ''}"
-    )
+    files = f"{reported['shards']} file{'s' if reported['shards'] > 1 else ''}"
+    typer.echo(f"{title_of(path)}: {reported['samples']} samples in {files}")
     for name, column in reported["columns"].items():
         shape = f"shape {column['shape']}" if column["shape"] else "scalar"
         if column["variable"]:
@@ -132,6 +132,7 @@ def verify(
     from ortflow.workflow.data.sources import is_images, open_samples, preparation_of
     from ortflow.workflow.data.sources.audio import Audio, unchecked
     from ortflow.workflow.data.sources.images import Images
+    from ortflow.workflow.spec.locations import title_of
     from ortflow.workflow.spec.media import ImagesSection
 
     # Images of any size are right: the run file says what becomes of it.
@@ -149,7 +150,7 @@ def verify(
         for name in dataset.columns:
             for _, samples in dataset.scan(name):
                 len(samples)
-    typer.echo(f"{path}: {len(dataset)} samples, all of them can be read")
+    typer.echo(f"{title_of(path)}: {len(dataset)} samples, all of them can be read")
 
 
 def _fault_of(files: Images | Audio, number: int) -> UserError | None:

@@ -44,6 +44,7 @@ def evaluate(
 
     from ortflow.workflow.inference.evaluate import evaluate_model, evaluate_run
     from ortflow.workflow.inference.models import Objective
+    from ortflow.workflow.spec.locations import title_of
 
     if isinstance(found, Path):
         if loss is None:
@@ -61,7 +62,7 @@ def evaluate(
         print_json({"step": done.step, "samples": done.samples, **skipped, **values, **done.tables})
         return
     where = "" if done.step is None else f" at step {done.step}"
-    typer.echo(f"{done.samples:,} samples of {data}{where}{', averaged weights' if done.averaged else ''}")
+    typer.echo(f"{done.samples:,} samples of {title_of(data)}{where}{', averaged weights' if done.averaged else ''}")
     if done.skipped:
         rows = "1 bad row was" if done.skipped == 1 else f"{done.skipped:,} bad rows were"
         typer.echo(f"{rows} skipped: {done.bad_rows[0]}")

@@ -62,6 +62,7 @@ def init(
 def _init_model(model: Path, data: Path | None, output: Path | None, typed: Typed) -> None:
     from ortflow.cli.init_model import refuse_options, run_file_of_model
     from ortflow.launchers.interpreter import check, examine
+    from ortflow.workflow.spec.locations import absolute
 
     if model.suffix != ".onnx":
         raise UserError("--data is for ONNX models", fix="leave it out")
@@ -74,7 +75,7 @@ def _init_model(model: Path, data: Path | None, output: Path | None, typed: Type
     file = output or model.with_suffix(".yaml")
     if file.exists():
         raise UserError(f"{file} exists", fix="remove it, or name another file with --output")
-    _write(file, run_file_of_model(model.absolute(), data.absolute(), file.absolute()))
+    _write(file, run_file_of_model(model.absolute(), absolute(data), file.absolute()))
 
 
 def _write(file: Path, text: str) -> None:

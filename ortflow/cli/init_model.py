@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.locations import url_of
 
 if TYPE_CHECKING:
     from ortflow.workflow.first_run import Guess
@@ -91,7 +92,7 @@ model:
 
 data:
   train:
-    path: {_yaml(os.path.relpath(data, folder))}
+    path: {_yaml(url_of(str(data)) or os.path.relpath(data, folder))}
 {columns}{unused}  # eval: {{fraction: 0.1}}      # a share of the samples, or the path of others, for train.evaluation
   micro_batch: {size:<16}# samples that are computed at once; fits in half of this machine's free memory
   last_batch: {"pad" if _is_fixed(report) and made.loss["kind"] != "output" else "drop"}

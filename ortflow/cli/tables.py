@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from ortflow.workflow.errors import EXIT_USER
+from ortflow.workflow.spec.locations import title_of
 
 _LISTED = 20
 
@@ -23,7 +24,7 @@ def show_table(path: Path, as_json: bool) -> None:
         typer.echo(json.dumps(shown))
         return
     files = f" in {shown['files']} files" if shown["files"] > 1 else ""
-    typer.echo(f"{path}: {shown['format']}, {shown['rows']} rows{files}")
+    typer.echo(f"{title_of(path)}: {shown['format']}, {shown['rows']} rows{files}")
     for name, column in shown["columns"].items():
         typer.echo(f"  {name}: {_column(column)}")
     for number, row in enumerate(shown["first"]):
@@ -36,7 +37,7 @@ def verify_table(path: Path) -> None:
     from ortflow.workflow.data.tables import describe
 
     rows, bad, named = describe.verify_table(path)
-    typer.echo(f"{path}: {rows} rows can be read, {bad} {'is' if bad == 1 else 'are'} bad")
+    typer.echo(f"{title_of(path)}: {rows} rows can be read, {bad} {'is' if bad == 1 else 'are'} bad")
     _list_bad(named, bad, len(named))
     if bad:
         raise typer.Exit(EXIT_USER)

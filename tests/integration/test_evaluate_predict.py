@@ -129,6 +129,7 @@ def test_wrong_questions_are_one_sentence(run: Tiny, tmp_path: Path) -> None:
         (("evaluate", "tiny", "--data", "none.arrow"), "none.arrow"),
         (("evaluate", "tiny", "--data", "other.arrow"), "has no column 'x'"),
         (("evaluate", "tiny", *data, "--column", "x"), "is not INPUT=COLUMN"),
+        (("predict", "tiny", *data, *out, "--column", "X=x"), "the model has no input 'X'"),
         (("evaluate", "none.onnx", *data), "there is no file none.onnx"),
         (("predict", model, "--data", "other.arrow", *out), "has no column 'x'"),
         (("predict", model, *data, "-o", "o.txt"), "unknown suffix"),

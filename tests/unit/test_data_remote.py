@@ -21,10 +21,13 @@ from pictures import write_classes
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
+from ortflow.cli.applied import asked_of  # noqa: E402
+from ortflow.cli.tables import show_table  # noqa: E402
 from ortflow.workflow.data import remote  # noqa: E402
 from ortflow.workflow.data.digest import digest_of  # noqa: E402
 from ortflow.workflow.data.sources import open_samples, open_training  # noqa: E402
 from ortflow.workflow.errors import UserError  # noqa: E402
+from ortflow.workflow.inference.samples import opened  # noqa: E402
 from ortflow.workflow.spec.data import DataSection, DataSet  # noqa: E402
 from ortflow.workflow.steps import shard  # noqa: E402
 
@@ -145,6 +148,17 @@ def test_folders_and_patterns_of_an_object_store(tmp_path: Path) -> None:
     store.put(str(write_classes(tmp_path / "animals", {"cat": 1, "dog": 2})), "/bucket/animals", recursive=True)
     samples = open_samples(DataSet(path="memory://bucket/animals"))
     assert samples.read("label", np.arange(3)).tolist() == [0, 1, 1]
+
+
+def test_the_commands_take_urls(served: tuple[Path, str, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    """A path object loses a slash of the URL."""
+    folder, server, _ = served
+    url = f"{server}/a.csv"
+    (folder / "a.csv").write_text("x\n1\n2\n")
+    samples = opened(asked_of(Path(url), [], None), None, 0).samples
+    assert samples.read("x", np.arange(2)).tolist() == [1, 2]
+    show_table(Path(url), as_json=False)
+    assert capsys.readouterr().out.startswith(f"{url}: CSV, 2 rows")
 
 
 def test_a_file_url_is_read_in_place(tmp_path: Path, cache: Path) -> None:

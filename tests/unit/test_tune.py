@@ -213,6 +213,8 @@ def test_values_are_read_back() -> None:
         ("{space: {seed: {uniform: [3, 3]}}, trials: 1}", "goes from 3 to 3"),
         ("{space: {seed: {log: [1, 3], choice: [1]}}, trials: 1}", "has choice, log; give one of"),
         ("{space: {seed: {}}, trials: 1}", "has no values"),
+        ("{space: {seed: {logg: [1, 3]}}, trials: 1}", "tune.space.seed.logg: unknown key; did you mean log?"),
+        ("{space: {seed: 3}, trials: 1}", "tune.space.seed: must be a list, not 3"),
         ("{space: {name: [a]}, trials: 1}", "is a key that each run of a search gets its own of"),
         ("{space: {train.schedule: [a], train.schedule.name: [b]}, trials: 1}", "overlaps with train.schedule"),
         ("{space: {seed: [1]}, trials: 1, metric: f2}", "tune.metric: is f2, which evaluation does not compute"),

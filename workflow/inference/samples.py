@@ -59,6 +59,9 @@ def opened(
     """
     of_run: DataSet | None = None if data is None else data.eval or data.train
     before = {} if of_run is None else of_run.columns
+    if inputs is not None and (unknown := sorted(asked.columns.keys() - inputs - before.keys())):
+        names = ", ".join(sorted(inputs))
+        raise UserError(f"the model has no input {unknown[0]!r}", where="--column", fix=f"name one of {names}")
     columns = {k: v for k, v in {**before, **asked.columns}.items() if inputs is None or k in inputs}
     if data is None or of_run is None:
         section = section_of(asked.data, columns=columns)

@@ -1,8 +1,9 @@
-"""Where samples are: URLs among the paths of the run file. Pure."""
+"""Where samples are: URLs among the paths of the run file and of the command line. Pure."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/+")
 
@@ -14,3 +15,13 @@ def url_of(text: str) -> str | None:
         return None
     scheme, rest = match[1], text[match.end() :]
     return f"file:///{rest}" if scheme == "file" else f"{scheme}://{rest}"
+
+
+def absolute(path: Path) -> Path:
+    """A path of the command line behind the current folder; a URL has none."""
+    return path if url_of(str(path)) is not None else path.absolute()
+
+
+def title_of(path: Path) -> str:
+    """A path of the command line as it was typed, also if it is a URL."""
+    return url_of(str(path)) or str(path)

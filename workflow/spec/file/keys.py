@@ -70,14 +70,23 @@ def follow(
     arms: list[SectionType] = []
     arm_key: str | None = None
     holder, field = section, None
-    named = False
+    named = arm_named = False
     for part in location:
         if named:
             # The name of one of several sections, as of an evaluation set.
             named = False
             path.append(part)
             values = values[part] if isinstance(values, dict) and part in values else None
+            arm_named = True
             continue
+        if arm_named:
+            # A section or a list, as in `tune.space`: pydantic names the arm, also if the value has such a key.
+            arm_named = False
+            if section is not None and part == section.__name__:
+                continue
+            if isinstance(part, str) and part.startswith("list["):
+                section = None
+                continue
         if arm_key is not None and not isinstance(part, int):
             section = next(arm for arm in arms if part in tags(arm, arm_key))
             arm_key = None

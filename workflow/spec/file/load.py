@@ -187,6 +187,8 @@ STAND_INS: dict[KeyPath, Any] = {
     ("train", "average", "start"): "1 step",
     ("train", "layer_decay", "factor"): 1.0,
     ("train", "layer_decay", "layers"): ["-", "-"],
+    ("monitor", "profile", "from"): 1,
+    ("monitor", "profile", "to"): 1,
     **installed.forms(()).stand_ins,
 }
 """Placeholders for required values that are missing or wrong. Problems that depend on them are not reported."""

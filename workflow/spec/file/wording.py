@@ -28,6 +28,7 @@ def problems(error: ValidationError, values: dict[str, Any], root: SectionType =
     fill(root)
     found: dict[KeyPath, Problem] = {}
     fitting: set[KeyPath] = set()
+    typed: set[KeyPath] = set()
     for detail in error.errors(include_url=False):
         path, section, field = follow(detail["loc"], values, root)
         if path[-1:] == (_NAME,) and path[:2] == ("data", "eval_sets"):
@@ -43,8 +44,12 @@ def problems(error: ValidationError, values: dict[str, Any], root: SectionType =
         # value has the type of an earlier arm (a list of numbers, or a file with them).
         if not (detail["type"] in _TYPES and path in fitting):
             found[problem.path] = problem
+            (typed.add if detail["type"] in _TYPES else typed.discard)(problem.path)
         if detail["type"] not in _TYPES:
             fitting.add(problem.path)
+    # A mapping is meant as the section of a union of a section and a list: what is wrong in it is the message.
+    inner = {path[:length] for path in found for length in range(len(path))}
+    found = {path: problem for path, problem in found.items() if not (path in typed and path in inner)}
     meant = {other for problem in found.values() for other in problem.others}
     return [problem for problem in found.values() if not (problem.what == _MISSING and problem.path in meant)]
 
