@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
 
 from ortflow.workflow.scalars import ScalarLog
+from ortflow.workflow.steps.monitor import Monitor
 
 
 def test_scalars_wait_for_their_period_a_flush_or_the_end(tmp_path: Path) -> None:
@@ -30,5 +31,15 @@ def test_scalars_without_a_period_are_written_at_once(tmp_path: Path) -> None:
     log = ScalarLog(tmp_path, 1)
     before = log.path.stat().st_size
     log.add(1, {"loss": 0.5})
+    assert log.path.stat().st_size > before
+    log.close()
+
+
+def test_the_stall_of_a_checkpoint_does_not_wait_for_the_period(tmp_path: Path) -> None:
+    """A run that is killed now resumes from the checkpoint, and does not save it again."""
+    monitor = Monitor.__new__(Monitor)
+    log = monitor._writer = ScalarLog(tmp_path, 1, period=3600.0)
+    before = log.path.stat().st_size
+    monitor.stall(3, 0.5)
     assert log.path.stat().st_size > before
     log.close()

@@ -116,6 +116,7 @@ class Monitor:
     def stall(self, step: int, seconds: float) -> None:
         """Report that training waited for a checkpoint."""
         self._scalars(step, {"checkpoint_stall_seconds": seconds})
+        self.flush()  # a run that resumes from this checkpoint does not report it again
 
     def warn(self, message: str) -> None:
         """Report a problem that a person should know of and that does not end the run."""
