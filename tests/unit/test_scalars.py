@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
 
+from ortflow.workflow.crc32c import checksums
 from ortflow.workflow.scalars import ScalarLog
 
 
@@ -32,3 +33,12 @@ def test_scalars_without_a_period_are_written_at_once(tmp_path: Path) -> None:
     log.add(1, {"loss": 0.5})
     assert log.path.stat().st_size > before
     log.close()
+
+
+def test_checksums_are_those_of_tensorboardx() -> None:
+    from tensorboardX.crc32c import crc32c
+
+    records = [b"", b"123456789", b"\0" * 32, b"987654321", bytes(range(256))]
+    assert checksums(records) == [crc32c(record) for record in records]
+    assert checksums(records)[1] == 0xE3069283  # the check value of CRC-32C
+    assert checksums([]) == []
