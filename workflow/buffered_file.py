@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from itertools import islice
 from pathlib import Path
 
 from ortflow.workflow.disk_space import is_full
 from ortflow.workflow.files import open_regular
+
+TOGETHER = 256
+"""Largest number of records of one write."""
 
 
 class BufferedFile:
@@ -23,29 +27,29 @@ class BufferedFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
 
-    def append(self, record: bytes) -> None:
-        """Write a record after those that wait, or let it wait. Raises OSError, except for a full disk."""
-        self._waiting.append(record)
-        if len(self._waiting) > self._most:
-            # Not the first: part of it may be in the file.
-            del self._waiting[1]
-            self.lost += 1
+    def append(self, *records: bytes) -> None:
+        """Write records after those that wait, or let them wait. Raises OSError, except for a full disk."""
+        for record in records:
+            self._waiting.append(record)
+            if len(self._waiting) > self._most:
+                # Not the first: part of it may be in the file.
+                del self._waiting[1]
+                self.lost += 1
         self.flush()
 
     def flush(self) -> bool:
         """Write waiting records as far as there is space; returns whether none is left. Raises OSError as `append`."""
         while self._waiting:
-            record = self._waiting[0]
             try:
-                written = os.write(self._descriptor, record)
+                written = os.write(self._descriptor, b"".join(islice(self._waiting, TOGETHER)))
             except OSError as error:
                 if not is_full(error):
                     raise OSError(error.errno, error.strerror, str(self.path)) from error
                 return False
-            if written < len(record):
-                self._waiting[0] = record[written:]
-            else:
-                self._waiting.popleft()
+            while written and written >= len(self._waiting[0]):
+                written -= len(self._waiting.popleft())
+            if written:
+                self._waiting[0] = self._waiting[0][written:]
         return True
 
     def close(self) -> None:

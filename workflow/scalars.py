@@ -10,11 +10,12 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.buffered_file import BufferedFile
+from ortflow.workflow.crc32c import checksums
 from ortflow.workflow.imports import without_package
 
 MOST_OWED = 100_000
@@ -31,19 +32,16 @@ class ScalarLog:
 
     def __init__(self, folder: Path, purge: int, *, period: float = 0.0) -> None:
         with without_package("torch"):
-            from tensorboardX.crc32c import crc32c
             from tensorboardX.proto.event_pb2 import Event, SessionLog
             from tensorboardX.proto.summary_pb2 import Summary
-        self._crc, self._event, self._summary = crc32c, Event, Summary
+        self._event, self._summary = Event, Summary
         self.path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.{socket.gethostname()}"
         self._file = BufferedFile(self.path, MOST_OWED)
         self._period, self._written = period, time.monotonic()
         self._waiting: list[tuple[float, int, Mapping[str, float]]] = []
         start = SessionLog(status=SessionLog.START)
         first = Event(wall_time=time.time(), file_version="brain.Event:2")
-        self._file.append(
-            self._framed(first) + self._framed(Event(wall_time=time.time(), step=purge, session_log=start))
-        )
+        self._append([first, Event(wall_time=time.time(), step=purge, session_log=start)])
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Write the scalars of a step, by name, now or with later ones; `values` must not change."""
@@ -55,20 +53,30 @@ class ScalarLog:
         """Write what waits."""
         self._written = time.monotonic()
         waiting, self._waiting = self._waiting, []
-        for wall, step, values in waiting:
-            found = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._file.append(self._framed(self._event(wall_time=wall, step=step, summary=self._summary(value=found))))
+        self._append(
+            [
+                self._event(
+                    wall_time=wall, step=step,
+                    summary=self._summary(
+                        value=[self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+                    ),
+                )
+                for wall, step, values in waiting
+            ]
+        )  # fmt: skip
 
-    def _framed(self, event: Any) -> bytes:
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        return bytes(length + self._checksum(length) + data + self._checksum(data))
-
-    def _checksum(self, data: bytes) -> bytes:
-        crc = self._crc(data)
-        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+    def _append(self, events: Sequence[Any]) -> None:
+        records = [event.SerializeToString() for event in events]
+        lengths = [struct.pack("<Q", len(record)) for record in records]
+        sums = zip(lengths, checksums(lengths), records, checksums(records), strict=True)
+        self._file.append(*(length + _masked(a) + record + _masked(b) for length, a, record, b in sums))
 
     def close(self) -> None:
         """Close the file."""
         self.flush()
         self._file.close()
+
+
+def _masked(crc: int) -> bytes:
+    """A checksum in the file's form: rotated, and moved by a constant."""
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)

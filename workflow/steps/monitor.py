@@ -15,8 +15,8 @@ from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.save_period import save_message
 from ortflow.workflow.trainer import EvaluationOutcome, StepOutcome
 
-SCALARS_SECONDS = 1.0
-"""Whose scalars are written together."""
+SCALARS_SECONDS = 5.0
+"""Whose scalars are written together: TensorBoard itself reads every five seconds at most."""
 USAGE_SECONDS = 10.0
 """Between two measurements of a rank's memory."""
 
@@ -76,7 +76,7 @@ class Monitor:
         self.seconds = 0.0 if self.seconds is None else self.seconds + seconds
         if outcome.skipped is not None:
             context.events.write("skipped_step", step=step, reason=outcome.skipped)
-        context.events.write(
+        context.events.write_soon(
             "step", step=step, loss=outcome.loss, lr=lr, grad_norm=outcome.grad_norm,
             seconds=round(seconds, 6), samples=outcome.samples, epoch=epoch,
             **({} if tokens is None else {"tokens": tokens}),

@@ -32,6 +32,7 @@ class Profiler:
 
     def __init__(self, context: Context, window: ProfileWindow, total: int) -> None:
         self._context, self._window = context, window
+        self._opens = window.first - 1
         self._recording: Recording | None = None
         self._lines: list[dict[str, Any]] = []
         self._steps: list[tuple[float, float]] = []
@@ -49,7 +50,9 @@ class Profiler:
 
         One step earlier the recorders are opened, because the first run of a session takes longer than others.
         """
-        if not self._active and self._window.first - 1 <= step <= self._window.to:
+        if step < self._opens:
+            return
+        if not self._active and step <= self._window.to:
             self._open()
         if self._active and not self._counts and step >= self._window.first:
             self._begin(step)
