@@ -13,6 +13,8 @@ PACE = 1000
 """Newest steps for the estimate of the time left, with the evaluations and saves between them."""
 SPEED = 20
 """Newest steps for the averages of samples and tokens per second."""
+_JUMP, _STEPS_OF_JUMP = 60.0, 10
+"""Seconds, and durations of the step, from which a time between two steps that no event explains is no training."""
 
 
 @dataclass
@@ -46,6 +48,8 @@ class Progress:
     """Number of steps in this attempt."""
     _pace: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE))
     """Step and time at its end, from the last step of the warm-up on."""
+    _explained: float = 0.0
+    """Seconds of evaluations and saves since the newest step."""
     _speed: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=SPEED))
     """Seconds, samples and tokens of steps."""
 
@@ -100,15 +104,26 @@ class Progress:
         self.has_loss = "loss" in record
         self.loss, self.lr, self.grad_norm = (record.get(key) for key in ("loss", "lr", "grad_norm"))
         self._steps += 1
-        if self._pace and self.time is not None and self.time < self._pace[-1][1]:
-            self._pace.clear()  # the clock was set back: times before and after cannot be compared
+        if self._is_clock_set(record):
+            self._pace.clear()  # times before and after cannot be compared
+        self._explained = 0.0
         if self._steps >= WARM_UP and self.time is not None:
             self._pace.append((self.step, self.time))
         if self._steps == WARM_UP + 1:
             self._speed.clear()
         self._speed.append(tuple(float(record.get(key) or 0) for key in ("seconds", "samples", "tokens")))
 
+    def _is_clock_set(self, step: Mapping[str, Any]) -> bool:
+        """Whether the clock was set back or forward, or the machine slept, since the step before."""
+        if not self._pace or self.time is None:
+            return False
+        passed, seconds = self.time - self._pace[-1][1], step.get("seconds")
+        if passed < 0 or seconds is None or self.saving:  # a save says what it cost at its end
+            return passed < 0
+        return passed - self._explained - float(seconds) > max(_JUMP, _STEPS_OF_JUMP * float(seconds))
+
     def _evaluation(self, record: Mapping[str, Any]) -> None:
+        self._explained += float(record.get("seconds") or 0)
         self.evaluation_step = record.get("step")
         self.evaluation = metrics(record)
 
@@ -116,6 +131,7 @@ class Progress:
         self.saving = True
 
     def _checkpoint(self, record: Mapping[str, Any]) -> None:
+        self._explained += float(record.get("stall_seconds") or 0)
         self.saving, self.checkpoint = False, record.get("step")
         self.best = best(record.get("best"))
 

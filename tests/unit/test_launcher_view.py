@@ -49,6 +49,27 @@ def test_steps_are_reported_at_the_period() -> None:
     assert progress.seconds_left == pytest.approx(40.0)
 
 
+@pytest.mark.parametrize("moved", [-7200.0, 7200.0])
+def test_estimates_survive_a_clock_that_is_set(moved: float) -> None:
+    before = [step(number) for number in range(1, 21)]
+    after = [step(number, time=1000 + moved + number / 2) for number in range(21, 31)]
+    progress, _ = reported({"event": "attempt_start", "time": 1000.0}, *before, after[0])
+    assert progress.seconds_left is None
+    for record in after[1:]:
+        progress.apply(record)
+    assert progress.seconds_left == pytest.approx(35.0)
+
+
+@pytest.mark.parametrize(
+    "between", [{"event": "evaluation", "seconds": 300.0}, {"event": "checkpoint", "stall_seconds": 300.0}]
+)
+def test_estimates_contain_long_evaluations_and_saves(between: dict[str, Any]) -> None:
+    before = [step(number) for number in range(1, 21)]
+    progress, _ = reported({"event": "attempt_start", "time": 1000.0}, *before, {**between, "time": 1310.0, "step": 20})
+    progress.apply(step(21, time=1310.5))
+    assert progress.seconds_per_step == pytest.approx((300 + 19 * 0.5) / 19)
+
+
 def test_estimates_leave_the_warm_up_out() -> None:
     """The first steps took a minute, the others 0.5 s, and an evaluation of 10 s every 20 steps."""
     slow = [step(1, time=1060.0, seconds=60.0, tokens=512), step(2, time=1080.0, seconds=20.0, tokens=512)]
