@@ -121,7 +121,7 @@ def test_a_language_model_with_adapters_and_back_to_transformers(
     module.model.embed_tokens.weight.requires_grad_(True)
     inputs = {"input_ids": "tokens", "position_ids": "position_ids", "labels": "labels"}
     batches, held_out, steps = samples_of(tmp_path, "story", inputs)
-    losses = train(module, batches, steps, 1e-3, cross_entropy, 1e-6)
+    losses = train(module, batches, steps, 1e-3, cross_entropy)
     np.testing.assert_allclose(losses_of(tmp_path, "story"), losses, rtol=CLOSE)
     last = of_kind(tmp_path / "runs" / "story", "evaluation")[-1]
     expected = _evaluated(module, held_out)
