@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.buffered_file import BufferedFile
-from ortflow.workflow.crc32c import checksums
 from ortflow.workflow.imports import without_package
 
 MOST_OWED = 100_000
@@ -32,9 +31,10 @@ class ScalarLog:
 
     def __init__(self, folder: Path, purge: int, *, period: float = 0.0) -> None:
         with without_package("torch"):
+            from tensorboardX.crc32c import crc32c
             from tensorboardX.proto.event_pb2 import Event, SessionLog
             from tensorboardX.proto.summary_pb2 import Summary
-        self._event, self._summary = Event, Summary
+        self._checksum, self._event, self._summary = crc32c, Event, Summary
         self.path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.{socket.gethostname()}"
         self._file = BufferedFile(self.path, MOST_OWED)
         self._period, self._written = period, time.monotonic()
@@ -66,10 +66,11 @@ class ScalarLog:
         )  # fmt: skip
 
     def _append(self, events: Sequence[Any]) -> None:
-        records = [event.SerializeToString() for event in events]
-        lengths = [struct.pack("<Q", len(record)) for record in records]
-        sums = zip(lengths, checksums(lengths), records, checksums(records), strict=True)
-        self._file.append(*(length + _masked(a) + record + _masked(b) for length, a, record, b in sums))
+        self._file.append(*(self._record(event.SerializeToString()) for event in events))
+
+    def _record(self, record: bytes) -> bytes:
+        length = struct.pack("<Q", len(record))
+        return length + _masked(self._checksum(length)) + record + _masked(self._checksum(record))
 
     def close(self) -> None:
         """Close the file."""

@@ -151,6 +151,8 @@ def _export_best(context: Context, path: Path) -> None:
 
 
 def _write_variants(context: Context, path: Path) -> None:
+    if not kinds_of(context.spec.export):
+        return
     try:
         judge = judge_of(context.spec, context.builder, context.stream)
         for variant in write_variants(path, context.spec.export, measured(context.stream), judge):
