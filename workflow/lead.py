@@ -55,9 +55,10 @@ def wait_for_lead(run_dir: Path, attempt: int) -> None:
 
 
 def _socket() -> socket.socket:
-    if sys.platform != "linux":
+    if sys.platform == "linux":
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    else:
         raise OSError("there are no abstract sockets")
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _address(run_dir: Path, attempt: int) -> str:
@@ -69,7 +70,8 @@ def _address(run_dir: Path, attempt: int) -> str:
 
 def _owner(connection: socket.socket) -> int:
     """The user that listens: any user of the machine may take a name."""
-    if sys.platform != "linux":
+    if sys.platform == "linux":
+        size = struct.calcsize("3i")
+        return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
+    else:
         raise OSError("there are no abstract sockets")
-    size = struct.calcsize("3i")
-    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
