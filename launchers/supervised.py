@@ -115,6 +115,8 @@ class Job:
     """The sender of a stop signal starts the run again."""
     room_seconds: float = 600.0
     """Seconds to wait for space on a full disk."""
+    has_other_nodes: Callable[[Collection[str]], bool] = lambda excluded: False
+    """Whether the scheduler can start a run that is handed back without the excluded nodes."""
     nodes: Nodes | None = None
     """Chooses the number of ranks of each attempt, which `start` then starts; None: always `world_size`."""
     notify: Sequence[Notify] = ()

@@ -333,7 +333,7 @@ class Supervisor:
         if not nodes:
             return {}
         out = slow or blamed_too_often(nodes, found.sentence, self._run.read_attempts())
-        if out and not slow and (lack := self._no_replacement(out)) is not None:
+        if out and not slow and (lack := self._no_replacement(out) or self._no_other_nodes(out)) is not None:
             self._view.message(f"{', '.join(out)}: blamed for the ends of two attempts, and stays: {lack}")
             out = {}
         return {"blamed": [*nodes], **({"excludes": dict(out)} if out else {})}
@@ -346,6 +346,14 @@ class Supervisor:
             return "the run has its nodes for good; ask for more in resources.spares"
         lack = self._job.nodes.lack({*excluded(self._run.read_attempts()), *out})
         return None if lack is None else f"{lack}; ask for more in resources.spares"
+
+    def _no_other_nodes(self, out: Mapping[str, str]) -> str | None:
+        """Why a run that would be handed back would wait for nodes for ever; None if it has them, or there are some."""
+        gone = {*excluded(self._run.read_attempts()), *out}
+        here = self._job.nodes is not None and self._job.nodes.lack(gone) is None
+        if not self._job.hands_back or here or self._job.has_other_nodes(gone):
+            return None
+        return "the scheduler has no others for this job"
 
     def _notify(self, found: Cause, decision: Decision, total: Used, *, asked: bool, step: object) -> None:
         """Send the messages about the end of an attempt."""

@@ -135,6 +135,10 @@ class CurrentJob(ABC):
         """Whether the scheduler would start a job of the script on `count` nodes besides `ours` now."""
         return False
 
+    def has_other_nodes(self, count: int, script: Path, without: Sequence[str]) -> bool:
+        """Whether the scheduler can exclude nodes, and a job of the script could start on `count` others some day."""
+        return False
+
     def lacking(self) -> str | None:
         """Return what this node lacks to have the job started again, in a sentence; None if nothing is known to be."""
         return None

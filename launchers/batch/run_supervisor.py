@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -131,6 +131,7 @@ class RunSupervisor:
             comes_back=True,
             grace=grace_of(spec),
             room_seconds=spec.checkpoint.wait_for_room,
+            has_other_nodes=self._has_other_nodes,
             nodes=self._nodes,
             notify=spec.monitor.notify,
         )
@@ -258,6 +259,13 @@ class RunSupervisor:
             event="stop", outcome=Outcome.LOST.value, why=f"{name} refused to start it again: {message}"
         )
         return EXIT_FAILURE
+
+    def _has_other_nodes(self, excluded: Collection[str]) -> bool:
+        resources, script = self._spec.resources, self._run.root / self._job.folder / SCRIPT
+        try:
+            return self._job.has_other_nodes(resources.min_nodes or resources.nodes, script, sorted(excluded))
+        except OrtflowError:
+            return False
 
     def _exclude(self, nodes: list[str]) -> None:
         """Keep nodes out of the next start; this process may be killed meanwhile, and the next start tries again."""

@@ -36,9 +36,16 @@ def lost(slurm: Slurm, names: Sequence[str]) -> list[str]:
 
 
 def would_start(slurm: Slurm, script: Path, nodes: int, without: Sequence[str]) -> bool:
-    """Whether a job of a script would start now on so many nodes, `without` some of them. Submits nothing.
+    """Whether a job of a script would start now on so many nodes, `without` some of them. Submits nothing."""
+    start = expected_start(slurm, script, nodes, without)
+    return start is not None and start <= slurm.clock.time() + SOON
 
-    Slurm itself answers (`sbatch --test-only`), so that partition, constraints, memory and limits count.
+
+def expected_start(slurm: Slurm, script: Path, nodes: int, without: Sequence[str]) -> float | None:
+    """When a job of a script would start on so many nodes, `without` some of them, in Unix time; None if it never can.
+
+    Slurm itself answers (`sbatch --test-only`), so that partition, constraints, memory and limits count. Submits
+    nothing.
     """
     excluded = [*without, *_EXCLUDE.findall(script.read_text(encoding="utf-8", errors="replace"))]
     command = [
@@ -48,6 +55,4 @@ def would_start(slurm: Slurm, script: Path, nodes: int, without: Sequence[str]) 
     ours: Settings = {"LC_ALL": "C", **{name: None for name in os.environ if name.startswith("SBATCH_")}}
     answer = slurm.answer(command, ours)
     expected = _EXPECTED.search(f"{answer.err}\n{answer.out}")
-    if answer.code or expected is None:
-        return False
-    return datetime.fromisoformat(expected[1]).timestamp() <= slurm.clock.time() + SOON
+    return None if answer.code or expected is None else datetime.fromisoformat(expected[1]).timestamp()

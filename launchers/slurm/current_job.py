@@ -12,7 +12,7 @@ from pathlib import Path
 from ortflow.launchers.batch.current_job import CurrentJob, Fate
 from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.exclusion import is_among
-from ortflow.launchers.slurm.allocation import hostnames, lost, would_start
+from ortflow.launchers.slurm.allocation import expected_start, hostnames, lost, would_start
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import WAITING, Job
 from ortflow.launchers.slurm.outcome import begin_job, leave_result
@@ -98,6 +98,11 @@ class SlurmJob(CurrentJob):
     def more_nodes(self, count: int, script: Path, ours: Sequence[str]) -> bool:
         # An array's script is beside the runs, and would start all its tasks.
         return self.task is None and script.exists() and would_start(self._slurm, script, count, ours)
+
+    def has_other_nodes(self, count: int, script: Path, without: Sequence[str]) -> bool:
+        if self.task is not None or not script.exists():
+            return False
+        return expected_start(self._slurm, script, count, self._without(without).split(",")) is not None
 
     def lacking(self) -> str | None:
         if shutil.which("scontrol") is not None:

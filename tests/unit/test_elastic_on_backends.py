@@ -23,7 +23,7 @@ from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.status import status
 from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.records import State
-from ortflow.launchers.slurm.allocation import hostnames, lost, would_start
+from ortflow.launchers.slurm.allocation import expected_start, hostnames, lost, would_start
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.fit import asked
 from ortflow.launchers.slurm.runner import Answer, Settings
@@ -96,15 +96,15 @@ def expected(seconds: float) -> Answer:
 
 
 @pytest.mark.parametrize(
-    ("answer", "starts"),
+    ("answer", "starts", "ever"),
     [
-        (lambda now: expected(now), True),
-        (lambda now: expected(now + 300.0), False),
-        (lambda now: Answer(1, "", "allocation failure: Requested node configuration is not available"), False),
-        (lambda now: Answer(0, "", ""), False),
+        (lambda now: expected(now), True, True),
+        (lambda now: expected(now + 300.0), False, True),
+        (lambda now: Answer(1, "", "allocation failure: Requested node configuration is not available"), False, False),
+        (lambda now: Answer(0, "", ""), False, False),
     ],
 )
-def test_slurm_says_whether_more_nodes_are_free(tmp_path: Path, answer: Any, starts: bool) -> None:
+def test_slurm_says_whether_more_nodes_are_free(tmp_path: Path, answer: Any, starts: bool, ever: bool) -> None:
     job = tmp_path / "job.sh"
     job.write_text("#!/bin/bash\n#SBATCH --nodes=2-4\n#SBATCH --exclude=n9\n#SBATCH --dependency=afterok:5\n")
     clock = FakeClock()
@@ -112,6 +112,8 @@ def test_slurm_says_whether_more_nodes_are_free(tmp_path: Path, answer: Any, sta
     assert would_start(slurm, job, 2, ["n1", "n2"]) is starts
     (call,) = calls
     assert {"--test-only", "--nodes=2", "--exclude=n1,n2,n9", "--dependency=", str(job)} <= set(call)
+    slurm, _ = slurm_of(answer(clock.time()), clock=clock)
+    assert (expected_start(slurm, job, 2, ["n1", "n2"]) is not None) is ever
 
 
 def test_names_and_states_of_nodes() -> None:

@@ -673,6 +673,21 @@ def test_a_node_on_which_ranks_die_twice_is_excluded(tmp_path: Path) -> None:
     assert any("n2 takes part in no further attempt" in said for said in bench.view.said)
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_a_node_stays_if_the_scheduler_has_no_other(others: bool, tmp_path: Path) -> None:
+    killed = Cause(Outcome.FAILURE, -9, "rank 1 was killed by SIGKILL", 1)
+    dies = {"code": -9, "seconds": 10.0, "reported": killed}
+    bench = Bench(tmp_path, dies, dies, {"seconds": 10.0}, failures=2)
+    for attempt in range(2):
+        starts_on(bench.run, attempt, "n1", "n2")
+    asked: list[set[str]] = []
+    bench.job_options = {"hands_back": True, "has_other_nodes": lambda out: asked.append(set(out)) or others}
+    assert bench.supervise() == (EXIT_PREEMPTED if others else EXIT_DONE)
+    assert asked == [{"n2"}]
+    assert list(bench.ends()[1].get("excludes", ())) == (["n2"] if others else [])
+    assert any("and stays: the scheduler has no others" in said for said in bench.view.said) is not others
+
+
 def test_a_scheduler_gives_another_node(tmp_path: Path) -> None:
     bench = Bench(tmp_path, FAILS, failures=0)
     starts_on(bench.run, 0, "n1", "n2", bad={"n2": "computes at 38%"})
