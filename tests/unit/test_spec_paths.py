@@ -63,6 +63,13 @@ def test_links_stay_links(tmp_path: Path) -> None:
     assert resolve_paths(spec, tmp_path / "run.yaml").model.path == str(tmp_path / "link.onnx")
 
 
+def test_numbers_in_place_of_a_file_stay(tmp_path: Path) -> None:
+    weights = {"kind": "cross_entropy", "class_weights": [1.0, 2.5]}
+    spec = spec_of(model={"path": "m.onnx", "loss": weights})
+    assert resolve_paths(spec, tmp_path / "run.yaml").model.loss.class_weights == [1.0, 2.5]  # type: ignore[union-attr]
+    assert not any("class_weights" in ".".join(map(str, problem.path)) for problem in check_files(spec))
+
+
 def test_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     spec = spec_of(model={"path": "~/m.onnx", "loss": {"kind": "mse"}}, run_dir="~")

@@ -213,4 +213,9 @@ def _holder(values: Any, keys: tuple[str, ...]) -> dict[str, Any] | None:
             values = values[int(key)] if key.isdecimal() and int(key) < len(values) else None
         else:
             values = values.get(key) if values is not None else None
-    return values if isinstance(values, dict) and isinstance(values.get(keys[-1]), str | list | None) else None
+    return values if isinstance(values, dict) and _are_paths(values.get(keys[-1])) else None
+
+
+def _are_paths(value: object) -> bool:
+    """Whether a value may be a path or several; `model.loss.class_weights` may also be numbers."""
+    return isinstance(value, str | None) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
