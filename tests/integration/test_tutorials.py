@@ -58,6 +58,7 @@ def test_quoted_messages_of_onnx_runtime_are_its_own(trained: tuple[Path, dict[s
             importlib.import_module("onnxruntime.training")
         assert f"ModuleNotFoundError: {missing.value}" in page("only-onnx")
         return
+    pytest.importorskip("torch", reason="onnxruntime.training.artifacts imports PyTorch, and it is not installed")
     program = (
         "from onnxruntime.training import artifacts\nimport onnx\n"
         f"artifacts.generate_artifacts(onnx.load({str(trained[0] / 'model.onnx')!r}), requires_grad=['layer1.weight'], "
