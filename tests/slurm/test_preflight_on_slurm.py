@@ -76,10 +76,15 @@ def test_the_doctor_names_a_slow_node(cluster_of: Cluster) -> None:
     assert set(found["preflight"]["data"]["nodes"][slow]) == {"compute", "copy", "network"}
 
 
-def test_a_node_on_which_ranks_die_twice_is_excluded(cluster_of: Cluster) -> None:
+@pytest.mark.parametrize("others", [pytest.param(True, id="excluded"), pytest.param(False, id="stays")])
+def test_a_node_on_which_ranks_die_twice(others: bool, cluster_of: Cluster) -> None:
+    """Another node takes its place; a run on all nodes keeps it, because nothing else could."""
     restart = {"failures": 3, "preemptions": 0, "backoff": {"first": 0.0, "limit": 0.0}}
     changes = {**shape(0), "train__steps": 30, **slowed(0.3, attempts=2), "preflight": False, "restart": restart}
-    run = cluster_of.submit("dies-twice", **changes)
+    if not others:
+        changes["resources"] = {**changes["resources"], "nodes": len(cluster_of.testbed.nodes)}
+        changes["train__global_batch"] = 32
+    run = cluster_of.submit("dies-twice-and-goes" if others else "dies-twice-and-stays", **changes)
     run.until_step(6)
     [node] = {event["host"] for event in of_kind(run.run_dir, "attempt_start", 1)}
     for attempt in range(2):
@@ -90,11 +95,16 @@ def test_a_node_on_which_ranks_die_twice_is_excluded(cluster_of: Cluster) -> Non
     ends = run.records("end")
     assert [end["outcome"] for end in ends] == ["failure", "failure", "finished"], run.transcript()
     assert [end.get("blamed") for end in ends] == [[node], [node], None]
-    assert list(ends[1]["excludes"]) == [node]
-    assert mentions(ends[1]["excludes"][node], "two attempts … rank 1 was killed by SIGKILL")
-    assert run.restarts == 1
-    assert node not in {event["host"] for event in of_kind(run.run_dir, "attempt_start", 1)[2:]}
     assert run.status()["failures"] == 2, "they count as before"
+    assert run.restarts == (1 if others else 0)
+    hosts = {event["host"] for event in of_kind(run.run_dir, "attempt_start", 1)[2:]}
+    assert (node in hosts) is not others
+    if others:
+        assert list(ends[1]["excludes"]) == [node]
+        assert mentions(ends[1]["excludes"][node], "two attempts … rank 1 was killed by SIGKILL")
+    else:
+        assert "excludes" not in ends[1]
+        assert mentions(run.transcript(), f"{node}: blamed for the ends of two attempts, and stays"), run.transcript()
 
 
 def test_too_few_nodes_are_left(cluster_of: Cluster) -> None:
