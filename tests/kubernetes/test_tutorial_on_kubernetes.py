@@ -48,7 +48,7 @@ def test_the_first_mpijob(cluster_testbed: Testbed, namespace: str, tmp_path: Pa
         submits = line.startswith("ortflow submit")
         printed[line] = run_shell(line + LONG if submits else line, tmp_path, environment, timeout=300)
         if submits or line.startswith("ortflow resume"):
-            running = "ortflow status model | grep -q '^state *running'"
+            running = "ortflow status model | grep -q '^state *running' && ortflow logs model >logs.txt 2>&1"
             follow = f"for i in $(seq 150); do {running} && exit 0; sleep 1; done; exit 1"
             run_shell(follow, tmp_path, environment, timeout=300)
     assert len(printed) == 9
