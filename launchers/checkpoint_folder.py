@@ -6,11 +6,11 @@ again (`workflow/steps/identity.py`).
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import free_name
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
@@ -55,9 +55,7 @@ def folder_to_put_aside(run: RunDir, spec: RunSpec) -> Path | None:
 
 def put_aside(folder: Path) -> Path:
     """Rename a folder of checkpoints to the first free NAME.N, and return the new path. Raises UserError."""
-    number = 1
-    while os.path.lexists(aside := folder.with_name(f"{folder.name}.{number}")):
-        number += 1
+    aside = free_name(folder)
     try:
         folder.rename(aside)
     except OSError as error:

@@ -14,7 +14,8 @@ PACE = 1000
 SPEED = 20
 """Newest steps for the averages of samples and tokens per second."""
 _JUMP, _STEPS_OF_JUMP = 60.0, 10
-"""Seconds, and durations of the step, from which a time between two steps that no event explains is no training."""
+"""A time between two steps that no event explains is not training if it is longer than so many seconds, and than so
+many durations of the step."""
 
 
 @dataclass

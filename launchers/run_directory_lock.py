@@ -33,6 +33,7 @@ from ortflow.launchers.tail import last_records
 from ortflow.workflow import own_files
 from ortflow.workflow.disk_space import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.files import free_name
 from ortflow.workflow.plan import number_in
 from ortflow.workflow.record import ATTEMPTS, damage_message, set_aside
 from ortflow.workflow.rundir import OWN_FILES, RunDir, write_atomically
@@ -198,9 +199,7 @@ def _put_aside(run: RunDir, lock: int, checkpoints: Path | None) -> int:
     So are `checkpoints`, the folder of its checkpoints outside it.
     """
     folder = None if checkpoints is None else put_aside(checkpoints)
-    number = 1
-    while os.path.lexists(aside := run.root.with_name(f"{run.root.name}.{number}")):
-        number += 1
+    aside = free_name(run.root)
     try:
         run.root.rename(aside)
     except OSError as error:

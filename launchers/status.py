@@ -173,9 +173,9 @@ def _preflight(reported: Sequence[dict[str, Any]]) -> str | None:
     nodes = newest.get("nodes") if newest is not None else None
     if not isinstance(nodes, dict) or not nodes:
         return None
-    together = newest.get("all_reduce") if newest is not None else None
-    sums = f", all-reduce {together:.0f} MB/s" if isinstance(together, (int, float)) else ""
-    return f"{counted(len(nodes), 'node')}: {summary(nodes)}{sums}"
+    all_reduce = newest.get("all_reduce") if newest is not None else None
+    shown = summary(nodes, all_reduce if isinstance(all_reduce, (int, float)) else None)
+    return f"{counted(len(nodes), 'node')}: {shown}"
 
 
 def _best(run: RunDir, best: dict[str, Any] | None) -> dict[str, Any] | None:

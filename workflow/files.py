@@ -27,6 +27,14 @@ _KINDS = {
 }
 
 
+def free_name(path: Path) -> Path:
+    """The first of NAME.1, NAME.2, … beside `path` that does not exist, not even as a broken link."""
+    number = 1
+    while os.path.lexists(name := path.with_name(f"{path.name}.{number}")):
+        number += 1
+    return name
+
+
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file; never blocks. Raises OSError, which says what else the path is."""
     try:

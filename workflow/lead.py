@@ -2,8 +2,8 @@
 
 In MPI_Init the ranks of a node meet in shared memory, and those that are there poll it (MPICH 5.0): while rank 0 builds
 the graphs, each of the others would use a core, which rank 0 may need. Rank 0 listens on a socket meanwhile; the others
-connect to it and read until it closes. An abstract socket is no file and ends with its process: nothing stays behind.
-Ranks that cannot connect (another node or container, not Linux, rank 0 starts later) wait in MPI_Init.
+connect to it and read until it closes. An abstract socket is not a file and ends with its process, so nothing stays
+behind. Ranks that cannot connect (another node or container, not Linux, rank 0 starts later) wait in MPI_Init.
 """
 
 from __future__ import annotations

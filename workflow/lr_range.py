@@ -28,7 +28,7 @@ FIRST = 5
 """Steps before which the test does not end, and no rate is suggested: the moving average has just begun."""
 
 NOISE = 2.0
-"""A fall of at most this many standard deviations of a step's loss is no descent: of 400 flat curves of 20 to 300
+"""A fall of at most this many standard deviations of a step's loss is not a descent: of 400 flat curves of 20 to 300
 steps, fewer than 4 fall further by chance."""
 
 

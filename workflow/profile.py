@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.files import open_regular, read_whole
+from ortflow.workflow.rundir import replacing
 
 LANES = ("steps", "data", "graphs", "collectives", "checkpoint and evaluation")
 """Lines of a rank in the trace, from the top."""
@@ -122,29 +123,23 @@ def line_of(record: Mapping[str, Any]) -> bytes:
 def write_trace(folder: Path) -> Path:
     """Write the trace of all ranks from their records. Raises OSError; no incomplete trace is left."""
     path = trace_of(folder)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        # Level 1: twice the bytes of the default, in a fifth of its time, in which a run may wait.
-        with gzip.open(partial, "wt", compresslevel=1, encoding="utf-8") as file:
-            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            separator = ""
-            for event in _events(folder):
-                file.write(separator + json.dumps(event, separators=(",", ":")))
-                separator = ",\n"
-            file.write("\n]}\n")
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    # Level 1: twice the bytes of the default, in a fifth of its time, in which a run may wait.
+    with replacing(path) as packed, gzip.open(packed, "wt", compresslevel=1, encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        separator = ""
+        for event in _events(folder):
+            file.write(separator + json.dumps(event, separators=(",", ":")))
+            separator = ",\n"
+        file.write("\n]}\n")
     return path
 
 
 def _events(folder: Path) -> Iterator[dict[str, Any]]:
-    found = records(folder)
-    windows = {rank: next((line for line in lines if line["kind"] == "window"), {}) for rank, lines in found.items()}
+    by_rank = records(folder)
+    windows = {rank: next((line for line in lines if line["kind"] == "window"), {}) for rank, lines in by_rank.items()}
     # Ranks of a program have the time of day in common, and no zero of their own clocks.
     first = min((window["origin"] for window in windows.values() if "origin" in window), default=0.0)
-    for rank, lines in found.items():
+    for rank, lines in by_rank.items():
         window = windows[rank]
         later = window["origin"] - first if "origin" in window else 0.0
         named = {"name": f"rank {rank} on {window.get('host', 'an unknown node')}"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ortflow.launchers.report.profile import Profile, Row
+from ortflow.launchers.report.profile_table import scaled
 
 MOST = 3
 LEAST = 0.02
@@ -64,8 +65,8 @@ def _exchange(profile: Profile) -> Iterator[tuple[float, str]]:
     if profile.window.get("exchanges_in_passes"):
         fix = "the passes of each micro-batch exchange them, so use a faster network or another layout (`ortflow plan`)"
     text = (
-        f"collectives take {transfer:.0%} where no rank waits for another, for {_size(size)} a step at "
-        f"{_size(rate)}/s: {fix}."
+        f"collectives take {transfer:.0%} where no rank waits for another, for {scaled(size, 'B')} a step at "
+        f"{scaled(rate, 'B/s')}: {fix}."
     )
     yield transfer, text
     waited = sum(rank.collectives - profile.transfer for rank in ranks) / profile.wall
@@ -110,10 +111,3 @@ def _operators(profile: Profile, rows: list[Row]) -> Iterator[tuple[float, str]]
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
-
-
-def _size(count: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:.0f} B"

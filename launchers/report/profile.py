@@ -10,10 +10,10 @@ from typing import Any
 
 from ortflow.launchers.report.peaks import known_peak
 from ortflow.workflow import profile as records
+from ortflow.workflow.recording import RUN
 
 EXCHANGES = frozenset({"Collective", "Shards"})
 """Operators that call other ranks: their time is that of the collectives."""
-RUN = "model_run"
 Record = Mapping[str, Any]
 
 

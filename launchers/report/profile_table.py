@@ -44,13 +44,14 @@ def _row(profile: Profile, row: Row) -> tuple[str, ...]:
     reached, rate = profile.of_limit(row), row.rate
     return (
         row.name, f"{row.calls / rank_steps:.0f}" if row.calls else "", f"{1000 * row.seconds / rank_steps:.3f} ms",
-        f"{row.seconds / profile.wall:.1%}", _scaled(row.bytes / rank_steps, "B") if row.bytes else "",
-        "" if rate is None else _scaled(*rate),
+        f"{row.seconds / profile.wall:.1%}", scaled(row.bytes / rank_steps, "B") if row.bytes else "",
+        "" if rate is None else scaled(*rate),
         "" if reached is None else f"{min(reached, 1.0):.0%}" + ("+" if reached > 1 else ""), row.largest,
     )  # fmt: skip
 
 
-def _scaled(value: float, unit: str) -> str:
+def scaled(value: float, unit: str) -> str:
+    """A quantity with three digits and the unit's prefix: 12.3 GB, 512 B."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor:
             return f"{value / factor:.3g} {prefix}{unit}"

@@ -59,7 +59,10 @@ class Keys:
 
 @contextmanager
 def opened() -> Iterator[Keys | None]:
-    """The keyboard, read key by key and not echoed; None if standard input is no terminal of this process's group."""
+    """The keyboard, read key by key and not echoed.
+
+    None if standard input is not a terminal of this process's group.
+    """
     try:
         descriptor = sys.stdin.fileno()
         before = termios.tcgetattr(descriptor)

@@ -65,7 +65,7 @@ def tune(
     spec, section = _search_of(file, given, files=not elsewhere)
     _refuse_values(file, given, section)
     if output is not None and not output.absolute().parent.is_dir():
-        raise UserError(f"there is no folder {output.absolute().parent}", where="--output", fix="make it first")
+        raise UserError(f"there is no folder {output.absolute().parent}", where="--output", fix="create it first")
     root = run_directory(spec, Path.cwd()) if spec.run_dir else Path(os.path.abspath(runs / spec.name))
     folder = _folder(folder_of(root), fresh=fresh)
     try:
@@ -152,6 +152,7 @@ def _folder(folder: Path, *, fresh: bool) -> Path:
     from ortflow.launchers.locks import holder_of
     from ortflow.launchers.sweeps import SUFFIX, is_sweep
     from ortflow.launchers.tuning.study import JOURNAL
+    from ortflow.workflow.files import free_name
 
     if fresh and (holder := holder_of(folder / LOCK)) is not None:
         raise UserError(
@@ -160,10 +161,7 @@ def _folder(folder: Path, *, fresh: bool) -> Path:
         )
     root = folder.with_name(folder.name.removesuffix(SUFFIX))
     if folder.is_dir() and fresh:
-        number = 1
-        while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-            number += 1
-        folder.rename(aside)
+        folder.rename(free_name(folder))
     elif is_sweep(root) and not (folder / JOURNAL).exists():
         raise UserError(
             f"{folder} is the record of a sweep of `ortflow submit --set`",

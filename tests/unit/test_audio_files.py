@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     assert len(opened(folder, audio={"mono": True})) == 10
     for content, message in (
         (b"ID3", "its header is damaged"),
-        (b"RIFF\0\0\0\0AVI ....", "it is no WAV file"),
+        (b"RIFF\0\0\0\0AVI ....", "it is not a WAV file"),
         (riff(2, 4, 1, b"1234"), "4 bits in the WAV format 2"),
         (riff(1, 16, 1, b""), "has no samples"),
         (riff(1, 16, 1, bytes(100))[:-10], "is truncated: it has 90 of 100 bytes"),

@@ -147,7 +147,7 @@ RESHAPED = [
 @pytest.mark.parametrize(
     ("nodes", "inputs", "output", "more", "message"),
     [
-        (one_node("Neg", "z"), [("z", FLOAT, [2, 3])], Y, {}, "takes 'z', which is no column … random"),
+        (one_node("Neg", "z"), [("z", FLOAT, [2, 3])], Y, {}, "takes 'z', which is not a column … random"),
         (one_node("Neg", "x"), [("x", DOUBLE, [2, 3])], ("y", DOUBLE, [2, 3]), {},
          "takes 'x' as float64, but column 'x' is float32 … Cast"),
         (one_node("Neg", "x"), [("x", FLOAT, [3])], ("y", FLOAT, [3]), {}, "takes 'x' of 1 axes … float32 2x3"),

@@ -115,7 +115,7 @@ def test_wrong_sections_are_one_sentence(folder: Path) -> None:
         ("rows.jsonl", {"documents": "files"}, r"text\.documents: .*rows\.jsonl is a table, whose rows are documents"),
         ("rows.jsonl", {"pack": True}, r"text\.pack: packs windows, whose length is not given; set text\.length"),
         ("rows.jsonl", {"max_length": 2}, r"text\.max_length: leaves no token of a document"),
-        ("rows.txt", {"column": "a"}, r"text\.column: is 'a', but .*rows\.txt is no table; remove it"),
+        ("rows.txt", {"column": "a"}, r"text\.column: is 'a', but .*rows\.txt is not a table; remove it"),
         ("taken.jsonl", {}, r"taken\.jsonl: has a column 'tokens'; rename it"),
     ):
         with pytest.raises(UserError, match=message):

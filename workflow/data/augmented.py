@@ -13,16 +13,15 @@ import numpy as np
 
 from ortflow.workflow.data.draws import Draws
 from ortflow.workflow.data.graph_step import GraphStep, graph_step
-from ortflow.workflow.data.samples import Around, Classified, Indices, Samples
+from ortflow.workflow.data.samples import Around, Classified, Indices, Samples, part_of
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources.images import IMAGE, LABEL, Images
 from ortflow.workflow.data.sources.pictures import Box
+from ortflow.workflow.data.sources.text_files import MASK
 from ortflow.workflow.data.transforms import Axes, Flip, Function, Jitter, Mask, Mix, Noise, OneHot, PaddedCrop, Step
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.transforms import RandomCrop, Transform
 
-PADDING = "attention_mask"
-"""Column that is 0 where a sample has no token."""
 _SCANNED = 256
 """Samples made at a time by a scan."""
 
@@ -92,12 +91,7 @@ class Augmented(Around):
     def _made(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
         """What graphs make of the samples, in this epoch: nothing says which values they have."""
         for first in range(0, len(self), _SCANNED):
-            indices = np.arange(first, min(first + _SCANNED, len(self)))
-            if self.columns[name].variable:
-                lists = self.read_ragged(name, indices)
-                yield first, Ragged(np.concatenate(lists), np.cumsum([0, *map(len, lists)], dtype=np.int64))
-            else:
-                yield first, self.read(name, indices)
+            yield first, part_of(self, name, np.arange(first, min(first + _SCANNED, len(self))))
 
     def _origin(self, name: str) -> str:
         """The column of the set that one is made from."""
@@ -208,10 +202,10 @@ def _steps(transform: Transform, dataset: Samples, columns: dict[str, Column]) -
         if mask.mask_id is None or mask.vocabulary is None:
             raise UserError("needs mask_id and vocabulary", fix="add them")
         column = transform.column or "tokens"
-        given, masked = columns.get(PADDING), columns.get(column)
+        given, masked = columns.get(MASK), columns.get(column)
         # Packed windows and padded arrays; lists are padded later.
         padded = given is not None and masked is not None and masked.shape == given.shape != ()
-        return [Mask(column, mask, mask.mask_id, mask.vocabulary, PADDING if padded else None)]
+        return [Mask(column, mask, mask.mask_id, mask.vocabulary, MASK if padded else None)]
     if transform.onnx is not None:
         return [graph_step(transform, columns)]
     column = transform.column or IMAGE

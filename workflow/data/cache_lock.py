@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -14,6 +15,8 @@ from pathlib import Path
 
 _FORGOTTEN = 7 * 86400.0
 """Seconds after which a build that was killed is removed."""
+_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.")
+"""How the names of folders begin in which entries are built: with the entry's key."""
 
 
 @contextlib.contextmanager
@@ -50,7 +53,7 @@ def partial_folder(folder: Path, key: str, locked: bool) -> Path:
     """
     for old in folder.glob(".*"):
         with contextlib.suppress(OSError):
-            if old.is_dir() and time.time() - old.stat().st_mtime > _FORGOTTEN:
+            if _PARTIAL.match(old.name) and old.is_dir() and time.time() - old.stat().st_mtime > _FORGOTTEN:
                 shutil.rmtree(old, ignore_errors=True)
     if not locked:
         return Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder))

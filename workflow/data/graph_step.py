@@ -85,7 +85,7 @@ def graph_step(transform: Transform, columns: Columns) -> GraphStep:
     for name, of in inputs.items():
         if of not in columns:
             fix = f"map it in columns to one of {', '.join(columns)}, or name it in random"
-            raise UserError(f"takes {name!r}, which is no column", where=path, fix=fix)
+            raise UserError(f"takes {name!r}, which is not a column", where=path, fix=fix)
         dtype = _dtype(path, given[name])
         if columns[of].dtype != dtype:
             what = f"takes {name!r} as {dtype.name}, but column {of!r} is {columns[of].dtype.name}"

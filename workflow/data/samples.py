@@ -135,6 +135,14 @@ class Epochs(Protocol):
         ...
 
 
+def part_of(samples: Samples, name: str, indices: Indices) -> Array | Ragged:
+    """A column of some samples, whether it is of fixed size or not."""
+    column = samples.columns[name]
+    if not column.variable:
+        return samples.read(name, indices)
+    return Ragged.of(samples.read_ragged(name, indices), column.dtype)
+
+
 class FixedColumns:
     """For sets of which no column is of variable length."""
 

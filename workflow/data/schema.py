@@ -77,6 +77,12 @@ class Ragged:
     values: Array
     offsets: npt.NDArray[np.int64]
 
+    @classmethod
+    def of(cls, samples: Sequence[Array], dtype: np.dtype[Any]) -> Ragged:
+        """Arrays [length], one after the other; `dtype` is theirs, also if there are none."""
+        offsets = np.cumsum([0, *map(len, samples)], dtype=np.int64)
+        return cls(np.concatenate([np.empty(0, dtype), *samples]), offsets)
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

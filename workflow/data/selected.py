@@ -72,8 +72,7 @@ class Selected:
                 continue
             own = self.rows[start:stop] - first
             if isinstance(part, Ragged):
-                lists = [part[row] for row in own.tolist()]
-                yield int(start), Ragged(np.concatenate(lists), np.cumsum([0, *map(len, lists)], dtype=np.int64))
+                yield int(start), Ragged.of([part[row] for row in own.tolist()], part.values.dtype)
             else:
                 yield int(start), part[own]
 

@@ -65,8 +65,11 @@ def sentence(bad: Mapping[str, str]) -> str:
     return "preflight: " + "; ".join(f"node {node} {reason}" for node, reason in bad.items())
 
 
-def summary(nodes: Mapping[str, Figures]) -> str:
-    """The range of each figure over the nodes: `compute 31 to 33 GFLOP/s, copy 9.8 to 10 GB/s`."""
+def summary(nodes: Mapping[str, Figures], all_reduce: float | None = None) -> str:
+    """The range of each figure over the nodes: `compute 31 to 33 GFLOP/s, copy 9.8 to 10 GB/s`.
+
+    `all_reduce`: MB/s of a sum over all ranks, if it was measured.
+    """
     parts = []
     for name, quantity in QUANTITIES.items():
         values = [figures[name] for figures in nodes.values() if name in figures]
@@ -74,6 +77,8 @@ def summary(nodes: Mapping[str, Figures]) -> str:
             low, high = shown(min(values)), shown(max(values))
             span = low if low == high else f"{low} to {high}"
             parts.append(f"{name.replace('_', ' ')} {span} {quantity.unit}")
+    if all_reduce is not None:
+        parts.append(f"all-reduce {all_reduce:.0f} MB/s")
     return ", ".join(parts)
 
 

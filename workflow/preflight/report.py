@@ -53,6 +53,5 @@ def conclude(
         all_reduce=None if all_reduce is None else float(f"{all_reduce:.4g}"),
     )  # fmt: skip
     many = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
-    together = "" if all_reduce is None else f", all-reduce {all_reduce:.0f} MB/s"
-    print(f"preflight of {many} in {seconds:.1f} s: {summary(nodes)}{together}", flush=True)
+    print(f"preflight of {many} in {seconds:.1f} s: {summary(nodes, all_reduce)}", flush=True)
     return sentence(bad) if bad else None

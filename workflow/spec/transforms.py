@@ -19,7 +19,7 @@ from ortflow.workflow.spec.base import (
 )
 
 OPTIONS = ("column", "columns", "random")
-"""Keys of a transform that are no kind."""
+"""Keys of a transform that are not kinds."""
 UpToOne = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 

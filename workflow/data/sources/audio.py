@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from ortflow.workflow.cache_folders import cache_folders
-from ortflow.workflow.data.samples import Indices, Reading
+from ortflow.workflow.data.samples import Indices, Reading, part_of
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources import class_folders
 from ortflow.workflow.data.sources.class_folders import Kind, files_of_kind
@@ -169,13 +169,9 @@ class Audio:
 
     def scan(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
         """A column in order, in parts."""
-        for first in range(0, len(self), _SCANNED if name == AUDIO else max(1, len(self))):
-            indices = np.arange(first, min(first + (_SCANNED if name == AUDIO else len(self)), len(self)))
-            if self.columns[name].variable:
-                lists = self.read_ragged(name, indices)
-                yield first, Ragged(np.concatenate(lists), np.cumsum([0, *map(len, lists)], dtype=np.int64))
-            else:
-                yield first, self.read(name, indices)
+        at_once = _SCANNED if name == AUDIO else max(1, len(self))
+        for first in range(0, len(self), at_once):
+            yield first, part_of(self, name, np.arange(first, min(first + at_once, len(self))))
 
     def selected(self, indices: Indices) -> Audio:
         """The samples with these numbers, in this order, with the same classes."""

@@ -78,7 +78,7 @@ def _wave(file: BinaryIO, name: str, size: int) -> _Wave:
     """Finds the chunks `fmt ` and `data` (Microsoft & IBM 1991)."""
     kind, _, form = struct.unpack("<4sI4s", file.read(12))
     if kind != b"RIFF" or form != b"WAVE":
-        raise UserError("cannot be decoded (it is no WAV file)", where=name, fix=_FIX)
+        raise UserError("cannot be decoded (it is not a WAV file)", where=name, fix=_FIX)
     described: tuple[int, ...] | None = None
     while True:
         chunk, count = struct.unpack("<4sI", file.read(8))

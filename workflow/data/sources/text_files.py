@@ -42,7 +42,7 @@ def open_text(section: DataSet, places: Sequence[Path]) -> MappedArrays | Docume
         fix = "add text: {tokenizer: tokenizer.json, length: 1024}, or make bytes with `ortflow data convert --text`"
         raise UserError("is text, and how it becomes tokens is not given", where=str(path), fix=fix)
     if text.column is not None:
-        raise UserError(f"is {text.column!r}, but {path} is no table", where="text.column", fix="remove it")
+        raise UserError(f"is {text.column!r}, but {path} is not a table", where="text.column", fix="remove it")
     files = files_of(places, ".txt")
     try:
         identity = [text.documents, *(hash_of(file) for file in files)]
@@ -127,7 +127,7 @@ class Packed(FixedColumns):
             "labels": whole.with_range((IGNORED, largest)),
             "position_ids": whole.with_range((0, length - 1)),
             "document_ids": whole.with_range((0, length)),
-            "attention_mask": whole.with_range((0, 1)),
+            MASK: whole.with_range((0, 1)),
         }
 
     def __len__(self) -> int:

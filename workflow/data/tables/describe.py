@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ortflow.workflow.data.dataset import Dataset
-from ortflow.workflow.data.samples import Samples
+from ortflow.workflow.data.samples import Samples, part_of
 from ortflow.workflow.data.schema import Array, Ragged
 from ortflow.workflow.data.tables.fields import fit
 from ortflow.workflow.data.tables.open import open_table
@@ -88,15 +88,7 @@ def _chunks(samples: TableSamples, names: list[str]) -> Iterator[dict[str, Array
     size = 1 << 16
     for first in range(0, len(samples), size):
         rows = np.arange(first, min(first + size, len(samples)))
-        yield {name: _either(samples, name, rows) for name in names}
-
-
-def _either(samples: TableSamples, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Array | Ragged:
-    if not samples.columns[name].variable:
-        return samples.read(name, rows)
-    lists = samples.read_ragged(name, rows)
-    values = np.concatenate([np.empty(0, samples.columns[name].dtype), *lists])
-    return Ragged(values, np.cumsum([0, *map(len, lists)], dtype=np.int64))
+        yield {name: part_of(samples, name, rows) for name in names}
 
 
 def _speed(samples: Samples, names: list[str]) -> float:
