@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -21,8 +22,10 @@ from ortflow.workflow.data.augmented import augmented
 from ortflow.workflow.data.pooled import pooled
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.sources import open_samples
+from ortflow.workflow.data.worker import receive, send
 from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.module_process import start_module
 from ortflow.workflow.spec.data import DataSection, DataSet
 from ortflow.workflow.spec.transforms import Transform
 
@@ -116,6 +119,45 @@ samples.read("image", np.arange(4))
 print(*[each.pid for each in children()], flush=True)
 sys.stdin.read()
 """
+
+
+class Late:
+    """An object that is made of a module which only the path of the first message has."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return __import__, ("late_module",)
+
+
+def messages(*contents: object) -> bytes:
+    stream = io.BytesIO()
+    for content in contents:
+        send(stream, content)
+    return stream.getvalue()
+
+
+def worker_that_reads(sent: bytes) -> subprocess.Popen[bytes]:
+    process = start_module(
+        "ortflow.workflow.data.worker", "0", bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write(sent)
+    return process
+
+
+def test_the_first_message_counts_before_others_are_read(tmp_path: Path) -> None:
+    (tmp_path / "late_module.py").write_text("")
+    first, task = (str(tmp_path), [str(tmp_path), *sys.path], []), (7, 0, 0, "image", Late(), 0)
+    with worker_that_reads(messages(first, task)) as process:
+        assert process.stdout is not None
+        number, _, fault = receive(process.stdout)
+        process.kill()
+    assert number == 7
+    assert "IndexError" in fault[0], "there is no set"
+
+
+def test_a_worker_that_cannot_read_a_task_ends(tmp_path: Path) -> None:
+    with worker_that_reads(messages((str(tmp_path), sys.path, []), Late())) as process:
+        assert process.wait(60) == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])

@@ -46,10 +46,15 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     # What a user's function prints must not get among the replies.
     os.dup2(2, 1)
+    # Before the thread starts: it imports what tasks are made of, and an import that meets a change of sys.path may
+    # miss modules, because CPython walks the list by index.
+    try:
+        folder, sys.path[:], recipes = receive(sys.stdin.buffer)
+    except EOFError:
+        return
+    os.chdir(folder)  # relative paths of a user's function are the rank's
     tasks: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, tasks), daemon=True).start()
-    folder, sys.path[:], recipes = tasks.get()
-    os.chdir(folder)  # relative paths of a user's function are the rank's
     sets: dict[int, Any] = {}
     reply: tuple[int, Any, Any]
     while True:
@@ -83,6 +88,9 @@ def _listen(stream: IO[bytes], tasks: SimpleQueue[Any]) -> None:
             tasks.put(receive(stream))
     except EOFError:
         os._exit(0)
+    except BaseException:  # noqa: BLE001 - without this thread, the rank would wait for ever
+        traceback.print_exc()
+        os._exit(1)
 
 
 if __name__ == "__main__":
