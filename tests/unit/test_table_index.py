@@ -150,16 +150,20 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(pieces, "PIECE", 1 << 16)
     use_cache(tmp_path / "cache", monkeypatch)
     rows = "".join(f'{row / 7:.6f},"a, b",{row % 50}\n' for row in range(10_000))
-    peaks = []
-    for size in (1, 2, 16):
-        file = tmp_path / f"{size}.csv"
+
+    def peak(size: int) -> int:
+        file = tmp_path / f"{size}-{len(list(tmp_path.iterdir()))}.csv"
         file.write_text("x,note,key\n" + rows * size)
         tracemalloc.start()
         build([file])
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    # The first build also imports.
-    assert peaks[2] < 1.2 * peaks[1] + (1 << 16)
+        return peak
+
+    peak(1)  # also imports
+    # Threads that earlier tests have left allocate, too: the least of some builds is that of the build.
+    small, large = (min(peak(size) for _ in range(3)) for size in (2, 16))
+    assert large < 1.2 * small + (1 << 16)
 
 
 def test_what_was_saved_is_used_only_as_it_was_written(
