@@ -217,5 +217,5 @@ def _nodes(submission: Submission, slurm: Survey, trial: Trial | None) -> Iterat
         return
     start, model = Start(placement.start, placement.mpirun, placement.kind), Path(spec.model.path if spec.model else "")
     folder, size = str(existing(placement.run_dir.parent)), model.stat().st_size if model.is_file() else None
-    yield from findings(results, spec.world_size, start, folder, size)
+    yield from findings(results, spec.world_size, start, folder, size, spec.preflight)
     yield from left

@@ -34,8 +34,14 @@ FENCED = "ortflow uses a fence file instead; do not start a run a second time by
 ENVIRONMENT = "the environment must be on storage that every node mounts; set resources.python to one that is"
 
 
-def findings(results: Results, world: int, start: Start, folder: str, model_bytes: int | None) -> Iterator[Finding]:
-    """All findings of the job; `folder` is the shared folder, `world` the number of ranks."""
+def findings(
+    results: Results, world: int, start: Start, folder: str, model_bytes: int | None, gate: bool = False
+) -> Iterator[Finding]:
+    """All findings of the job.
+
+    `folder` is the shared folder, `world` the number of ranks. With `gate`, the run has `preflight: true`, which a slow
+    node does not pass.
+    """
     nodes = results.nodes
     reported = f"job {results.job.id} ran on {results.job.nodes or 'no node'}, waited {duration(results.waited)}"
     yield ok("job", reported, waited=results.waited)
@@ -62,7 +68,7 @@ def findings(results: Results, world: int, start: Start, folder: str, model_byte
     if unseen or silent:
         yield untested("MPI", f"ranks cannot start on {named([*unseen, *silent])}")
     else:
-        yield from world_of(results, world, start)
+        yield from world_of(results, world, start, gate)
 
 
 def _broken(results: Results, unseen: Sequence[str]) -> Finding | None:

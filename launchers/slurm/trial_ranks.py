@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ortflow.launchers.findings import Finding, fault, ok, untested
+from ortflow.launchers.findings import Finding, fault, ok, untested, warning
 from ortflow.launchers.lines import counted, duration
 from ortflow.launchers.slurm.checks import FITTING, NAMES
 from ortflow.launchers.slurm.probe import Start
@@ -22,8 +22,8 @@ _ERROR = re.compile(r"error|fail|cannot|unable|abort|invalid|no such", re.IGNORE
 _CONSEQUENCE = re.compile(r"Exited with|Terminating|CANCELLED|srun: error: \S+: tasks? |Force Terminated")
 
 
-def world_of(results: Results, world: int, start: Start) -> Iterator[Finding]:
-    """Whether the ranks form one world of size `world`; if so, the rest."""
+def world_of(results: Results, world: int, start: Start, gate: bool) -> Iterator[Finding]:
+    """Whether the ranks form one world of size `world`; if so, the rest. `gate`: the run has `preflight: true`."""
     about, ranks = "MPI", results.ranks
     how = "mpirun" if start.how == "mpirun" else f"--mpi={start.how}"
     sizes = {rank.get("size") for rank in ranks}
@@ -34,7 +34,7 @@ def world_of(results: Results, world: int, start: Start) -> Iterator[Finding]:
         reported = f"{counted(world, 'rank')} on {counted(len(results.nodes), 'node')} connect with {how} in {seconds}"
         yield ok(about, f"{reported} ({ranks[0]['library']})")
         yield from _cores(ranks)
-        yield from _speed(ranks)
+        yield from _speed(ranks, gate)
         yield _nccl(ranks, world)
     elif sizes == {1} and world > 1:
         yield fault(about, f"each of {world} ranks is alone in a world of 1 with {how}", _advice(start))
@@ -67,14 +67,16 @@ def _cores(ranks: list[dict[str, Any]]) -> Iterator[Finding]:
         yield ok("cores", f"a rank may run on {reported}", cores=cores)
 
 
-def _speed(ranks: list[dict[str, Any]]) -> Iterator[Finding]:
+def _speed(ranks: list[dict[str, Any]], gate: bool) -> Iterator[Finding]:
     """Whether the nodes are equally fast, as measured by the gate of `preflight`."""
+    # Other jobs on a shared node slow it for a moment: without the gate, the run would train there.
+    of_slow_node = fault if gate else warning
     about, found = "preflight", [rank["preflight"] for rank in ranks if rank.get("preflight")]
     if errors := sorted({str(one["error"]) for one in found if "error" in one}):
         yield untested(about, f"the ranks cannot measure their nodes: {errors[0]}")
     for nodes in (one["nodes"] for one in found if "nodes" in one):
         for node, why in slow_nodes(nodes).items():
-            yield fault(about, f"{node} {why}", "leave it out with backends.slurm.exclude", nodes=nodes)
+            yield of_slow_node(about, f"{node} {why}", "leave it out with backends.slurm.exclude", nodes=nodes)
         if not slow_nodes(nodes):
             yield ok(about, f"{counted(len(nodes), 'node')}: {summary(nodes)}", nodes=nodes)
 

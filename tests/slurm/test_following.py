@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import PACE, Cluster, Counted, Run, both, same_end, slow
+from cluster import PACE, STARTS, Cluster, Counted, Run, both, same_end, slow
 from messages import mentions
 from project import ORTFLOW, of_kind
 from testbed import FINAL, wait_until
@@ -291,11 +291,11 @@ def test_nodes_without_commands_of_slurm(cluster_of: Cluster, undisturbed: Run, 
     run.until_step(8)
     run.testbed.reported("scancel", "-s", "USR1", "-b", first)
     if len(missing) == 1:
-        wait_until(lambda: run.job != first, 60, run.transcript)
+        wait_until(lambda: run.job != first, STARTS, run.transcript)
         run.finish()
         same_end(run, undisturbed)
     else:
-        reported = run.until_state("lost", timeout=60)
+        reported = run.until_state("lost")
         assert "there is no squeue" in str(reported), reported
         assert "ortflow resume" in run.log()
     assert "there is no scontrol" in run.log() or "no commands of Slurm" in run.log()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import PACE, Cluster, Run, same_end, slow
+from cluster import PACE, STARTS, Cluster, Run, same_end, slow
 from conftest import QUICK, start, stop
 from messages import mentions
 from project import Project, of_kind
@@ -113,7 +113,7 @@ def test_where_nothing_is_requeued_another_job_follows(site: MakeSite, undisturb
     first = run.job
     run.until_step(15)
     there.testbed.preempt(first)
-    wait_until(lambda: run.job != first, 60, run.transcript)
+    wait_until(lambda: run.job != first, STARTS, run.transcript)
     run.finish()
     same_end(run, undisturbed)
     assert run.outcomes() == ["preempted", "finished"]

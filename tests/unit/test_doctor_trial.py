@@ -155,6 +155,17 @@ def test_a_good_trial() -> None:
     assert mentions(str(found), "4 ranks … 2 nodes … --mpi=pmi2 … 0.4 s … MPICH 5")
 
 
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_slow_node(gate: bool) -> None:
+    """It is a fault only for a run that would refuse it: another job may share the node for a moment."""
+    figures = {"nodes": {"n1": {"compute": 30.0}, "n2": {"compute": 9.0}}}
+    ranks = [{**rank, "preflight": figures if number == 0 else {}} for number, rank in enumerate(results().ranks)]
+    found = findings(results(ranks=ranks), 4, Start("pmi2", kind="mpich"), "/data", None, gate)
+    (slow,) = (one for one in found if one.about == "preflight")
+    assert slow.level is (Level.FAULT if gate else Level.WARNING)
+    assert mentions(slow.what, "n2 computes at 30%")
+
+
 ALONE = [{"size": 1, "cores": 2, "seconds": 0.1, "library": "MPICH 5"} for _ in range(4)]
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "unseen": (without("n2"), "shared folder", "fault     shared folder: n2 does not see /data"),
