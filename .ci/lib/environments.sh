@@ -1,5 +1,6 @@
 # Python environments, copied from the user's cache if the same packages were installed there this month. Sourced by .ci/run.
 environments=${ORTFLOW_CACHE:-$HOME/.cache/ortflow}/ci/environments
+environments_limit=20000 # MiB: one whole run uses 9,000
 
 find_python() { # VERSION…: the first of them that runs
   local version candidate
@@ -42,7 +43,6 @@ environment() { # NAME PYTHON COMMAND…: a venv in $work/NAME, filled by COMMAN
   "$folder/bin/pip" uninstall -q -y ortflow
   echo "$folder" >"$folder/folder"
   mkdir -p "$environments"
-  find "$environments" -mindepth 1 -maxdepth 1 -mtime +40 -exec rm -rf {} +
   copy_linked "$folder" "$cached.$$" && { mv -T "$cached.$$" "$cached" 2>/dev/null || rm -rf "$cached.$$"; }
 }
 
@@ -53,6 +53,15 @@ keep_bytecode() { # what was imported from each environment, compiled. Of a chan
     [ -d "$environments/$key" ] && [ -d "$PYTHONPYCACHEPREFIX$folder/lib" ] || continue
     copy_linked "$PYTHONPYCACHEPREFIX$folder/lib" "$kept.$$" && rm -rf "$kept" && { mv -T "$kept.$$" "$kept" 2>/dev/null || rm -rf "$kept.$$"; }
   done <"$work/environments"
+}
+
+prune_environments() { # those used longest ago, as far as all together are over the limit; and what a killed run copied in part
+  local size=0 cached
+  find "$environments" -mindepth 1 -maxdepth 1 -name '*.[0-9]*' -mtime +0 -exec rm -rf {} +
+  while read -r _ cached; do
+    size=$((size + $({ du -sm "$cached" "$cached.bytecode" 2>/dev/null || true; } | awk '{ sum += $1 } END { print sum + 0 }')))
+    [ "$size" -le "$environments_limit" ] || rm -rf "$cached" "$cached.bytecode"
+  done < <(find "$environments" -mindepth 1 -maxdepth 1 ! -name '*.*' -printf '%T@ %p\n' | sort -rn)
 }
 
 copy_linked() { # FROM TO: with hard links where both are on one file system. pip replaces files and changes none

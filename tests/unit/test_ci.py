@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -453,6 +454,22 @@ def test_compiled_modules_are_kept_by_content(tmp_path: Path) -> None:
         else:
             assert len(before) == 2
             assert before == {path: path.stat().st_mtime_ns for path in before}, "nothing is compiled again"
+
+
+def test_environments_used_longest_ago_are_deleted_over_the_limit(tmp_path: Path) -> None:
+    """With their compiled modules; what a run that is under way copies stays, of a killed one it goes."""
+    cached = tmp_path / "ci" / "environments"
+    names = ("last", "last.77", "earlier", "earlier.bytecode", "oldest", "oldest.bytecode", "killed.88")
+    for age, name in enumerate(names):
+        (cached / name).mkdir(parents=True)
+        (cached / name / "package").write_bytes(bytes(1_100_000))
+        hours = 25 if name == "killed.88" else age
+        os.utime(cached / name, (time.time() - 3600 * hours,) * 2)
+    for limit, remaining in ((99, {"last", "earlier", "oldest"}), (7, {"last", "earlier"}), (3, {"last"})):
+        text = f"set -euo pipefail; source {CI}/lib/environments.sh; environments_limit={limit}; prune_environments"
+        subprocess.run(["bash", "-c", text], check=True, env={**os.environ, "ORTFLOW_CACHE": str(tmp_path)})
+        compiled = {f"{name}.bytecode" for name in remaining - {"last"}}
+        assert {path.name for path in cached.iterdir()} == {"last.77", *remaining, *compiled}
 
 
 def test_the_longest_files_come_first(tmp_path: Path) -> None:
