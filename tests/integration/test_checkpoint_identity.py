@@ -17,15 +17,55 @@ from ortflow.workflow.checkpoint.commit import mark
 from ortflow.workflow.checkpoint.manifest import decode
 from ortflow.workflow.checkpoint.store import DirectoryStore
 
+HALF = STEPS // 2
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the project and its disk. The path of its checkpoints is absolute: a copy needs the same place."""
+    return tmp_path_factory.mktemp("identity") / "here"
+
+
+def project_with_disk(folder: Path) -> Tiny:
+    return Tiny.make(folder / "p", checkpoint={"directory": str(folder / "disk"), "every_steps": 3})
+
+
+def run_aside(place: Path, name: str, *values: str) -> Path:
+    """A folder with the project and its disk behind a run."""
+    shutil.rmtree(place, ignore_errors=True)
+    assert project_with_disk(place).command("run", "run.yaml", *values).code == 0
+    return place.rename(place.with_name(name))
+
+
+@pytest.fixture(scope="module")
+def half_done(place: Path) -> Path:
+    return run_aside(place, "half", f"train.steps={HALF}")
+
+
+@pytest.fixture(scope="module")
+def first_done(place: Path) -> Path:
+    return run_aside(place, "first", "name=first", "seed=7")
+
+
+def copied(done: Path, place: Path) -> Tiny:
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(done, place, symlinks=True)
+    return Tiny(place / "p")
+
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Tiny:
-    return Tiny.make(tmp_path / "p", checkpoint={"directory": str(tmp_path / "disk"), "every_steps": 3})
+def half(half_done: Path, place: Path) -> Tiny:
+    return copied(half_done, place)
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    return tmp_path / "disk"
+def first(first_done: Path, place: Path) -> Tiny:
+    return copied(first_done, place)
+
+
+@pytest.fixture
+def disk(place: Path) -> Path:
+    return place / "disk"
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -42,49 +82,43 @@ def stranger_refused(tiny: Tiny, disk: Path, *arguments: str) -> str:
     return done.said
 
 
-def test_a_new_run_is_refused_a_filled_folder(tiny: Tiny, disk: Path) -> None:
-    assert tiny.command("run", "run.yaml").code == 0
-    before = contents(tiny.folder)
-    stranger_refused(tiny, disk, "name=other", "seed=7")
-    assert contents(tiny.folder) == before
-    assert not (tiny.folder / "runs/other").exists(), "nothing is left of the refused run"
+def test_a_new_run_is_refused_a_filled_folder(first: Tiny, disk: Path) -> None:
+    before = contents(first.folder)
+    stranger_refused(first, disk, "name=other", "seed=8")
+    assert contents(first.folder) == before
+    assert not (first.folder / "runs/other").exists(), "nothing is left of the refused run"
 
 
-def test_fresh_puts_the_old_checkpoints_aside(tiny: Tiny, disk: Path) -> None:
-    assert tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}").code == 0
-    old = tiny.run_dir.with_name("tiny.1")
-    first = curve(tiny.run_dir)
-    assert tiny.command("run", "run.yaml", "--fresh", "seed=7", "train.optimizer.lr=1e-3").code == 0
-    assert [step for step, *_ in curve(tiny.run_dir)] == list(range(1, STEPS + 1))
-    assert curve(tiny.run_dir)[:1] != first[:1]
+def test_fresh_puts_the_old_checkpoints_aside(half: Tiny, disk: Path) -> None:
+    old = half.run_dir.with_name("tiny.1")
+    first = curve(half.run_dir)
+    assert half.command("run", "run.yaml", "--fresh", "seed=7", "train.optimizer.lr=1e-3").code == 0
+    assert [step for step, *_ in curve(half.run_dir)] == list(range(1, STEPS + 1))
+    assert curve(half.run_dir)[:1] != first[:1]
     assert DirectoryStore(disk.with_name("disk.1")).steps() == [3, 6]
-    assert tiny.command("resume", "tiny.1", f"train.steps={STEPS}").code == 0, "the old run continues where it went"
+    assert half.command("resume", "tiny.1", f"train.steps={STEPS}").code == 0, "the old run continues where it went"
     assert DirectoryStore(disk.with_name("disk.1")).steps() == [9, 12]
-    straight = tiny.command("run", "run.yaml", "name=straight", f"checkpoint.directory={disk}.2")
+    straight = half.command("run", "run.yaml", "name=straight", f"checkpoint.directory={disk}.2")
     assert straight.code == 0
-    assert result(old)[0] == result(tiny.folder / "runs/straight")[0]
+    assert result(old)[0] == result(half.folder / "runs/straight")[0]
 
 
-def test_fresh_leaves_the_checkpoints_of_a_third_run(tiny: Tiny, disk: Path) -> None:
-    assert tiny.command("run", "run.yaml", "name=first").code == 0
-    assert tiny.command("run", "run.yaml", "checkpoint.directory=checkpoints").code == 0
-    before = contents(tiny.run_dir)
-    stranger_refused(tiny, disk, "--fresh")
-    assert contents(tiny.run_dir) == before
+def test_fresh_leaves_the_checkpoints_of_a_third_run(first: Tiny, disk: Path) -> None:
+    assert first.command("run", "run.yaml", "checkpoint.directory=checkpoints", f"train.steps={HALF}").code == 0
+    before = contents(first.run_dir)
+    stranger_refused(first, disk, "--fresh")
+    assert contents(first.run_dir) == before
 
 
-def test_ranks_refuse_what_no_launcher_has_seen(tiny: Tiny, disk: Path) -> None:
+def test_ranks_refuse_what_no_launcher_has_seen(first_done: Path, half: Tiny, disk: Path) -> None:
     """On Kubernetes the folder is on a volume; and a folder may be filled after a run has begun."""
-    assert tiny.command("run", "run.yaml", "name=first", "seed=7").code == 0
-    stranger = disk.with_name("stranger")
-    disk.rename(stranger)
-    assert tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}").code == 0
-    shutil.copytree(stranger / "step-00000012", disk / "step-00000012")
-    said = stranger_refused(tiny, disk, f"train.steps={STEPS}")
+    shutil.copytree(first_done / "disk/step-00000012", disk / "step-00000012")
+    said = stranger_refused(half, disk, f"train.steps={STEPS}")
     assert mentions(said, "step-00000012", "first", "seed 7", "0")
 
 
-def test_a_folder_in_use_is_refused(tiny: Tiny, disk: Path) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    disk, tiny = tmp_path / "disk", project_with_disk(tmp_path)
     with tiny.start("run", "run.yaml", "train.steps=100000", "checkpoint.every_steps=1000000") as running:
         end = time.monotonic() + 30
         while not (disk / ".run.lock").exists() and time.monotonic() < end:
@@ -98,25 +132,23 @@ def test_a_folder_in_use_is_refused(tiny: Tiny, disk: Path) -> None:
     assert tiny.command("cancel", "tiny").code == 0
 
 
-def test_a_copied_run_is_refused_the_folder_of_the_original(tiny: Tiny, disk: Path) -> None:
-    assert tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}").code == 0
-    copy = tiny.run_dir.with_name("copy")
-    shutil.copytree(tiny.run_dir, copy)
+def test_a_copied_run_is_refused_the_folder_of_the_original(half: Tiny, disk: Path) -> None:
+    copy = half.run_dir.with_name("copy")
+    shutil.copytree(half.run_dir, copy)
     before = contents(disk)
-    done = tiny.command("resume", "copy", f"train.steps={STEPS}")
+    done = half.command("resume", "copy", f"train.steps={STEPS}")
     assert done.code == 2, done.said
-    assert mentions(done.said, str(tiny.run_dir), str(copy), "copy")
+    assert mentions(done.said, str(half.run_dir), str(copy), "copy")
     assert contents(disk) == before
-    shutil.rmtree(tiny.run_dir)
-    assert tiny.command("resume", "copy", f"train.steps={STEPS}").code == 0, "now it is the only one"
+    shutil.rmtree(half.run_dir)
+    assert half.command("resume", "copy", f"train.steps={STEPS}").code == 0, "now it is the only one"
 
 
-def test_copied_checkpoints_in_a_run_directory(tmp_path: Path) -> None:
+def test_copied_checkpoints_in_a_run_directory(first_done: Path, tmp_path: Path) -> None:
     tiny = Tiny.make(tmp_path / "p")
-    assert tiny.command("run", "run.yaml", "name=first").code == 0
-    assert tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}").code == 0
+    assert tiny.command("run", "run.yaml", f"train.steps={HALF}").code == 0
     step = tiny.run_dir / "checkpoints/step-00000012"
-    shutil.copytree(tiny.folder / "runs/first/checkpoints/step-00000012", step)
+    shutil.copytree(first_done / "disk/step-00000012", step)
     done = tiny.command("run", "run.yaml", f"train.steps={STEPS}")
     assert done.code == 2, done.said
     assert mentions(done.said, str(step), "first", "move it elsewhere")
@@ -128,13 +160,12 @@ def test_copied_checkpoints_in_a_run_directory(tmp_path: Path) -> None:
     assert tiny.command("run", "run.yaml", f"train.steps={STEPS}").code == 0
 
 
-def test_the_identity_outlives_name_ranks_rate_and_a_lost_plan(tiny: Tiny, disk: Path) -> None:
-    assert tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}").code == 0
-    (tiny.run_dir / "plan.json").unlink()
-    changes = ["name=renamed", f"run_dir={tiny.run_dir}", "train.optimizer.lr=1e-3", "resources.ranks_per_node=2"]
-    done = tiny.command("run", "run.yaml", *changes, "data.micro_batch=2", f"train.steps={STEPS}")
+def test_the_identity_outlives_name_ranks_rate_and_a_lost_plan(half: Tiny, disk: Path) -> None:
+    (half.run_dir / "plan.json").unlink()
+    changes = ["name=renamed", f"run_dir={half.run_dir}", "train.optimizer.lr=1e-3", "resources.ranks_per_node=2"]
+    done = half.command("run", "run.yaml", *changes, "data.micro_batch=2", f"train.steps={STEPS}")
     assert done.code == 0, done.said
-    assert [step for step, *_ in curve(tiny.run_dir)] == list(range(1, STEPS + 1))
+    assert [step for step, *_ in curve(half.run_dir)] == list(range(1, STEPS + 1))
     identities = {json.dumps(manifest(disk, step)["run"]) for step in DirectoryStore(disk).steps()}
     assert len(identities) == 1
 
@@ -154,24 +185,23 @@ def without_identity(folder: Path) -> None:
         (place / "COMMITTED").write_bytes(mark(data))
 
 
-def test_a_run_of_an_earlier_version_continues(tiny: Tiny, disk: Path) -> None:
-    assert tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}").code == 0
+def test_a_run_of_an_earlier_version_continues(half: Tiny, disk: Path) -> None:
     without_identity(disk)
-    plan = json.loads((tiny.run_dir / "plan.json").read_text())
+    plan = json.loads((half.run_dir / "plan.json").read_text())
     del plan["run"], plan["hash"]
-    (tiny.run_dir / "plan.json").write_text(json.dumps(plan))
-    assert tiny.command("resume", "tiny", f"train.steps={STEPS}").code == 0
-    assert [step for step, *_ in curve(tiny.run_dir)] == list(range(1, STEPS + 1))
+    (half.run_dir / "plan.json").write_text(json.dumps(plan))
+    assert half.command("resume", "tiny", f"train.steps={STEPS}").code == 0
+    assert [step for step, *_ in curve(half.run_dir)] == list(range(1, STEPS + 1))
 
 
-def test_older_checkpoints_than_the_run_are_not_its_own(tiny: Tiny, disk: Path) -> None:
-    assert tiny.command("run", "run.yaml", "name=first").code == 0
-    without_identity(disk)
-    stranger = disk.with_name("stranger")
-    disk.rename(stranger)
-    assert tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}").code == 0
+def test_older_checkpoints_than_the_run_are_not_its_own(
+    first_done: Path, half: Tiny, disk: Path, tmp_path: Path
+) -> None:
+    stranger = tmp_path / "stranger"
+    shutil.copytree(first_done / "disk", stranger)
+    without_identity(stranger)
     shutil.copytree(stranger / "step-00000012", disk / "step-00000012")
-    assert "before this run was submitted" in stranger_refused(tiny, disk, f"train.steps={STEPS}")
+    assert "before this run was submitted" in stranger_refused(half, disk, f"train.steps={STEPS}")
 
 
 @pytest.mark.parametrize(
