@@ -16,7 +16,7 @@ from ortflow.workflow.spec.checks.check import RESERVED
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import identity_of
-from ortflow.workflow.steps.input_files import MODEL, input_hashes, refuse_other_files, refuse_other_model
+from ortflow.workflow.steps.input_files import input_hashes, refuse_other_files
 from ortflow.workflow.trainer import Prepared, Report
 from ortflow.workflow.trainers import builder_of
 
@@ -58,8 +58,6 @@ def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: TrainerRunSpec, repo
         _check_data(before, samples, data, spec.data.train.title, report, saved=resumed)
     earlier = None if before is None else Prepared(before.parameters, before.fingerprint, before.graphs)
     made = builder.prepare(dataset, earlier)
-    if before is not None and MODEL in before.inputs and before.inputs[MODEL] != inputs.get(MODEL):
-        refuse_other_model(before.graphs, made.files, spec, report, saved=resumed)
     plan = resolve(
         spec, samples=samples, data=data, parameters=made.parameters, fingerprint=made.fingerprint, graphs=made.files
     )

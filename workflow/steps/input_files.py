@@ -1,7 +1,7 @@
 """The content of the files that a run reads besides its sets, so that no attempt continues with others unnoticed.
 
-Called by step `configure`. The samples of the training set have a digest of their own, as have the weights that a run
-starts with. Of a function, the file that defines it counts, and not what that file imports.
+Called by step `configure`. Others compare the samples of the training set, the weights that a run starts with, and the
+graph that is made of the model. Of a function, the file that defines it counts, and not what that file imports.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from ortflow.workflow.spec.locations import url_of
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
 
-MODEL = "model.path"
 NOT_TRAINED_ON = ("model.metrics", "data.eval")
 """Beginnings of the keys whose files only evaluations read."""
-_GRAPH = "eval.onnx"
-_FIX = "restore it, or start from the beginning with --fresh or another name (name=NAME)"
+_FIX = (
+    "restore it, start from the beginning with --fresh or another name (name=NAME), or accept another curve with "
+    "checkpoint.exact=false"
+)
+_ELSEWHERE = (("model", "path"), START)
 
 
 def input_hashes(spec: TrainerRunSpec) -> dict[str, str]:
@@ -36,39 +38,24 @@ def refuse_other_files(
 ) -> None:
     """Raise UserError if a run would continue from a checkpoint with another file; warn if it starts again.
 
-    `before` and `now` are hashes by key. Files of evaluations may change, with a warning. The model's file is judged
-    by `refuse_other_model`.
+    `before` and `now` are hashes by key. Files of evaluations may change with a warning, as may all without
+    `checkpoint.exact`.
     """
     files = dict(_files(spec))
     for key in sorted(key for key in before.keys() & now.keys() if before[key] != now[key]):
         what = f"{files[key]} has changed since this run began"
         if key.startswith(NOT_TRAINED_ON):
             report.warn(f"{key}: {what}: later evaluations are not comparable with earlier ones")
-        elif key != MODEL and saved:
+        elif saved and spec.checkpoint.exact:
             raise UserError(f"{what}: the loss curve would change", where=key, fix=_FIX)
-        elif key != MODEL:
+        else:
             report.warn(f"{key}: {what}")
-
-
-def refuse_other_model(
-    before: Mapping[str, str], now: Mapping[str, str], spec: TrainerRunSpec, report: Report, *, saved: bool
-) -> None:
-    """The same for the model, by the hashes of the evaluation graphs, which do not contain the trained weights.
-
-    A file that was exported again with other initial weights is the same model: a checkpoint replaces them.
-    """
-    names = {name for name in before.keys() & now.keys() if os.path.basename(name) == _GRAPH}
-    what = f"{spec.onnx_model.path} has changed since this run began"
-    if saved and any(before[name] != now[name] for name in names):
-        raise UserError(f"{what}, and is another model: the loss curve would change", where=MODEL, fix=_FIX)
-    continued = "; trained weights continue from the checkpoint" if saved else ""
-    report.warn(f"{MODEL}: {what}{continued}")
 
 
 def _files(spec: TrainerRunSpec) -> Iterator[tuple[str, str]]:
     values = spec.model_dump()
     for keys in own_inputs(spec):
-        path = None if keys == START or (keys[0] == "data" and keys[-1] == "path") else value_at(values, keys)
+        path = None if keys in _ELSEWHERE or (keys[0] == "data" and keys[-1] == "path") else value_at(values, keys)
         if isinstance(path, str) and url_of(path) is None:
             yield ".".join(keys), path
     data = spec.data
