@@ -43,6 +43,8 @@ class Plan:
     """Hash of each file in the folder of graphs, by its name."""
     data: str = ""
     """Hash of the training set's samples; empty in plans of versions without it."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Size and hash of the other files that the run reads, by key path; empty in plans of versions without it."""
     classes: Mapping[str, str] = field(default_factory=dict)
     """Name of each class by its number, where the training set names them."""
     run: Mapping[str, str] = field(default_factory=dict)

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 AppliedArgument = Annotated[
     str, typer.Argument(metavar="RUN|MODEL", help="A run, or an ONNX model.", autocompletion=complete_run)
 ]
-DataOption = Annotated[Path, typer.Option("--data", help="The samples, as data.train takes them.")]
+
+
+def place(text: str) -> Path:
+    """A path that is not empty, as that of an unset variable is: it would name the current folder."""
+    if not text:
+        raise UserError("is empty", where="--data", fix="give the path of a set")
+    return Path(text)
+
+
+DataOption = Annotated[Path, typer.Option("--data", help="The samples, as data.train takes them.", parser=place)]
 ColumnsOption = Annotated[
     list[str], typer.Option("--column", metavar="INPUT=COLUMN", help="The column of an input, where the names differ.")
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,7 +30,7 @@ def evaluate(
     loss: Annotated[
         str | None, typer.Option("--loss", help="Kind of loss of an ONNX model, such as cross_entropy.")
     ] = None,
-    label: Annotated[str, typer.Option("--label", help="Label of that loss.")] = "labels",
+    label: Annotated[str | None, typer.Option("--label", help="Label of that loss (default: labels).")] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Output that the loss is computed of.")] = None,
     metric: Annotated[list[str], typer.Option("--metric", help="A further metric of an ONNX model.")] = [],  # noqa: B006
     micro_batch: MicroBatchOption = None,
@@ -49,12 +49,13 @@ def evaluate(
     if isinstance(found, Path):
         if loss is None:
             raise UserError("an ONNX model needs --loss", fix="give its kind, such as cross_entropy, mse or l1")
-        section: dict[str, Any] = {"kind": loss, "output": output}
-        section |= {} if loss == "output" else {"label": label}
+        given = {"kind": loss, "output": output, "label": label}
+        section = {key: value for key, value in given.items() if value is not None}
         done = evaluate_model(found.absolute(), Objective(section, metric), asked, ranks)
     else:
-        if loss is not None or metric or output is not None:
-            raise UserError("--loss, --metric and --output are for ONNX models", fix="a run has them in its run file")
+        if metric or any(option is not None for option in (loss, label, output)):
+            what = "--loss, --label, --output and --metric are for ONNX models"
+            raise UserError(what, fix="a run has them in its run file")
         done = evaluate_run(found, step, asked, ranks)
     if json:
         values = {name: value if math.isfinite(value) else None for name, value in done.metrics.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -28,8 +29,8 @@ def find_lr(
     A run of one rank on the CPU raises the rate from step to step, and writes nothing. The suggestion is the rate at
     which the loss falls most steeply.
     """
-    if not 0 < low < high:
-        raise UserError(f"--from is {low:g} and --to is {high:g}", fix="give positive rates, the smaller one first")
+    if not 0 < low < high < math.inf:
+        raise UserError(f"--from is {low:g} and --to is {high:g}", fix="give positive numbers, the smaller one first")
     from ortflow.launchers.interpreter import check, examine
 
     check(examine(sys.executable))

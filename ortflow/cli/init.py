@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ortflow.cli.applied import place
 from ortflow.cli.program import (
     GpusOption,
     NameOption,
@@ -42,7 +43,9 @@ def init(
     gpus: GpusOption = None,
     name: NameOption = None,
     start_by: StartOption = None,
-    data: Annotated[Path | None, typer.Option("--data", help="The training set, for an ONNX model.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="The training set, for an ONNX model.", parser=place)
+    ] = None,
 ) -> None:
     """Write the run file of a training program or a model, with comments.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ortflow.launchers.base import Submission
     from ortflow.launchers.tuning.study import Record, Trial
     from ortflow.workflow.spec.file.load import Reading
-    from ortflow.workflow.spec.run import TrainerRunSpec
+    from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
     from ortflow.workflow.spec.tune import TuneSection
 
 LOCK = "tune.lock"
@@ -92,8 +92,11 @@ def tune(
             typer.echo("stopped: its runs have saved; the same command continues the search", err=True)
             raise typer.Exit(EXIT_PREEMPTED) from None
         best = record.best
-        path = None if best is None else _write_best(output or folder / BEST, file, given, best.values)
-        _show(record, section, mode, root.name, path, json)
+        path = None
+        if best is not None:
+            path = _write_best(output or folder / BEST, file, given, best.values, elsewhere=elsewhere)
+        command = "ortflow run" if backend == HERE else f"ortflow submit --backend {backend}"
+        _show(record, section, mode, root.name, path, command, json)
     finally:
         os.close(lock)
     if best is None:
@@ -199,13 +202,20 @@ def _submission(
     return submission
 
 
-def _write_best(path: Path, file: Path, given: Sequence[str], values: Mapping[str, str]) -> Path:
-    """Write the run file with the best values, and with absolute paths of what it reads."""
+def _write_best(path: Path, file: Path, given: Sequence[str], values: Mapping[str, str], *, elsewhere: bool) -> Path:
+    """Write the run file with the best values, and with absolute paths of what it reads.
+
+    `elsewhere`: paths are of the pods' volume and stay as written, and what a submission carries is copied beside it.
+    """
     from ortflow.workflow.rundir import write_atomically
     from ortflow.workflow.spec.file.dump import dump_values
     from ortflow.workflow.spec.file.paths import OUTPUTS, resolve_paths
 
     written = _spec(_read(file, [*given, WITHOUT, *(f"{k}={v}" for k, v in values.items())], files=False))
+    if elsewhere:
+        _copy_carried(written, file.absolute().parent, path.absolute().parent)
+        write_atomically(path, dump_values(written.model_dump(exclude={"tune"})).encode())
+        return path
     as_written, resolved = written.model_dump(), resolve_paths(written, file).model_dump()
     for section, key in OUTPUTS:
         resolved[section][key] = as_written[section][key]
@@ -214,7 +224,17 @@ def _write_best(path: Path, file: Path, given: Sequence[str], values: Mapping[st
     return path
 
 
-def _show(record: Record, section: TuneSection, mode: str, name: str, path: Path | None, as_json: bool) -> None:
+def _copy_carried(spec: RunSpec, source: Path, target: Path) -> None:
+    """Copy the small files that are put into a ConfigMap; they are named relative to the run file's folder."""
+    from ortflow.workflow.rundir import write_atomically
+
+    for name in spec.backends.kubernetes.files if source != target else ():
+        write_atomically(target / name, (source / name).read_bytes())
+
+
+def _show(
+    record: Record, section: TuneSection, mode: str, name: str, path: Path | None, command: str, as_json: bool
+) -> None:
     trials, best = record.trials, record.best
     counts = {state: sum(trial.state == state for trial in trials) for state in ("complete", "pruned", "fail")}
     if as_json:
@@ -239,7 +259,7 @@ def _show(record: Record, section: TuneSection, mode: str, name: str, path: Path
         f"{counts['fail']} failed; sampler {section.sampler}, seed {section.seed}"
     )
     if best is not None:
-        typer.echo(f"best: {name}-{best.number}, {section.metric} {best.value:.6g}; ortflow run {path}")
+        typer.echo(f"best: {name}-{best.number}, {section.metric} {best.value:.6g}; {command} {path}")
 
 
 _STATES = {"complete": "finished", "pruned": "stopped early", "fail": "failed", "running": "running"}

@@ -122,8 +122,25 @@ def test_wrong_questions_are_one_sentence(run: Tiny, tmp_path: Path) -> None:
     out = ("-o", str(tmp_path / "o.csv"))
     for arguments, message in (
         (("evaluate", model, *data), "an ONNX model needs --loss"),
-        (("evaluate", model, *data, "--loss", "crossentropy"), "model.loss"),
-        (("evaluate", model, *data, "--loss", "mse", "--metric", "f7"), "model.metrics"),
+        (("evaluate", model, *data, "--loss", "crossentropy"), "error: --loss: must be cross_entropy, focal, "),
+        (
+            ("evaluate", model, *data, "--loss", "crossentropy"),
+            "not the text 'crossentropy'; did you mean cross_entropy",
+        ),
+        (
+            ("evaluate", model, *data, "--loss", "mse", "--metric", "f7"),
+            "error: --metric: must be accuracy, perplexity",
+        ),
+        (
+            ("evaluate", model, *data, "--loss", "mse", "--metric", "graph"),
+            "error: --metric: is graph, which needs the key `path`",
+        ),
+        (("evaluate", model, *data, "--loss", "mse", "--label", ""), "error: --label: must not be empty"),
+        (("evaluate", model, *data, "--loss", "info_nce"), "error: --output: is missing; add it"),
+        (("evaluate", model, *data, "--loss", "info_nce"), "error: --loss: needs other; write a run file with it"),
+        (("evaluate", model, *data, "--loss", "output", "--label", "y"), "error: --label: is not for this loss"),
+        (("evaluate", "tiny", *data, "--label", "y"), "are for ONNX models"),
+        (("evaluate", "tiny", "--data", ""), "error: --data: is empty"),
         (("evaluate", "tiny", *data, "--loss", "mse"), "are for ONNX models"),
         (("evaluate", "tiny", *data, "--step", "7"), "no checkpoint of step 7"),
         (("evaluate", "tiny", "--data", "none.arrow"), "none.arrow"),

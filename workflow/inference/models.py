@@ -12,12 +12,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
+from ortflow.workflow.spec.file.wording import problems
+from ortflow.workflow.spec.problem import Problem, dotted
 from ortflow.workflow.spec.run import TrainerRunSpec, trainer_run
 
 
@@ -56,7 +59,7 @@ def spec_of_run(run_dir: RunDir, asked: Asked, command: str) -> tuple[DataSectio
 
 
 def spec_of_model(model: Path, objective: Objective, asked: Asked) -> TrainerRunSpec:
-    """A run file for an ONNX model. Raises UserError if the loss or a metric is not one."""
+    """A run file for an ONNX model. Raises Faults if the loss or a metric is not one."""
     values = {
         "name": "model",
         "model": {
@@ -74,11 +77,30 @@ def spec_of_model(model: Path, objective: Objective, asked: Asked) -> TrainerRun
         "export": {"enabled": False},
     }
     try:
-        return TrainerRunSpec.model_validate(values)
+        spec = TrainerRunSpec.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UserError(first["msg"][:1].lower() + first["msg"][1:], where=place) from None
+        raise Faults([_of_option(problem) for problem in problems(error, values, TrainerRunSpec)]) from None
+    if wrong := [problem for problem in check(spec) if problem.path[0] == "model"]:
+        raise Faults([_of_option(problem) for problem in wrong])
+    return spec
+
+
+def _of_option(problem: Problem) -> UserError:
+    """A problem of the run file that stands for a command line, at the option that has the key."""
+    match problem.path:
+        case ("model", "loss", "label" | "output" as key) if problem.what == "unknown key":
+            return UserError("is not for this loss", where=f"--{key}", fix="leave it out")
+        case ("model", "loss", "label" | "output" as key):
+            return UserError(problem.what, where=f"--{key}", fix=problem.fix)
+        case ("model", "loss", "kind") | ("model", "loss"):
+            return UserError(problem.what, where="--loss", fix=problem.fix)
+        case ("model", "metrics", int(), "name") | ("model", "metrics", int()):
+            return UserError(problem.what, where="--metric", fix=problem.fix)
+        case ("model", "loss" | "metrics" as section, *_, str(key)):
+            fix = "write a run file with it, and evaluate its run"
+            return UserError(f"needs {key}", where="--loss" if section == "loss" else "--metric", fix=fix)
+        case path:
+            return UserError(problem.what, where=dotted(path), fix=problem.fix)
 
 
 def trained_on(run_dir: RunDir) -> str:

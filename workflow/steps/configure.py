@@ -16,6 +16,7 @@ from ortflow.workflow.spec.checks.check import RESERVED
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import identity_of
+from ortflow.workflow.steps.input_files import input_hashes, refuse_other_files
 from ortflow.workflow.trainer import Prepared, Report
 from ortflow.workflow.trainers import builder_of
 
@@ -48,17 +49,20 @@ def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: TrainerRunSpec, repo
     if spec.export.enabled:
         check_output(run_dir, spec)
     before = plan_before(run_dir, report)
+    resumed, inputs = saved(run_dir, spec), input_hashes(spec)
+    if before is not None:
+        refuse_other_files(before.inputs, inputs, spec, report, saved=resumed)
     dataset = open_training(spec.data, spec.seed)
     samples, data = len(dataset), digest_of(dataset)
     if before is not None:
-        _check_data(before, samples, data, spec.data.train.title, report, saved=saved(run_dir, spec))
+        _check_data(before, samples, data, spec.data.train.title, report, saved=resumed)
     earlier = None if before is None else Prepared(before.parameters, before.fingerprint, before.graphs)
     made = builder.prepare(dataset, earlier)
     plan = resolve(
         spec, samples=samples, data=data, parameters=made.parameters, fingerprint=made.fingerprint, graphs=made.files
     )
     run = identity_of(run_dir, spec, data, before).to_json()
-    replace(plan, run=run, classes=classes_of(dataset)).save(run_dir.plan)
+    replace(plan, run=run, inputs=inputs, classes=classes_of(dataset)).save(run_dir.plan)
 
 
 def _check_data(before: Plan, samples: int, data: str, path: str, report: Report, *, saved: bool) -> None:

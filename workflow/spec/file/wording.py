@@ -1,6 +1,7 @@
 """Messages for pydantic's errors, each with a key path of the run file.
 
-Called only by `load`. Only this module may depend on pydantic's error types.
+Called where a section is read: by `load`, and for options of the command line and of a trainer. Only this module may
+depend on pydantic's error types.
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""The content of the files that a run reads besides its sets, so that no attempt continues with others unnoticed.
+
+Called by step `configure`. Others compare the samples of the training set, the weights that a run starts with, and the
+graph that is made of the model. Of a function, the file that defines it counts, and not what that file imports.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph_hashes import hash_of
+from ortflow.workflow.spec.data import DataSet
+from ortflow.workflow.spec.file.paths import START, own_inputs, value_at
+from ortflow.workflow.spec.locations import url_of
+from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.trainer import Report
+
+NOT_TRAINED_ON = ("model.metrics", "data.eval")
+"""Beginnings of the keys whose files only evaluations read."""
+_FIX = (
+    "restore it, start from the beginning with --fresh or another name (name=NAME), or accept another curve with "
+    "checkpoint.exact=false"
+)
+_ELSEWHERE = (("model", "path"), START)
+
+
+def input_hashes(spec: TrainerRunSpec) -> dict[str, str]:
+    """Key path -> size and hash of its file, for the files that exist."""
+    return {key: hash_of(Path(path)) for key, path in _files(spec) if os.path.isfile(path)}
+
+
+def refuse_other_files(
+    before: Mapping[str, str], now: Mapping[str, str], spec: TrainerRunSpec, report: Report, *, saved: bool
+) -> None:
+    """Raise UserError if a run would continue from a checkpoint with another file; warn if it starts again.
+
+    `before` and `now` are hashes by key. Files of evaluations may change with a warning, as may all without
+    `checkpoint.exact`.
+    """
+    files = dict(_files(spec))
+    for key in sorted(key for key in before.keys() & now.keys() if before[key] != now[key]):
+        what = f"{files[key]} has changed since this run began"
+        if key.startswith(NOT_TRAINED_ON):
+            report.warn(f"{key}: {what}: later evaluations are not comparable with earlier ones")
+        elif saved and spec.checkpoint.exact:
+            raise UserError(f"{what}: the loss curve would change", where=key, fix=_FIX)
+        else:
+            report.warn(f"{key}: {what}")
+
+
+def _files(spec: TrainerRunSpec) -> Iterator[tuple[str, str]]:
+    values = spec.model_dump()
+    for keys in own_inputs(spec):
+        path = None if keys in _ELSEWHERE or (keys[0] == "data" and keys[-1] == "path") else value_at(values, keys)
+        if isinstance(path, str) and url_of(path) is None:
+            yield ".".join(keys), path
+    data = spec.data
+    sets = {
+        "train": data.train,
+        "eval": data.eval,
+        **{f"eval_sets.{name}": one for name, one in data.eval_sets.items()},
+    }
+    for name, section in sets.items():
+        yield from _of_transforms(f"data.{name}", section)
+
+
+def _of_transforms(where: str, section: DataSet | None) -> Iterator[tuple[str, str]]:
+    for number, transform in enumerate(section.transforms if section is not None else ()):
+        place = f"{where}.transforms[{number}]"
+        if transform.onnx is not None:
+            yield f"{place}.onnx", transform.onnx
+        if transform.function is not None:
+            module, _, _ = transform.function.rpartition(":")
+            path = module if module.endswith(".py") else _origin(module)
+            if path is not None:
+                yield f"{place}.function", path
+
+
+def _origin(module: str) -> str | None:
+    """The file of a module; None if there is none, which the transform reports."""
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return None if found is None else found.origin
