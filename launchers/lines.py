@@ -80,7 +80,9 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration for people: 4.2 s, 1:05 min, 3:20 h."""
+    """A duration for people: 230 us, 41 ms, 4.2 s, 1:05 min, 3:20 h."""
+    if 0 < seconds < 0.05:
+        return f"{1e3 * seconds:.0f} ms" if seconds >= 0.9995e-3 else f"{1e6 * seconds:.0f} us"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

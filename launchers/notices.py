@@ -10,10 +10,10 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortflow.launchers.budget import Decision
 from ortflow.launchers.records import Outcome, Used
@@ -23,6 +23,9 @@ from ortflow.workflow.module_process import start_module
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.notify import Notify
 from ortflow.workflow.spec.run import Restart
+
+if TYPE_CHECKING:
+    from ortflow.launchers.absence import AbsenceNotices
 
 LIMIT = 10.0
 """Seconds that a message may take."""
@@ -65,12 +68,18 @@ class Notices:
         self._sending: list[_Sending] = []
         self._sent: dict[tuple[int, str], float] = {}
 
-    def send(self, kind: str, text: str, **fields: Any) -> None:
-        """Start to send a message to each sink that waits for its kind, unless it had one lately."""
+    def send(self, kind: str, text: str, places: Collection[int] | None = None, **fields: Any) -> None:
+        """Start to send a message to each sink that waits for its kind, unless it had one lately.
+
+        `places`: the sinks that it is for, by their place in the run file.
+        """
+        wanted = "not_back" if kind == "back" else kind
         moment = self._clock.monotonic()
         for place, sink in enumerate(self._sinks):
             last = self._sent.get((place, kind))
-            if kind not in sink.on or (last is not None and moment < last + PERIOD):
+            if wanted not in sink.on or (places is not None and place not in places):
+                continue
+            if last is not None and moment < last + PERIOD:
                 continue
             self._sent[place, kind] = moment
             name = f"monitor.notify[{place}]"
@@ -140,14 +149,17 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 class NoticingView:
-    """A view that also sends a message when a loss is not finite, and looks after messages on their way."""
+    """A view that also sends a message when a loss is not finite or the run is not back, and looks after messages on
+    their way."""
 
-    def __init__(self, view: View, notices: Notices) -> None:
-        self._view, self._notices = view, notices
+    def __init__(self, view: View, notices: Notices, absences: AbsenceNotices | None = None) -> None:
+        self._view, self._notices, self._absences = view, notices, absences
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Show an event of rank 0."""
         self._view.record(record)
+        if self._absences is not None:
+            self._absences.record(record)
         if record.get("event") == "step" and "loss" in record and record["loss"] is None:
             step = record.get("step")
             self._notices.send("loss_nan", f"the loss of step {step} is NaN or infinite", step=step)
@@ -162,5 +174,7 @@ class NoticingView:
 
     def tick(self) -> None:
         """Called ten times a second."""
+        if self._absences is not None:
+            self._absences.look()
         self._notices.look()
         self._view.tick()

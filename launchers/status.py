@@ -56,6 +56,8 @@ class RunStatus:
     """Step of the newest recorded checkpoint."""
     best_checkpoint: dict[str, Any] | None = None
     """Metric, value and step of the best checkpoint, and `path` of its export, with `checkpoint.best`."""
+    memory: dict[str, int] | None = None
+    """Bytes of rank 0's process, or of its program with all that it has started: `resident`, `peak`, on GPUs more."""
     phase: str | None = None
     seconds_left: float | None = None
     time: float | None = None
@@ -130,6 +132,7 @@ def read_status(
         best_step=None if best is None else best.step,
         checkpoint=progress.checkpoint,
         best_checkpoint=_best(run, progress.best),
+        memory=_memory(reported),
         phase=progress.phase if found is State.RUNNING else None,
         seconds_left=progress.seconds_left if found is State.RUNNING else None,
         time=progress.time,
@@ -176,6 +179,14 @@ def _preflight(reported: Sequence[dict[str, Any]]) -> str | None:
     all_reduce = newest.get("all_reduce") if newest is not None else None
     shown = summary(nodes, all_reduce if isinstance(all_reduce, (int, float)) else None)
     return f"{counted(len(nodes), 'node')}: {shown}"
+
+
+def _memory(reported: Sequence[dict[str, Any]]) -> dict[str, int] | None:
+    usage = next((record for record in reversed(reported) if record.get("event") == "usage"), None)
+    if usage is None:
+        return None
+    names = ("resident", "peak", "gpu_buffers", "gpu_used", "gpu_peak")
+    return {name: usage[name] for name in names if type(usage.get(name)) is int} or None
 
 
 def _best(run: RunDir, best: dict[str, Any] | None) -> dict[str, Any] | None:

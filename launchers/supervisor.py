@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from ortflow.launchers.absence import AbsenceNotices
 from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import SAVED, Cause, agreed, cause
 from ortflow.launchers.disk_wait import DiskWait
@@ -61,7 +62,8 @@ class Supervisor:
     def __init__(self, job: Job, view: View, stop: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
         self._job, self._run, self._stop, self._clock = job, job.run, stop, clock
         self._notices = Notices(job.notify, job.run, view, clock)
-        self._view: View = NoticingView(view, self._notices) if job.notify else view
+        self._absences = AbsenceNotices(job.notify, self._notices, job.run, clock)
+        self._view: View = NoticingView(view, self._notices, self._absences) if job.notify else view
         self._disk = DiskWait(job, self._view, stop, clock)
         self._chosen: AttemptNodes | None = None
         self._location = location_of(job.run)
@@ -103,6 +105,11 @@ class Supervisor:
                 self._location = None
 
     @property
+    def view(self) -> View:
+        """The view that also sends messages: code that waits while an attempt starts calls its `tick`."""
+        return self._view
+
+    @property
     def _moved(self) -> bool:
         """Whether the run directory is no longer at its path."""
         return self._location is not None and not self._location.intact()
@@ -119,6 +126,7 @@ class Supervisor:
         self._disk.notice.clear()  # takes its block while there is room
         if not self._close_lost_attempt():
             return EXIT_FAILURE
+        self._absences.read()
         while not self._pause(pause) and self._choose_nodes():
             outcome, decision = self._attempt(next_attempt(self._run.read_attempts()))
             if not decision.again:
@@ -313,6 +321,7 @@ class Supervisor:
             asked=asked,
             **out,
         )
+        self._absences.read()
         for node, why in out.get("excludes", {}).items():
             self._view.message(f"node {node} takes part in no further attempt: {why}")
         if found.outcome is Outcome.FAILURE or (found.outcome is Outcome.USER_ERROR and not found.reported):

@@ -26,7 +26,7 @@ OWN_FILES = re.compile(
     rf"""
     (run\.yaml | plan\.json | attempts\.jsonl(\.damaged)? | kubernetes\.json | \.(launcher|ranks|log replicator)\.lock
     | \.rendezvous-\d+(\.[0-9a-f]{{8}})? | program/(record\.json | changes\.diff | packages\.txt)
-    | \.stop | \.lost_nodes | \.owner | \.run_supervisor | \.heartbeat
+    | \.stop | \.not_back | \.lost_nodes | \.owner | \.run_supervisor | \.heartbeat
     | events/rank-\d{{4,}}\.jsonl(\.damaged)?
     | logs/(attempt-\d{{2,}}/)?[\w-]+\.log
     | graphs/(part-\d+/)?(\.?[\w.]+\.(onnx|safetensors) | (costs|division|graphs|(half_)?stages|start_from)\.json)
@@ -85,6 +85,11 @@ class RunDir:
     def stop_request(self) -> Path:
         """Exists while a request to save and stop is pending."""
         return self.root / ".stop"
+
+    @property
+    def not_back(self) -> Path:
+        """Who was told that the run has not come back after an attempt, so that nobody is told twice."""
+        return self.root / ".not_back"
 
     @property
     def lost_nodes(self) -> Path:

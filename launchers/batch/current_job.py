@@ -111,6 +111,10 @@ class CurrentJob(ABC):
         """Submit the script again, to start when this job is over; returns the new job's id."""
         raise Refused(f"{self.scheduler} cannot submit a job from inside one")
 
+    def remind(self, script: Path, seconds: float, name: str, log: Path) -> None:
+        """Submit a script that takes one core for seconds, to start later. Raises Refused and OrtflowErrors."""
+        raise Refused(f"ortflow cannot have {self.scheduler} start a job later")
+
     def exclude(self, nodes: Sequence[str]) -> None:
         """Keep nodes out of the next start of this job, which is queued again. Raises Refused and OrtflowErrors."""
         raise Refused(f"ortflow cannot have {self.scheduler} exclude nodes")

@@ -10,7 +10,9 @@ may have lost contact with a node where an earlier supervisor still runs, so the
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -29,17 +31,19 @@ from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt, 
 from ortflow.launchers.stop import read_request
 from ortflow.launchers.supervised import Job, Running, grace_of
 from ortflow.launchers.supervisor import Supervisor
-from ortflow.manifests.batch import SCRIPT
+from ortflow.manifests.batch import LEAVE, SCRIPT
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED, OrtflowError, UserError
 from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rank import lacking
 from ortflow.workflow.record import ATTEMPTS, damage_message, set_aside
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.checks.nodes import CHOSEN, variables
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
 
+REMINDER = "not_back.sh"
+"""Script of the job that looks whether the run is back."""
 OLD_SUPERVISOR = 10.0
 """Seconds that a fenced batch step has to release the lock; a node without network may hold it forever."""
 SLOW_RANKS = 5.0
@@ -236,6 +240,7 @@ class RunSupervisor:
             if out:
                 self._exclude([*out])
             self._view.message(f"queued again; waiting for {name} to end this job")
+            self._leave_reminders()
             self._stay(self._job.stay, until=self._job.queued_again)
             return EXIT_PREEMPTED
         if answer is Answer.CANCELLED:
@@ -253,12 +258,30 @@ class RunSupervisor:
             else:
                 self._view.message(f"{name} refuses to requeue this job ({message}); job {new} follows it")
                 self._record_submit(new, follows=self._job.id)
+                self._leave_reminders()
                 return EXIT_PREEMPTED
         self._view.message(f"{name} does not start the run again ({message}); continue it with `ortflow resume`")
         self._run.record_attempt(
             event="stop", outcome=Outcome.LOST.value, why=f"{name} refused to start it again: {message}"
         )
         return EXIT_FAILURE
+
+    def _leave_reminders(self) -> None:
+        """Have the scheduler look whether the run is back in time: nothing of a run that waits in a queue is alive."""
+        sinks = [sink for sink in self._spec.monitor.notify if "not_back" in sink.on]
+        script = self._run.root / self._job.folder / REMINDER
+        command = shlex.join([sys.executable, "-m", "ortflow.launchers.absence", str(self._run.root)])
+        path = os.environ.get("PYTHONPATH")
+        exports = [f"export PYTHONPATH={shlex.quote(path)}"] if path else []
+        for seconds in sorted({sink.not_back_seconds for sink in sinks}):
+            try:
+                write_atomically(script, "\n".join(["#!/bin/sh", *exports, LEAVE, f"exec {command}", ""]).encode())
+                self._job.remind(script, seconds, f"{self._spec.name}-not-back", self._run.root / "logs/not-back.log")
+            except (Refused, OrtflowError, OSError) as error:
+                self._view.message(
+                    f"warning: nothing can send the message not_back before the run is back: {message_of(error)}"
+                )
+                return
 
     def _has_other_nodes(self, excluded: Collection[str]) -> bool:
         resources, script = self._spec.resources, self._run.root / self._job.folder / SCRIPT

@@ -41,7 +41,7 @@ from ortflow.launchers.processes import dies_with_parent
 from ortflow.launchers.records import Outcome, State, last_end, open_attempt, pending_changes, state
 from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.stop import Stop, interruptible, taken_over
-from ortflow.launchers.supervised import Job
+from ortflow.launchers.supervised import Job, View
 from ortflow.launchers.supervisor import Supervisor
 from ortflow.manifests.local import Mpi
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
@@ -106,6 +106,7 @@ class RunSupervisor:
         self._python = spec.resources.python or sys.executable
         self._ownership = Ownership(self._run, pod, clock)
         self._log_stream = LogStream(self._run, spec.monitor.every_steps, spec.world_size, clock)
+        self._view: View = self._log_stream
         limit = spec.resources.time_limit
         self._stop = PodStop(self._run.stop_request, parse_time(limit) if limit is not None else None, clock)
 
@@ -181,7 +182,9 @@ class RunSupervisor:
             room_seconds=spec.checkpoint.wait_for_room, nodes=self._nodes, notify=spec.monitor.notify,
         )  # fmt: skip
         try:
-            return Supervisor(job, self._log_stream, self._stop, self._clock).supervise()
+            supervisor = Supervisor(job, self._log_stream, self._stop, self._clock)
+            self._view = supervisor.view
+            return supervisor.supervise()
         except Preempted:
             if not self._stop.signalled:
                 why = f"requested by {self._stop.reason}"
@@ -256,7 +259,7 @@ class RunSupervisor:
 
     def _check_for_stop(self) -> None:
         """Called while waiting for workers; raises Preempted if the pod is asked to end."""
-        self._log_stream.tick()
+        self._view.tick()
         if self._stop.check():
             raise Preempted("asked to end while waiting for workers")
 

@@ -11,6 +11,7 @@ from typing import Any
 from ortflow.launchers.lines import duration, size
 from ortflow.launchers.report.causes import MEANINGS
 from ortflow.launchers.report.curves import Curves, evaluation_curves, step_curves
+from ortflow.launchers.report.mfu import mfu_curve
 from ortflow.launchers.report.rank_rows import rank_rows
 from ortflow.launchers.report.state import sentence
 from ortflow.launchers.report.style import CAUSES, CSS, SCRIPT, SERIES
@@ -18,12 +19,15 @@ from ortflow.launchers.report.survey import Survey
 from ortflow.launchers.report.svg import legend, line_chart, share_bar, time_axis
 from ortflow.launchers.report.timeline import MICRO
 
+MFU = "mfu, %"
+"""Name of the curve: not one that a program may log as `mfu`."""
 CHARTS = {
     "loss": "Loss",
     "lr": "Learning rate",
     "grad_norm": "Gradient norm",
     "samples/s": "Samples per second",
     "tokens/s": "Tokens per second",
+    MFU: "Model FLOPs utilisation, %",
 }
 MOST_CHARTS = 40
 Row = Sequence[str]
@@ -112,7 +116,7 @@ def table(head: Row, rows: Sequence[Row], *, caption: str = "", label: str = "",
 
 def curves(runs: Sequence[Survey]) -> str:
     """The curves of one or several runs, as a section."""
-    steps = [step_curves(run.events) for run in runs]
+    steps = [curves_of(run) for run in runs]
     evaluations = [evaluation_curves(run.events) for run in runs]
     marks = [float(event["step"]) for event in runs[0].events if event["event"] == "resume"]
     names = list(dict.fromkeys(name for curves in steps for name in curves))
@@ -123,6 +127,13 @@ def curves(runs: Sequence[Survey]) -> str:
     drawn = [figure for figure in figures if figure]
     more = f"<p>{len(drawn) - MOST_CHARTS} further curves are not drawn.</p>" if len(drawn) > MOST_CHARTS else ""
     return section("Curves", f'<div class="grid-of">{"".join(drawn[:MOST_CHARTS])}</div>{more}' if drawn else "")
+
+
+def curves_of(run: Survey) -> Curves:
+    """The curves of the steps of a run, by name."""
+    found = step_curves(run.events)
+    points = mfu_curve(run.events, run.profile)
+    return {**found, MFU: points} if points else found
 
 
 def _figure(

@@ -47,7 +47,9 @@ def memory_section(ranks: Ranks) -> str:
     charts = []
     for number, (name, title) in enumerate((("resident", "Memory of processes, GB"), ("gpu_peak", "GPU memory, GB"))):
         series = {
-            f"rank {record.rank}": [(float(step), usage[name] / 1e9) for step, usage in sorted(record.usage.items())]
+            f"rank {record.rank}": [
+                (float(step), usage[name] / 1e9) for step, usage in sorted(record.usage.items()) if name in usage
+            ]
             for record in ranks.records
             if any(name in usage for usage in record.usage.values())
         }

@@ -22,7 +22,7 @@ def head(profile: Profile) -> str:
     if profile.mfu is not None and profile.peak is not None:
         missing.append(f"MFU {profile.mfu:.1%} of {profile.peak[0] / 1e9:.3g} GFLOP/s, {profile.peak[1]}")
     average = profile.wall / len(profile.ranks) / profile.steps
-    text = f"steps {profile.first} to {last} of {ranks}: {duration(average)} a step"
+    text = f"steps {profile.first} to {last} of {ranks}: {_step_time(average)} a step"
     return "; ".join([text, *missing])
 
 
@@ -48,6 +48,13 @@ def _row(profile: Profile, row: Row) -> tuple[str, ...]:
         "" if rate is None else scaled(*rate),
         "" if reached is None else f"{min(reached, 1.0):.0%}" + ("+" if reached > 1 else ""), row.largest,
     )  # fmt: skip
+
+
+def _step_time(seconds: float) -> str:
+    """Three digits: two windows of steps are compared by it."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
+    return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
 
 
 def scaled(value: float, unit: str) -> str:

@@ -23,7 +23,7 @@ WINDOWS = 12
 """Windows of steps that are read of a large file."""
 WINDOW = 8 << 10
 """Bytes of a window, and of the start and end of an attempt."""
-_MEMORY = ("resident", "peak", "gpu_buffers", "gpu_peak")
+_MEMORY = ("resident", "peak", "gpu_buffers", "gpu_used", "gpu_peak")
 """Fields of the event `usage`."""
 _ATTEMPT = re.compile(rb'"attempt":(\d+)')
 _STEP = re.compile(rb'"event":"step".*?"step":(\d+)')
@@ -167,7 +167,8 @@ def _add(found: RankRecord, records: Iterable[Mapping[str, Any]]) -> None:
             found.hosts[attempt] = record["host"]
         elif record["event"] == "usage" and "step" in record:
             sizes = {name: record[name] for name in _MEMORY if type(record.get(name)) is int}
-            found.usage[int(record["step"])] = sizes
+            before = found.usage.get(int(record["step"]), {})  # several of a program that logs no steps
+            found.usage[int(record["step"])] = {**before, **{k: max(v, before.get(k, 0)) for k, v in sizes.items()}}
         elif record["event"] == "step":
             step = int(record["step"])
             found.seconds[step] = record.get("seconds") or 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 _EXCLUDED = re.compile(r"\bExcNodeList=(?!\(null\))(\S+)")
+REMINDER_MINUTES = 2
 PATIENCE = 20.0
 """Seconds for one command: a controller that is down answers after 9 or 18."""
 
@@ -75,6 +77,19 @@ class SlurmJob(CurrentJob):
         ours = {name: None for name in os.environ if name.startswith("SBATCH_")}
         without = [f"--exclude={self._without(self.excluded)}"] if self.excluded else []
         return self._slurm.submit(str(script), ours, f"--dependency=afterany:{self.id}", *without)
+
+    def remind(self, script: Path, seconds: float, name: str, log: Path) -> None:
+        # Where this job runs; none of its nodes, GPUs and memory.
+        places = {"partition": "SLURM_JOB_PARTITION", "account": "SLURM_JOB_ACCOUNT", "qos": "SLURM_JOB_QOS"}
+        where = [
+            f"--{option}={os.environ[variable]}" for option, variable in places.items() if os.environ.get(variable)
+        ]
+        ours = {variable: None for variable in os.environ if variable.startswith("SBATCH_")}
+        self._slurm.submit(
+            str(script), ours, f"--begin=now+{math.ceil(seconds)}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1",
+            f"--time={REMINDER_MINUTES}", "--export=ALL", "--no-requeue", "--open-mode=append", f"--job-name={name}",
+            f"--output={str(log).replace('%', '%%')}", *where,
+        )  # fmt: skip
 
     def exclude(self, nodes: Sequence[str]) -> None:
         """Only of a pending job, which a running one is as soon as it is queued again."""

@@ -145,7 +145,8 @@ def read(run: RunDir, now: float, *, all_ranks: bool = True) -> Survey:
 
 
 def _numbers(run: RunDir, others: list[RunDir]) -> Any:
-    from ortflow.launchers.report.curves import evaluation_curves, reduced, step_curves
+    from ortflow.launchers.report.curves import evaluation_curves, reduced
+    from ortflow.launchers.report.page import curves_of
     from ortflow.launchers.report.state import sentence
 
     now = time.time()
@@ -156,7 +157,7 @@ def _numbers(run: RunDir, others: list[RunDir]) -> Any:
             {
                 "sentence": sentence(found),
                 **found.to_json(),
-                "curves": {name: reduced(points, 250) for name, points in step_curves(found.events).items()},
+                "curves": {name: reduced(points, 250) for name, points in curves_of(found).items()},
                 "evaluations": {name: reduced(points, 250) for name, points in evaluation_curves(found.events).items()},
             }
         )

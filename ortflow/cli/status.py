@@ -172,6 +172,7 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "loss": None if how.loss is None else _number(how.loss),
         "evaluation": format_evaluation(how.evaluation) or None,
         "left": None if how.seconds_left is None else duration(how.seconds_left),
+        "memory": _memory(how.memory, now=how.state is State.RUNNING),
         "checkpoint": None if how.checkpoint is None else f"step {how.checkpoint}",
         "best": _best(how),
         "attempts": f"{how.attempts} (counted: {ends})",
@@ -182,6 +183,20 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         "damaged": how.damaged,
     }
     return [(name, value) for name, value in rows.items() if value is not None]
+
+
+def _memory(sizes: dict[str, int] | None, *, now: bool) -> str | None:
+    """The memory of rank 0; only its maximum unless it runs."""
+    from ortflow.launchers.lines import size
+
+    if sizes is None:
+        return None
+    parts = []
+    for what, current, most in (("", "resident", "peak"), (" of the GPU", "gpu_used", "gpu_peak")):
+        shown = [size(sizes[current])] if now and current in sizes else []
+        shown += [f"at most {size(sizes[most])}"] if most in sizes else []
+        parts += [f"{', '.join(shown)}{what}"] if shown else []
+    return f"rank 0: {'; '.join(parts)}" if parts else None
 
 
 def _best(how: RunStatus) -> str | None:

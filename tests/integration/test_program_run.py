@@ -97,6 +97,9 @@ def test_a_stop_is_agreed_and_the_run_resumes(programs: Programs) -> None:
     assert code == 0, output
     assert f"begins after {step}" in programs.log(1, attempt=1)
     assert [record["step"] for record in programs.events("step")] == [*range(1, 41)]
+    for rank in (0, 1):
+        assert all(0 < usage["resident"] <= usage["peak"] for usage in programs.events("usage", rank))
+        assert programs.events("usage", rank), "measured from the first second on"
     assert programs.left() == []
 
 

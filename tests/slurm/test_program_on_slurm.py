@@ -137,6 +137,28 @@ def first_log(run: Run, attempt: int = 0) -> str:
         return ""
 
 
+def test_a_preempted_run_that_is_not_back_is_reported_from_the_queue(programs: Cluster) -> None:
+    """Nothing of the run is alive while its job waits: a small job that Slurm starts later sends the message."""
+    write(programs, "count.py", COUNTING)
+    told = programs.project.folder / "told"
+    file = programs.project.folder / "waiting.yaml"
+    file.write_text(
+        "name: waiting\nprogram: {script: count.py, cwd: .}\nresources: {time_limit: 30, ranks_per_node: 1}\n"
+        f"monitor: {{notify: [{{on: [not_back], not_back_seconds: 2, command: [sh, -c, 'cat >> {told}']}}]}}\n"
+    )
+    done = programs.ortflow("submit", "-b", "slurm", str(file))
+    assert done.returncode == 0, done.stderr
+    run = Run(programs, "waiting")
+    run.until_step(5)
+    programs.testbed.preempt(run.job, seconds=25)
+    wait_until(told.exists, 60, run.transcript)
+    assert '"event": "not_back"' in told.read_text()
+    assert programs.testbed.state(run.job) != "RUNNING", "the job still waits"
+    wait_until(lambda: '"event": "back"' in told.read_text(), 120, run.transcript)
+    assert told.read_text().count("not_back") == 1
+    assert programs.ortflow("cancel", "waiting").returncode == 0
+
+
 PARAMETERS = """
     import json, os, sys, time
     import ortflow.program

@@ -131,8 +131,12 @@ def test_progress_follows_a_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(4.25, "4.2 s"), (42, "42 s"), (65, "1:05 min"), (12000, "3:20 h"), (260000, "3 days 0 h")]
-)
+    ("seconds", "words"),
+    [
+        (0, "0.0 s"), (4e-5, "40 us"), (9.996e-4, "1 ms"), (0.0123, "12 ms"), (0.06, "0.1 s"), (4.25, "4.2 s"),
+        (42, "42 s"), (65, "1:05 min"), (12000, "3:20 h"), (260000, "3 days 0 h"),
+    ],
+)  # fmt: skip
 def test_durations(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 

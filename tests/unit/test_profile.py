@@ -202,14 +202,28 @@ def test_the_rows_of_a_table_add_up(tmp_path: Path) -> None:
     assert found.mfu == pytest.approx(4e8 / 0.1 / 2e10)
     assert {row.name for row in found.rows("module")} >= {"fc", "act"}
     assert head(found) == (
-        "steps 5 to 6 of 2 ranks: 0.1 s a step; clocks agree within 10 us; MFU 20.0% of 20 GFLOP/s, the fastest matrix "
-        "product in fp32 that was measured on the ranks' cores"
+        "steps 5 to 6 of 2 ranks: 100 ms a step; clocks agree within 10 us; MFU 20.0% of 20 GFLOP/s, the fastest "
+        "matrix product in fp32 that was measured on the ranks' cores"
     )
     text = profile_section(found)
     assert "data wait takes 30%" in text
     assert '<th scope="row">MatMul</th>' in text
     assert table(found, "operator", 2)[-1][0] == f"{len(rows) - 2} more"
     json.dumps(found.to_json())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(4.2e-6, "4.2 us"), (0.00123456, "1.23 ms"), (0.0234, "23.4 ms"), (2.345, "2.35 s"), (75.0, "1:15 min")],
+)
+def test_short_steps_have_digits(tmp_path: Path, seconds: float, words: str) -> None:
+    lines = [
+        {"kind": "window", "rank": 0, "host": "n", "world_size": 1, "first": 1, "to": 1, "clock_error": None},
+        {"kind": "span", "lane": "steps", "name": "step 1", "start": 0.0, "seconds": seconds},
+    ]
+    found = of_records(tmp_path, {0: lines})
+    assert found is not None
+    assert f"{words} a step" in head(found)
 
 
 def test_advice_names_the_largest_savings_with_numbers(tmp_path: Path) -> None:

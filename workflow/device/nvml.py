@@ -14,6 +14,8 @@ from typing import Any
 _UNCORRECTED, _VOLATILE = 1, 0
 _UUID = 96
 """NVML_DEVICE_UUID_V2_BUFFER_SIZE."""
+_UNKNOWN_SIZE = 2**64 - 1
+"""NVML_VALUE_NOT_AVAILABLE."""
 _MANY = 64
 """Largest number of processes queried per GPU."""
 
@@ -61,6 +63,22 @@ class Nvml:
                 found[uuid.value.decode().removeprefix("GPU-").replace("-", "")] = processes
         return found
 
+    def memory_by_process(self) -> dict[int, int]:
+        """Bytes that each process uses on all GPUs that are visible here, by its number on the host.
+
+        Without those of which the driver knows no size (Windows, some containers).
+        """
+        found: dict[int, int] = {}
+        count, handle = ctypes.c_uint(), ctypes.c_void_p()
+        if not self._works("nvmlDeviceGetCount_v2", ctypes.byref(count)):
+            return {}
+        for index in range(count.value):
+            if self._works("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)):
+                for process in self._running(handle) or ():
+                    if process.memory != _UNKNOWN_SIZE:
+                        found[process.pid] = found.get(process.pid, 0) + int(process.memory)
+        return found
+
     def slowed(self, uuid: str) -> int | None:
         """Bits of the reasons why clocks are reduced at present."""
         handle = self._handle(uuid)
@@ -101,9 +119,13 @@ class Nvml:
         return int(place.value) if self._works(name, *arguments, ctypes.byref(place)) else None
 
     def _processes(self, handle: ctypes.c_void_p) -> int | None:
+        running = self._running(handle)
+        return None if running is None else len(running)
+
+    def _running(self, handle: ctypes.c_void_p) -> list[_Process] | None:
         count, found = ctypes.c_uint(_MANY), (_Process * _MANY)()
         works = self._works("nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(count), found)
-        return int(count.value) if works else None
+        return list(found[: count.value]) if works else None
 
     def _broken_rows(self, handle: ctypes.c_void_p) -> int | None:
         """Whether memory rows could not be remapped, or wait for a reset to be remapped."""

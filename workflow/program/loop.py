@@ -29,6 +29,8 @@ from ortflow.workflow.program.library import Library
 from ortflow.workflow.program.output import Output
 from ortflow.workflow.program.serve import Server
 from ortflow.workflow.program.stacks import write_stacks
+from ortflow.workflow.program.usage import FIRST, PERIOD, ProgramUsage
+from ortflow.workflow.threads import start_or_call
 
 TICK = 0.03
 """Longest wait between two looks at the program and the flag of requests, in seconds."""
@@ -74,6 +76,9 @@ class Loop:
         """Seconds without a sign of rank 0's program after which all write their stacks."""
         self._moved_at, self._asked_for_stacks = self._started_at, False
         self._stacks: threading.Thread | None = None
+        self._usage = ProgramUsage(child.pid) if child is not None else None
+        self._measures: threading.Thread | None = None
+        self._measure_at = self._started_at + FIRST
 
     def run(self) -> Ending:
         """Wait for the end of all programs; returns how this one has ended."""
@@ -86,6 +91,8 @@ class Loop:
         finally:
             if self._child is not None:
                 self._child.kill()
+            if self._measures is not None:
+                self._measures.join(2.0)  # a driver may hang
             self._hashing.close()
         assert self._ending is not None
         if self._lead is not None and self._ending.code == EXIT_FAILURE:
@@ -111,6 +118,7 @@ class Loop:
             if status is not None:
                 self._end(status)
         self._stops()
+        self._measure()
         if self._lead is not None:
             while self._own:
                 self._send(self._lead.receive(0, self._own.popleft()))
@@ -242,6 +250,20 @@ class Loop:
             found = [self._limit - since, found[0] if self._killed_in is None else self._killed_in - since]
         known = [seconds for seconds in found if seconds is not None]
         return round(max(0.0, min(known)), 3) if known else None
+
+    def _measure(self) -> None:
+        """Record the memory of the program, beside this loop."""
+        now = self._clock.monotonic()
+        if self._usage is None or self._ending is not None or now < self._measure_at:
+            return
+        if self._measures is None or not self._measures.is_alive():
+            self._measure_at, usage = now + PERIOD, self._usage
+            self._measures = start_or_call("usage", lambda: self._record_usage(usage))
+
+    def _record_usage(self, usage: ProgramUsage) -> None:
+        with contextlib.suppress(OSError):  # a record alone must not end a run
+            if sizes := usage.measure():
+                self._context.events.write("usage", step=self._context.progress.step, **sizes)
 
     # The end
 

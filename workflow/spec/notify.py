@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Section, Text
+from ortflow.workflow.spec.base import PositiveFloat, Section, Text
 
-Notice = Literal["finished", "failed", "hung", "budget_low", "loss_nan"]
+Notice = Literal["finished", "failed", "hung", "budget_low", "loss_nan", "not_back"]
 Address = Annotated[str, Field(pattern=r"^[^@\s<>,]+@[^@\s<>,]+$")]
 
 
@@ -39,7 +39,11 @@ class Notify(Section):
 
     on: list[Notice] = Field(min_length=1)
     """`finished`; `failed`: it has ended and is not restarted; `hung`: an attempt made no progress and was ended;
-    `budget_low`: the next failure or preemption ends the run; `loss_nan`: a step's loss is NaN or infinite."""
+    `budget_low`: the next failure or preemption ends the run; `loss_nan`: a step's loss is NaN or infinite;
+    `not_back`: it was preempted, or restarts for another reason, and has made no new step for `not_back_seconds`. When
+    it makes one after that, another message says so."""
+    not_back_seconds: PositiveFloat = 1800.0
+    """Seconds without a new step after an attempt's end until the message `not_back`."""
     command: list[Text] | None = Field(default=None, min_length=1)
     """Program and arguments; it gets the message as JSON on standard input, and runs in the run directory."""
     webhook: Text | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ortflow.workflow.spec.notify import EMail
+from ortflow.workflow.spec.notify import EMail, Notify
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.sinks import PrometheusSink
@@ -24,6 +24,8 @@ def check_notify(spec: RunSpec) -> Iterator[Problem]:
         if len(targets) != 1:
             what = f"has {' and '.join(targets)}" if targets else "needs a command, a webhook or a mail"
             yield Problem(path, what, "give one of them")
+        if "not_back" not in sink.on and sink.not_back_seconds != Notify.model_fields["not_back_seconds"].default:
+            yield Problem((*path, "not_back_seconds"), "has no effect here", "add not_back to on")
         if sink.mail is not None:
             yield from _check_mail(sink.mail, (*path, "mail"))
         if sink.webhook is not None and not _WEBHOOK.fullmatch(sink.webhook):
