@@ -1,11 +1,11 @@
 """CPU seconds of commands on inputs of unusual size: `python benchmarks/large_inputs.py [NAME …]`.
 
 Prints for each the processor seconds of the command and its children, the memory at its peak, and the exit code.
-On 2026-11-28 (Intel Xeon, 2 cores, CPython 3.11, load 5 to 7):
+On 2026-11-29 many-nodes and many-relus, on 2026-11-28 the others (Intel Xeon, 2 cores, CPython 3.11, load 5 to 8):
 
     unknown-keys   2.2 CPU s     94 MiB  exit 2
-    many-nodes     8.4 CPU s    330 MiB  exit 0
-    many-relus     6.6 CPU s    191 MiB  exit 0
+    many-nodes     7.2 CPU s    330 MiB  exit 0
+    many-relus     4.6 CPU s    191 MiB  exit 0
     long-name      0.4 CPU s    194 MiB  exit 2
     sweep          4.2 CPU s    190 MiB  exit 0, 412,153 bytes
 """

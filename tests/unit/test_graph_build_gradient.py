@@ -71,6 +71,7 @@ def session_of_whole_numbers(name: str) -> onnx.ModelProto:
     return forward([*nodes, summed("f")], [value("a", [3])])
 
 
+@pytest.mark.parametrize("optimized", [True, False])
 @pytest.mark.parametrize(
     ("name", "expected_text"),
     [
@@ -81,11 +82,37 @@ def session_of_whole_numbers(name: str) -> onnx.ModelProto:
         ),
     ],
 )
-def test_kernel_that_is_missing_is_named(name: str, expected_text: str) -> None:
-    made = session_of_whole_numbers(name)
+def test_kernel_that_is_missing_is_named(name: str, expected_text: str, optimized: bool) -> None:
+    made, content = session_of_whole_numbers("/up"), session_of_whole_numbers(name).SerializeToString()
     with pytest.raises(UserError, match=expected_text) as caught:
-        check_loads(kept_child(), made.SerializeToString(), "training", session_of_whole_numbers("/up"))
+        check_loads(kept_child(), content, "training", made, optimized=optimized)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("rejected", "expected_loads"), [(False, ["quick", "own"]), (True, ["quick", "own", "full"])])
+def test_only_the_graph_that_ranks_open_is_optimized_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rejected: bool, expected_loads: list[str]
+) -> None:
+    """Optimizers take nine tenths of the loading of a large graph."""
+    loads: list[str] = []
+    load = Child.load
+
+    def noted(child: Child, model: bytes, kernels: Path | None = None, *, optimized: bool = True) -> None:
+        if b"loss_sum" in model and b"_grad" in model:
+            loads.append("own" if kernels else "full" if optimized else "quick")
+            if kernels and rejected:
+                raise RuntimeFault("no such operator")
+        load(child, model, kernels, optimized=optimized)
+
+    monkeypatch.setattr(Child, "load", noted)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Softmax", ["h"], ["y"])]
+    weights = {"w": RNG.normal(size=(4, 4)).astype("float32")}
+    path = save_model(
+        tmp_path / "model.onnx", nodes, [value("x", ["batch", 4])], [value("y", ["batch", 4])], weights
+    )  # fmt: skip
+    graphs = built(path, MSE)
+    assert loads == expected_loads
+    assert any("rejects ortflow's" in note for note in graphs.notes) == rejected
 
 
 def test_crash_becomes_a_sentence() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import onnx
 from onnx import TensorProto, helper
 
+from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import prune, sort_nodes, topological_order
 
 # d reads c and b, c reads a; b reads no node's output.
@@ -44,3 +45,16 @@ def test_what_no_output_needs_is_taken_out() -> None:
     prune(graph)
     assert ([node.output[0] for node in graph.node], list(graph.value_info)) == (["a", "c"], [])
     onnx.checker.check_graph(graph, onnx.checker.DEFAULT_CONTEXT)
+
+
+def test_a_pass_without_a_change_copies_nothing() -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(NODES[1:], "g", [value("x", TensorProto.FLOAT, [])], [value("c", TensorProto.FLOAT, [])])
+    before = [*graph.node]
+    replace(graph.node, before)
+    sort_nodes(graph)
+    assert all(node is same for node, same in zip(graph.node, before, strict=True))
+    replace(graph.node, before[1:])
+    assert [node.output[0] for node in graph.node] == ["a", "c"]
+    replace(graph.node, [graph.node[1], graph.node[0]])
+    assert [node.output[0] for node in graph.node] == ["c", "a"]

@@ -17,7 +17,7 @@ from ortflow.workflow.assembly.child import Child
 from ortflow.workflow.assembly.evaluating import batch_input, eval_graph, inference_graph
 from ortflow.workflow.assembly.files import serialized, write_files
 from ortflow.workflow.assembly.groups import check_groups
-from ortflow.workflow.assembly.loading import check_loads, kernels_fault
+from ortflow.workflow.assembly.loading import check_loads, has_kernels, kernels_fault
 from ortflow.workflow.assembly.saving import batch_shapes, saving, without_recomputation
 from ortflow.workflow.assembly.starting import started_from
 from ortflow.workflow.assembly.timing import Timing, costs_of, wants_costs, why_counted
@@ -98,7 +98,9 @@ def build_graphs(
             files["infer.onnx"] = infer.SerializeToString(deterministic=True)
         for graph in (training.plain, evaluate):
             check_constants(graph, section.path)
-        check_loads(child, files[TRAIN.name], "training", forward)
+        # Ranks open the graph with ortflow's operators where it loads, and never this one.
+        replaced = training.faster is not None and has_kernels(library.result())
+        check_loads(child, files[TRAIN.name], "training", forward, optimized=not replaced)
         check_loads(child, files["eval.onnx"], "evaluation", forward)
         if section.graphs.optimizer:
             update = user_optimizer_graph(section.graphs.optimizer)
@@ -111,6 +113,7 @@ def build_graphs(
             if fault is None:
                 files[with_kernels_of(TRAIN).name] = content
             else:
+                check_loads(child, files[TRAIN.name], "training", forward)
                 notes.append(f"trained with ONNX Runtime's own kernels, because it rejects ortflow's ({fault})")
         if section.recompute:
             shapes = batch_shapes(inputs, spec.data.micro_batch, length, lengths or {})

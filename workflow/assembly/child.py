@@ -57,8 +57,8 @@ class Child:
         self._stop()
         self._errors.close()
 
-    def load(self, model: bytes, kernels: Path | None = None) -> None:
-        """Open a session of the graph, as a rank will.
+    def load(self, model: bytes, kernels: Path | None = None, *, optimized: bool = True) -> None:
+        """Open a session of the graph, as a rank will, or without ONNX Runtime's optimizers.
 
         Raises
         ------
@@ -67,7 +67,7 @@ class Child:
         EndedBySignal
             If the process was ended by a signal from outside.
         """
-        request = {"kernels": str(kernels or "")}
+        request = {"kernels": str(kernels or ""), "optimized": optimized}
         try:
             self._ask(request, model)
         except _Ended:
@@ -178,6 +178,8 @@ def _load(runtime: Any, request: dict[str, Any], model: bytes) -> dict[str, Any]
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    if not request["optimized"]:
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if request["kernels"]:
         options.register_custom_ops_library(request["kernels"])
     onnxruntime.InferenceSession(

@@ -22,13 +22,14 @@ _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node
 _MADE = re.compile(r"^(.*)_Grad/[^/]*$")
 
 
-def check_loads(child: Child, model: bytes, what: str, forward: onnx.ModelProto) -> None:
+def check_loads(child: Child, model: bytes, what: str, forward: onnx.ModelProto, *, optimized: bool = True) -> None:
     """Raises UserError if ONNX Runtime cannot run the graph on the CPU.
 
-    Names the node if ONNX Runtime does, and its origin in PyTorch if the `forward` graph records it.
+    Names the node if ONNX Runtime does, and its origin in PyTorch if the `forward` graph records it. A graph that no
+    rank of this machine opens is checked without optimizers, which take most of the time.
     """
     try:
-        child.load(model)
+        child.load(model, optimized=optimized)
     except RuntimeFault as fault:
         found = _NO_KERNEL.search(fault.message)
         if found is None:
@@ -48,6 +49,11 @@ def check_loads(child: Child, model: bytes, what: str, forward: onnx.ModelProto)
             where="model.path",
             fix=_FIX,
         ) from None
+
+
+def has_kernels(library: Library | None) -> bool:
+    """Whether this machine has ortflow's operators."""
+    return library is not None and library.path is not None
 
 
 def kernels_fault(child: Child, model: bytes, library: Library | None) -> str | None:

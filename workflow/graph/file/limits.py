@@ -135,6 +135,10 @@ class _Sizes:
         self._schemas: dict[tuple[str, str], defs.OpSchema | None] = {}
         self._inferred: dict[tuple[object, ...], list[onnx.TypeProto | None]] = {}
         """Of nodes that read no elements: operator, attributes and types of the inputs -> types of the outputs."""
+        self._contents: dict[int, tuple[onnx.TypeProto, bytes]] = {}
+        """Of types by their identity, with the type, whose identity another one could have otherwise."""
+        self._fitting: dict[int, onnx.TypeProto] = {}
+        """Types of data that have been checked, by their identity."""
 
     def graph(self, graph: onnx.GraphProto, outer: _Scope) -> None:
         """Visit the nodes of a graph in order; `outer` are the values of the enclosing graphs."""
@@ -197,13 +201,20 @@ class _Sizes:
         key = (
             node.op_type, node.domain,
             None, *(attribute.SerializeToString(deterministic=True) for attribute in node.attribute),
-            None, *(types[name].SerializeToString(deterministic=True) if name else None for name in node.input),
+            None, *(self._content(types[name]) if name else None for name in node.input),
             None, *(bool(name) for name in node.output),
         )  # fmt: skip
         if key not in self._inferred:
             outputs = self._types(schema, node, types, {})
             self._inferred[key] = [outputs.get(name) for name in node.output]
         return {name: _Value(type_) for name, type_ in zip(node.output, self._inferred[key], strict=True) if name}
+
+    def _content(self, value_type: onnx.TypeProto) -> bytes:
+        """A type in bytes; nodes that are alike share the objects of their types."""
+        known = self._contents.get(id(value_type))
+        if known is None:
+            known = self._contents[id(value_type)] = (value_type, value_type.SerializeToString(deterministic=True))
+        return known[1]
 
     def _types(
         self,
@@ -252,6 +263,9 @@ class _Sizes:
                 )
 
     def check(self, node: onnx.NodeProto, value: _Value) -> None:
+        """Raises UserError if a value that the node makes is too large, or is a constant of unknown size."""
+        if not value.constant and not value.cheap and id(value.type) in self._fitting:
+            return
         dims = value.dims
         if dims is None or (value.constant and None in dims):
             if self._only_constants and (node.op_type in _GROWING or self._schema(node) is None):
@@ -278,6 +292,7 @@ class _Sizes:
                 where=self._where,
                 fix=_AGAIN,
             )
+        self._fitting[id(value.type)] = value.type
 
 
 def _bytes(data_type: int, dims: Iterable[int]) -> int:

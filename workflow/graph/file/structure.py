@@ -16,7 +16,7 @@ from ortflow.workflow.graph.domains import CLASSICAL, MICROSOFT
 from ortflow.workflow.graph.file.tensors import check_rank
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import replace
-from ortflow.workflow.graph.ir.order import topological_order
+from ortflow.workflow.graph.ir.order import is_sorted, topological_order
 from ortflow.workflow.graph.ir.shapes import without_weights
 
 DOMAINS = ("", "ai.onnx", CLASSICAL, MICROSOFT)
@@ -184,15 +184,18 @@ def _check_functions(model: onnx.ModelProto, where: str) -> None:
 
 
 def _check_graph(graph: onnx.GraphProto, outer: set[str], where: str) -> None:
-    made: dict[str, str] = {}
+    made: dict[str, str | onnx.NodeProto] = {}
 
-    def define(name: str, what: str) -> None:
+    def define(name: str, owner: str | onnx.NodeProto) -> None:
         if name in made or name in outer:
-            before = made.get(name, "a graph around it")
-            raise UserError(
-                f"the name {walk.quoted(name)} is given twice, to {before} and to {what}", where=where, fix=_AGAIN
+            first, second = (
+                each if isinstance(each, str) else walk.called(each)
+                for each in (made.get(name, "a graph around it"), owner)
             )
-        made[name] = what
+            raise UserError(
+                f"the name {walk.quoted(name)} is given twice, to {first} and to {second}", where=where, fix=_AGAIN
+            )
+        made[name] = owner
 
     for value in graph.input:
         define(value.name, "an input")
@@ -208,11 +211,10 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], where: str) -> None:
     for node in graph.node:
         for name in node.output:
             if name:
-                define(name, walk.called(node))
+                define(name, node)
     known = set(made) | outer
     for node in graph.node:
-        missing = sorted(walk.inputs(node) - known)
-        if missing:
+        if missing := sorted(walk.inputs(node) - known):
             raise UserError(f"{walk.called(node)} reads {walk.quoted(missing[0])}, which no node produces", where=where)
     for value in graph.output:
         if value.name not in known:
@@ -243,8 +245,7 @@ def _check_function(function: onnx.FunctionProto, where: str) -> None:
 
 def _sort(graph: onnx.GraphProto, where: str) -> None:
     """Sort the nodes topologically; keeps the file's order if it is topological."""
-    maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    if all(maker.get(name, -1) < i for i, node in enumerate(graph.node) for name in walk.inputs(node)):
+    if is_sorted(graph.node):
         return
     order = topological_order(graph.node, lambda place, nth: nth)
     if len(order) < len(graph.node):

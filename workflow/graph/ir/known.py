@@ -61,6 +61,7 @@ _BROADCAST = frozenset(
 """Operators whose result may be as large as the product of their inputs."""
 _GROWING = frozenset(["ConstantOfShape", "Expand", "Range", "Tile"])
 """Operators whose result may be much larger than their inputs; evaluated only if its size is known before."""
+_EVALUATED = _PLAIN | _GROWING
 
 
 class Known:
@@ -103,7 +104,7 @@ class Known:
         if node.domain != "" or len(node.output) != 1:
             return None
         name = node.output[0]
-        value = self._made(node) if node.op_type in _PLAIN | _GROWING else None
+        value = self._made(node) if node.op_type in _EVALUATED else None
         if value is None or value.size > _LIMIT or not (value.dtype in (object, np.float32) or is_whole(value)):
             value = self._unknown(name)
         if value is None:
@@ -115,8 +116,9 @@ class Known:
 
     def _unknown(self, name: str) -> np.ndarray | None:
         """A short vector of which only the length is known."""
-        dims = shapes.shape(self._types, name)
-        if dims is None or len(dims) > 1 or None in dims or math.prod(dims) > _FEW:  # type: ignore[arg-type]
+        rank = shapes.rank(self._types, name)
+        dims = None if rank is None or rank > 1 else shapes.shape(self._types, name)
+        if dims is None or None in dims or math.prod(dims) > _FEW:  # type: ignore[arg-type]
             return None
         return np.array([f"{name}#{i}" for i in range(dims[0] or 0)] if dims else f"{name}#", object)
 

@@ -49,21 +49,32 @@ def topological_order(nodes: Sequence[onnx.NodeProto], rank: Callable[[int, int]
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
     """Sort the nodes topologically, otherwise in their present order. Raises OrtflowError if there is a cycle."""
+    if is_sorted(graph.node):
+        return
     order = topological_order(graph.node, lambda place, nth: place)
     if len(order) < len(graph.node):
         stuck = graph.node[min(set(range(len(graph.node))).difference(order))]
         raise OrtflowError(f"{walk.called(stuck)} waits for a value that is computed from its own")
-    if order != list(range(len(order))):
-        replace(graph.node, [graph.node[place] for place in order])
+    replace(graph.node, [graph.node[place] for place in order])
+
+
+def is_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Whether each node stands behind those that make its inputs."""
+    later = {name for node in nodes for name in node.output if name}
+    for node in nodes:
+        if not later.isdisjoint(walk.inputs(node)):
+            return False
+        later.difference_update(node.output)
+    return True
 
 
 def needed_by(nodes: Sequence[onnx.NodeProto], values: Iterable[str]) -> set[int]:
     """Positions of the nodes that some of the values are computed from. Nodes must be sorted."""
     wanted, places = set(values), set()
-    for place in range(len(nodes) - 1, -1, -1):
-        if wanted.intersection(nodes[place].output):
+    for place, node in reversed([*enumerate(nodes)]):
+        if not wanted.isdisjoint(node.output):
             places.add(place)
-            wanted |= walk.inputs(nodes[place])
+            wanted |= walk.inputs(node)
     return places
 
 

@@ -85,6 +85,8 @@ def _inferred(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ())
 
 def _stand_in(node: onnx.NodeProto) -> None:
     """Replace a node of ONNX Runtime by one for which onnx infers the same shapes, in place."""
+    if node.domain == "" and node.op_type != "SimplifiedLayerNormalization":
+        return
     if node.domain == "com.microsoft" and node.op_type in _ALIKE:
         node.op_type, node.domain = "Identity", ""
         del node.input[1:], node.output[1:], node.attribute[:]

@@ -32,7 +32,7 @@ def nodes(top: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Each node of `top` and of its subgraphs."""
     for node in top:
         yield node
-        for graph in subgraphs(node):
+        for graph in subgraphs(node) if node.attribute else ():
             yield from nodes(graph.node)
 
 
@@ -46,8 +46,17 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """The main graph and each subgraph, including those in functions."""
     yield model.graph
-    for node in all_nodes(model):
-        yield from subgraphs(node)
+    for top in (model.graph.node, *(function.node for function in model.functions)):
+        yield from _graphs_below(top)
+
+
+def _graphs_below(top: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    for node in top:
+        if node.attribute:
+            below = list(subgraphs(node))
+            yield from below
+            for graph in below:
+                yield from _graphs_below(graph.node)
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -95,7 +104,8 @@ def captured(graph: onnx.GraphProto) -> set[str]:
 
 def inputs(node: onnx.NodeProto) -> set[str]:
     """Names that a node reads, including those captured by its subgraphs."""
-    read = {name for name in node.input if name}
+    read = set(node.input)
+    read.discard("")
     for graph in subgraphs(node):
         read |= captured(graph)
     return read
@@ -120,7 +130,7 @@ def _read_by(
         for place, name in enumerate(node.input):
             if name:
                 found.setdefault(name, []).append((node, place))
-        for subgraph in closed(node):
+        for subgraph in closed(node) if node.attribute else ():
             for name in captured(subgraph):
                 found.setdefault(name, []).append((node, -1))
     return found
@@ -130,7 +140,7 @@ def with_branches(top: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Each node of `top`, and of the branches of each If."""
     for node in top:
         yield node
-        for graph in subgraphs(node) if is_if(node) else ():
+        for graph in subgraphs(node) if node.attribute and is_if(node) else ():
             yield from with_branches(graph.node)
 
 

@@ -84,9 +84,9 @@ def pad_before_pooling(model: onnx.ModelProto) -> None:
     """
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        attributes = attributes_of(node)
+        attributes = attributes_of(node) if node.op_type == "AveragePool" else {}
         counted = attributes.get("ceil_mode", 0) and attributes.get("count_include_pad", 0)
-        if node.op_type == "AveragePool" and counted and attributes.get("auto_pad", b"NOTSET") == b"NOTSET":
+        if counted and attributes.get("auto_pad", b"NOTSET") == b"NOTSET":
             pads = attributes.pop("pads", [])
             if any(pads):
                 half = len(pads) // 2
@@ -199,6 +199,8 @@ def _uniform(tensor: onnx.TensorProto) -> bool:
 
 
 def _rename_reads(nodes: list[onnx.NodeProto], new_names: dict[str, str]) -> None:
+    if not new_names:
+        return
     for node in walk.nodes(nodes):
         node.input[:] = [new_names.get(name, name) for name in node.input]
         for graph in walk.subgraphs(node):
