@@ -1,12 +1,11 @@
-"""How long the steps of the four walks wait for data, and the table's walk at its size against PyTorch.
+"""How long the steps of four walks wait for data; benchmarks/documented_walks.py compares with PyTorch's numbers.
 
     python benchmarks/walks.py [--only table images masked language] [--rows 200000]
 
 Each walk is one run on this machine's cores: a CSV into a network of three layers, two classes of JPEG files with
 augmentation into timm's resnet18, JSON lines with dynamic masking into DistilBERT of two layers, and packed JSON lines
 into Llama of two layers with LoRA. Prints the share of the steps' time in which they waited for samples, from the
-run's own record. The table's run is also compared with a PyTorch program over the same numbers: F1 of the held-out
-rows, and the processor seconds of both.
+run's own record.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,40 +187,6 @@ def run(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def torch_table(folder: Path) -> tuple[float, float]:
-    """PyTorch's program over the numbers of the table's run: F1 of the held-out rows, and its processor seconds."""
-    from sklearn.metrics import f1_score
-
-    from ortflow.workflow.data.sources import open_evaluation, open_training
-    from ortflow.workflow.spec.file.load import load_run_text
-    from ortflow.workflow.spec.file.paths import resolve_paths
-
-    os.environ["ORTFLOW_CACHE"] = str(folder / "cache")
-    spec = resolve_paths(load_run_text((folder / "run.yaml").read_text(), "run.yaml"), folder / "run.yaml", folder)
-    assert spec.data is not None
-    sets = [open_training(spec.data, spec.seed), open_evaluation(spec.data, spec.seed)]
-    parts = []
-    for samples in sets:
-        assert samples is not None
-        order = np.arange(len(samples))
-        x, labels = samples.read("x", order), samples.read("outcome", order)
-        parts.append((torch.from_numpy(x.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))))
-    torch.set_num_threads(1)  # threads that wait for each other would be counted
-    begun, module = time.process_time(), network()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=LR, weight_decay=0.0)
-    data = torch.utils.data.TensorDataset(*parts[0])
-    for _ in range(EPOCHS):
-        for x, labels in torch.utils.data.DataLoader(data, BATCH, shuffle=True, drop_last=True):
-            loss = torch.nn.functional.cross_entropy(module(x), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    seconds = time.process_time() - begun
-    with torch.no_grad():
-        predicted = module(parts[1][0]).argmax(1)
-    return f1_score(parts[1][1], predicted, average="macro"), seconds
-
-
 def main() -> None:
     """Run the walks, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -240,10 +204,6 @@ def main() -> None:
             (wait,) = (event for event in events if event["event"] == "data_wait")
             shown = f"{name:9} waits {wait['share']:.1%} of the steps' time for data ({wait['seconds']:.2f} s)"
             print(f"{shown}, {spent:.1f} processor seconds, load {load:.1f}", flush=True)
-            if name == "table":
-                last = [event for event in events if event["event"] == "evaluation"][-1]
-                score, seconds = torch_table(folder)
-                print(f"{name:9} F1 {last['f1']:.4f}, PyTorch {score:.4f} in {seconds:.1f} processor seconds")
 
 
 if __name__ == "__main__":
