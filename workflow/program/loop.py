@@ -78,7 +78,7 @@ class Loop:
         self._stacks: threading.Thread | None = None
         self._usage = ProgramUsage(child.pid) if child is not None else None
         self._measures: threading.Thread | None = None
-        self._measure_at = self._started_at + FIRST
+        self._measure_at, self._measured_beat = self._started_at + FIRST, 0.0
 
     def run(self) -> Ending:
         """Wait for the end of all programs; returns how this one has ended."""
@@ -252,12 +252,20 @@ class Loop:
         return round(max(0.0, min(known)), 3) if known else None
 
     def _measure(self) -> None:
-        """Record the memory of the program, beside this loop."""
+        """Record the memory of the program, beside this loop, if rank 0's has moved since the last time.
+
+        The launcher takes every event for a sign that ranks move: of programs that hang there must be none.
+        """
         now = self._clock.monotonic()
         if self._usage is None or self._ending is not None or now < self._measure_at:
             return
-        if self._measures is None or not self._measures.is_alive():
-            self._measure_at, usage = now + PERIOD, self._usage
+        self._measure_at, usage = now + PERIOD, self._usage
+        try:
+            beat = self._context.run_dir.heartbeat.stat().st_mtime
+        except OSError:
+            return
+        if beat != self._measured_beat and (self._measures is None or not self._measures.is_alive()):
+            self._measured_beat = beat
             self._measures = start_or_call("usage", lambda: self._record_usage(usage))
 
     def _record_usage(self, usage: ProgramUsage) -> None:
