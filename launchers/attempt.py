@@ -17,6 +17,7 @@ import psutil
 from ortflow.launchers import processes
 from ortflow.launchers.cause import Cause, statuses
 from ortflow.launchers.exits import Exits
+from ortflow.launchers.mpi_abort import LOG_BYTES, ended_by_mpi
 from ortflow.launchers.start_folder import ROOT
 from ortflow.launchers.tail import last_bytes, newest
 from ortflow.manifests.local import MpiKind
@@ -51,7 +52,14 @@ class Child:
 
     def guess(self, returncode: int) -> Cause | None:
         """The probable cause if neither ranks nor exit statuses give one."""
-        return None
+        return ended_by_mpi(returncode, (), self.ends_of_logs())
+
+    def ends_of_logs(self) -> dict[int, str]:
+        """The end of each rank's log, by rank."""
+        logs = self.run.log(self.number, 0).parent.glob("rank-*.log")
+        return {
+            int(log.stem.removeprefix("rank-")): last_bytes(log, LOG_BYTES).decode(errors="replace") for log in logs
+        }
 
     def output(self) -> str:
         """The end of its output."""
@@ -123,9 +131,17 @@ class Attempt(Child):
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the ranks that did not end with 0, as far as mpirun reports it."""
         pids = self._named_processes() | {process.pid: rank for rank, process in self.ranks.items()}
+        return statuses(self.mpi, returncode, self.output(), pids, self._order_of_ends())
+
+    def _order_of_ends(self) -> Sequence[int]:
+        """All ranks by their end; empty if it is not known."""
         # A rank without a log may have ended before all others; one whose log is open has not ended yet.
         known = all(self.run.log(self.number, rank).exists() for rank in range(self.world_size))
-        return statuses(self.mpi, returncode, self.output(), pids, self._exits.order() if known else ())
+        return self._exits.order() if known else ()
+
+    def guess(self, returncode: int) -> Cause | None:
+        """The rank that ended first, where its end made MPI end the others."""
+        return ended_by_mpi(returncode, self._order_of_ends(), self.ends_of_logs())
 
     def verdict(self, returncode: int) -> Cause | None:
         """None: mpirun reports exit statuses only."""

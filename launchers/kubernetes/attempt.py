@@ -119,8 +119,9 @@ class PodAttempt(Child):
         return conclude(self._before, read_reports(self._pod, self._before), silent)
 
     def guess(self, returncode: int) -> Cause | None:
-        """The host of a rank that was killed while it started."""
-        return early_kill(self.output()) if self._kind == "mpich" else None
+        """The host of a rank that was killed while it started, or the rank whose MPI ended all."""
+        early = early_kill(self.output()) if self._kind == "mpich" else None
+        return early or super().guess(returncode)
 
     def ask_to_leave(self) -> None:
         """Ranks read the stop file: no signal reaches another pod."""

@@ -10,14 +10,13 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ortflow.launchers.attempt import Child
 from ortflow.launchers.cause import Cause, statuses
 from ortflow.launchers.slurm.mpirun_output import lost_node
 from ortflow.launchers.slurm.srun_output import cancelled, first_end, never_launched, verdict
-from ortflow.launchers.tail import last_bytes
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.rundir import RunDir
 
@@ -59,14 +58,9 @@ class StepAttempt(Child):
 
     def guess(self, returncode: int) -> Cause | None:
         """A cancelled step, if no rank has had MPI end them all."""
-        found = cancelled(self.output(), returncode)
-        if found is None or any(_ABORT.search(text) for text in self._ends_of_logs()):
-            return None
-        return found
-
-    def _ends_of_logs(self) -> Iterator[str]:
-        for log in self.run.log(self.number, 0).parent.glob("rank-*.log"):
-            yield last_bytes(log, 1 << 14).decode(errors="replace")
+        if any(_ABORT.search(text) for text in self.ends_of_logs().values()):
+            return super().guess(returncode)
+        return cancelled(self.output(), returncode)
 
     def ask_to_leave(self) -> None:
         """Ranks have seen Slurm's signal or the stop file: there is no other way to reach them."""

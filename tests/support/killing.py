@@ -43,7 +43,9 @@ def run_and_kill(project: Project, file: Path, rank: int, step: int, limit: floa
         assert launcher.wait(limit) == 0, logs(run_dir)
     ends = [record for record in RunDir(run_dir).read_attempts() if record["event"] == "end"]
     assert [end["outcome"] for end in ends] == ["failure", "finished"], logs(run_dir)
-    assert f"rank {rank} was killed by SIGKILL" in ends[0]["cause"]
+    # Where the MPI of another rank notices first, mpirun does not report how the rank ended.
+    sentences = (f"rank {rank} was killed by SIGKILL", f"rank {rank} ended without a report; then MPI on rank ")
+    assert any(sentence in ends[0]["cause"] for sentence in sentences), ends[0]["cause"]
     assert ends[0]["time"] - killed < ENDS_WITHIN
     assert [record["step"] >= step for record in of_kind(run_dir, "resume")] == [True]
     assert of_run(run_dir) == []

@@ -13,6 +13,7 @@ from messages import mentions
 
 from ortflow.launchers import attempt as module
 from ortflow.launchers.attempt import Attempt, Child
+from ortflow.launchers.mpi_abort import ended_by_mpi
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 
@@ -94,3 +95,36 @@ def test_what_cannot_be_started_is_named(tmp_path: Path) -> None:
         Child(run, 0, ["/missing/mpirun", "-n", "2"], os.environ)
     assert mentions(str(raised.value), "/missing/mpirun", "No such file")
     assert run.launcher_log(0).exists()
+
+
+MPI_ERROR = "Abort(1090959) on node 0 (rank 0 in comm 0): Fatal error in internal_Allreduce: Other MPI error"
+
+
+def test_the_rank_whose_end_made_mpi_end_the_others_is_named(start: Start, tmp_path: Path) -> None:
+    """mpirun of MPICH 5.0 then ends with 143, the low byte of the code, and reports the status of no rank."""
+    logs = tmp_path / "run" / "logs" / "attempt-00"
+    opened = f"exec 3>{logs}/rank-0000.log 4>{logs}/rank-0001.log"
+    attempt = start(f"{opened}; exec 4>&-; echo '{MPI_ERROR}, error stack:' >&3; exec 3>&-; exit 143", 2)
+    until(lambda: attempt.poll() is not None)
+    assert attempt.statuses(143) == {}
+    cause = attempt.guess(143)
+    assert cause is not None
+    assert (cause.rank, cause.exit_code) == (1, 143)
+    assert mentions(cause.sentence, "rank 1 ended without a report", "MPI on rank 0", "Other MPI error")
+
+
+@pytest.mark.parametrize(
+    ("order", "logs", "expected_rank", "expected_text"),
+    [
+        ((0, 1), {0: MPI_ERROR, 1: ""}, 0, "MPI on rank 0 ended all ranks"),
+        ((), {0: "", 1: f"step 3\n{MPI_ERROR}\nerror stack:\n"}, 1, "MPI on rank 1 ended all ranks"),
+        ((2, 0, 1), {0: MPI_ERROR, 1: MPI_ERROR, 2: "step 3"}, 2, "rank 2 ended without a report; then MPI on rank 0"),
+        ((0, 1), {0: "Abort(1) was printed by a program", 1: ""}, None, ""),
+    ],
+)
+def test_an_end_of_all_ranks_by_mpi(
+    order: tuple[int, ...], logs: dict[int, str], expected_rank: int | None, expected_text: str
+) -> None:
+    cause = ended_by_mpi(143, order, logs)
+    assert (cause.rank if cause else None) == expected_rank
+    assert expected_text in (cause.sentence if cause else "")
