@@ -238,12 +238,7 @@ def has_kernels(spec: TrainerRunSpec) -> bool:
 
 def _form(graphs: GraphSet, spec: TrainerRunSpec) -> Path | None:
     """The training graph in its form for the device, as far as it is known here; None for the plain one."""
-    from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
+    from ortflow.workflow.graph.forms import Target
 
-    if spec.on_gpus:
-        forms = [half_of(graphs.train)] if spec.train.precision in ("fp16", "bf16") else []
-        forms += [fused_of(graphs.train)] if spec.resources.kernels == "auto" else []
-        forms.append(on_cuda_of(graphs.train))
-    else:
-        forms = [with_kernels_of(graphs.train)] if has_kernels(spec) else []
-    return next((path for path in forms if path.exists()), None)
+    kernels = spec.resources.kernels == "auto" if spec.on_gpus else has_kernels(spec)
+    return Target(spec.on_gpus, kernels, spec.train.precision in ("fp16", "bf16")).form_of(graphs.train)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import pytest
@@ -14,7 +16,7 @@ from ortflow.workflow.fusion.contraction import Contraction
 from ortflow.workflow.fusion.groups import fuse, fused, groups_of
 from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import sort_nodes
-from ortflow.workflow.graph.ir.passes import applied, outputs_without_nodes
+from ortflow.workflow.graph.ir.passes import Pass, Passes, outputs_without_nodes
 
 SHAPES = ([4, 6], [3, 4, 6], [6])
 ELEMENTWISE = ("Add", "Mul", "Sub", "Max")
@@ -150,6 +152,12 @@ def test_the_pass_that_loses_an_output_is_named() -> None:
 
     def refuses(given: onnx.ModelProto) -> onnx.ModelProto:
         raise UserError("no gradient", where="model")
+
+    def applied(model: onnx.ModelProto, *changes: Callable[[onnx.ModelProto], onnx.ModelProto]) -> onnx.ModelProto:
+        passes = [
+            Pass[object](change.__name__, lambda model, _, change=change: change(model), "") for change in changes
+        ]
+        return Passes("", tuple(passes)).run(model, None)
 
     assert applied(model, fused).graph.output == model.graph.output
     with pytest.raises(OrtflowError, match=f"not whole after 'loses_one', .*: output '{lost}' of the graph"):

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -14,10 +15,11 @@ from graph_build_models import built, linear, run_file
 from typer.testing import CliRunner, Result
 
 from ortflow.cli.inspect import inspect
+from ortflow.workflow.assembly import targets
 from ortflow.workflow.assembly.passes import passes_of
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.normalize.prepare import PASSES
-from ortflow.workflow.graph.types import with_kernels_of
+from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.graph.ir.passes import Pass, Passes, without_needs
 
 MSE = {"kind": "mse", "label": "target"}
 
@@ -36,7 +38,7 @@ def test_the_last_passes_have_the_graphs_of_the_run(model: Path) -> None:
     graphs, spec = built(model, MSE), run_file(model, MSE)
     for name, path in (
         ("training/order", graphs.train),
-        ("kernels/order", with_kernels_of(graphs.train)),
+        ("kernels/order", Form.KERNELS.of(graphs.train)),
         ("evaluation/whole", graphs.eval),
         ("inference/whole", graphs.infer),
     ):
@@ -49,7 +51,7 @@ def test_the_effects_add_up(model: Path) -> None:
     recorder = passes_of(run_file(model, MSE))
     names = [effect.name for effect in recorder.effects]
     assert len(set(names)) == len(names)
-    assert names[: len(PASSES) + 2] == ["read", *(one.name for one in PASSES), "wrong-forms-avoided"]
+    assert names[: len(targets.MODEL.passes) + 2] == ["read", *targets.MODEL.names(), "wrong-forms-avoided"]
     starts = {
         "training/loss": "wrong-forms-avoided", "kernels/operators": "training/recomputed",
         "evaluation/whole": "wrong-forms-avoided", "inference/whole": "wrong-forms-avoided",
@@ -60,10 +62,26 @@ def test_the_effects_add_up(model: Path) -> None:
         assert effect.nodes == start + sum(effect.added.values()) - sum(effect.removed.values()), effect.name
 
 
-def test_in_half_precision_and_on_gpus(model: Path) -> None:
-    spec = run_file(model, MSE, resources__gpus_per_rank=1, train__precision="bf16")
-    names = [effect.name for effect in passes_of(spec).effects]
-    assert {"gpu/operators", "half/whole"} <= set(names)
+@pytest.mark.parametrize("changes", [{}, {"resources__gpus_per_rank": 1, "train__precision": "bf16"}])
+def test_the_passes_are_those_of_the_tables(changes: dict[str, Any], model: Path) -> None:
+    names = {effect.name for effect in passes_of(run_file(model, MSE, **changes)).effects}
+    lists = [one for one in targets.all_passes() if not one.graph.startswith(("stage", "part"))]
+    for_gpus = [name for one in lists if one.graph in ("gpu", "cuda", "half") for name in one.names()]
+    wanted = {"read", *(name for one in lists for name in one.names())}
+    # The user's own training graph, of which there is none here, has them twice.
+    wanted -= {*targets.OWN_FUSED.names()}
+    if not changes:
+        wanted -= {*for_gpus, "training/copies-dropped"}
+    assert names == wanted
+
+
+def test_every_pass_comes_behind_what_it_needs() -> None:
+    lists = targets.all_passes()
+    assert not without_needs(lists)
+    early = Passes("training", (Pass("early", lambda model, _: None, "nothing", needs=("gradient",)),), "training/loss")
+    assert without_needs([*lists, early]) == ["training/early needs gradient"]
+    astray = Passes("kernels", early.passes, "training/lost")
+    assert without_needs([*lists, astray])[0] == "kernels begins behind 'training/lost', which no list has"
 
 
 def test_the_command(model: Path, tmp_path: Path) -> None:

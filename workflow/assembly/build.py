@@ -24,6 +24,7 @@ from ortflow.workflow.assembly.timing import Timing, costs_of, wants_costs, why_
 from ortflow.workflow.assembly.torch_names import torch_names
 from ortflow.workflow.assembly.training import TRAIN, synced_files, training_forms, training_of
 from ortflow.workflow.graph.file.limits import check_constants
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.intake.lora import with_lora
 from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.intake.user_graphs import user_optimizer_graph
@@ -36,7 +37,7 @@ from ortflow.workflow.graph.objective.weighted_sum import check_sum
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.roles.role_heuristics import recurrent_biases
 from ortflow.workflow.graph.stages.node_costs import NAME as COSTS
-from ortflow.workflow.graph.types import SEED, VALID, GraphSet, with_kernels_of
+from ortflow.workflow.graph.types import SEED, VALID, GraphSet
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
 from ortflow.workflow.spec.model import single_losses
@@ -106,12 +107,14 @@ def build_graphs(
             update = user_optimizer_graph(section.graphs.optimizer)
             files["optimizer.onnx"] = update.SerializeToString(deterministic=True)
             check_loads(child, files["optimizer.onnx"], "optimizer", update)
-        files |= training.further_files(order)
-        if training.faster is not None:
-            content = serialized(training.faster, order)
+        for form in (Form.PLACED, Form.HALF):
+            if form in training.forms:
+                files[form.of(TRAIN).name] = serialized(training.forms[form], order)
+        if Form.KERNELS in training.forms:
+            content = serialized(training.forms[Form.KERNELS], order)
             fault = kernels_fault(child, content, library.result())
             if fault is None:
-                files[with_kernels_of(TRAIN).name] = content
+                files[Form.KERNELS.of(TRAIN).name] = content
             else:
                 check_loads(child, files[TRAIN.name], "training", forward)
                 notes.append(f"trained with ONNX Runtime's own kernels, because it rejects ortflow's ({fault})")
@@ -119,7 +122,7 @@ def build_graphs(
             shapes = batch_shapes(inputs, spec.data.micro_batch, length, lengths or {})
             kept = training_of(forward, without_recomputation(spec), source, batch, length) if shapes else None
             if shapes and kept:
-                own = with_kernels_of(TRAIN).name in files and library.result() is not None
+                own = Form.KERNELS.of(TRAIN).name in files and library.result() is not None
                 own = spec.resources.kernels == "auto" if spec.on_gpus else own
                 whole = " for the undivided model" if spec.divides else ""
                 notes.append(saving(training, kept, shapes, order, kernels=own, whole=whole))

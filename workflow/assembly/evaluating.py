@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import onnx
 
+from ortflow.workflow.assembly.targets import EVALUATION, EXPORT, Build
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.export.inference import infer_graph
 from ortflow.workflow.graph.intake.source import Source
 from ortflow.workflow.graph.intake.user_graphs import user_eval_graph
 from ortflow.workflow.graph.ir.edit import used
-from ortflow.workflow.graph.objective import evaluation
+from ortflow.workflow.graph.ir.passes import Watch, unwatched
 from ortflow.workflow.graph.objective.compared import metric_outputs
 from ortflow.workflow.graph.types import SEED
 from ortflow.workflow.spec.run import TrainerRunSpec
@@ -27,24 +27,25 @@ def batch_input(graph: onnx.GraphProto, source: Source) -> str:
 
 
 def eval_graph(
-    outputs: Sequence[str], spec: TrainerRunSpec, source: Source, batch: str
+    outputs: Sequence[str], spec: TrainerRunSpec, source: Source, batch: str, watch: Watch = unwatched
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
     """The evaluation graph of the losses' outputs, and the number of classes by label where it is known."""
     section = spec.onnx_model
     all_outputs = {str(value.name): value for value in source.skeleton.graph.output}
     model = source.evaluated([*outputs, *metric_outputs(section.metrics, section.loss, all_outputs)])
-    padded = spec.data.last_batch == "pad"
-    bounds = evaluation.complete(model.graph, section.loss, section.metrics, batch, padded)
+    build = Build(spec, source, batch)
+    model = EVALUATION.run(model, build, watch)
     if section.graphs.eval:
         names = [value.name for value in model.graph.output if value.name.startswith("ortflow.")]
         model = user_eval_graph(section.graphs.eval, source, names)
-    return model, bounds
+        watch("evaluation/own-graph", model)
+    return model, build.classes
 
 
-def inference_graph(spec: TrainerRunSpec, source: Source) -> onnx.ModelProto | None:
+def inference_graph(spec: TrainerRunSpec, source: Source, watch: Watch = unwatched) -> onnx.ModelProto | None:
     """The inference graph; None if the model does not permit one and none is requested."""
     try:
-        return infer_graph(source.inference, source.labels)
+        return EXPORT.run(source.inference, source.labels, watch)
     except UserError:
         if spec.export.enabled:
             raise

@@ -14,16 +14,12 @@ from ortflow.workflow.checkpoint.tensors import header_of
 from ortflow.workflow.disk_space import OutOfDisk, is_full
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.export.model_file import write_array
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.types import (
     LOSS_SCALE,
     SEED,
     GraphSet,
-    fused_of,
-    half_of,
-    on_cuda_of,
-    placed_of,
-    with_kernels_of,
 )
 from ortflow.workflow.parallel.division import NAME
 from ortflow.workflow.rundir import replacing, sync_directory, write_atomically
@@ -40,11 +36,7 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
     try:
         root.mkdir(parents=True, exist_ok=True)
         _remove_division(root)
-        forms = (
-            form(graph)
-            for form in (with_kernels_of, on_cuda_of, placed_of, fused_of, half_of)
-            for graph in (result.train, result.optimizer)
-        )
+        forms = (form.of(graph) for form in Form for graph in (result.train, result.optimizer))
         for graph in (result.infer, result.optimizer, result.state_dict, root / RECORD, *forms):
             # Files of an earlier attempt.
             graph.unlink(missing_ok=True)

@@ -15,11 +15,14 @@ from pathlib import Path
 import onnx
 
 from ortflow.workflow.assembly.evaluating import batch_input, eval_graph, inference_graph
+from ortflow.workflow.assembly.targets import all_passes
 from ortflow.workflow.assembly.training import training_of
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.intake.lora import with_lora
 from ortflow.workflow.graph.intake.source import read_source
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.passes import copied
 from ortflow.workflow.graph.objective.loss import outputs_of
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.spec.run import TrainerRunSpec
@@ -49,11 +52,14 @@ class Recorder:
         self.graph: bytes | None = None
         self._name = name
         self._operators: dict[str, Counter[str]] = {}
+        lists = reversed(all_passes())
+        self._beginnings = {one.graph: one.behind for one in lists}
+        """Graph -> the pass behind which its first list begins."""
 
     def __call__(self, name: str, model: onnx.ModelProto) -> None:
         graph = name.rpartition("/")[0]
         operators = Counter(str(node.op_type) for node in walk.all_nodes(model))
-        before = self._operators.get(graph, self._operators.get(_BEGINNINGS.get(graph, ""), Counter()))
+        before = self._operators.get(graph, self._operators.get(self._beginnings.get(graph, ""), Counter()))
         self._operators[graph] = self._operators[name] = operators
         added, removed = operators - before, before - operators
         self.effects.append(Effect(name, operators.total(), dict(added), dict(removed)))
@@ -61,17 +67,6 @@ class Recorder:
             if model.ByteSize() >= _LARGEST:
                 raise UserError(f"the graph behind {name} is larger than 2 GiB, which no ONNX file is")
             self.graph = model.SerializeToString(deterministic=True)
-
-
-_BEGINNINGS = {
-    "training": "wrong-forms-avoided",
-    "kernels": "training/recomputed",
-    "gpu": "training/recomputed",
-    "half": "training/loss",
-    "evaluation": "wrong-forms-avoided",
-    "inference": "wrong-forms-avoided",
-}
-"""Graph -> the pass behind which it begins."""
 
 
 def passes_of(spec: TrainerRunSpec, after: str | None = None) -> Recorder:
@@ -88,10 +83,12 @@ def passes_of(spec: TrainerRunSpec, after: str | None = None) -> Recorder:
     training = training_of(forward, spec, source, batch, 0, recorder)
     if training.prepared is None:
         recorder("training/own-graph", training.plain)
-    recorder("evaluation/whole", eval_graph(outputs, spec, source, batch)[0])
-    inference = inference_graph(spec, source)
-    if inference is not None:
-        recorder("inference/whole", inference)
+    if spec.on_gpus:
+        from ortflow.workflow.assembly.gpu_forms import gpu_forms
+
+        gpu_forms(copied(training.plain), training.forms.get(Form.PLACED), recorder)
+    eval_graph(outputs, spec, source, batch, recorder)
+    inference_graph(spec, source, recorder)
     if after is not None and recorder.graph is None:
         names = ", ".join(effect.name for effect in recorder.effects)
         raise UserError(f"there is no pass {after!r}", where="--after", fix=f"give one of {names}")

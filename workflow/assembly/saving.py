@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from ortflow.workflow.assembly.files import give_inputs
+from ortflow.workflow.assembly.targets import CUDA, FUSED
 from ortflow.workflow.assembly.training import Training
 from ortflow.workflow.data.inputs import BatchInput
+from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.graph.ir.passes import copied
 from ortflow.workflow.graph.memory.forms import forms_of
 from ortflow.workflow.graph.memory.plan import peak_of
 from ortflow.workflow.graph.memory.plan import sizes_of as bytes_of
@@ -67,7 +70,7 @@ def saving(
         What these are the values of, if not of a rank.
     """
     for training in (recomputed, kept):
-        for model in (training.plain, training.form(kernels=kernels)):
+        for model in (training.plain, training.forms[training.form(kernels=kernels)]):
             give_inputs(model, inputs)
     now, before = (activations(each, batch, kernels=kernels) for each in (recomputed, kept))
     more = operations(recomputed.plain, batch) / max(1, operations(kept.plain, batch)) - 1
@@ -81,22 +84,12 @@ def saving(
 def activations(training: Training, batch: Shapes, *, kernels: bool) -> int:
     """Bytes of the training graph's values at their peak, in the form that ranks load."""
     form = training.form(kernels=kernels)
-    if training.placed is not None and form is not training.halves:
-        form = _on_gpus(form, fused=kernels)
-    found = forms_of(training.plain, form, batch)
-    bound = {value.name for value in (*form.graph.input, *form.graph.output)}
-    return peak_of(form.graph, bytes_of(found.types), bound, found.conditions).held
-
-
-def _on_gpus(model: onnx.ModelProto, *, fused: bool) -> onnx.ModelProto:
-    """The form that the builder makes for GPUs in fp32."""
-    from ortflow.workflow.fusion.groups import fuse
-    from ortflow.workflow.fusion.joins import put_joins
-    from ortflow.workflow.fusion.losses import join_losses
-    from ortflow.workflow.graph.optimize.on_cuda import on_cuda
-
-    made = on_cuda(model)
-    return fuse(join_losses(put_joins(made)))[0] if fused else made
+    model = training.forms[form]
+    if Form.PLACED in training.forms and form is not Form.HALF:
+        model = FUSED.run(copied(model), None) if kernels else CUDA.run(copied(model), None)
+    known = forms_of(training.plain, model, batch)
+    bound = {value.name for value in (*model.graph.input, *model.graph.output)}
+    return peak_of(model.graph, bytes_of(known.types), bound, known.conditions).held
 
 
 def operations(model: onnx.ModelProto, batch: Shapes) -> int:

@@ -8,36 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 
-from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.assembly import targets
 from ortflow.workflow.graph.division.regather import gather_again
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
-from ortflow.workflow.graph.ir.collective import drop_copies
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.edit import import_domain
 from ortflow.workflow.graph.ir.order import sort_nodes
-from ortflow.workflow.graph.optimize import rewrites
-from ortflow.workflow.graph.optimize.on_cuda import on_cuda
-from ortflow.workflow.graph.optimize.order import results_first
-from ortflow.workflow.graph.types import fused_of, on_cuda_of, with_kernels_of
-from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.graph.ir.passes import copied
 
 
 @dataclass(frozen=True)
-class Form:
+class StageForm:
     """One form of the graph of both passes."""
 
     both: onnx.ModelProto
     """Sorted."""
-    path_of: Callable[[Path], Path]
-    """Path of a graph -> path of its form."""
-    finish: Callable[[onnx.ModelProto], onnx.ModelProto]
+    form: Form
+    finish: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda model: model
     """The last change to a graph that is made of it."""
 
 
-def forms_of(model: onnx.ModelProto, length: int, *, on_gpus: bool) -> Iterator[Form]:
+@dataclass(frozen=True)
+class _Length:
+    length: int
+
+
+def forms_of(model: onnx.ModelProto, length: int, *, on_gpus: bool) -> Iterator[StageForm]:
     """The forms of a differentiated stage.
 
     Parameters
@@ -49,40 +48,33 @@ def forms_of(model: onnx.ModelProto, length: int, *, on_gpus: bool) -> Iterator[
     on_gpus
         Whether the run is on GPUs.
     """
-    faster = None if on_gpus else with_kernels(model, length)
-    if on_gpus:
-        own = placed(model)
-        gather_again(own.graph)
-    plain = _composed(model)
-    yield Form(plain, _same, _same_graph)
-    if faster is not None:
-        yield Form(_composed(faster), with_kernels_of, _same_graph)
-    if on_gpus:
-        adapted = on_cuda(plain)
-        sort_nodes(adapted.graph)
-        yield Form(adapted, on_cuda_of, _same_graph)
-        yield Form(own, fused_of, fused)
+    if not on_gpus:
+        yield StageForm(targets.STAGE.run(copied(model), None), Form.PLAIN)
+        yield StageForm(targets.STAGE_KERNELS.run(model, _Length(length)), Form.KERNELS)
+        return
+    own = placed(model)
+    gather_again(own.graph)
+    plain = targets.STAGE.run(model, None)
+    yield StageForm(plain, Form.PLAIN)
+    yield StageForm(targets.STAGE_CUDA.run(plain, None), Form.CUDA)
+    yield StageForm(own, Form.FUSED, fused)
 
 
-def half_form(model: onnx.ModelProto, trained: list[str], precision: str) -> Form:
-    """The form in half precision of a differentiated stage; see `ortflow.workflow.fusion.halved`."""
+def half_form(model: onnx.ModelProto, trained: list[str], precision: str) -> StageForm:
+    """The form in half precision of a differentiated stage, under the name of the graph itself; see
+    `ortflow.workflow.fusion.halved`.
+    """
     from ortflow.workflow.fusion.halved import in_half
 
     both = in_half(model, trained, precision)
     sort_nodes(both.graph)
     gather_again(both.graph)
-    return Form(both, _same, fused)
+    return StageForm(both, Form.PLAIN, fused)
 
 
 def placed(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph of both passes with ortflow's operators for GPUs, sorted. `model` loses its copies of gradients."""
-    from ortflow.workflow.cuda.place import completed
-    from ortflow.workflow.fusion.joins import put_joins
-
-    drop_copies(model.graph)
-    own = put_joins(on_cuda(completed(model)))
-    sort_nodes(own.graph)
-    return own
+    return targets.STAGE_PLACED.run(model, None)
 
 
 def fused(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -92,19 +84,3 @@ def fused(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = groups.fused(model)
     import_domain(copy, CUDA_DOMAIN)
     return copy
-
-
-def _composed(model: onnx.ModelProto) -> onnx.ModelProto:
-    rewrites.after(model.graph)
-    both = compose(model)
-    results_first(both.graph)
-    gather_again(both.graph)
-    return both
-
-
-def _same(path: Path) -> Path:
-    return path
-
-
-def _same_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    return model

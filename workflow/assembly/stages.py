@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 
 from ortflow.workflow.assembly.stage_description import check_statistics, described, notes_on, with_costs
-from ortflow.workflow.assembly.stage_forms import Form, forms_of, half_form
+from ortflow.workflow.assembly.stage_forms import StageForm, forms_of, half_form
 from ortflow.workflow.device import HALF_PRECISIONS
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
@@ -49,7 +49,7 @@ class StageGraphs:
 
     stages: StageSet
     files: dict[Path, bytes]
-    """Path -> content. Graphs of `with_kernels_of` contain ortflow's operators; the set's description comes last."""
+    """Path -> content, of each graph in each of its forms; the set's description comes last."""
     cuts: list[list[str]]
     """The tensors at which the model was cut."""
     trained: tuple[str, ...]
@@ -231,7 +231,7 @@ def _training_files(
     made: StageSet,
     piece: Piece,
     number: int,
-    forms: Iterable[Form],
+    forms: Iterable[StageForm],
     weights: Collection[str],
     *,
     on_gpus: bool = True,
@@ -249,11 +249,11 @@ def _training_files(
             _finish(graph, on_gpus=on_gpus)
             if on_gpus:
                 fix_shapes(graph.graph)
-        files[form.path_of(made.forward(number))] = _bytes(finished[0])
+        files[form.form.of(made.forward(number))] = _bytes(finished[0])
         if backward.graph.output:
-            files[form.path_of(made.backward(number))] = _bytes(finished[1])
+            files[form.form.of(made.backward(number))] = _bytes(finished[1])
         if last:
-            files[form.path_of(made.both(number))] = _bytes(finished[2])
+            files[form.form.of(made.both(number))] = _bytes(finished[2])
     return files
 
 

@@ -15,9 +15,8 @@ from ortflow.workflow.assembly.timing import Timing, costs_of, wants_costs
 from ortflow.workflow.assembly.training import training_forms, with_loss
 from ortflow.workflow.graph.intake.source import read_source
 from ortflow.workflow.graph.objective.loss import outputs_of
-from ortflow.workflow.graph.optimize.layers import mark_layers
 from ortflow.workflow.graph.stages.node_costs import NodeCosts
-from ortflow.workflow.graph.types import LOSS_SUM, GraphSet
+from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.rundir import write_atomically
@@ -57,7 +56,6 @@ class Variants:
         forward = self._source.forward(outputs)
         batch = batch_input(forward.graph, self._source)
         self._prepared, _ = with_loss(forward, spec, self._source, batch)
-        mark_layers(self._prepared, spec.onnx_model.recomputed_layers, self._source.roles.trained, LOSS_SUM)
         self._evaluate, _ = eval_graph(outputs, spec, self._source, batch)
         self.costs: NodeCosts | None = None
         """Of the nodes, by which stages were balanced; none are known where operations were counted. None if no run on

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.data.inputs import BatchInput
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.rundir import write_atomically
 
@@ -29,36 +30,17 @@ LOSS_SCALE = "ortflow.loss_scale"
 """Input, fp32 [1], of training graphs in fp16: the factor of the loss's gradient, and so of all others."""
 
 
-def with_kernels_of(graph: Path) -> Path:
-    """Path of the same graph with our CPU operators (`ortflow.workflow.kernels`); it may not exist."""
-    return graph.with_suffix(".kernels.onnx")
+SYNCED = Path("synced.onnx")
+"""The training graph whose BatchNormalization runs over all ranks (`train.sync_batch_norm`), in the folder of a set."""
 
 
 def synced_of(graph: Path) -> Path:
-    """Path of the training graph whose BatchNormalization runs over all ranks (`train.sync_batch_norm`)."""
-    return graph.with_name("synced.onnx")
+    """Path of SYNCED beside the training graph."""
+    return graph.with_name(SYNCED.name)
 
 
-def on_cuda_of(graph: Path) -> Path:
-    """Path of the same graph adapted to GPUs (`ortflow.workflow.graph.optimize.on_cuda`); it may not exist."""
-    return graph.with_suffix(".cuda.onnx")
-
-
-def fused_of(graph: Path) -> Path:
-    """Path of the same graph with fused kernels (`ortflow.workflow.fusion`); it may not exist."""
-    return graph.with_suffix(".fused.onnx")
-
-
-def placed_of(graph: Path) -> Path:
-    """Path of the training graph with `ortflow.workflow.cuda` operators, from which `fused_of` is made; it may not
-    exist.
-    """
-    return graph.with_suffix(".placed.onnx")
-
-
-def half_of(graph: Path) -> Path:
-    """Path of the same graph in half precision (`ortflow.workflow.fusion.halved`); it may not exist."""
-    return graph.with_suffix(".half.onnx")
+with_kernels_of, on_cuda_of, fused_of = Form.KERNELS.of, Form.CUDA.of, Form.FUSED.of
+placed_of, half_of = Form.PLACED.of, Form.HALF.of
 
 
 @dataclass(frozen=True)

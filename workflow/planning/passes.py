@@ -12,12 +12,13 @@ from pathlib import Path
 
 import onnx
 
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.memory.concrete import Type
 from ortflow.workflow.graph.memory.forms import Forms, forms_of
 from ortflow.workflow.graph.memory.plan import BYTES, Event, events, sizes_of, unknown_of
 from ortflow.workflow.graph.stages.costs import KnownCosts
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, with_kernels_of
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 from ortflow.workflow.parallel.stage import Cost, Stage, StageSet, gradient_from_next
 from ortflow.workflow.planning.replay import ChunkMemory
 
@@ -53,7 +54,7 @@ class _Pass:
 
     @classmethod
     def read(cls, path: Path, shapes: Shapes, known: Mapping[str, Type], *, kernels: bool) -> _Pass:
-        own = with_kernels_of(path)
+        own = Form.KERNELS.of(path)
         model = onnx.load(own) if kernels and own.exists() else None
         return cls(forms_of(onnx.load(path), model, shapes, known))
 

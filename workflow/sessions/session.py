@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ortflow.workflow.device import HALF_PRECISIONS, Device
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
-from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
+from ortflow.workflow.graph.forms import Form, Target
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.failures import SESSION_ERRORS, ran_out
 from ortflow.workflow.sessions.recording import Session, SessionRecording
@@ -76,18 +76,13 @@ class Sessions:
     def form_of(self, graph: Path) -> Path | None:
         """Path of the form that `open_fastest` uses; None if it is the graph itself."""
         if self.device.kind == "cuda":
-            if self.device.precision in HALF_PRECISIONS and half_of(graph).exists():
-                return half_of(graph)
-            form = fused_of(graph) if self.operators is not None and fused_of(graph).exists() else on_cuda_of(graph)
-        elif self._kernels is not None:
-            form = with_kernels_of(graph)
-        else:
-            return None
-        return form if form.exists() else None
+            half = self.device.precision in HALF_PRECISIONS
+            return Target(gpu=True, kernels=self.operators is not None, half=half).form_of(graph)
+        return Target(gpu=False, kernels=self._kernels is not None).form_of(graph)
 
     def standard_form_of(self, graph: Path) -> Path:
         """Path of a form that contains only operators for which ONNX Runtime has kernels on the device."""
-        form = on_cuda_of(graph)
+        form = Form.CUDA.of(graph)
         return form if self.device.kind == "cuda" and form.exists() else graph
 
     @property

@@ -299,27 +299,19 @@ def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:
     """The graphs of a step for GPUs, with ONNX Runtime's kernels only and with ortflow's, for a `train.precision`."""
     import onnx
 
-    from ortflow.workflow.cuda import FUSED, FUSED_SUMS
-    from ortflow.workflow.fusion.groups import fuse, fused
+    from ortflow.workflow.assembly.gpu_forms import gpu_forms
+    from ortflow.workflow.fusion.groups import fuse
     from ortflow.workflow.fusion.half import HALVES
-    from ortflow.workflow.fusion.joins import put_joins
-    from ortflow.workflow.fusion.losses import join_losses
     from ortflow.workflow.fusion.rounded import writing_rounded
     from ortflow.workflow.fusion.scalars import scalars_in_one
-    from ortflow.workflow.graph.ir.passes import applied
-    from ortflow.workflow.graph.optimize.on_cuda import on_cuda
     from ortflow.workflow.optim.gradient import queued_gradient_graph
     from ortflow.workflow.optim.guard import guarded
 
-    train = applied(onnx.load(graphs.train), on_cuda)
-    write_atomically(on_cuda_of(graphs.train), train.SerializeToString())
+    placed = onnx.load(placed_of(graphs.train)) if placed_of(graphs.train).exists() else None
+    for form, train in gpu_forms(onnx.load(graphs.train), placed).items():
+        write_atomically(form.of(graphs.train), train.SerializeToString())
     write_atomically(on_cuda_of(graphs.gradient), queued_gradient_graph().SerializeToString())
     write_atomically(on_cuda_of(graphs.optimizer), guarded(onnx.load(graphs.optimizer)).SerializeToString())
-    if placed_of(graphs.train).exists():
-        train = applied(onnx.load(placed_of(graphs.train)), on_cuda, put_joins)
-    train = applied(train, join_losses, fused)
-    if any(node.op_type in (FUSED, FUSED_SUMS) for node in train.graph.node):
-        write_atomically(fused_of(graphs.train), train.SerializeToString())
     update = guarded(onnx.load(graphs.optimizer), multiplied=True)
     if precision in HALVES:
         update = writing_rounded(update, HALVES[precision])

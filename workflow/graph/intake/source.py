@@ -16,8 +16,8 @@ from ortflow.workflow.graph.file.external import Stored
 from ortflow.workflow.graph.file.read import read_stored
 from ortflow.workflow.graph.ir.edit import make_outputs
 from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.ir.passes import Watch, unwatched
 from ortflow.workflow.graph.ir.recorded_forms import Forms, separate
-from ortflow.workflow.graph.ir.watched_passes import Watch, unwatched
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.normalize.randomness import seed_random_operators
