@@ -1,95 +1,41 @@
 """Time of a training step of ORTModule against eager PyTorch and torch.compile, alternating in one process.
 
-    python benchmarks/ortmodule.py --device cpu --threads 1 --models gpt resnet
-    python benchmarks/ortmodule.py --device cuda --models gpt bert resnet --micro-batch 8 16 --compile
+    python benchmarks/ortmodule.py --device cpu --threads 1 --models gpt resnet --compile default
+    python benchmarks/ortmodule.py --device cuda --models gpt bert --micro-batch 8 16 --compile default reduce-overhead
 
-A step is forward, backward and the update with torch's AdamW (fused on GPUs); on GPUs under autocast to bf16. Prints
-the medians, the ratio to the faster of the others, the first step's seconds, and with `--memory` the peak of memory of
-each, in a process of its own.
+A step is forward, backward and the update with torch's AdamW, fused on GPUs; on GPUs under autocast to bf16. The host
+waits for the GPU after `--steps` steps. Prints a JSON line when a variant has made its first step, with the seconds
+that it took, and one with the median of the rounds, and for ORTModule the ratio to the fastest of the others. `--late`
+modes of torch.compile follow when the others are measured: what is known is printed before they compile. With
+`--memory`, the peak of each, in a process of its own.
+
+Several processes share a GPU with `--lock FILE`: first steps run side by side, measurements alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import fcntl
+import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-
-from ortmodule_models import Gpt
+from ortmodule_cases import BATCH, CASES
 
 from ortflow.torch import ORTModule
 
-Build = Callable[[int, str], tuple[torch.nn.Module, tuple[Any, ...]]]
-
-
-def gpt(batch: int, device: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """124M parameters, 1,024 tokens on a GPU; 3M and 128 on a CPU."""
-    small = device == "cpu"
-    module = Gpt(4096, 192, 4, 6, 128) if small else Gpt(50304, 768, 12, 12, 1024)
-    tokens = torch.randint(0, 4096, (batch, 128 if small else 1024), device=device)
-    return module, (tokens, tokens.roll(-1, 1))
-
-
-def bert(batch: int, device: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """transformers' BertForMaskedLM: base with 512 tokens on a GPU, a small one with 128 on a CPU."""
-    from transformers import BertConfig, BertForMaskedLM
-
-    small = device == "cpu"
-    config = (
-        BertConfig(vocab_size=4096, hidden_size=192, num_hidden_layers=4, num_attention_heads=6, intermediate_size=768)
-        if small
-        else BertConfig()
-    )
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
-
-    class Masked(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = BertForMaskedLM(config)
-
-        def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            found = self.model(input_ids=tokens, labels=labels)
-            return found.logits, found.loss
-
-    tokens = torch.randint(0, 4096, (batch, 128 if small else 512), device=device)
-    return Masked(), (tokens, tokens)
-
-
-def resnet(batch: int, device: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """torchvision's resnet50 with 224 pixels on a GPU, resnet18 with 64 on a CPU."""
-    import torchvision
-
-    small = device == "cpu"
-
-    class Classified(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = torchvision.models.resnet18() if small else torchvision.models.resnet50()
-
-        def forward(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            logits = self.model(images)
-            return logits, torch.nn.functional.cross_entropy(logits, labels)
-
-    size = 64 if small else 224
-    images = torch.randn(batch, 3, size, size, device=device)
-    if not small:
-        images = images.to(memory_format=torch.channels_last)
-    return Classified(), (images, torch.randint(0, 1000, (batch,), device=device))
-
-
-MODELS: dict[str, Build] = {"gpt": gpt, "bert": bert, "resnet": resnet}
-DEFAULT_BATCH = {"cpu": {"gpt": 4, "bert": 4, "resnet": 8}, "cuda": {"gpt": 8, "bert": 32, "resnet": 64}}
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 class Variant:
@@ -100,75 +46,131 @@ class Variant:
         self._optimizer = torch.optim.AdamW(module.parameters(), 1e-4, fused=device == "cuda" or None)
         self.seconds: list[float] = []
         begun = time.perf_counter()
-        self.loss = self._step()
+        self.loss = float(self._step().item())
         self.first = time.perf_counter() - begun
+        self.release()
 
-    def _step(self) -> float:
+    def _step(self) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self._device == "cuda"):
-            loss = self._run(*self._batch)[1]
+            loss: torch.Tensor = self._run(*self._batch)[1]
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
-        return float(loss.item())  # waits for the GPU
+        return loss.detach()
 
     def time(self, count: int) -> None:
+        """Seconds of a step, of `count` in a row."""
         begun = time.perf_counter()
         for _ in range(count):
-            self.loss = self._step()
+            loss = self._step()
+        self.loss = float(loss.item())  # waits for the GPU
         self.seconds.append((time.perf_counter() - begun) / count)
 
+    def release(self) -> None:
+        """Give memory that nothing uses back to the GPU, where other processes compile."""
+        self._optimizer.zero_grad()
+        if self._device == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
 
-def variants(options: argparse.Namespace, model: str, batch: int, only: str = "") -> list[Variant]:
-    torch.manual_seed(0)
-    module, data = MODELS[model](batch, options.device)
-    module = module.to(options.device)
-    if model == "resnet" and options.device == "cuda":
-        module = module.to(memory_format=torch.channels_last)
-    makers: dict[str, Callable[[torch.nn.Module], Any]] = {
-        "eager": lambda m: m,
-        "ortmodule": lambda m: ORTModule(m, verify=options.verify),
-    }
-    if options.compile:
-        makers["compile"] = torch.compile
-        if options.device == "cuda":
-            makers["compile, max-autotune"] = lambda m: torch.compile(m, mode="max-autotune")
-    made = []
-    for name, make in makers.items():
-        if only and name != only:
-            continue
-        own = copy.deepcopy(module)
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is an ORTModule."""
+        return self.name.startswith("ortmodule")
+
+    @property
+    def median(self) -> float:
+        """Seconds of a step; the first round warms up."""
+        return statistics.median(self.seconds[1:] or self.seconds)
+
+
+@contextlib.contextmanager
+def turn(lock: Path | None, *, alone: bool) -> Iterator[None]:
+    """While other processes with the same lock may run, too, or none of them."""
+    if lock is None:
+        yield
+        return
+    with open(lock, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
+class Work:
+    """A model at one size of the micro-batch."""
+
+    def __init__(self, options: argparse.Namespace, model: str, batch: int) -> None:
+        self._options, self._model, self._size = options, model, batch
+        torch.manual_seed(0)
+        module, self._data = CASES[model](batch, options.device)
+        self._module = module.to(options.device)
+
+    def variant(self, name: str) -> Variant | None:
+        """The variant after its first step; None, and a printed reason, if it fails."""
+        own = copy.deepcopy(self._module)
+        run: Any = own
+        if name.startswith("ortmodule"):
+            run = ORTModule(own, verify=self._options.verify and name == "ortmodule")
+        elif name != "eager":
+            torch.compiler.reset()  # sizes of another mode's graphs would become dynamic
+            run = torch.compile(own, mode=name, dynamic=False)
         try:
-            made.append(Variant(name, make(own), own, data, options.device))
+            made = Variant(name, run, own, self._data, self._options.device)
         except Exception as error:  # noqa: BLE001 - the others are still of interest
-            print(f"{model} {batch} {name}: {type(error).__name__}: {str(error)[:500]}", flush=True)
-    return made
+            self.print(name, error=f"{type(error).__name__}: {str(error)[:1500]}")
+            # The graphs differ from PyTorch, or cannot be compared: how fast are they?
+            return self.variant("ortmodule, not compared") if name == "ortmodule" and self._options.verify else None
+        self.print(name, first_s=round(made.first, 1), loss=round(made.loss, 4))
+        return made
+
+    def measure(self, variants: list[Variant]) -> None:
+        """Time all by turns, and print a line for each."""
+        for each in variants:
+            each.seconds.clear()
+        for _ in range(self._options.rounds):
+            for each in variants:
+                each.time(self._options.steps)
+        others = [each.median for each in variants if not each.name.startswith("ortmodule")]
+        for each in variants:
+            ratio = (
+                {"of_fastest_other": round(each.median / min(others), 3)}
+                if each.name.startswith("ortmodule") and others
+                else {}
+            )
+            self.print(each.name, ms=round(each.median * 1e3, 2), **ratio, loss=round(each.loss, 4))
+
+    def print(self, variant: str, **found: Any) -> None:
+        """A line of the result, in one write."""
+        line = {"model": self._model, "micro_batch": self._size, "variant": variant, **found}
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
 
 
 def report(options: argparse.Namespace, model: str, batch: int) -> None:
-    found = variants(options, model, batch)
-    for _ in range(options.rounds):
-        for each in found:
-            each.time(options.steps)
-    medians = {each.name: statistics.median(each.seconds[1:] or each.seconds) for each in found}
-    others = [seconds for name, seconds in medians.items() if name != "ortmodule"]
-    for each in found:
-        line = {
-            "model": model, "micro_batch": batch, "variant": each.name, "ms": round(medians[each.name] * 1e3, 2),
-            "first_s": round(each.first, 1), "loss": round(each.loss, 4),
-        }  # fmt: skip
-        if each.name == "ortmodule" and others:
-            line["speed_against_best"] = round(min(others) / medians["ortmodule"], 3)
-        print(json.dumps(line), flush=True)
-    if options.memory:
-        for each in found:
-            memory(options, model, batch, each.name)
+    """Time the variants of a model."""
+    early = [mode for mode in options.compile if mode not in options.late]
+    with turn(options.lock, alone=False):
+        work = Work(options, model, batch)
+        made = [work.variant(name) for name in ("eager", "ortmodule", *early)]
+    variants = [each for each in made if each is not None]
+    with turn(options.lock, alone=True):
+        work.measure(variants)
+        for each in variants:
+            each.release()
+    for mode in options.late:
+        with turn(options.lock, alone=True):
+            found = work.variant(mode)
+            if found is not None:
+                work.measure([*(each for each in variants if each.is_ours), found])
+                found.release()
+    for name in options.memory:
+        peak_of(options, model, batch, name)
 
 
-def memory(options: argparse.Namespace, model: str, batch: int, name: str) -> None:
-    """The peak of a variant, in a process of its own."""
+def peak_of(options: argparse.Namespace, model: str, batch: int, name: str) -> None:
+    """Print the peak of a variant, found in a process of its own."""
     command = [
         sys.executable, __file__, "--device", options.device, "--models", model, "--micro-batch", str(batch),
-        "--threads", str(options.threads), "--only", name, "--no-verify", *(["--compile"] if options.compile else []),
+        "--threads", str(options.threads), "--only", name, "--no-verify",
     ]  # fmt: skip
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     print((found.stdout.strip().splitlines() or [found.stderr[-300:]])[-1], flush=True)
@@ -180,40 +182,59 @@ def _peak_kib() -> int:
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 
 
+def _gpu_bytes() -> int:
+    """Of this process; of the whole GPU where NVIDIA's library does not say whose they are."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory:
+                return int(process.usedGpuMemory)
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
 def peak(options: argparse.Namespace, model: str, batch: int) -> None:
-    free = torch.cuda.mem_get_info()[0] if options.device == "cuda" else 0
+    """Print the most memory that a variant takes in four steps; neither allocator gives any back within a step."""
+    on_gpu = options.device == "cuda"
+    if on_gpu:
+        torch.zeros(1, device="cuda")
+    before = _gpu_bytes() if on_gpu else 0
     built = _peak_kib()
-    (found,) = variants(options, model, batch, options.only)
-    least = free
+    work = Work(options, model, batch)
+    variant = work.variant(options.only)
+    if variant is None:
+        return
     first = _peak_kib()
+    most = 0
     for _ in range(3):
-        found.time(1)
-        if options.device == "cuda":
-            least = min(least, torch.cuda.mem_get_info()[0])
-    used = (free - least) / 2**20 if options.device == "cuda" else _peak_kib() / 1024
-    line = {"model": model, "micro_batch": batch, "variant": options.only, "peak_mib": round(used)}
-    if options.device == "cpu":
-        line |= {"before_mib": built // 1024, "first_step_mib": first // 1024}
-    print(json.dumps(line), flush=True)
+        variant.time(1)
+        most = max(most, _gpu_bytes() - before) if on_gpu else _peak_kib() * 1024
+    extra = {} if on_gpu else {"before_mib": built // 1024, "first_step_mib": first // 1024}
+    work.print(options.only, peak_mib=round(most / 2**20), **extra)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--micro-batch", nargs="+", type=int)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--compile", action="store_true", help="also torch.compile, on GPUs in two modes")
-    parser.add_argument("--memory", action="store_true", help="also the peak of memory of each")
+    parser.add_argument("--compile", nargs="*", choices=MODES, default=[], help="also these modes of torch.compile")
+    parser.add_argument("--late", nargs="*", choices=MODES, default=[], help="and these, when all else is measured")
+    parser.add_argument("--memory", nargs="*", default=[], help="also the peak of memory of these variants")
+    parser.add_argument("--lock", type=Path, help="file that processes on one GPU share")
     parser.add_argument("--no-verify", dest="verify", action="store_false")
     parser.add_argument("--only", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
     for model in options.models:
-        for batch in options.micro_batch or [DEFAULT_BATCH[options.device][model]]:
+        for batch in options.micro_batch or [BATCH[options.device][model]]:
             (peak if options.only else report)(options, model, batch)
 
 

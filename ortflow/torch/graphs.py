@@ -29,6 +29,7 @@ from ortflow.workflow.graph.normalize.randomness import seed_random_operators
 from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.optimize.layers import mark_layers
+from ortflow.workflow.graph.optimize.mean_losses import divide_means
 from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.stages.halves import halves
@@ -109,6 +110,7 @@ def forward_of(model: onnx.ModelProto, frozen: Collection[str]) -> Forward:
     make_outputs(graph, [*outputs, *new])
     prune(graph)
     seed_random_operators(prepared)
+    divide_means(graph)
     return Forward(prepared, tuple(value.name for value in outputs), moved, counts)
 
 

@@ -9,13 +9,14 @@ import torch
 
 from ortflow.torch.comparison import compare
 from ortflow.torch.function import Call
+from ortflow.torch.gpu_graphs import HALF
 from ortflow.torch.graphs import differentiable, forward_of
 from ortflow.torch.plans import Plan, Plans
 from ortflow.torch.refusals import check_constants
 from ortflow.torch.runtime import Place
 from ortflow.torch.settings import Settings
 from ortflow.torch.structure import Flat
-from ortflow.torch.tracing import Output, Traced, traced
+from ortflow.torch.tracing import Output, Traced, Varying, traced
 from ortflow.torch.verify import Point
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import SEED
@@ -116,15 +117,23 @@ def structure_of(
     `called` is called when the module has run in PyTorch, before it is restored.
     """
     try:
-        return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=True)
+        return _structure(
+            module, call, tensors, settings, called, place=place, trains=trains, varying=_varying(module, place)
+        )
     except UserError as error:
         if not call.tensors:
             raise _with_fallback(error, settings) from None
     # Some operators can be exported or differentiated for known sizes only.
     try:
-        return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=False)
+        return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying="none")
     except UserError as error:
         raise _with_fallback(error, settings) from None
+
+
+def _varying(module: torch.nn.Module, place: Place) -> Varying:
+    """ortflow's convolutions in half precision are chosen for known sizes of images."""
+    convolves = any(isinstance(part, torch.nn.Conv2d) for part in module.modules())
+    return "samples" if place.precision in HALF and convolves else "all"
 
 
 def _with_fallback(error: UserError, settings: Settings) -> UserError:
@@ -146,7 +155,7 @@ def _structure(
     *,
     place: Place,
     trains: bool,
-    varying: bool,
+    varying: Varying,
 ) -> Structure:
     found = traced(module, call, called, varying=varying)
     if trains:

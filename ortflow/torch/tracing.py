@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -66,7 +66,11 @@ class Traced:
         return rebuilt(tensors, self.constants, self.spec)
 
 
-def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *, varying: bool = True) -> Traced:
+Varying = Literal["all", "samples", "none"]
+"""The sizes of arguments that may vary: all, those of first axes, or none."""
+
+
+def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *, varying: Varying = "all") -> Traced:
     """Trace a call `(args, kwargs)`. Raises UserError if it cannot be exported.
 
     `called`: see `changed_buffers`. `varying`: for other sizes, too, where the module allows it.
@@ -79,9 +83,9 @@ def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *,
     given = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in call.tensors)
     names = [f"input/{place}" for place in range(len(given))]
     auto = torch.export.Dim.AUTO
-    axes = (
-        {"tensors": tuple(dict.fromkeys(range(tensor.ndim), auto) for tensor in given)} if given and varying else None
-    )
+    axes = None
+    if given and varying != "none":
+        axes = {"tensors": tuple(dict.fromkeys(_axes(tensor, varying), auto) for tensor in given)}
     with _flattened(module, call, changed, returned), functions_refused():
         program = trace(module, given, {}, names, None, axes)
     refuse_changed_parameters(program)
@@ -116,6 +120,10 @@ def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *,
         lost,
         ranges,
     )
+
+
+def _axes(tensor: torch.Tensor, varying: Varying) -> range:
+    return range(tensor.ndim if varying == "all" else min(tensor.ndim, 1))
 
 
 @contextlib.contextmanager
