@@ -148,7 +148,7 @@ def test_failures_are_sentences(
         assert mentions(refusal(f"{url}/short.csv"), "needs fsspec … pip install 'ortflow[remote]'")
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "s3fs", None)
-        patched.delitem(fsspec.registry._registry, "s3", raising=False)  # where a test has used it
+        patched.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # where a test has used it
         assert mentions(refusal("s3://bucket/a.csv"), "pip install 'ortflow[remote]'")
 
 
