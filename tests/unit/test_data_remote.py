@@ -115,6 +115,18 @@ def _count(url: str) -> int:
     return len(open_samples(DataSet(path=url)))
 
 
+def test_secrets_of_a_url_are_in_no_message(served: tuple[Path, str, list[str]]) -> None:
+    folder, url, _ = served
+    (folder / "table.csv").write_text("x\nword\n")
+    secret = url.replace("//", "//user:hush@")
+    shown = refusal(f"{secret}/gone.csv?X-Amz-Signature=hush")
+    assert shown == f"{url}/gone.csv?…: there is no such file; correct the URL"
+    assert "hush" not in refusal("http://user:hush@127.0.0.1:9/a.csv?key=hush")
+    section = DataSet(path=[f"{secret}/table.csv?key=hush", "b.csv"])
+    assert section.title == f"{url}/table.csv?… and 1 more"
+    assert DataSet(path="s3://bucket/part-?.csv").title == "s3://bucket/part-?.csv"
+
+
 def test_failures_are_sentences(
     served: tuple[Path, str, list[str]], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +148,7 @@ def test_failures_are_sentences(
         assert mentions(refusal(f"{url}/short.csv"), "needs fsspec … pip install 'ortflow[remote]'")
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "s3fs", None)
+        patched.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # where a test has used it
         assert mentions(refusal("s3://bucket/a.csv"), "pip install 'ortflow[remote]'")
 
 

@@ -11,6 +11,7 @@ import functools
 import glob
 import hashlib
 import json
+import logging
 import os
 import posixpath
 import shutil
@@ -31,9 +32,11 @@ from ortflow.workflow.data.cache_lock import held, partial_folder
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph_hashes import hash_of
 from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.spec.locations import without_secrets
 
 _HTTP = ("http", "https")
 _INSTALL = "install it with: pip install 'ortflow[remote]'"
+_CREDENTIALS = "give credentials by the variables or files of its package, such as AWS_ACCESS_KEY_ID"
 _PURPOSE = "remote"
 _QUIET = 2.0
 """Seconds between lines of progress."""
@@ -68,7 +71,7 @@ def fetched(url: str) -> tuple[Path, ...]:
     root = next(cache_folders(_PURPOSE), None)
     if root is None:
         fix = "set ORTFLOW_CACHE to a folder that only you may write to"
-        raise UserError("cannot be kept: there is no folder for it", where=url, fix=fix)
+        raise UserError("cannot be kept: there is no folder for it", where=without_secrets(url), fix=fix)
     with _explained(url):
         system, path = _system(url, scheme)
         remote = _listed(system, path, patterns=scheme not in _HTTP)
@@ -111,15 +114,18 @@ def _system(url: str, scheme: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError:
-        raise UserError("is a URL, which needs fsspec", where=url, fix=_INSTALL) from None
+        raise UserError("is a URL, which needs fsspec", where=without_secrets(url), fix=_INSTALL) from None
     options: dict[str, Any] = {}
     if scheme in _HTTP:
         try:
             import aiohttp
         except ImportError:
-            raise UserError("needs aiohttp", where=url, fix=_INSTALL) from None
+            raise UserError("needs aiohttp", where=without_secrets(url), fix=_INSTALL) from None
         # aiohttp's own limit is five minutes a file.
         options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)}
+    for package in ("gcsfs", "s3fs"):
+        # What they log before they raise would be printed, with tracebacks, where nobody has set up logging.
+        logging.getLogger(package).addHandler(logging.NullHandler())
     system, path = fsspec.url_to_fs(url, **options)
     return system, path
 
@@ -164,12 +170,14 @@ def _fetch(system: Any, url: str, path: str, remote: _Remote, folder: Path, part
             arrived = target.stat().st_size if target.exists() else 0
             if size is not None and arrived != size:
                 what = f"arrived with {arrived} bytes instead of the {size} that its server names"
-                raise UserError(what, where=url if source == url else f"{url} ({source})", fix="try again")
+                raise UserError(what, where=_source(url, source), fix="try again")
         with _explained(url):
             system.invalidate_cache()
             now = _listed(system, path, patterns=patterns).version
         if now != remote.version:
-            raise UserError("has changed while it was fetched", where=url, fix="try again when its writer is done")
+            raise UserError(
+                "has changed while it was fetched", where=without_secrets(url), fix="try again when its writer is done"
+            )
         write_atomically(_record_of(folder), _hash(partial).encode())
         os.rename(partial, folder)
     except FileExistsError:  # where there are no locks, another process may be faster
@@ -177,7 +185,9 @@ def _fetch(system: Any, url: str, path: str, remote: _Remote, folder: Path, part
     except OSError as error:
         if not folder.is_dir():
             what = f"cannot be kept in {folder.parent} ({error.strerror or error})"
-            raise UserError(what, where=url, fix="make room, or set ORTFLOW_CACHE to another folder") from None
+            raise UserError(
+                what, where=without_secrets(url), fix="make room, or set ORTFLOW_CACHE to another folder"
+            ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -192,7 +202,11 @@ def _progress(url: str, folder: Path, total: int) -> Iterator[None]:
             arrived = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             share = f"{arrived / total:.0%}, " if total else ""
             rate = arrived / (time.monotonic() - began) / 1e6
-            print(f"fetching {url}: {share}{arrived / 1e6:.0f} MB, {rate:.1f} MB/s", file=sys.stderr, flush=True)
+            print(
+                f"fetching {without_secrets(url)}: {share}{arrived / 1e6:.0f} MB, {rate:.1f} MB/s",
+                file=sys.stderr,
+                flush=True,
+            )
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
@@ -211,20 +225,31 @@ def _explained(url: str) -> Iterator[None]:
     except UserError:
         raise
     except ImportError as error:
-        raise UserError(f"needs another package ({_line(error)})", where=url, fix=_INSTALL) from None
+        raise UserError(
+            f"needs another package ({_line(error, url)})", where=without_secrets(url), fix=_INSTALL
+        ) from None
+    except PermissionError as error:
+        what = f"access is denied ({_line(error, url)})"
+        raise UserError(what, where=without_secrets(url), fix=_CREDENTIALS) from None
     except FileNotFoundError as error:
         # fsspec's http raises it for every failure.
         cause = error.__cause__
         if cause is None or getattr(cause, "status", None) == 404:
-            raise UserError("there is no such file", where=url, fix="correct the URL") from None
+            raise UserError("there is no such file", where=without_secrets(url), fix="correct the URL") from None
         raise UserError(
-            f"cannot be fetched ({_line(cause)})", where=url, fix="correct the URL or the network"
+            f"cannot be fetched ({_line(cause, url)})", where=without_secrets(url), fix="correct the URL or the network"
         ) from None
     except Exception as error:  # noqa: BLE001 - each package raises its own
-        raise UserError(
-            f"cannot be fetched ({_line(error)})", where=url, fix="correct the URL or the network"
-        ) from None
+        # botocore and google-auth have no class of errors in common.
+        fix = _CREDENTIALS if "Credentials" in type(error).__name__ else "correct the URL or the network"
+        raise UserError(f"cannot be fetched ({_line(error, url)})", where=without_secrets(url), fix=fix) from None
 
 
-def _line(error: BaseException) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+def _source(url: str, source: str) -> str:
+    shown = without_secrets(url)
+    return shown if source == url else f"{shown} ({without_secrets(source)})"
+
+
+def _line(error: BaseException, url: str) -> str:
+    """The first line of an error's text, which may contain the URL."""
+    return str(error).partition("\n")[0].replace(url, without_secrets(url)) or type(error).__name__

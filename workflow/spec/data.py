@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ortflow.workflow.spec.base import Count, Fraction, Number, Positive, Section, Text, no_items, no_keys
+from ortflow.workflow.spec.locations import without_secrets
 from ortflow.workflow.spec.media import AudioSection, ImagesSection, TextSection, TokensSection
 from ortflow.workflow.spec.split import HeldOut
 from ortflow.workflow.spec.tables import Field as TableField
@@ -48,8 +49,8 @@ class DataSet(Section):
 
     @property
     def title(self) -> str:
-        """The paths, for messages."""
-        first, *others = self.paths
+        """The paths, for messages and records."""
+        first, *others = map(without_secrets, self.paths)
         return f"{first} and {len(others)} more" if others else first
 
     @property

@@ -17,11 +17,23 @@ def url_of(text: str) -> str | None:
     return f"file:///{rest}" if scheme == "file" else f"{scheme}://{rest}"
 
 
+def without_secrets(text: str) -> str:
+    """A path for messages and records: of a URL without user, password and query, which may be a key."""
+    url = url_of(text)
+    if url is None:
+        return text
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if scheme in ("http", "https"):  # for others, ? is part of a pattern
+        path = re.sub(r"\?.*", "?…", path)
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
 def absolute(path: Path) -> Path:
     """A path of the command line behind the current folder; a URL has none."""
     return path if url_of(str(path)) is not None else path.absolute()
 
 
 def title_of(path: Path) -> str:
-    """A path of the command line as it was typed, also if it is a URL."""
-    return url_of(str(path)) or str(path)
+    """A path of the command line as it was typed, also if it is a URL, of which secrets are left out."""
+    return without_secrets(str(path))
