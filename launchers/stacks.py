@@ -7,8 +7,10 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from ortflow import workflow
+from ortflow.launchers.source_line import SourceLine, mpi_call, source_line
 from ortflow.launchers.tail import last_bytes
 from ortflow.workflow.hang import PROGRAM_STACKS
 from ortflow.workflow.rundir import RunDir
@@ -24,7 +26,17 @@ _PY_SPY = re.compile(r"^Process \d+: ", re.MULTILINE)
 _PY_SPY_THREAD = re.compile(r"^Thread \S+ \([^)]*\)(?:: .*)?$", re.MULTILINE)
 _PY_SPY_FRAME = re.compile(r"^    (\S.*) \((.*):(\d+)\)$", re.MULTILINE)
 _MAIN = re.compile(r"^Thread \S+ \([^)]*\): \"MainThread\"$", re.MULTILINE)
-_COMMUNICATION = ("workflow/comm/", "workflow/lead.py", "torch/distributed/", "horovod/", "deepspeed/comm/")
+_COMMUNICATION = ("workflow/comm/", "workflow/lead.py", "torch/distributed/", "horovod/", "deepspeed/comm/", "mpi4py/")
+_JAX = (
+    "jax/experimental/multihost_utils.py",
+    "jax/_src/distributed.py",
+    "jax/_src/interpreters/pxla.py",
+    "jax/_src/array.py",
+)
+"""Where JAX meets other processes, and where it runs a computation of all or waits for its result."""
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
+"""Parts of the paths of files that are not the program's."""
+_OWN = os.path.join(os.path.dirname(workflow.__file__ or "?"), "")
 _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 """Where a program waits for other ranks within a backward pass: DistributedDataParallel sums gradients there."""
 
@@ -36,12 +48,22 @@ class Frame:
     file: str
     line: int
     function: str
+    source: str = field(default="", compare=False)
+    """The text of the line, if its file can be read."""
 
     @property
     def communicates(self) -> bool:
         """Whether it belongs to a call to the other ranks."""
         file = self.file.replace(os.sep, "/")
-        return any(part in file for part in _COMMUNICATION) or self.in_backward
+        return any(part in file for part in (*_COMMUNICATION, *_JAX)) or self.in_backward
+
+    @property
+    def of_the_program(self) -> bool:
+        """Whether it is in neither a package nor Python's library."""
+        return not (self.communicates or self.file.startswith(("<", _OWN)) or any(p in self.file for p in _LIBRARIES))
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}" + (f": {self.source}" if self.source else "")
 
     @property
     def in_backward(self) -> bool:
@@ -72,9 +94,24 @@ def stack_in(log: str) -> Stack | None:
 
 def stacks_of(run: RunDir, attempt: int, world_size: int) -> dict[int, Stack | None]:
     """The newest stack of each rank; None where a rank has written none."""
-    return {
-        rank: stack_in(last_bytes(run.log(attempt, rank), TAIL).decode(errors="replace")) for rank in range(world_size)
-    }
+    logs = {rank: last_bytes(run.log(attempt, rank), TAIL).decode(errors="replace") for rank in range(world_size)}
+    read: dict[tuple[str, int], SourceLine] = {}
+    return {rank: None if (stack := stack_in(log)) is None else _with_source(stack, read) for rank, log in logs.items()}
+
+
+def _with_source(stack: Stack, read: dict[tuple[str, int], SourceLine]) -> Stack:
+    """The stack with the text of the program's innermost line; mpi4py is compiled, and has no frames but its calls."""
+    place = next((n for n, frame in enumerate(stack) if frame.of_the_program), None)
+    if place is None:
+        return stack
+    frame = stack[place]
+    if (frame.file, frame.line) not in read:
+        read[frame.file, frame.line] = source_line(frame.file, frame.line)
+    line = read[frame.file, frame.line]
+    named = replace(frame, source=line.text)
+    call = mpi_call(line) if place == 0 else None
+    inner = (Frame("mpi4py/MPI", 0, call),) if call is not None else ()
+    return (*inner, *stack[:place], named, *stack[place + 1 :])
 
 
 def where(stacks: Mapping[int, Stack | None]) -> str:
@@ -90,7 +127,7 @@ def where(stacks: Mapping[int, Stack | None]) -> str:
         if stack[0].communicates:
             waiting[_call(stack)].append(rank)
         else:
-            elsewhere[f"{stack[0].function} ({stack[0].file}, line {stack[0].line})"].append(rank)
+            elsewhere[f"{stack[0].function} ({stack[0]})"].append(rank)
     parts = [f"{_ranks(ranks)} wait{_s(ranks)} for other ranks in {call}" for call, ranks in waiting.items()]
     parts += [f"{_ranks(ranks)} {_are(ranks)} in {place}" for place, ranks in elsewhere.items()]
     if silent:
@@ -105,10 +142,17 @@ def waited_for(stacks: Mapping[int, Stack | None]) -> tuple[int, ...]:
 
 
 def _call(stack: Stack) -> str:
-    if stack[0].in_backward:
-        return "backward"
+    """The call to other ranks, and where the program makes it."""
     public = (frame.function for frame in stack if frame.communicates and not frame.function.startswith("_"))
-    return next(public, stack[0].function)
+    name = "backward" if stack[0].in_backward else next(public, None)
+    if name is None:
+        name = "a computation of JAX" if _in_jax(stack[0]) else stack[0].function
+    frame = next((frame for frame in stack if frame.of_the_program), None)
+    return name if frame is None or not frame.source else f"{name} ({frame})"
+
+
+def _in_jax(frame: Frame) -> bool:
+    return any(part in frame.file.replace(os.sep, "/") for part in _JAX)
 
 
 def _ranks(ranks: list[int]) -> str:
