@@ -55,11 +55,12 @@ def changed_buffers(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    called: Callable[[], object] = lambda: None,
+    called: Callable[[Any], object] = lambda result: None,
 ) -> list[str]:
     """The buffers that a call changes or replaces, by their first names; those of BatchNormalization are left out.
 
-    `called` is called after the call, before the module is restored.
+    `called` is called with what the call returns, before the module is restored. Nothing is recorded for gradients:
+    their activations would be the most memory that a first step takes.
     None are found if the module does not run: its export says why.
     """
     import torch
@@ -81,9 +82,9 @@ def changed_buffers(
     with borrowed(module), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
-        with exportable(module), replaced(torch, "batch_norm", noting(torch.batch_norm)):
-            module(*args, **kwargs)
-        called()
+        with exportable(module), replaced(torch, "batch_norm", noting(torch.batch_norm)), torch.no_grad():
+            result = module(*args, **kwargs)
+        called(result)
         after = dict(module.named_buffers(remove_duplicate=False))
         return [
             name

@@ -31,7 +31,8 @@ def cached(folder: Path, model: onnx.ModelProto, key: Iterable[str], made: Calla
     first = onnx.ModelProto()
     first.CopyFrom(pair.forward)
     described = {
-        "kept": pair.kept, "given": dict(pair.given), "wanted": pair.wanted, "backward": pair.backward is not None
+        "kept": pair.kept, "given": dict(pair.given), "wanted": pair.wanted, "aliases": dict(pair.aliases),
+        "backward": pair.backward is not None,
     }  # fmt: skip
     first.metadata_props.add(key=_KEY, value=json.dumps(described))
     try:
@@ -50,4 +51,6 @@ def _read(forward: Path, backward: Path) -> Pair:
     described = json.loads(next(prop.value for prop in first.metadata_props if prop.key == _KEY))
     del first.metadata_props[:]
     second = onnx.load_model_from_string(backward.read_bytes()) if described["backward"] else None
-    return Pair(first, second, tuple(described["kept"]), described["given"], tuple(described["wanted"]))
+    return Pair(
+        first, second, tuple(described["kept"]), described["given"], tuple(described["wanted"]), described["aliases"]
+    )

@@ -14,12 +14,11 @@ from ortflow.export_random import NotFixed
 from ortflow.torch import verify
 from ortflow.torch.plans import Plan, Plans
 from ortflow.torch.proofs import is_proven, key_of, remember
+from ortflow.torch.runtime import HALF
 from ortflow.torch.structure import Flat
 from ortflow.torch.tracing import Traced
 from ortflow.torch.verify import Point
 from ortflow.workflow.graph.types import SEED
-
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def compare(
@@ -45,8 +44,8 @@ def compare(
     names = [f"output {place}" for place in range(len(roots))] if len(roots) > 1 else ["the output"]
 
     def faults_at(point: Point, *, double: bool) -> dict[str, str]:
-        if plans.place.precision in _HALF:
-            half = _HALF[plans.place.precision]
+        if plans.place.precision in HALF:
+            half = HALF[plans.place.precision]
             exact = verify.eager(module, call, point, plans.wanted, None, roots)
             single = verify.eager(module, call, point, plans.wanted, exact.weights, roots, autocast=half)
             actual = _step(found, plans, checked, point, exact, differentiable)

@@ -73,7 +73,7 @@ class Engine:
         before, after = self._watch.attributes(), list[Any]()
         with _plain():
             made = structure_of(
-                self.module, call, tensors, self.settings, lambda: after.append(self._watch.attributes()),
+                self.module, call, tensors, self.settings, lambda _: after.append(self._watch.attributes()),
                 place=place, trains=trains,
             )  # fmt: skip
         changed = [name for name, value in after[0].items() if before.get(name) != value] if after else []

@@ -43,8 +43,15 @@ _BOUND: dict[int, Any] = {kind: np.dtype(text).type for kind, (_, text) in KINDS
 class Graph:
     """A session whose inputs and outputs are tensors of one device."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, device: Device, on_host: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        device: Device,
+        on_host: Collection[str] = (),
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
         self._session, self._device, self._on_host = session, device, frozenset(on_host)
+        self._aliases = aliases or {}
         on_gpu = device.kind == "cuda"
         memory = native.OrtDevice.default_memory()
         self._host = self._place = native.OrtDevice(native.OrtDevice.cpu(), memory, 0)
@@ -77,7 +84,7 @@ class Graph:
         Returns
         -------
         dict
-            Every output.
+            Every output, and the aliases.
 
         Raises
         ------
@@ -117,10 +124,11 @@ class Graph:
                 raise raised from None
             raise self._device.failure(str(error)) if ran_out(str(error)) else run_failure(str(error)) from error
         values = binding.get_outputs()
-        return {
+        made = {
             name: into[name] if name in into else _tensor(values[number], self._device_of(name))
             for number, name in enumerate(self.outputs)
         }
+        return made | {name: made[source] for name, source in self._aliases.items()}
 
 
 class _Memory:

@@ -11,10 +11,12 @@ from collections.abc import Collection
 import onnx
 
 from ortflow.workflow.assembly import stage_forms
-from ortflow.workflow.fusion.halved import in_half
+from ortflow.workflow.fusion import halved
+from ortflow.workflow.fusion.half import HALVES
 from ortflow.workflow.graph.attention.find import attend
 from ortflow.workflow.graph.ir import shared_entropy
-from ortflow.workflow.graph.ir.order import sort_nodes
+from ortflow.workflow.graph.ir.edit import make_outputs
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.optimize.fixed_shapes import fix_shapes
 
 HALF = ("bf16", "fp16")
@@ -33,9 +35,29 @@ def placed(both: onnx.ModelProto, reached: Collection[str], precision: str) -> o
     """The graph of both passes with ortflow's operators, sorted."""
     if precision not in HALF:
         return stage_forms.placed(both)
-    halves = in_half(both, reached, precision)
+    halves = halved.in_half(both, reached, precision)
     sort_nodes(halves.graph)
     return halves
+
+
+def in_half(graph: onnx.GraphProto, outputs: Collection[str]) -> dict[str, str]:
+    """Give values as they are stored instead of outputs that are only conversions of them to fp32, in place.
+
+    Returns the output's name -> that of the value.
+    """
+    casts = {node.output[0]: node for node in graph.node if node.op_type == "Cast" and node.output[0] in outputs}
+    known = {value.name: value for value in (*graph.value_info, *graph.output)}
+    made: dict[str, str] = {}
+    for name, node in casts.items():
+        source = known.get(node.input[0])
+        if source is None or source.type.tensor_type.elem_type not in HALVES.values():
+            continue
+        made[name] = source.name
+        given = {value.name for value in graph.output}
+        values = [each for each in graph.output if each.name != name]
+        make_outputs(graph, values if source.name in given else [*values, source])
+    prune(graph)
+    return made
 
 
 def finished(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import onnx
 from onnx import helper
@@ -78,6 +78,8 @@ class Pair:
     """Output -> the backward graph's input with the gradient of the loss with respect to it."""
     wanted: tuple[str, ...]
     """Inputs of the forward graph whose gradients `<name>_grad` the backward graph computes."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Output -> the output that is the same in half precision, and that the forward graph gives in its place."""
 
 
 def forward_of(model: onnx.ModelProto, frozen: Collection[str]) -> Forward:
@@ -132,6 +134,8 @@ class Target:
     """fp32, tf32, bf16 or fp16."""
     memory_level: int = 0
     """From 1 on, layers are recomputed."""
+    halves: tuple[str, ...] = ()
+    """Outputs that the user takes in half precision."""
 
 
 def pair_of(
@@ -160,7 +164,8 @@ def pair_of(
     if target.kind == "cpu":
         return pair
     backward = None if pair.backward is None else gpu_graphs.finished(pair.backward)
-    return replace(pair, forward=gpu_graphs.finished(pair.forward), backward=backward)
+    front = gpu_graphs.finished(pair.forward)
+    return replace(pair, forward=front, backward=backward, aliases=gpu_graphs.in_half(front.graph, target.halves))
 
 
 def divided(

@@ -12,7 +12,7 @@ import onnx
 from ortflow.torch.cache import cached
 from ortflow.torch.execution import Graph
 from ortflow.torch.graphs import Forward, Pair, Target, forward_of, on_host, pair_of
-from ortflow.torch.runtime import Place, sessions_for
+from ortflow.torch.runtime import HALF, Place, sessions_for
 from ortflow.torch.settings import Settings
 from ortflow.torch.tracing import Traced
 from ortflow.torch.verify import fixed
@@ -56,7 +56,9 @@ class Plans:
     ) -> None:
         self._traced, self.forward, self.wanted, self._settings = found, forward, tuple(wanted), settings
         self.place = place
-        self._target = Target(place.kind, place.precision, settings.memory_level)
+        half = HALF.get(place.precision)
+        halves = [each.name for each in found.outputs if each.kind == "graph" and each.dtype is half]
+        self._target = Target(place.kind, place.precision, settings.memory_level, tuple(halves))
         self._mode, self._frozen = "training" if training else "evaluation", frozen
 
     def opened(self, roots: frozenset[str], threads: int) -> Plan:
@@ -85,8 +87,10 @@ class Plans:
     def _open(self, pair: Pair, threads: int) -> Plan:
         sessions = sessions_for(self.place, threads, self._settings.debug.log_level.name.lower())
         forward, backward = (
-            None if model is None else Graph(sessions.open(model.SerializeToString()), sessions.device, on_host(model))
-            for model in (pair.forward, pair.backward)
+            None
+            if model is None
+            else Graph(sessions.open(model.SerializeToString()), sessions.device, on_host(model), names)
+            for model, names in ((pair.forward, pair.aliases), (pair.backward, {}))
         )
         assert forward is not None
         return Plan(pair, forward, backward, threads, sessions.kernels)

@@ -21,7 +21,9 @@ _LEGACY_STREAM = 1
 _WRONG = ("GatherToSliceFusion",)
 """Rewrites that break kept values: ONNX Runtime 1.19 makes a Gather by a Range, such as a GPT's positions, a Slice, and
 drops the Range although it is an output, which then has no memory."""
-_HALF = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precision -> the type that autocast computes in."""
+_PRECISIONS = {kind: precision for precision, kind in HALF.items()}
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,9 @@ def place_of(tensors: Iterable[torch.Tensor]) -> Place:
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
     if torch.is_autocast_enabled("cuda"):
         kind = torch.get_autocast_dtype("cuda")
-        if kind not in _HALF:
+        if kind not in _PRECISIONS:
             raise UserError(f"torch.autocast is on for {kind}", fix="use torch.bfloat16 or torch.float16")
-        precision = _HALF[kind]
+        precision = _PRECISIONS[kind]
     index = torch.cuda.current_device() if device.index is None else device.index
     return Place("cuda", index, torch.cuda.current_stream(index).cuda_stream, precision)
 

@@ -9,11 +9,10 @@ import torch
 
 from ortflow.torch.comparison import compare
 from ortflow.torch.function import Call
-from ortflow.torch.gpu_graphs import HALF
 from ortflow.torch.graphs import differentiable, forward_of
 from ortflow.torch.plans import Plan, Plans
 from ortflow.torch.refusals import check_constants
-from ortflow.torch.runtime import Place
+from ortflow.torch.runtime import HALF, Place
 from ortflow.torch.settings import Settings
 from ortflow.torch.structure import Flat
 from ortflow.torch.tracing import Output, Traced, Varying, traced
@@ -107,7 +106,7 @@ def structure_of(
     call: Flat,
     tensors: Tensors,
     settings: Settings,
-    called: Callable[[], object],
+    called: Callable[[Any], object],
     *,
     place: Place,
     trains: bool,
@@ -151,13 +150,13 @@ def _structure(
     call: Flat,
     tensors: Tensors,
     settings: Settings,
-    called: Callable[[], object],
+    called: Callable[[Any], object],
     *,
     place: Place,
     trains: bool,
     varying: Varying,
 ) -> Structure:
-    found = traced(module, call, called, varying=varying)
+    found = traced(module, call, called, varying=varying, half=HALF.get(place.precision))
     if trains:
         check_constants(found.constants_with_gradient)
     forward = forward_of(found.model, frozen_statistics(module))

@@ -70,14 +70,28 @@ Varying = Literal["all", "samples", "none"]
 """The sizes of arguments that may vary: all, those of first axes, or none."""
 
 
-def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *, varying: Varying = "all") -> Traced:
+def traced(
+    module: torch.nn.Module,
+    call: Flat,
+    called: Callable[[Any], object],
+    *,
+    varying: Varying = "all",
+    half: torch.dtype | None = None,
+) -> Traced:
     """Trace a call `(args, kwargs)`. Raises UserError if it cannot be exported.
 
-    `called`: see `changed_buffers`. `varying`: for other sizes, too, where the module allows it.
+    `called`: see `changed_buffers`. `varying`: for other sizes, too, where the module allows it. `half`: the type of
+    autocast, if it is on: what PyTorch returns in half precision is an output of that type.
     """
     args, kwargs = call.rebuilt([tensor.detach() for tensor in call.tensors])
-    with generators_refused():
-        changed = changed_buffers(module, args, kwargs, called)
+    in_eager: list[torch.dtype] = []
+
+    def noted(result: Any) -> None:
+        in_eager.extend([tensor.dtype for tensor in flat(result, "").tensors])
+        called(result)
+
+    with generators_refused(), torch.autocast("cuda", half, enabled=half is not None, cache_enabled=False):
+        changed = changed_buffers(module, args, kwargs, noted)
     returned: list[Flat] = []
     # Each tensor is an object of its own, also if the call has it twice.
     given = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in call.tensors)
@@ -102,7 +116,10 @@ def traced(module: torch.nn.Module, call: Flat, called: Callable[[], object], *,
     sizes, ranges = Sizes.of(program.exported_program), ranges_of(program.exported_program)
     rename_tied(graph, module)
     stored = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-    outputs = _name_outputs(graph, [tensor.dtype for tensor in result.tensors], names, stored)
+    kinds = [tensor.dtype for tensor in result.tensors]
+    if half is not None and len(in_eager) == len(kinds):
+        kinds = [half if eager is half else kind for kind, eager in zip(kinds, in_eager, strict=True)]
+    outputs = _name_outputs(graph, kinds, names, stored)
     name_updates(program, module, changed)
     optimize(program, stored)
     mark_stops(program.model)

@@ -122,3 +122,35 @@ def test_without_gradients_and_in_evaluation(cuda: Runtime) -> None:
     eager.eval(), module.eval()
     with torch.no_grad():
         torch.testing.assert_close(module(x), eager(x), rtol=1e-4, atol=1e-4)
+
+
+def test_outputs_have_the_types_of_autocast(cuda: Runtime) -> None:
+    torch.manual_seed(8)
+    eager, module = pair(Gpt(width=64))
+    batch = tokens(4, 32)
+    with torch.autocast("cuda", torch.bfloat16):
+        expected, actual = eager(batch, batch), module(batch, batch)
+        assert [each.dtype for each in actual] == [each.dtype for each in expected] == [torch.bfloat16, torch.float32]
+        torch.testing.assert_close(actual[0].float(), expected[0].float(), rtol=5e-2, atol=5e-2)
+        losses = [torch.nn.functional.mse_loss(each[0], torch.ones_like(each[0])) for each in (expected, actual)]
+    for loss in losses:
+        loss.backward()
+    mine, other = module.head.weight.grad, eager.head.weight.grad
+    assert (mine - other).norm() <= 2e-2 * other.norm()
+
+
+def test_convolutions_in_half_precision(cuda: Runtime) -> None:
+    torch.manual_seed(9)
+    eager, module = pair(Images())
+    for samples, size in ((8, 16), (5, 16), (8, 20)):
+        x = torch.randn(samples, 3, size, size, device=DEVICE)
+        results = []
+        for each in (eager, module):
+            each.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                result = each(x)
+            result.float().square().mean().backward()
+            results.append(result.float())
+        assert (results[1] - results[0]).norm() <= 3e-2 * results[0].norm()
+        mine, other = module.head.weight.grad, eager.head.weight.grad
+        assert (mine - other).norm() <= 5e-2 * other.norm()
