@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ortflow.torch.fallback import Parts
-from ortflow.torch.refusals import check_call, check_constants, check_module
+from ortflow.torch.fallback import Parts, parts_of
+from ortflow.torch.refusals import FunctionCalled, check_call, check_constants, check_module
 from ortflow.torch.runtime import place_of
 from ortflow.torch.settings import Settings
 from ortflow.torch.structure import Flat, constants_key, described, flat
@@ -25,8 +25,8 @@ MANY = 8
 class Engine:
     """Runs a module's calls as graphs."""
 
-    def __init__(self, module: torch.nn.Module, settings: Settings) -> None:
-        self.module, self.settings = module, settings
+    def __init__(self, module: torch.nn.Module, settings: Settings, *, is_part: bool = False) -> None:
+        self.module, self.settings, self._is_part = module, settings, is_part
         self._watch = Watch(module)
         self._structures: dict[Hashable, list[Structure]] = {}
         self._parts: Parts | None = None
@@ -43,9 +43,11 @@ class Engine:
             tensors = self._watch.tensors()
             structure = self._structure(call, watched, tensors)
         except UserError as error:
-            if self.settings.fallback != "submodule":
+            parts = parts_of(self.module)
+            calls_function = isinstance(error, FunctionCalled) and (self._is_part or parts)
+            if self.settings.fallback != "submodule" and not calls_function:
                 raise
-            self._parts = Parts(self.module, lambda part: Engine(part, self.settings), error)
+            self._parts = Parts(self.module, parts, lambda part: Engine(part, self.settings, is_part=True), error)
             return self._parts(args, kwargs)
         return structure.run(call.tensors, tensors)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,13 +16,18 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class Parts:
-    """A module in PyTorch whose submodules with parameters are run by `engine_of`."""
+    """A module in PyTorch, some of whose submodules are run by `engine_of`."""
 
-    def __init__(self, module: torch.nn.Module, engine_of: Callable[[torch.nn.Module], Run], why: UserError) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        parts: Mapping[str, torch.nn.Module],
+        engine_of: Callable[[torch.nn.Module], Run],
+        why: UserError,
+    ) -> None:
         self._module = module
-        found = dict(_parts(module, ""))
-        self._runs = {part: engine_of(part) for part in found.values()}
-        graphs = f"; as graphs run {', '.join(found)}" if found else ""
+        self._runs = {part: engine_of(part) for part in parts.values()}
+        graphs = f"; as graphs run {', '.join(parts)}" if parts else ""
         warnings.warn(f"{type(module).__name__} runs in PyTorch: {why}{graphs}", stacklevel=5)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -33,14 +38,16 @@ class Parts:
             return self._module(*args, **kwargs)
 
 
-def _parts(module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, torch.nn.Module]]:
+def parts_of(module: torch.nn.Module, prefix: str = "") -> dict[str, torch.nn.Module]:
     """The outermost submodules with a forward and parameters, by name."""
+    parts: dict[str, torch.nn.Module] = {}
     for name, part in module.named_children():
         path = f"{prefix}{name}"
         if isinstance(part, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-            yield from _parts(part, f"{path}.")
+            parts |= parts_of(part, f"{path}.")
         elif any(True for _ in part.parameters()):
-            yield path, part
+            parts[path] = part
+    return parts
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from ortflow.workflow.assembly import stage_forms
 from ortflow.workflow.fusion import halved
 from ortflow.workflow.fusion.half import HALVES
 from ortflow.workflow.graph.attention.find import attend
+from ortflow.workflow.graph.attention.packed_heads import unpack_heads
 from ortflow.workflow.graph.ir import shared_entropy
 from ortflow.workflow.graph.ir.edit import make_outputs
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
@@ -26,7 +27,7 @@ def prepared(model: onnx.ModelProto, wanted: Collection[str], precision: str) ->
     """The forward graph before it is differentiated: in half precision with attention as one node."""
     if precision not in HALF:
         return model
-    attended, _ = attend(model, wanted)
+    attended, _ = attend(unpack_heads(model), wanted)
     shared_entropy.shared(attended)
     return attended
 

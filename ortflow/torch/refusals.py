@@ -13,21 +13,35 @@ from ortflow.export_stops import shadowed
 from ortflow.workflow.errors import UserError
 
 
+class FunctionCalled(UserError):
+    """Forward calls a custom `torch.autograd.Function`."""
+
+
 @contextlib.contextmanager
 def functions_refused() -> Iterator[None]:
-    """Refuse a custom `torch.autograd.Function` inside the block: the exporter would lose its backward."""
+    """Raise FunctionCalled for a custom `torch.autograd.Function` inside the block: the exporter would lose its
+    backward.
+    """
     apply = inspect.getattr_static(torch.autograd.Function, "apply")
+    called: list[str] = []
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.split(".")[0] == "torch":
             return apply.__get__(None, cls)(*args, **kwargs)
-        raise UserError(
-            f"forward calls {cls.__qualname__}, a torch.autograd.Function, whose backward a graph would lose",
-            fix='pass fallback="submodule", which leaves the module that calls it to PyTorch',
-        )
+        called.append(cls.__qualname__)
+        raise RuntimeError(cls.__qualname__)
 
     with shadowed(torch.autograd.Function, "apply", classmethod(applied)):
-        yield
+        try:
+            yield
+        except UserError:
+            if not called:
+                raise
+            raise FunctionCalled(
+                f"forward calls {called[0]}, a torch.autograd.Function, whose backward a graph would lose",
+                fix='call it in a module that has submodules, or pass fallback="submodule", which leaves the module to'
+                " PyTorch",
+            ) from None
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -266,16 +267,36 @@ class Custom(nn.Module):
         return self.rest[0](Twice.apply(self.first(x)))
 
 
-def test_a_function_with_a_backward_of_its_own_is_refused_or_left_to_pytorch() -> None:
-    eager, x = Custom(), torch.randn(3, 4)
-    with pytest.raises(UserError, match=r"Twice, a torch\.autograd\.Function"):
-        ORTModule(copy.deepcopy(eager))(x)
-    module = ORTModule(copy.deepcopy(eager), fallback="submodule")
-    with pytest.warns(UserWarning, match=r"Custom runs in PyTorch.*as graphs run first, rest\.0"):
+class Alone(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return Twice.apply(x)
+
+
+class Nested(Custom):
+    """Calls a function in a submodule without parameters, and in one with some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.custom, self.scale = Custom(), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.rest[0](Alone()(self.custom(self.first(x))) * self.scale)
+
+
+@pytest.mark.parametrize(("kind", "graphs"), [(Custom, r"first, rest\.0"), (Nested, r"first, rest\.0, custom")])
+def test_a_function_with_a_backward_of_its_own_runs_between_graphs(kind: Callable[[], nn.Module], graphs: str) -> None:
+    eager, x = kind(), torch.randn(3, 4)
+    module = ORTModule(copy.deepcopy(eager))
+    with pytest.warns(UserWarning, match=rf"{kind.__name__} runs in PyTorch.*as graphs run {graphs}$"):
         module(x).sum().backward()
     eager(x).sum().backward()
     close(gradients_of(module), gradients_of(eager))
     module(x)  # says it once
+
+
+def test_a_function_without_a_graph_beside_it_is_refused() -> None:
+    with pytest.raises(UserError, match=r"Twice, a torch\.autograd\.Function"):
+        ORTModule(Alone())(torch.ones(3, requires_grad=True))
 
 
 class Decides(nn.Module):
