@@ -55,7 +55,7 @@ programs_with_torch() { # a lane of its own: behind the exports it was the last,
   local pytest=$work/torch/bin/pytest
   renice -n 10 -p $BASHPID >/dev/null
   torch_is_installed || return 0
-  say "programs of DeepSpeed, Horovod and JAX: one case of each (the whole: pytest -m 'chaos or not chaos' tests/torch/test_program_frameworks.py)"
+  say "programs of other frameworks: a case of DeepSpeed, one of JAX or Horovod, one of a process (the whole: pytest -m 'chaos or not chaos' tests/torch/test_program_frameworks.py)"
   attempt frameworks judged frameworks tests/torch/test_program_frameworks.py tests/integration/test_program_run.py::test_torchrun_starts_the_processes_of_a_node
   say "ortflow prove: part $(part 7) of the programs that forget a state (the whole: pytest -m 'chaos or not chaos' tests/integration/test_prove.py)"
   ORTFLOW_PART=$(part 7) attempt prove judged prove tests/integration/test_prove.py -m 'torch and not chaos' # the others ran with the whole runs
