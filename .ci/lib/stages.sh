@@ -55,7 +55,7 @@ programs_with_torch() { # a lane of its own: behind the exports it was the last,
   local pytest=$work/torch/bin/pytest
   renice -n 10 -p $BASHPID >/dev/null
   torch_is_installed || return 0
-  say "programs of DeepSpeed, Horovod and JAX: one case of each (the whole: pytest -m 'chaos or not chaos' tests/torch/test_program_frameworks.py)"
+  say "programs of other frameworks: a case of DeepSpeed, one of JAX or Horovod, one of a process (the whole: pytest -m 'chaos or not chaos' tests/torch/test_program_frameworks.py)"
   attempt frameworks judged frameworks tests/torch/test_program_frameworks.py tests/integration/test_program_run.py::test_torchrun_starts_the_processes_of_a_node
   say "sets in S3 and in Google Cloud Storage"
   attempt object-stores judged object-stores tests/unit/test_data_object_stores.py
@@ -88,12 +88,12 @@ jobs_from_the_wheel() { # the second goes on with what the first leaves
     export CC="$work/fresh/bin/python -m ziglang cc" ORTFLOW_CACHE=$work/cache XDG_CACHE_HOME=$work/cache
     # Half a run with MPICH's own waiting, as users have it, for another ONNX Runtime to go on with. In the others, ranks
     # that wait yield the core to the lanes beside them: that is a third of the time of the processor.
-    "$work/fresh/bin/ortflow" run examples/gpt/run.yaml name=moved train.steps=10 train.schedule.name=constant train.schedule.warmup_steps=5
+    "$work/fresh/bin/ortflow" run examples/gpt/run.yaml name=moved train.steps=6 train.schedule.name=constant train.schedule.warmup_steps=5
     yield_cores
-    # A quarter of its steps, behind which the loss on held-out samples is 2.55; it is 5.2 at the first.
-    "$work/fresh/bin/ortflow" run examples/gpt/run.yaml train.steps=50
+    # An eighth of its steps, behind which the loss on held-out samples is 2.73; it is 5.2 at the first.
+    "$work/fresh/bin/ortflow" run examples/gpt/run.yaml train.steps=25
     [ -n "$(ls "$work"/cache/kernels/*.so)" ]
-    "$work/fresh/bin/python" "$root/.ci/check_run.py" runs/gpt loss below 2.7
+    "$work/fresh/bin/python" "$root/.ci/check_run.py" runs/gpt loss below 2.9
     "$work/fresh/bin/python" examples/gpt/sample.py runs/gpt/export/model.onnx --prompt "def " --length 200
     "$work/fresh/bin/ortflow" run examples/digits/run.yaml
     "$work/fresh/bin/python" "$root/.ci/check_run.py" runs/digits accuracy above 0.95
@@ -109,9 +109,9 @@ jobs_from_the_wheel() { # the second goes on with what the first leaves
     python "$root/.ci/check_run.py" runs/digits accuracy above 0.85
     # The kernels are those of the wheel: nothing is compiled.
     ORTFLOW_CACHE=$work/empty CC=nonesuch ortflow run "$work/job/examples/gpt/run.yaml" name=whole \
-      run_dir="$PWD/runs/whole" prepare=null train.steps=20 train.schedule.name=constant train.schedule.warmup_steps=5
+      run_dir="$PWD/runs/whole" prepare=null train.steps=12 train.schedule.name=constant train.schedule.warmup_steps=5
     grep -q "CPU kernels: ortflow's own" -r runs/whole/logs && [ -z "$(ls "$work"/empty/kernels 2>/dev/null)" ]
-    (cd "$work/job" && ortflow resume moved train.steps=20 checkpoint.exact=false)
+    (cd "$work/job" && ortflow resume moved train.steps=12 checkpoint.exact=false)
     python "$root/.ci/check_curves.py" runs/whole "$work/job/runs/moved" 1e-5
   )
 }

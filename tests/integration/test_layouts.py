@@ -19,8 +19,8 @@ from project import FEW_CORES, MPICH_SUMS, Project, command, curve, evaluations,
 pytestmark = pytest.mark.rotates
 
 SHAPE: dict[str, Any] = {
-    "train__steps": 20, "train__global_batch": 8, "data__micro_batch": 2, "resources__cpus_per_rank": 1,
-    "train__schedule": {"name": "constant"}, "train__evaluation": {"every_steps": 10}, "checkpoint__every_steps": 4,
+    "train__steps": 12, "train__global_batch": 8, "data__micro_batch": 2, "resources__cpus_per_rank": 1,
+    "train__schedule": {"name": "constant"}, "train__evaluation": {"every_steps": 6}, "checkpoint__every_steps": 4,
     "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}, "train__clip_norm": 1.0,
 }  # fmt: skip
 LAMB: dict[str, Any] = {
@@ -56,9 +56,9 @@ COMBINED: dict[str, tuple[int, dict[str, Any]]] = {
 }
 """Further combinations, in shorter runs."""
 MOVES: dict[str, list[tuple[int, int, dict[str, Any]]]] = {
-    "stages": [(4, 2, {"pipeline": 2}), (6, 4, {"pipeline": 2}), (20, 2, {"horizontal": 2})],
-    "shares": [(4, 2, {"horizontal": 2}), (10, 2, {"zero": 1}), (20, 4, {"pipeline": 2, "horizontal": 2})],
-    "alone": [(4, 4, {"pipeline": 2, "horizontal": 2}), (7, 1, {}), (20, 4, {"pipeline": 2, "zero": 1})],
+    "stages": [(4, 2, {"pipeline": 2}), (6, 4, {"pipeline": 2}), (12, 2, {"horizontal": 2})],
+    "shares": [(4, 2, {"horizontal": 2}), (10, 2, {"zero": 1}), (12, 4, {"pipeline": 2, "horizontal": 2})],
+    "alone": [(4, 4, {"pipeline": 2, "horizontal": 2}), (7, 1, {}), (12, 4, {"pipeline": 2, "zero": 1})],
 }  # fmt: skip
 """Of each walk: the steps after which the layout changes, its ranks, and the layout."""
 

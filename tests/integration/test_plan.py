@@ -192,7 +192,8 @@ def test_a_budget_that_is_too_small_names_the_smallest_that_fits(large: Project)
 
 def test_layouts_that_fit_only_with_recomputation_are_listed_with_it(large: Project) -> None:
     """Predicted memory of two ranks of a pipeline is what a run with the printed keys measures."""
-    file = large.write("recompute", **QUICK, train__global_batch=32, data__micro_batch=8)
+    short = {**QUICK, "train__steps": 1, "checkpoint__every_steps": 1}
+    file = large.write("recompute", **short, train__global_batch=32, data__micro_batch=8)
     plain = found(large, file, "--no-measure")
     assert all(each["recompute"] is None for each in plain["layouts"]), "all fit"
     needs = {json.dumps(each["parallel"]): each for each in plain["layouts"]}

@@ -57,8 +57,13 @@ class Forks:
         self.socket.close()
         self.process.wait()
 
-    def run(self, program: str, *arguments: str, folder: Path, environment: Mapping[str, str], timeout: float) -> Ended:
+    def run(
+        self, program: str, *arguments: str, folder: Path, environment: Mapping[str, str], timeout: float,
+        merged: bool = False,
+    ) -> Ended:  # fmt: skip
         """As `subprocess.run` with a script, or with the name of a module, and its output captured.
+
+        With `merged`, standard error goes where the output does.
 
         Raises
         ------
@@ -69,7 +74,10 @@ class Forks:
         with contextlib.ExitStack() as ends:
             pairs = [os.pipe() for _ in range(3)]
             out, err, status = (ends.enter_context(os.fdopen(end, "rb", buffering=0)) for end, _ in pairs)
-            socket.send_fds(self.socket, [json.dumps(request).encode()], [end for _, end in pairs])
+            ends_of_fork = [end for _, end in pairs]
+            if merged:
+                ends_of_fork[1] = ends_of_fork[0]
+            socket.send_fds(self.socket, [json.dumps(request).encode()], ends_of_fork)
             for _, end in pairs:
                 os.close(end)
             pid = int(status.readline())
@@ -91,12 +99,23 @@ def run_command(
 
     The process that forks has `modules` besides what most commands import.
     """
-    if (forks := _forks_for(folder, environment, (*COMMAND, *modules))) is not None:
+    forks = None if any(folder.glob("*.py")) else _forks_for(environment, (*COMMAND, *modules))
+    if forks is not None:
         return forks.run("ortflow", *arguments, folder=folder, environment=environment, timeout=timeout)
     return subprocess.run(
         [sys.executable, "-m", "ortflow", *arguments], cwd=folder, env=dict(environment), capture_output=True,
         text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+def run_merged(
+    *arguments: str, folder: Path, environment: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str] | None:
+    """As `run_command`, in a folder whose Python files no command imports, with one stream; None without a fork."""
+    forks = _forks_for(environment, COMMAND)
+    if forks is None:
+        return None
+    return forks.run("ortflow", *arguments, folder=folder, environment=environment, timeout=timeout, merged=True)
 
 
 COMMAND = (
@@ -107,8 +126,8 @@ _KNOWN: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], Forks | None] =
 """By modules and environment; None behind its first command."""
 
 
-def _forks_for(folder: Path, environment: Mapping[str, str], modules: tuple[str, ...]) -> Forks | None:
-    """None for the first command under an environment, for modules in the folder, and for what Python itself reads."""
+def _forks_for(environment: Mapping[str, str], modules: tuple[str, ...]) -> Forks | None:
+    """None for the first command under an environment, and for what Python itself reads."""
     fixed = frozenset((name, text) for name, text in environment.items() if not name.startswith(FREE))
     if any(name.startswith("PYTHON") and os.environ.get(name) != text for name, text in fixed - {WARNINGS}):
         return None
@@ -118,7 +137,7 @@ def _forks_for(folder: Path, environment: Mapping[str, str], modules: tuple[str,
     elif _KNOWN[key] is None and sum(forks is not None for forks in _KNOWN.values()) < MOST:
         # Without the free variables: tests look for what stays of a run or of a testbed by the variables of processes.
         _KNOWN[key] = Forks(*modules, environment={**dict(fixed), "PATH": os.environ["PATH"]})
-    return None if any(folder.glob("*.py")) else _KNOWN[key]
+    return _KNOWN[key]
 
 
 WARNINGS = ("PYTHONWARNINGS", "default")
@@ -129,7 +148,7 @@ SPENT = [0.0]
 
 def read_all(files: list, deadline: float) -> list[str]:  # type: ignore[type-arg]
     """Each file's content to its end."""
-    contents = dict.fromkeys(files, b"")
+    contents = {file: bytearray() for file in files}
     with selectors.DefaultSelector() as selector:
         for file in files:
             selector.register(file, selectors.EVENT_READ)
@@ -139,7 +158,7 @@ def read_all(files: list, deadline: float) -> list[str]:  # type: ignore[type-ar
                 raise TimeoutError
             for key, _ in ready:
                 part = os.read(key.fd, 1 << 16)
-                contents[key.fileobj] += part  # type: ignore[index]
+                contents[key.fileobj].extend(part)  # type: ignore[index]
                 if not part:
                     selector.unregister(key.fileobj)
     return [contents[file].decode() for file in files]

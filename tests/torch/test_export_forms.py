@@ -26,6 +26,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.spec.optimizers import Adam
 
+pytestmark = pytest.mark.rotates
 CLASSES, STEPS = 3, 5
 LOSS = CrossEntropy(kind="cross_entropy", output="output")
 ADAM = Adam(name="adamw", lr=1e-2, weight_decay=0.0, epsilon=1e-3)

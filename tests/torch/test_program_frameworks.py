@@ -103,14 +103,14 @@ def test_a_deepspeed_pipeline_is_killed_and_resumes(tmp_path: Path) -> None:
     check(tmp_path, "deepspeed_engines.py", "pipeline")
 
 
-@pytest.mark.rotates
+@pytest.mark.rotates("jax or horovod")
 @pytest.mark.parametrize("level", [1, 2])
 def test_jax_is_killed_and_resumes(tmp_path: Path, level: int) -> None:
     needs("jax")
     check(tmp_path, "jax_processes.py", f"level-{level}")
 
 
-@pytest.mark.rotates
+@pytest.mark.rotates("jax or horovod")
 @pytest.mark.parametrize("level", [2, 1])
 def test_horovod_is_killed_and_resumes(tmp_path: Path, level: int) -> None:
     """Without MPI, horovodrun alone brings the ranks together."""

@@ -24,6 +24,7 @@ from ortflow.workflow.graph.memory.plan import peak_of, sizes_of
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.onnx_runtime import onnxruntime
 
+pytestmark = pytest.mark.rotates
 LEVELS = onnxruntime.GraphOptimizationLevel
 EXPORTS = [("for_training", 18), ("torchscript", 17)]
 LAYERS = {"gpt2": (2, 2), "bert": (2, 3), "llama": (2, 2), "t5": (5, 6), "vit": (2, 2), "whisper": (4, 5)}
