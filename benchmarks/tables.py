@@ -1,8 +1,9 @@
 """Reading a CSV where it is: rows a second against PyTorch's DataLoader, and the index against pyarrow's own scan.
 
-`python benchmarks/tables.py [--gigabytes 1] [--rounds 3] [--folder FOLDER]` writes a CSV of numbers and text, and prints for it
+`python benchmarks/tables.py [--gigabytes 1] [--rounds 3] [--folder FOLDER]` prints for a CSV of numbers and text
+that it writes
 
-- the seconds and the peak memory of the pass that indexes it, beside those of `pyarrow.csv.open_csv`;
+- seconds, processor seconds and peak memory of the pass that indexes it, beside those of `pyarrow.csv.open_csv`;
 - rows a second in shuffled batches of 256, as a run reads them, beside a DataLoader over the same file: one that reads
   the rows where they are with pyarrow, as this does, and one over a table that pyarrow has read into memory before.
 """
