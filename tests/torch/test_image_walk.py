@@ -1,4 +1,4 @@
-"""Two classes of PNG files to a trained model: a residual network with augmentation, killed and resumed, bit by bit."""
+"""Two classes of PNG files to a trained model: rank and worker of the data are killed, and the bits stay the same."""
 
 from __future__ import annotations
 
@@ -54,7 +54,13 @@ RUN: dict[str, Any] = {
     "restart": {"failures": 3, "backoff": {"first": 0.0, "limit": 0.0}},
 }
 FUNCTION = """
+import contextlib, os, signal
+
 def erase(image, random):
+    if folder := os.environ.get("TEST_WORKERS_END"):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(folder + "/ended", os.O_CREAT | os.O_EXCL))
+            os.kill(os.getpid(), signal.SIGKILL)
     top, left = random.integers(0, 12, 2)
     image[:, top : top + 4, left : left + 4] = 0
     return image
@@ -95,9 +101,11 @@ def test_from_png_files_to_a_model(tmp_path: Path) -> None:
     struck = tmp_path / "struck"
     struck.mkdir()
     Plan(steps=steps + 1, signal="SIGKILL", step=5).write(struck)
-    again = tiny.command("run", "run.yaml", "--fresh", timeout=200, **{FOLDER_VARIABLE: str(struck)})
+    changes = {FOLDER_VARIABLE: str(struck), "TEST_WORKERS_END": str(struck)}
+    again = tiny.command("run", "run.yaml", "--fresh", timeout=200, **changes)
     assert again.code == 0, again.said
     assert (struck / "struck").exists()
+    assert (struck / "ended").exists(), "a worker of the data was killed"
     assert len(of_kind(tiny.run_dir, "resume")) == 1
     assert result(tiny.run_dir) == expected
     workers = [

@@ -36,7 +36,7 @@ class Peer:
     losses: list[float]
     """Before each step."""
     module: torch.nn.Module
-    """Trained, without adapters' parametrizations only where the run has none."""
+    """Trained; that of a run with adapters has parametrizations."""
     evaluation: dict[str, float]
     """Of the held-out samples, under the names of the run's metrics."""
     held_out: list[Arrays]
