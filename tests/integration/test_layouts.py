@@ -27,7 +27,8 @@ LAMB: dict[str, Any] = {
     "train__optimizer": {"name": "lamb", "lr": 1e-2, "weight_decay": 0.1}, "train__steps": 10
 }  # fmt: skip
 SHORT: dict[str, Any] = {
-    "train__steps": 6, "train__evaluation": {"every_steps": 3}, "train__check_gradient": False
+    "train__steps": 6, "train__evaluation": {"every_steps": 3}, "train__check_gradient": False,
+    "train__average": {"name": "ema", "decay": 0.7},
 }  # fmt: skip
 LIMIT = 500
 """Seconds of a run, at most."""
@@ -54,7 +55,7 @@ COMBINED: dict[str, tuple[int, dict[str, Any]]] = {
     "data-horizontal-zero-1": (4, {"data": 2, "horizontal": 2, "zero": 1}),
     "all": (8, {"data": 2, "pipeline": 2, "horizontal": 2, "zero": 1}),
 }
-"""Further combinations, in shorter runs."""
+"""Further combinations, in shorter runs, whose averaged weights are evaluated and exported."""
 MOVES: dict[str, list[tuple[int, int, dict[str, Any]]]] = {
     "stages": [(4, 2, {"pipeline": 2}), (6, 4, {"pipeline": 2}), (12, 2, {"horizontal": 2})],
     "shares": [(4, 2, {"horizontal": 2}), (10, 2, {"zero": 1}), (12, 4, {"pipeline": 2, "horizontal": 2})],
@@ -111,7 +112,9 @@ def test_a_layout_trains_as_one_rank_does(name: str, project: Project, one_rank:
 @pytest.mark.parametrize("name", COMBINED)
 def test_combined_layouts_train_as_one_rank_does(name: str, project: Project, short: Path) -> None:
     ranks, parallel = COMBINED[name]
-    divided_as_one(run(project, name, ranks, parallel, **SHORT), ranks, parallel, short)
+    found = run(project, name, ranks, parallel, **SHORT)
+    divided_as_one(found, ranks, parallel, short)
+    assert {event["weights"] for event in of_kind(found, "evaluation")} == {"ema"}
 
 
 def divided_as_one(found: Path, ranks: int, parallel: dict[str, Any], one_rank: Path) -> None:

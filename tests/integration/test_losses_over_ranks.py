@@ -28,9 +28,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def save_two_heads(path: Path) -> None:
+def save_two_heads(path: Path, seed: int = 0) -> None:
     """Five numbers to logits `y` [batch, 3] and values `z` [batch, 2]."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     tensors = {"w": random.normal(size=(5, 8)), "u": random.normal(size=(8, 3)), "v": random.normal(size=(8, 2))}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"], name="/in"),
@@ -52,6 +52,8 @@ def outcome(folder: Path, ranks: int, parallel: dict[str, Any]) -> tuple[list[fl
     terms = [
         {"loss": {"kind": "focal", "output": "y", "ignore_index": None, "class_weights": [1.0, 2.0, 0.5]}},
         {"weight": 0.3, "loss": {"kind": "huber", "output": "z", "label": "truth"}},
+        {"weight": 0.2, "loss": {"kind": "kl_div", "output": "y", "label": "shares", "temperature": 2.0}},
+        {"weight": 0.1, "loss": {"kind": "kl_div", "output": "y", "teacher": "teacher.onnx"}},
     ]
     metrics = METRICS + (SCORES if parallel.get("pipeline") is None else [])
     replicas = 1 if parallel.keys() & {"pipeline", "horizontal"} else ranks
@@ -68,12 +70,14 @@ def outcome(folder: Path, ranks: int, parallel: dict[str, Any]) -> tuple[list[fl
         parallel=parallel,
     )
     save_two_heads(folder / "model.onnx")
+    save_two_heads(folder / "teacher.onnx", seed=7)
     random = np.random.default_rng(1)
     columns = {"x": (SAMPLES, 5), "truth": (SAMPLES, 2)}
     samples: dict[str, Any] = {name: random.normal(size=size).astype("float32") for name, size in columns.items()}
     shutil.rmtree(folder / "set.arrow", ignore_errors=True)
     (folder / "set.arrow").unlink(missing_ok=True)
-    write_batches(folder / "set.arrow", {**samples, "labels": random.integers(0, 3, SAMPLES)})
+    shares = random.dirichlet([1, 1, 1], SAMPLES).astype("float32")
+    write_batches(folder / "set.arrow", {**samples, "labels": random.integers(0, 3, SAMPLES), "shares": shares})
     done = tiny.command("run", "run.yaml", timeout=200)
     assert done.code == 0, done.said
     events = [json.loads(line) for line in (tiny.run_dir / "events/rank-0000.jsonl").read_text().splitlines()]
@@ -94,9 +98,10 @@ def test_a_layout_gives_the_numbers_of_one_rank(
     losses, evaluation = alone
     assert evaluation["samples"] == SAMPLES
     assert np.sum(evaluation["confusion_matrix.y"]) == SAMPLES
-    total = evaluation["loss.focal"] + 0.3 * evaluation["loss.huber"]
+    weights = {"loss.focal": 1.0, "loss.huber": 0.3, "loss.kl_div.2": 0.2, "loss.kl_div.3": 0.1}
+    total = sum(weight * evaluation[name] for name, weight in weights.items())
     assert evaluation["loss"] == pytest.approx(total, rel=1e-12)
-    names = ["loss", "loss.focal", "loss.huber", "f1.y", "r2.truth", "auroc.y", "average_precision.y"]
+    names = ["loss", *weights, "f1.y", "r2.truth", "auroc.y", "average_precision.y"]
     ranks, parallel = LAYOUTS[layout]
     own, found = outcome(tmp_path, ranks, parallel)
     assert own == pytest.approx(losses, rel=2e-5)

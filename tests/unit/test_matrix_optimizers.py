@@ -84,10 +84,24 @@ def test_a_pattern_of_adamw_that_matches_nothing_is_refused(tmp_path: Path) -> N
     [
         ({"resources": {"gpus_per_rank": 1}}, "which is not supported on GPUs"),
         ({"resources": {"ranks_per_node": 2}, "parallel": {"zero": 1}}, "parallel.zero divides them over ranks"),
-        ({"resources": {"ranks_per_node": 2}, "parallel": {"pipeline": 2}}, "is not supported in a divided model"),
+        (
+            {"resources": {"ranks_per_node": 2}, "parallel": {"horizontal": 2}},
+            "parallel.horizontal divides them over ranks",
+        ),
+        (
+            {"resources": {"ranks_per_node": 4}, "parallel": {"pipeline": 2, "zero": 1}},
+            "parallel.zero divides them over ranks",
+        ),
     ],
 )
 def test_layouts_without_whole_tensors_are_refused(rule: str, more: dict[str, Any], expected: str) -> None:
     spec = spec_of(train={"steps": 100, "optimizer": RULES[rule]}, **more)
     found = [f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in check(spec)]
     assert any(mentions(line, f"train.optimizer.name: is {rule} … {expected}") for line in found), found
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_stages_of_a_pipeline_have_whole_tensors(rule: str) -> None:
+    frozen = [{"match": ["*"], "frozen_until": "3 steps"}]
+    train = {"steps": 100, "optimizer": RULES[rule], "groups": frozen}
+    assert not check(spec_of(train=train, resources={"ranks_per_node": 4}, parallel={"pipeline": 2}))

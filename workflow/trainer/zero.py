@@ -127,7 +127,9 @@ class ZeroTrainer(GraphTrainer):
         whole = segments_of(self._spec.train, self.index)
         mine = pieces(whole, self._own.start, self._own.stop)
         self._changes_kept = False
-        if OPTIMIZERS[optimizer.name].whole_tensors:
+        known = OPTIMIZERS[optimizer.name]
+        # Rules that read shapes have their tensors whole on each rank (`spec.checks`): there is nothing to add up.
+        if known.whole_tensors and not known.shapes:
             self._updates = self._by_norms(norm_graphs(optimizer, whole), mine, len(whole))
             return
 

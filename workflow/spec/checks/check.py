@@ -87,9 +87,10 @@ def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
         if spec.parallel.zero:
             what = f"is {name}, which needs whole tensors, and parallel.zero divides them over ranks"
             yield Problem(path, what, "set parallel.zero to 0", others=(("parallel", "zero"),))
-        if spec.divides:
-            what = f"is {name}, which needs whole tensors, and is not supported in a divided model"
-            yield Problem(path, what, "set parallel.pipeline and horizontal to 1", others=(("parallel",),))
+        if spec.parallel.horizontal > 1:
+            what = f"is {name}, which needs whole tensors, and parallel.horizontal divides them over ranks"
+            fix = "set parallel.horizontal to 1; stages of a pipeline have whole tensors"
+            yield Problem(path, what, fix, others=(("parallel", "horizontal"),))
     if isinstance(optimizer, Lion) and optimizer.betas[1] == 0:
         second = ("train", "optimizer", "betas", 1)
         yield Problem(second, "is 0, and Lion's moment needs a decay rate above 0", "give a number such as 0.99")

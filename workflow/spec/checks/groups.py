@@ -39,11 +39,12 @@ def _frozen(spec: TrainerRunSpec, path: KeyPath, text: str) -> Iterator[Problem]
         parse_duration(text)
     except UserError as error:
         yield Problem(path, error.what, error.fix)
+    known = OPTIMIZERS[spec.train.optimizer.name]
     never = "use model.parameters.freeze to freeze the parameters for the whole run"
     if spec.on_gpus:
         what = "is not supported on GPUs, whose update is queued as a whole"
         yield Problem(path, what, never, others=(("resources", "gpus_per_rank"),))
-    elif (spec.parallel.zero or spec.divides) and OPTIMIZERS[spec.train.optimizer.name].whole_tensors:
+    elif (spec.parallel.zero or spec.divides) and known.whole_tensors and not known.shapes:
         how = "under ZeRO" if spec.parallel.zero else "in a divided model"
         what = f"is not supported with {spec.train.optimizer.name} {how}, where ranks share the norms of tensors"
         fix = "set parallel.zero to 0" if spec.parallel.zero else "set parallel.pipeline and horizontal to 1"

@@ -70,7 +70,7 @@ def _losses(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
     for where, loss in single_losses(spec.model.loss).items():
         if isinstance(loss, Divergence):
-            yield from _teacher(spec, loss, parse_dotted(where))
+            yield from _teacher(loss, parse_dotted(where))
     ignored = list(dict.fromkeys(loss.ignore_index for loss in losses if isinstance(loss, ClassLoss)))
     if len(ignored) > 1:
         both = " and ".join("null" if index is None else str(index) for index in ignored)
@@ -81,13 +81,9 @@ def _losses(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield Problem(("model", "loss", "terms"), what, "write them as a list")
 
 
-def _teacher(spec: TrainerRunSpec, loss: Divergence, path: KeyPath) -> Iterator[Problem]:
-    if loss.teacher is None:
-        if loss.teacher_output is not None:
-            yield Problem((*path, "teacher_output"), "needs a teacher", "give teacher, or remove it")
-    elif spec.divides:
-        what, others = "is not supported in a divided model", (("parallel", "pipeline"), ("parallel", "horizontal"))
-        yield Problem((*path, "teacher"), what, "set parallel.pipeline and horizontal to 1", others=others)
+def _teacher(loss: Divergence, path: KeyPath) -> Iterator[Problem]:
+    if loss.teacher is None and loss.teacher_output is not None:
+        yield Problem((*path, "teacher_output"), "needs a teacher", "give teacher, or remove it")
 
 
 def _metrics(spec: TrainerRunSpec, metrics: Sequence[MetricSection]) -> Iterator[Problem]:
