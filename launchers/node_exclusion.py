@@ -65,7 +65,7 @@ class NodeExclusion:
 
     def _no_replacement(self, out: Mapping[str, str]) -> str | None:
         """Why no other node can take the place of these; None if one can, here or by the scheduler."""
-        if self._job.hands_back:
+        if self._job.hands_back or self._job.replaces_nodes({*self._excluded, *out}):
             return None
         if self._job.nodes is None:
             return "the run has its nodes for good; ask for more in resources.spares"

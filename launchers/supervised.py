@@ -117,6 +117,8 @@ class Job:
     """Seconds to wait for space on a full disk."""
     has_other_nodes: Callable[[Collection[str]], bool] = lambda excluded: False
     """Whether the scheduler can start a run that is handed back without the excluded nodes."""
+    replaces_nodes: Callable[[Collection[str]], bool] = lambda excluded: False
+    """Whether the run gets other nodes in place of excluded ones while it waits, in `start` or by `nodes`."""
     nodes: Nodes | None = None
     """Chooses the number of ranks of each attempt, which `start` then starts; None: always `world_size`."""
     notify: Sequence[Notify] = ()

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortflow.launchers.budget import decide
+from ortflow.launchers.exclusion import excluded
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
+from ortflow.launchers.kubernetes.avoidance import avoided
 from ortflow.launchers.kubernetes.reasons import end_reason
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.status import given_up, is_settled, refused
@@ -25,7 +27,7 @@ LATE = 15.0
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Delete a dead pod, so that the operator creates another."""
+    """Delete a pod, so that the operator creates another."""
 
     name: str
     uid: str
@@ -34,9 +36,12 @@ class DeletePod:
     """Without waiting for its node."""
     held: bool = False
     """Its batch Job's finalizer holds it until it has failed, which its node will never report."""
+    alive: bool = False
+    """It could go on, but is to be elsewhere."""
 
     def __str__(self) -> str:
-        return f"{'removing lost' if self.force else 'deleting dead'} pod {self.name}: {self.why}"
+        what = "removing lost" if self.force else "deleting" if self.alive else "deleting dead"
+        return f"{what} pod {self.name}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,16 @@ class EndPod:
 
     def __str__(self) -> str:
         return f"ending pod {self.name}: {self.why}"
+
+
+@dataclass(frozen=True)
+class AvoidNodes:
+    """Have the operator create workers on other nodes from now on."""
+
+    nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"new workers are on other nodes than {', '.join(self.nodes)}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +103,7 @@ class Done:
         return self.why
 
 
-Action = DeletePod | EndPod | EndRetries | Resubmit | Done
+Action = DeletePod | EndPod | AvoidNodes | EndRetries | Resubmit | Done
 
 
 def reconcile(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> list[Action]:
@@ -107,7 +122,13 @@ def reconcile(view: View, records: Sequence[dict[str, Any]], restart: Restart) -
         return [Done(f"the operator rejects the MPIJob: {reason}")]
     if (reason := given_up(view, records)) is not None:
         return [*lost, *_end_retries(view, reason)]
-    return [*lost, *(_dead(pod) for pod in objects.of_role(view.pods, "worker") if _is_dead(pod))]
+    workers = objects.of_role(view.pods, "worker")
+    out = set(excluded(records))
+    if not out <= avoided(view.mpijob):
+        # What the operator creates after this has the new template: pods are deleted with the next snapshot.
+        return [*lost, AvoidNodes(tuple(sorted(out)))]
+    excluded_workers = [pod for pod in workers if objects.node(pod) in out and _stays(pod)]
+    return [*lost, *(_dead(pod) for pod in workers if _is_dead(pod)), *map(_on_excluded, excluded_workers)]
 
 
 def _is_lost(pod: Object, now: float) -> bool:
@@ -133,6 +154,16 @@ def _outlived(pod: Object) -> EndPod:
 
 def _is_dead(pod: Object) -> bool:
     return objects.has_ended(pod) and objects.deleted_at(pod) is None
+
+
+def _stays(pod: Object) -> bool:
+    return objects.deleted_at(pod) is None and not objects.has_ended(pod)
+
+
+def _on_excluded(pod: Object) -> DeletePod:
+    """No attempt uses it: they exclude the node, too."""
+    why = f"its node {objects.node(pod)} takes part in no attempt"
+    return DeletePod(objects.name(pod), objects.uid(pod), why, alive=True)
 
 
 def _dead(pod: Object) -> DeletePod:

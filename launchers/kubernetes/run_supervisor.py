@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -180,6 +181,7 @@ class RunSupervisor:
             self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi),
             self.wait_for_old_ranks, LOST, comes_back=True, grace=ranks_grace(spec.backends.kubernetes.grace_seconds),
             room_seconds=spec.checkpoint.wait_for_room, nodes=self._nodes, notify=spec.monitor.notify,
+            replaces_nodes=self._replaces_nodes,
         )  # fmt: skip
         try:
             supervisor = Supervisor(job, self._log_stream, self._stop, self._clock)
@@ -192,6 +194,11 @@ class RunSupervisor:
                     event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=self._stop.reason
                 )
             return EXIT_PREEMPTED
+
+    def _replaces_nodes(self, nodes: Collection[str]) -> bool:
+        """Whether the reconciler gives the run workers on other nodes; the launcher's own pod stays where it is."""
+        backend = self._spec.backends.kubernetes
+        return backend.supervisor and not (backend.launcher_as_worker and self._pod.node in nodes)
 
     def _begun(self) -> bool:
         return begun(self._run.read_attempts(), self._pod.submission)
@@ -231,7 +238,9 @@ class RunSupervisor:
         """The addresses of all hosts, as soon as all answer."""
         hosts = self._hosts()
         self._log_stream.message(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
-        unready_workers = UnreadyWorkers(self._pod, self._log_stream.message, self._clock)
+        out = excluded(self._run.read_attempts())
+        out = out if self._replaces_nodes(out) else {}
+        unready_workers = UnreadyWorkers(self._pod, self._log_stream.message, self._clock, out)
         say = self._log_stream.message
         return wait_for(hosts, self._pod.ssh_port, WAIT, self._check_for_stop, say, unready_workers, self._clock)
 

@@ -19,13 +19,22 @@ from pathlib import Path
 
 from typing_extensions import assert_never
 
-from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes import avoidance, objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
 from ortflow.launchers.kubernetes.changes import wait
 from ortflow.launchers.kubernetes.links import Links, adopt_job
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, read_place
-from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndPod, EndRetries, Resubmit, reconcile
+from ortflow.launchers.kubernetes.reconciler import (
+    Action,
+    AvoidNodes,
+    DeletePod,
+    Done,
+    EndPod,
+    EndRetries,
+    Resubmit,
+    reconcile,
+)
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.snapshot import View, take_snapshot
 from ortflow.launchers.kubernetes.submitting import new_suffix, owner
@@ -104,6 +113,9 @@ def carry_out(action: Action, charge: SupervisedRun, cluster: Cluster, view: Vie
         # The kubelet begins to tear down a pod whose phase says that it has ended.
         ended = {"metadata": {"uid": action.uid}, "status": {"phase": action.phase, "message": action.why}}
         cluster.patch("Pod", action.name, ended, charge.place.namespace, part="status")
+    elif isinstance(action, AvoidNodes):
+        assert view.mpijob is not None
+        cluster.patch("MPIJob", view.name, avoidance.change(view.mpijob, action.nodes), charge.place.namespace)
     elif isinstance(action, EndRetries):
         cluster.patch("Job", action.job, {"spec": {"backoffLimit": 0}}, charge.place.namespace)
     elif isinstance(action, Resubmit):

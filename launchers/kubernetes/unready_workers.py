@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ortflow.launchers.kubernetes.hosts import short
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.sshd import keys
-from ortflow.launchers.kubernetes.worker_report import key_digest, leaves, other_key
+from ortflow.launchers.kubernetes.worker_report import is_on, key_digest, leaves, other_key
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
 
@@ -18,13 +18,25 @@ NEW_KEY = 180.0
 class UnreadyWorkers:
     """Whether a host that answers must not be used; called with its name and address."""
 
-    def __init__(self, pod: Pod, report: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> None:
-        self._pod, self._report, self._clock = pod, report, clock
+    def __init__(
+        self,
+        pod: Pod,
+        report: Callable[[str], None],
+        clock: Clock = SYSTEM_CLOCK,
+        excluded: Collection[str] = (),
+    ) -> None:
+        self._pod, self._report, self._clock, self._excluded = pod, report, clock, excluded
+        self._reported: set[str] = set()
         self._until: float | None = None
 
     def __call__(self, host: str, address: str) -> bool:
         """Raises OrtflowError if the run's ssh key has differed for too long."""
         if leaves(self._pod, short(host), address):
+            return True
+        if (node := is_on(self._pod, short(host), address, self._excluded)) is not None:
+            if short(host) not in self._reported:
+                self._reported.add(short(host))
+                self._report(f"{short(host)} is on {node}, which is excluded: waiting for it on another node")
             return True
         if not other_key(self._pod, short(host), key_digest(keys())):
             return False

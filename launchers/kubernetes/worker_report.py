@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,6 +70,12 @@ def leaves(pod: Pod, host: str, address: str) -> bool:
     """Whether the host's pod with this address has reported that it was asked to end."""
     report = _read(pod, host)
     return report is not None and report.leaving and report.address == address
+
+
+def is_on(pod: Pod, host: str, address: str, nodes: Collection[str]) -> str | None:
+    """The one of some nodes that the host's pod with this address reports to be on; None if it is on none of them."""
+    report = _read(pod, host)
+    return report.node if report is not None and report.address == address and report.node in nodes else None
 
 
 def node_of_host(pod: Pod, host: str) -> str:

@@ -36,7 +36,7 @@ RULES = (
     ("", ["configmaps"], ["get"]),
     ("", ["events"], ["list"]),
     ("batch", ["jobs"], ["get", "list", "patch"]),
-    ("kubeflow.org", ["mpijobs"], ["get", "list", "create", "delete"]),
+    ("kubeflow.org", ["mpijobs"], ["get", "list", "create", "patch", "delete"]),
 )
 """API group, resources and verbs that the supervisor needs."""
 

@@ -20,6 +20,22 @@ SHAPE: dict[str, Any] = {
 }
 
 
+def test_a_slow_node_is_replaced_without_spares(cluster: Cluster) -> None:
+    """The supervisor in the cluster has the worker of the slow node created on another one."""
+    shutil.copytree(SLOW, cluster.volume / "slow_node")
+    variables = {**FEW_CORES, "PYTHONPATH": f"{MOUNT}/slow_node", "SLOW_NODE": "n2"}
+    given = PLACE["backends__kubernetes"]
+    place = {**given, "namespace": cluster.space.name, "spread": "prefer", "env": variables, "supervisor": True}
+    shape = {**SHAPE, "resources": {**SHAPE["resources"], "spares": 0}}
+    run = cluster.submit("moved", **shape, backends__kubernetes=place)
+    run.finish()
+    first, second = run.records("end")
+    assert list(first["excludes"]) == ["n2"], run.transcript()
+    assert second["outcome"] == "finished"
+    nodes = [event["node"] for rank in range(2) for event in of_kind(run.run_dir, "attempt_start", rank)]
+    assert sorted(nodes) == ["n1", "n1", "n1", "n2"], "both workers of the second attempt"
+
+
 # The first two workers that are ready make the first attempt. If both are on n2, nothing is compared.
 @pytest.mark.chaos
 def test_a_slow_node_is_replaced(cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ from fake_kubernetes import FakeCluster
 from kubernetes_objects import JOB, NAMESPACE, NOW, RUN, Object, batch_job, event, mpijob, pod, stamp
 from messages import alike, says
 
-from ortflow.launchers.kubernetes import api
+from ortflow.launchers.kubernetes import api, avoidance
 from ortflow.launchers.kubernetes import supervise as module
 from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.links import Links
@@ -21,6 +21,7 @@ from ortflow.launchers.kubernetes.place import Place, write_place
 from ortflow.launchers.kubernetes.reasons import end_reason
 from ortflow.launchers.kubernetes.reconciler import (
     Action,
+    AvoidNodes,
     DeletePod,
     Done,
     EndRetries,
@@ -81,6 +82,43 @@ def test_pods_on_lost_nodes_are_removed_by_force_and_only_when_late() -> None:
     (launcher,) = actions(RUNNING, [held])
     assert isinstance(launcher, DeletePod)
     assert launcher.held, "the operator's Job replaces no launcher that has not failed"
+
+
+def test_workers_of_excluded_nodes_come_back_elsewhere() -> None:
+    """First the template, or the operator would create a worker by the old one."""
+    end = {"event": "end", "attempt": 0, "outcome": "failure", "next": "restart", "excludes": {"n2": "slow"}}
+    records = [*RUNNING, end]
+    pods = [pod("worker", 0, node="n1"), pod("worker", 1, node="n2"), pod("worker", 2, node="n2", deleted=NOW + 9)]
+    assert actions(records, pods) == [AvoidNodes(("n2",))]
+    job = mpijob()
+    merge(job, avoidance.change(job, ["n2"]))
+    assert avoidance.avoided(job) == {"n2"}
+    (found,) = actions(records, pods, mpijob=job)
+    assert isinstance(found, DeletePod)
+    assert says(str(found), f"deleting pod {JOB}-worker-1: its node n2 takes part in no attempt")
+    assert actions([*records, {"event": "submit", "new_budget": True}], pods, mpijob=job) == []
+
+
+def merge(thing: Object, change: Object) -> None:
+    """A merge patch (RFC 7386)."""
+    for key, value in change.items():
+        if isinstance(value, dict):
+            merge(thing.setdefault(key, {}), value)
+        else:
+            thing[key] = value
+
+
+def test_an_affinity_of_the_user_stays() -> None:
+    gpu = {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
+    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    given = {"nodeAffinity": {required: {"nodeSelectorTerms": [gpu, zone]}}, "podAffinity": {"x": 1}}
+    found = avoidance.avoiding(avoidance.avoiding(given, ["n1"]), ["n1", "n2"])
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("n1", "n2")]
+    terms = [{**gpu, "matchFields": fields}, {**zone, "matchFields": fields}]
+    assert found == {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}, "podAffinity": {"x": 1}}
+    assert given["podAffinity"] == {"x": 1}
+    assert "matchFields" not in gpu
 
 
 @pytest.mark.parametrize("outcome", ["failure", "user_error"])

@@ -304,7 +304,7 @@ def test_the_supervisor_may_do_no_more_than_it_does() -> None:
         ("", "configmaps"): ["get"],
         ("", "events"): ["list"],
         ("batch", "jobs"): ["get", "list", "patch"],
-        ("kubeflow.org", "mpijobs"): ["get", "list", "create", "delete"],
+        ("kubeflow.org", "mpijobs"): ["get", "list", "create", "patch", "delete"],
     }
     (subject,) = one(found, "RoleBinding")["subjects"]
     job = one(found, "MPIJob")["metadata"]["name"]
