@@ -127,6 +127,11 @@ class CurrentJob(ABC):
         job = self.query()
         return Fate.UNKNOWN if job is None else self.fate_of(job)
 
+    @property
+    def repeats_signals(self) -> bool:
+        """Whether the scheduler itself may signal ranks of a job that it lets run."""
+        return False
+
     def nodes(self) -> list[str] | None:
         """Return the names of the nodes that the scheduler has given to this job; None if it cannot tell."""
         return None

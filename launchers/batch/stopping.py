@@ -149,5 +149,10 @@ class JobStop(Stop):
             return "the time limit is near"
         if self.reason is not None and not self.signalled:
             return None  # requested, as by `ortflow cancel`: the record says by whom
+        if self.reason is None and self._job.repeats_signals:
+            return (
+                f"a signal was sent to a rank, by hand or by {self._job.scheduler} to end a step of an earlier start "
+                f"of the job; {self._job.scheduler} did not preempt the job"
+            )
         name = f" ({self.reason})" if self.signalled else ""
         return f"a signal was sent by hand{name}; {self._job.scheduler} did not preempt the job"
