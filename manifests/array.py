@@ -20,18 +20,18 @@ _SEPARATOR = re.compile(r"^---\n", re.MULTILINE)
 def run_files(runs: Sequence[Mapping[str, Any]]) -> str:
     """The documents of all tasks, from the content of their run files, in order."""
     first = runs[0]
-    others = (dump_values(dict(_differences(first, run))) for run in runs[1:])
-    return "---\n".join([dump_values(first), *(f"{DIFFERENCES}\n{other}" for other in others)])
+    differences = (dump_values(dict(_differences(first, run))) for run in runs[1:])
+    return "---\n".join([dump_values(first), *(f"{DIFFERENCES}\n{other}" for other in differences)])
 
 
 def run_file(text: str, task: int) -> str:
     """The run file of a task, in full. Raises IndexError if there is none."""
     documents = _SEPARATOR.split(text)
-    mine = documents[task]
-    if not mine.startswith(DIFFERENCES):
-        return mine
+    document = documents[task]
+    if not document.startswith(DIFFERENCES):
+        return document
     values = parse_document(documents[0], "the first run file").values
-    for name, value in parse_document(mine, f"the run file of task {task}").values.items():
+    for name, value in parse_document(document, f"the run file of task {task}").values.items():
         *path, last = name.split(".")
         holder = values
         for key in path:

@@ -54,7 +54,7 @@ def command(spec: RunSpec, run_dir: Path, python: str, mpi: Mpi | None) -> list[
 
 def settings(spec: RunSpec, run_dir: Path, attempt: int, mpi: Mpi | None) -> dict[str, str]:
     """The variables that ortflow sets for mpirun and the ranks."""
-    own = {
+    variables = {
         "ORTFLOW_RUN_DIR": str(run_dir),
         "ORTFLOW_ATTEMPT": str(attempt),
         "ORTFLOW_LAUNCHER": "local",
@@ -62,19 +62,20 @@ def settings(spec: RunSpec, run_dir: Path, attempt: int, mpi: Mpi | None) -> dic
     }
     if spec.world_size > 1 and mpi is not None:
         # mpirun's ranks end with it. A rank without mpirun is bound to its supervisor before exec.
-        own["ORTFLOW_DIE_WITH_PARENT"] = "1"
-        own.update(_MPI_SETTINGS[mpi.kind])
-    return own
+        variables["ORTFLOW_DIE_WITH_PARENT"] = "1"
+        variables.update(_MPI_SETTINGS[mpi.kind])
+    return variables
 
 
-def environment(own: Mapping[str, str], outer: Mapping[str, str], folder: str) -> dict[str, str]:
-    """The complete environment of mpirun: the shell's (`outer`) without the variables of a surrounding job, then `own`.
+def environment(variables: Mapping[str, str], outer: Mapping[str, str], folder: str) -> dict[str, str]:
+    """The complete environment of mpirun: the shell's (`outer`) without the variables of a surrounding job, then
+    `variables`.
 
     MPI settings of the user take precedence over ortflow's defaults. Entries of PYTHONPATH are relative to the shell's
     `folder`, because ranks start elsewhere.
     """
     merged = {name: value for name, value in outer.items() if not name.startswith(FOREIGN)}
-    for name, value in own.items():
+    for name, value in variables.items():
         if name.startswith("ORTFLOW_") or name not in merged:
             merged[name] = value
     if merged.get("PYTHONPATH"):

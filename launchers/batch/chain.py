@@ -22,18 +22,18 @@ def awaited(
     for run in after:
         if (name := launcher_name(run.read_attempts())) != launcher:
             raise UserError(f"{run.root} belongs to the launcher {name}, not {launcher}: no job can wait for it")
-    return [job for how in statuses(after) if (job := _job(how)) is not None]
+    return [job for status in statuses(after) if (job := _job(status)) is not None]
 
 
-def _job(how: RunStatus) -> str | None:
+def _job(status: RunStatus) -> str | None:
     """The job to wait for; None for a run that has finished."""
-    if how.state is State.FINISHED:
+    if status.state is State.FINISHED:
         return None
-    if how.state.active and how.job is not None and how.job_restarts is not None:
-        return how.job
-    if how.state.active:
-        raise UserError(f"{how.directory} is {how.state.value}, and its job is unknown: {how.waits}")
+    if status.state.active and status.job is not None and status.job_restarts is not None:
+        return status.job
+    if status.state.active:
+        raise UserError(f"{status.directory} is {status.state.value}, and its job is unknown: {status.waits}")
     raise UserError(
-        f"{how.directory} is {how.state.value} and will not finish",
-        fix=f"`ortflow resume {how.directory}` continues it; submit this run then",
+        f"{status.directory} is {status.state.value} and will not finish",
+        fix=f"`ortflow resume {status.directory}` continues it; submit this run then",
     )

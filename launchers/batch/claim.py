@@ -44,16 +44,16 @@ def claim(run: RunDir, job: CurrentJob, scheduler: Scheduler[Any], text: str, fo
     interpreter. Raises UserError if another job has the run, or the directory holds something else.
     """
     leave_to_another(run, job, scheduler)
-    mine = text if job.task is None else run_file(text, job.task)
+    run_file_text = text if job.task is None else run_file(text, job.task)
     # Again under the lock: two may have started at the same moment.
-    with opened(Submission(_spec(mine, run), run), lambda: leave_to_another(run, job, scheduler)) as ours:
-        if ours.finished:
+    with opened(Submission(_spec(run_file_text, run), run), lambda: leave_to_another(run, job, scheduler)) as directory:
+        if directory.finished:
             return False
-        prepare(ours.spec, folder, python)
+        prepare(directory.spec, folder, python)
         run.stop_request.unlink(missing_ok=True)
         failed = state(in_order(run.read_attempts()), alive=False) is State.FAILED
         run.record_attempt(event="submit", launcher=job.launcher, job=job.id, new_budget=failed, **submit_record())
-        ours.handed_over = True
+        directory.handed_over = True
     return True
 
 
@@ -75,7 +75,7 @@ def leave_to_another(run: RunDir, job: CurrentJob, scheduler: Scheduler[Any]) ->
     end = scheduler.clock.monotonic() + PATIENCE
     while True:
         try:
-            other, mine = active(run, scheduler), scheduler.mine()
+            other, own_jobs = active(run, scheduler), scheduler.mine()
             break
         except NoAnswer as error:
             if not run.root.is_dir():
@@ -88,7 +88,7 @@ def leave_to_another(run: RunDir, job: CurrentJob, scheduler: Scheduler[Any]) ->
             scheduler.clock.sleep(PAUSE)
     records = run.read_attempts()
     if other is None or not is_others(other, job, records):
-        other = rival(run, job, mine, records)
+        other = rival(run, job, own_jobs, records)
     if other is not None:
         raise UserError(
             f"job {other.id} has the run in {run.root} and is {other.state.lower()}: this job exits",
@@ -102,11 +102,22 @@ def rival(run: RunDir, job: CurrentJob, jobs: Sequence[JobT], records: Sequence[
     The directory's lock separates two that start together, but not on a file system with locks per node.
     """
     task = job.id.partition("_")[2]
-    running = [one for one in find_all(by_hand(run.root), jobs) if not one.waits and one.id.partition("_")[2] == task]
-    mine = next((one.number for one in running if one.id == job.id), None)
-    if mine is None:
+    running = [
+        candidate
+        for candidate in find_all(by_hand(run.root), jobs)
+        if not candidate.waits and candidate.id.partition("_")[2] == task
+    ]
+    own_number = next((candidate.number for candidate in running if candidate.id == job.id), None)
+    if own_number is None:
         return None
-    return next((one for one in running if one.number < mine and not is_on_record(records, one.id)), None)
+    return next(
+        (
+            candidate
+            for candidate in running
+            if candidate.number < own_number and not is_on_record(records, candidate.id)
+        ),
+        None,
+    )
 
 
 def is_others(other: BatchJob, job: CurrentJob, records: Sequence[dict[str, Any]]) -> bool:

@@ -18,14 +18,18 @@ def original(run: RunDir, records: Sequence[dict[str, Any]], launcher: str) -> P
     A directory that was moved keeps its jobs, because the old place is empty. A resumed copy is a separate run.
     """
     history = placed(records, launcher)
-    written = written_place(run) if history else None
-    if written is None or Path(written) == run.root:
+    recorded_place = written_place(run) if history else None
+    if recorded_place is None or Path(recorded_place) == run.root:
         return None
-    other = RunDir(Path(written))
+    other = RunDir(Path(recorded_place))
     try:
         if not other.run_file.is_file() or os.path.samefile(other.root, run.root):
             return None
-        theirs = other.read_attempts()
+        other_records = other.read_attempts()
     except OSError:
         return None
-    return other.root if history[-1].submission in {one.submission for one in placed(theirs, launcher)} else None
+    return (
+        other.root
+        if history[-1].submission in {submission.submission for submission in placed(other_records, launcher)}
+        else None
+    )

@@ -131,12 +131,17 @@ class CurrentJob(ABC):
         job = self.query()
         return Fate.UNKNOWN if job is None else self.fate_of(job)
 
+    @property
+    def repeats_signals(self) -> bool:
+        """Whether the scheduler itself may signal ranks of a job that it lets run."""
+        return False
+
     def nodes(self) -> list[str] | None:
         """Return the names of the nodes that the scheduler has given to this job; None if it cannot tell."""
         return None
 
-    def more_nodes(self, count: int, script: Path, ours: Sequence[str]) -> bool:
-        """Whether the scheduler would start a job of the script on `count` nodes besides `ours` now."""
+    def more_nodes(self, count: int, script: Path, job_nodes: Sequence[str]) -> bool:
+        """Whether the scheduler would start a job of the script on `count` nodes besides `job_nodes` now."""
         return False
 
     def has_other_nodes(self, count: int, script: Path, without: Sequence[str]) -> bool:
@@ -179,16 +184,16 @@ def requeue(job: CurrentJob, seconds: float, clock: Clock) -> tuple[Answer, str]
     end = clock.monotonic() + seconds
     while True:
         try:
-            seen = job.ask_fate()
+            fate = job.ask_fate()
         except UserError as error:
             return Answer.REFUSED, str(error)
         except OrtflowError:
-            seen = Fate.UNKNOWN
-        if seen is Fate.QUEUED:
+            fate = Fate.UNKNOWN
+        if fate is Fate.QUEUED:
             return Answer.QUEUED, ""
-        if seen is Fate.CANCELLED:
+        if fate is Fate.CANCELLED:
             return Answer.CANCELLED, ""
-        if seen is not Fate.UNKNOWN:
+        if fate is not Fate.UNKNOWN:
             try:
                 job.requeue()
                 return Answer.QUEUED, ""

@@ -60,17 +60,17 @@ class AllocatedNodes:
         self._fitting = permitted(spec)
         self.names = job.nodes() or []
         """All that the scheduler has given."""
-        chosen = most(len(self.names), self._fitting)
-        if chosen is None:
+        nodes = most(len(self.names), self._fitting)
+        if nodes is None:
             raise UserError(
                 f"{job.scheduler} has given {counted(len(self.names), 'node')}, and the run needs {self._fitting[0]}",
                 where="resources.min_nodes",
                 fix="submit the run again with the number of nodes that it needs",
             )
-        self.spec = on_nodes(spec, chosen)
+        self.spec = on_nodes(spec, nodes)
         """The run on the nodes of this start."""
         self._before = [name for name in elastic_nodes(records) or () if name not in self.names]
-        self._vain = failed_growths(records, chosen)
+        self._vain = failed_growths(records, nodes)
         self.summary = ""
         self._next_check = clock.monotonic()
 
@@ -84,15 +84,15 @@ class AllocatedNodes:
         return AttemptNodes(self.spec.world_size, self.spec.resources.nodes, self.summary, tuple(self.names))
 
     def _summary(self) -> str:
-        given, running = len(self.names), self.spec.resources.nodes
+        allocated, running = len(self.names), self.spec.resources.nodes
         lost: list[str] = []
-        if given < self._whole.resources.nodes:
+        if allocated < self._whole.resources.nodes:
             with suppress(OrtflowError):
                 lost = self._job.lost_nodes(self._before)
-        why = absent(lost, "lost") or f"{self._job.scheduler} has given {counted(given, 'node')}"
-        if given > running:
-            why += f", and {given} nodes do not divide a step's samples"
-        return described(running, self._whole.resources.nodes, why)
+        reason = absent(lost, "lost") or f"{self._job.scheduler} has given {counted(allocated, 'node')}"
+        if allocated > running:
+            reason += f", and {allocated} nodes do not divide a step's samples"
+        return described(running, self._whole.resources.nodes, reason)
 
     def growing(self, trained: float) -> str | None:
         """Why the attempt is to make way for one with more nodes, `trained` seconds after its first step, or None."""
@@ -100,14 +100,14 @@ class AllocatedNodes:
         if trained < period * 2.0 ** min(self._vain, 30) or now < self._next_check:
             return None
         self._next_check = now + min(GROWTH_PERIOD, period)
-        running, given = self.spec.resources.nodes, len(self.names)
-        for wanted in reversed(self._fitting):
-            if wanted <= given:
+        running, allocated = self.spec.resources.nodes, len(self.names)
+        for nodes in reversed(self._fitting):
+            if nodes <= allocated:
                 return None
             with suppress(OrtflowError):
-                free = self._job.more_nodes(wanted - given, self._script, self.names)
-                if free and grown(running, wanted, self._fitting) is not None:
-                    return there_again(wanted, self._whole)
+                are_free = self._job.more_nodes(nodes - allocated, self._script, self.names)
+                if are_free and grown(running, nodes, self._fitting) is not None:
+                    return there_again(nodes, self._whole)
         return None
 
     def lack(self, excluded: Collection[str]) -> str | None:

@@ -41,30 +41,32 @@ def by_hand(root: Path) -> Placed:
 
 def placed(records: Sequence[dict[str, Any]], launcher: str) -> list[Placed]:
     """The submissions that a launcher's scheduler has accepted, or may have accepted, oldest first."""
-    found: dict[str, Placed] = {}
+    submissions: dict[str, Placed] = {}
     for record in records:
         event, submission = record.get("event"), record.get("submission")
         if record.get("launcher") == launcher and event in ("submitting", "submit"):
-            found[submission or f"job {record.get('job')}"] = Placed(submission, record.get("job"), record.get("task"))
-        elif event == "refused" and submission in found:
-            del found[submission]
+            submissions[submission or f"job {record.get('job')}"] = Placed(
+                submission, record.get("job"), record.get("task")
+            )
+        elif event == "refused" and submission in submissions:
+            del submissions[submission]
         elif event == "copied":
             # Records before it are the history of the directory that this one was copied from.
-            found.clear()
-    return list(found.values())
+            submissions.clear()
+    return list(submissions.values())
 
 
-def find_all(one: Placed, jobs: Iterable[JobT]) -> list[JobT]:
+def find_all(submission: Placed, jobs: Iterable[JobT]) -> list[JobT]:
     """The jobs of a submission that are pending or running."""
-    return [job for job in jobs if job.active and belongs(job, one)]
+    return [job for job in jobs if job.active and belongs(job, submission)]
 
 
 def find(history: Sequence[Placed], jobs: Iterable[JobT]) -> JobT | None:
     """The run's job among `jobs`: the newest that is active, else the newest."""
-    known = list(jobs)
+    candidates = list(jobs)
     ended: JobT | None = None
-    for one in reversed(history):
-        matching = [job for job in known if belongs(job, one)]
+    for submission in reversed(history):
+        matching = [job for job in candidates if belongs(job, submission)]
         for job in sorted(matching, key=lambda job: job.number, reverse=True):
             if job.active:
                 return job
@@ -74,16 +76,16 @@ def find(history: Sequence[Placed], jobs: Iterable[JobT]) -> JobT | None:
 
 def newest_job(history: Sequence[Placed]) -> str | None:
     """The newest job whose id is known."""
-    return next((one.job for one in reversed(history) if one.job is not None), None)
+    return next((submission.job for submission in reversed(history) if submission.job is not None), None)
 
 
-def belongs(job: BatchJob, one: Placed) -> bool:
+def belongs(job: BatchJob, submission: Placed) -> bool:
     """Whether a job belongs to a submission."""
-    if one.job is not None:
-        return one.job in (job.id, job.array)
-    if one.task is not None and job.id.partition("_")[2] != one.task:
+    if submission.job is not None:
+        return submission.job in (job.id, job.array)
+    if submission.task is not None and job.id.partition("_")[2] != submission.task:
         return False
-    return job.comment.split()[:2] == [COMMENT, one.submission]
+    return job.comment.split()[:2] == [COMMENT, submission.submission]
 
 
 def in_doubt(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -50,8 +50,8 @@ def supervise(
     run, options, launch = RunDir(Path(arguments[0])), arguments[1:place], arguments[place + 1 :]
     comment = ""
     with suppress(OrtflowError):
-        seen = job.query()
-        comment = seen.comment if seen is not None else ""
+        queued_job = job.query()
+        comment = queued_job.comment if queued_job is not None else ""
     try:
         code = begin(run, job, scheduler, comment, options, launch)
     except (OrtflowError, OSError) as error:
@@ -76,8 +76,8 @@ def begin(
 ) -> int | None:
     """Take the run for this job; returns the exit code if nothing is to do. Raises UserError if another job has it."""
     records = run.read_attempts()
-    known, has_run_file = is_on_record(records, job.id), RUN_FILE in options
-    if has_run_file and not known:
+    is_recorded, has_run_file = is_on_record(records, job.id), RUN_FILE in options
+    if has_run_file and not is_recorded:
         folder = Path(options[options.index(FOLDER) + 1]) if FOLDER in options else None
         python = launch[launch.index(RANK_MODULE) - 2]
         if not claim.claim(run, job, scheduler, sys.stdin.read(), folder, python):
@@ -86,11 +86,11 @@ def begin(
         with suppress(OrtflowError, OSError):
             job.keep_script(run)
     else:
-        if not known:
+        if not is_recorded:
             claim.leave_to_another(run, job, scheduler)
-        if why := revoked(records, job.launcher, job.id, comment):
-            print(f"this job has nothing to do: {why}", flush=True)
-            return EXIT_DONE if why.endswith(": done") else EXIT_PREEMPTED
+        if reason := revoked(records, job.launcher, job.id, comment):
+            print(f"this job has nothing to do: {reason}", flush=True)
+            return EXIT_DONE if reason.endswith(": done") else EXIT_PREEMPTED
     if has_run_file:
         claim.redirect(run, job)
     return None

@@ -20,8 +20,8 @@ def revoked(records: Sequence[dict[str, Any]], launcher: str, job: str, comment:
     submission = submission_of(comment)
     if history:
         newest = history[-1]
-        mine = newest.job == job if newest.job is not None else submission in (None, newest.submission)
-        if not mine and (submission is None or submission != newest.submission):
+        is_own = newest.job == job if newest.job is not None else submission in (None, newest.submission)
+        if not is_own and (submission is None or submission != newest.submission):
             return f"the run was submitted again since, as job {newest.job or 'of another submission'}"
     last = next((record for record in reversed(records) if record.get("event") in _LIFE_EVENTS), None)
     if last is not None and (last["event"] == "stop" or (last["event"] == "end" and last.get("next") == "stop")):

@@ -74,20 +74,20 @@ class BatchLauncher(Generic[JobT]):
         if job is not None and (job.waits or not is_settled(run.read_attempts())):
             return self._adopted(request, job)
         before = placed(run.read_attempts(), name)
-        with interruptible(), opened(submission) as ours:
+        with interruptible(), opened(submission) as directory:
             if placed(run.read_attempts(), name) not in (before, []):
-                ours.handed_over = True
+                directory.handed_over = True
                 raise UserError(f"{run.root} was just submitted by another process")
-            if ours.finished:
+            if directory.finished:
                 return f"{name}://{before[-1].job if before else ''}"
-            new_budget = begin(request, ours)
+            new_budget = begin(request, directory)
             # From here on a job may exist that needs the directory, even if this fails.
-            ours.handed_over = True
+            directory.handed_over = True
             try:
-                left = max(0.0, submission.retry - (scheduler.clock.monotonic() - begun))
-                submission_id, job_id = place(run, request.script, scheduler, left)
+                seconds_left = max(0.0, submission.retry - (scheduler.clock.monotonic() - begun))
+                submission_id, job_id = place(run, request.script, scheduler, seconds_left)
             except (UserError, NoAnswer, OutOfDisk):
-                ours.handed_over = False
+                directory.handed_over = False
                 raise
             run.record_attempt(
                 event="submit", launcher=name, job=job_id, submission=submission_id, new_budget=new_budget,
@@ -110,12 +110,12 @@ class BatchLauncher(Generic[JobT]):
         open_ones = {run.root for run in runs if not is_settled(run.read_attempts())}
         try:
             jobs = scheduler.mine() if open_ones else self._left()
-            left = [gone(run, jobs, scheduler.launcher) for run in runs if run.root in open_ones]
-            missing = [job for job in left if job is not None]
+            newest_jobs = [gone(run, jobs, scheduler.launcher) for run in runs if run.root in open_ones]
+            missing = [job for job in newest_jobs if job is not None]
             # Another user's jobs are not in our list.
-            known = {**scheduler.in_queue(missing)}
-            known.update(scheduler.accounted([job for job in missing if job not in known]))
-            return [status(run, scheduler, jobs, known.get) for run in runs]
+            queued_jobs = {**scheduler.in_queue(missing)}
+            queued_jobs.update(scheduler.accounted([job for job in missing if job not in queued_jobs]))
+            return [status(run, scheduler, jobs, queued_jobs.get) for run in runs]
         except OrtflowError as error:
             return [status(run, scheduler, None, silence=str(error)) for run in runs]
 
@@ -139,7 +139,7 @@ class BatchLauncher(Generic[JobT]):
         scheduler = self.scheduler
         try:
             job = active(run, scheduler)
-            again = [one.id for one in find_all(by_hand(run.root), scheduler.mine()) if one.waits]
+            again = [other.id for other in find_all(by_hand(run.root), scheduler.mine()) if other.waits]
         except NoAnswer:
             # A running job sees the file even if the scheduler does not answer.
             if state(in_order(run.read_attempts()), alive=True) is not State.RUNNING:
@@ -185,8 +185,10 @@ class BatchLauncher(Generic[JobT]):
 
         run, name = request.submission.run, self.scheduler.launcher
         unanswered = next(reversed(placed(run.read_attempts(), name)), None)
-        same = unanswered is not None and run.run_file.read_bytes() == dump_run_file(request.submission.spec).encode()
-        if unanswered is not None and unanswered.job is None and same and not request.submission.fresh:
+        is_same_run = (
+            unanswered is not None and run.run_file.read_bytes() == dump_run_file(request.submission.spec).encode()
+        )
+        if unanswered is not None and unanswered.job is None and is_same_run and not request.submission.fresh:
             run.record_attempt(event="submit", launcher=name, job=job.id, submission=unanswered.submission)
             return f"{name}://{job.id}"
         raise UserError(
@@ -195,21 +197,21 @@ class BatchLauncher(Generic[JobT]):
         )
 
 
-def begin(request: BatchRequest, ours: Opened) -> bool:
+def begin(request: BatchRequest, directory: Opened) -> bool:
     """Prepare the submission: make missing files, remove an old stop request. Returns whether budgets are new."""
     from ortflow.launchers.prepare import prepare
 
     submission = request.submission
     prepare(submission.spec, submission.folder, request.rank_python)
-    ours.run.stop_request.unlink(missing_ok=True)
-    return submission.new_budget or state(in_order(ours.run.read_attempts()), alive=False) is State.FAILED
+    directory.run.stop_request.unlink(missing_ok=True)
+    return submission.new_budget or state(in_order(directory.run.read_attempts()), alive=False) is State.FAILED
 
 
 def record_cancelled(run: RunDir) -> None:
     """Record that the user cancelled the run, unless it has ended by itself."""
     if not is_settled(run.read_attempts()):
-        why = "requested by ortflow cancel"
-        run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
+        reason = "requested by ortflow cancel"
+        run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=reason)
 
 
 def every(seconds: float, ask: Callable[[], bool], clock: Clock = SYSTEM_CLOCK) -> Callable[[], bool]:

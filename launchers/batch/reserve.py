@@ -41,10 +41,10 @@ class ReservedNodes:
             raise OrtflowError(f"{self._job.scheduler} has given too few nodes: {lack}")
         healthy, lost = self._healthy(out), self._lost()
         excluded = [name for name in self._given if is_among(name, out)]
-        why = " and ".join(filter(None, (absent(lost, "lost"), absent(excluded, "excluded"))))
+        reason = " and ".join(filter(None, (absent(lost, "lost"), absent(excluded, "excluded"))))
         count = self.spec.resources.nodes
         self.chosen = healthy[:count]
-        self.summary = f"all {counted(count, 'node')}" + (f": {why}" if why else "")
+        self.summary = f"all {counted(count, 'node')}" + (f": {reason}" if reason else "")
         self.summary += f", {counted(len(healthy) - count, 'node')} in reserve"
         view.message(self.summary)
         return AttemptNodes(self.spec.world_size, count, self.summary, tuple(self.chosen))
@@ -55,8 +55,10 @@ class ReservedNodes:
 
     def lack(self, excluded: Collection[str]) -> str | None:
         """Why no attempt is possible with the job's nodes without the excluded ones; None if one is."""
-        healthy, needed = len(self._healthy(excluded)), self.spec.resources.nodes
-        return None if healthy >= needed else f"{counted(healthy, 'node')} would be left, and the run needs {needed}"
+        healthy, required = len(self._healthy(excluded)), self.spec.resources.nodes
+        return (
+            None if healthy >= required else f"{counted(healthy, 'node')} would be left, and the run needs {required}"
+        )
 
     def _lost(self) -> list[str]:
         with suppress(OrtflowError):

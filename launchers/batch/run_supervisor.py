@@ -231,8 +231,8 @@ class RunSupervisor:
             self._stay(min(CANCELLING, self._job.stay))
         return EXIT_PREEMPTED
 
-    def _again(self, asked: str | None) -> int:
-        """Have the scheduler start the run again, and stay until it ends this process; `asked` is the stop's reason."""
+    def _again(self, stop_reason: str | None) -> int:
+        """Have the scheduler start the run again after the stop, and stay until it ends this process."""
         name, out = self._job.scheduler, excluded(self._run.read_attempts())
         self._job.excluded = [*out]
         answer, message = requeue(self._job, AWAY, self._clock)
@@ -252,7 +252,7 @@ class RunSupervisor:
                 new = self._job.follow_up(self._run.root / self._job.folder / SCRIPT)
             except (Refused, OrtflowError) as error:
                 message = f"{message}; {message_of(error)}"
-                if asked == signal.SIGTERM.name and self._job.fate() is Fate.UNKNOWN:
+                if stop_reason == signal.SIGTERM.name and self._job.fate() is Fate.UNKNOWN:
                     # The scheduler is ending this job, and may queue it again by itself.
                     self._stay(self._job.stay)
             else:

@@ -75,25 +75,25 @@ def status(
     if last is not None and jobs is not None and not settled and _is_missing(job, history):
         job = remember(last) or job
     alive = jobs is None or (job is not None and job.active)
-    reported = read_status(run, records=records, alive=alive)
-    reported = replace(reported, launcher=launcher, job=job.id if job else last)
+    run_status = read_status(run, records=records, alive=alive)
+    run_status = replace(run_status, launcher=launcher, job=job.id if job else last)
     if settled:
         if job is None or not job.waits:
-            return reported
-        return replace(reported, waits=scheduler.left_in_queue(job), job_restarts=job.restarts)
+            return run_status
+        return replace(run_status, waits=scheduler.left_in_queue(job), job_restarts=job.restarts)
     if jobs is None:
-        return replace(reported, waits=silence)
+        return replace(run_status, waits=silence)
     if job is not None and job.active:
-        return _active(reported, job, scheduler)
-    return replace(reported, **_lost(run, records, job, last, scheduler))
+        return _active(run_status, job, scheduler)
+    return replace(run_status, **_lost(run, records, job, last, scheduler))
 
 
 def _copy(run: RunDir, records: Sequence[dict[str, Any]], other: Path, last: str | None) -> RunStatus:
     """Status of a directory that was copied while its run was in progress: no process works in it."""
-    reported = read_status(run, records=records, alive=False)
+    run_status = read_status(run, records=records, alive=False)
     job = f"job {last} belongs to that" if last is not None else "its job belongs to that"
     cause = f"this is a copy of {other}, and {job}; `ortflow resume {run.root}` continues here"
-    return replace(reported, state=State.LOST, cause=cause, why=None)
+    return replace(run_status, state=State.LOST, cause=cause, why=None)
 
 
 def _is_missing(job: BatchJob | None, history: Sequence[Placed]) -> bool:
@@ -101,23 +101,23 @@ def _is_missing(job: BatchJob | None, history: Sequence[Placed]) -> bool:
     return job is None or (not job.active and history[-1].job not in (None, job.id, job.array))
 
 
-def _active(reported: RunStatus, job: JobT, scheduler: Scheduler[JobT]) -> RunStatus:
+def _active(run_status: RunStatus, job: JobT, scheduler: Scheduler[JobT]) -> RunStatus:
     # The directory does not know a job yet whose submission got no answer.
-    found = reported.state if reported.state.active else State.PENDING
-    reported = replace(reported, state=found, job_restarts=job.restarts, nodes=job.nodes or None)
-    why = scheduler.waiting(job)
+    run_state = run_status.state if run_status.state.active else State.PENDING
+    run_status = replace(run_status, state=run_state, job_restarts=job.restarts, nodes=job.nodes or None)
+    reason = scheduler.waiting(job)
     if job.waits:
         # Even if the directory has a running attempt: none of its processes run now.
-        found = State.PENDING if found is State.PENDING else State.RESTARTING
+        run_state = State.PENDING if run_state is State.PENDING else State.RESTARTING
         starts = scheduler.expected_start(job)
-        if reported.excluded_nodes:
-            why = f"{why or 'the job is in the queue'}; {absent([*reported.excluded_nodes], 'excluded')}"
-        return replace(reported, state=found, phase=None, seconds_left=None, waits=why, starts_at=starts)
+        if run_status.excluded_nodes:
+            reason = f"{reason or 'the job is in the queue'}; {absent([*run_status.excluded_nodes], 'excluded')}"
+        return replace(run_status, state=run_state, phase=None, seconds_left=None, waits=reason, starts_at=starts)
     if job.ending:
-        return replace(reported, nodes=None, waits=why)
-    if why is None and reported.state is State.PENDING:
-        why = "the job has begun, its first attempt has not"
-    return replace(reported, job_ends_at=job.end, waits=why or reported.waits)
+        return replace(run_status, nodes=None, waits=reason)
+    if reason is None and run_status.state is State.PENDING:
+        reason = "the job has begun, its first attempt has not"
+    return replace(run_status, job_ends_at=job.end, waits=reason or run_status.waits)
 
 
 def _lost(
@@ -132,16 +132,16 @@ def _lost(
         if seconds < SETTLE or holder_of(run.lock) is not None:
             return {"state": State.PENDING, "waits": f"{command} did not answer: the job may still enter the queue"}
         return {"state": State.LOST, "cause": "the job did not enter the queue: submit it again"}
-    if job is not None and (how := scheduler.cancelled(job)) is not None:
-        return {"state": State.CANCELLED, "cause": how}
+    if job is not None and (cancellation := scheduler.cancelled(job)) is not None:
+        return {"state": State.CANCELLED, "cause": cancellation}
     nodes = (job.nodes or None) if job else None
     return {"state": State.LOST, "cause": scheduler.ending(run, job, last), "nodes": nodes}
 
 
 def _elsewhere(doubt: dict[str, Any], command: str) -> str:
     """Status of a submission by another machine, whose age only that machine's clock could show."""
-    where = f" on {doubt['host']}" if doubt.get("host") else ""
+    place = f" on {doubt['host']}" if doubt.get("host") else ""
     return (
-        f"{command}{where} did not answer, and the job is not in the queue: it may still enter it; submitting again "
+        f"{command}{place} did not answer, and the job is not in the queue: it may still enter it; submitting again "
         "waits for that and starts no second one"
     )

@@ -46,13 +46,13 @@ class Limit:
         self._end: float | None = None
         self._lead = ahead
 
-    def take(self, left: float | None, now: float) -> None:
+    def take(self, seconds_left: float | None, now: float) -> None:
         """Set the seconds that are left at the time `now`; None if there is no limit."""
-        if left is None:
+        if seconds_left is None:
             return
-        if self._end is None or abs(now + left - self._end) > MOVED:
+        if self._end is None or abs(now + seconds_left - self._end) > MOVED:
             # A short job keeps half of its time for training: a lead as long as the job would leave nothing.
-            self._end, self._lead = now + left, min(self._ahead, left / 2)
+            self._end, self._lead = now + seconds_left, min(self._ahead, seconds_left / 2)
 
     def near(self, now: float) -> bool:
         """Whether it is time to save and stop."""
@@ -139,15 +139,20 @@ class JobStop(Stop):
         """Why the ranks were stopped, if not by a preemption; called when they have ended."""
         if self.reason == LIMIT:
             return "the time limit is near"
-        found = self._fate or self._job.fate()
-        if found in (Fate.QUEUED, Fate.UNKNOWN):
+        fate = self._fate or self._job.fate()
+        if fate in (Fate.QUEUED, Fate.UNKNOWN):
             # Also where the scheduler does not answer now: the output shows why it has ended the ranks.
             return self._job.taken_away(self._output())
-        if found is not Fate.RUNNING:
-            return CAUSES[found]
+        if fate is not Fate.RUNNING:
+            return CAUSES[fate]
         if self.reason is None and self.limit.warns(self._clock.monotonic()):
             return "the time limit is near"
         if self.reason is not None and not self.signalled:
             return None  # requested, as by `ortflow cancel`: the record says by whom
+        if self.reason is None and self._job.repeats_signals:
+            return (
+                f"a signal was sent to a rank, by hand or by {self._job.scheduler} to end a step of an earlier start "
+                f"of the job; {self._job.scheduler} did not preempt the job"
+            )
         name = f" ({self.reason})" if self.signalled else ""
         return f"a signal was sent by hand{name}; {self._job.scheduler} did not preempt the job"

@@ -49,14 +49,14 @@ def place(
     end = begun + retry
     while True:
         submission = new_submission()
-        reported = {
+        record_fields = {
             "launcher": scheduler.launcher,
             "submission": submission,
             **stamp(scheduler.clock),
             **submit_record(),
         }
         try:
-            run.record_attempt(event="submitting", **reported)
+            run.record_attempt(event="submitting", **record_fields)
         except OSError as error:
             if is_full(error):
                 raise out_of_disk(error, default=run.root) from error
@@ -153,10 +153,10 @@ def active(
     history = placed(records, scheduler.launcher)
     if history and original(run, records, scheduler.launcher) is not None:
         history = []
-    more = [by_hand(run.root)] if by_hand_too else []
+    by_hand_jobs = [by_hand(run.root)] if by_hand_too else []
     if not history:
         return None
-    job = find([*more, *history], scheduler.mine(patience))
+    job = find([*by_hand_jobs, *history], scheduler.mine(patience))
     newest = newest_job(history)
     if newest is not None and (job is None or (not job.active and job.id != newest)):
         job = scheduler.in_queue([newest]).get(newest, job)

@@ -50,51 +50,51 @@ class SweepRequest(Protocol):
         """Return the array's batch script; raises UserError if the runs would need several."""
 
 
-def submit(wanted: SweepRequest, scheduler: Scheduler[Any]) -> str:
+def submit(sweep_request: SweepRequest, scheduler: Scheduler[Any]) -> str:
     """Submit the runs that have not finished as one array; raises UserError if the scheduler or a directory refuses."""
     from ortflow.launchers.run_directory_lock import opened
     from ortflow.launchers.stop import interruptible
 
-    wanted.requests[0].check()
-    str(wanted)  # report invalid values before anything is created
-    sweep, fresh = wanted.sweep, wanted.requests[0].submission.fresh
+    sweep_request.requests[0].check()
+    str(sweep_request)  # report invalid values before anything is created
+    sweep, fresh = sweep_request.sweep, sweep_request.requests[0].submission.fresh
     if not fresh:
         _refuse_another(sweep)
-    retry = wanted.requests[0].submission.retry
-    known = submitting.answered(lambda: _known(wanted, scheduler), retry, scheduler.clock)
-    if known is not None:
-        return known
+    retry = sweep_request.requests[0].submission.retry
+    handle = submitting.answered(lambda: _known(sweep_request, scheduler), retry, scheduler.clock)
+    if handle is not None:
+        return handle
     before = [placed(run.read_attempts(), scheduler.launcher) for run in sweep.runs]
     _allow_files(len(before) + FILES)
     with interruptible(), ExitStack() as stack:
-        ours = [stack.enter_context(opened(request.submission)) for request in wanted.requests]
+        directories = [stack.enter_context(opened(request.submission)) for request in sweep_request.requests]
         for run, earlier in zip(sweep.runs, before, strict=True):
             if placed(run.read_attempts(), scheduler.launcher) not in (earlier, []):
                 raise UserError(f"{run.root} was just submitted by another process")
-        tasks = [task for task, one in enumerate(ours) if not one.finished]
+        tasks = [task for task, directory in enumerate(directories) if not directory.finished]
         if not tasks:
             return f"{scheduler.launcher}://{_array(before[0][-1].job) if before[0] else ''}"
-        renewed = {task: begin(wanted.requests[task], ours[task]) for task in tasks}
-        with _on_record(sweep), _handing_over(ours):
-            return _place(wanted, renewed, scheduler)
+        renewed = {task: begin(sweep_request.requests[task], directories[task]) for task in tasks}
+        with _on_record(sweep), _handing_over(directories):
+            return _place(sweep_request, renewed, scheduler)
 
 
-def _place(wanted: SweepRequest, renewed: Mapping[int, bool], scheduler: Scheduler[Any]) -> str:
+def _place(request: SweepRequest, renewed: Mapping[int, bool], scheduler: Scheduler[Any]) -> str:
     """Submit the script, with records in every directory before and after; returns the handle."""
     name, tasks = scheduler.launcher, list(renewed)
-    runs = {task: wanted.requests[task].submission.run for task in tasks}
+    runs = {task: request.requests[task].submission.run for task in tasks}
 
     def script(submission: str) -> str:
         for task, run in runs.items():
             # If output cannot be written, a scheduler starts nothing and reports almost nothing.
             (run.root / "logs").mkdir(exist_ok=True)
-            alone = wanted.requests[task].script(f"{submission}-{task}")
-            write_atomically(run.root / scheduler.folder / SCRIPT, alone.encode())
-        return wanted.script(submission, tasks)
+            task_script = request.requests[task].script(f"{submission}-{task}")
+            write_atomically(run.root / scheduler.folder / SCRIPT, task_script.encode())
+        return request.script(submission, tasks)
 
-    folder = SweepDir(wanted.sweep.folder, runs, len(RunDir(wanted.sweep.folder).read_attempts()))
-    retry = wanted.requests[0].submission.retry
-    ask = f"ortflow list --sweep {wanted.sweep.root}"
+    folder = SweepDir(request.sweep.folder, runs, len(RunDir(request.sweep.folder).read_attempts()))
+    retry = request.requests[0].submission.retry
+    ask = f"ortflow list --sweep {request.sweep.root}"
     submission, job = submitting.place(folder, script, scheduler, retry, ask=ask)
     array = _array(job)
     RunDir(folder.root).record_attempt(event="submit", launcher=name, job=array, submission=submission)
@@ -109,30 +109,30 @@ def _place(wanted: SweepRequest, renewed: Mapping[int, bool], scheduler: Schedul
     return f"{name}://{array}"
 
 
-def _known(wanted: SweepRequest, scheduler: Scheduler[Any]) -> str | None:
+def _known(request: SweepRequest, scheduler: Scheduler[Any]) -> str | None:
     """The handle of an array of the same runs whose submission got no answer; None if no run is active.
 
     Raises UserError if another job has one.
     """
     from ortflow.workflow.spec.file.dump import dump_run_file
 
-    runs, name = wanted.sweep.runs, scheduler.launcher
+    runs, name = request.sweep.runs, scheduler.launcher
     jobs = _jobs(runs, scheduler)
     records = {task: runs[task].read_attempts() for task in jobs}
     active = [task for task, job in jobs.items() if job.active and (job.waits or not is_settled(records[task]))]
     if not active:
         return None
-    unanswered = {task: one for task in jobs if (one := placed(records[task], name)[-1]).job is None}
+    unanswered = {task: placed_task for task in jobs if (placed_task := placed(records[task], name)[-1]).job is None}
     for task in active:
-        submission, job = wanted.requests[task].submission, jobs[task]
-        same = runs[task].run_file.read_bytes() == dump_run_file(submission.spec).encode()
-        if task not in unanswered or not same or submission.fresh:
+        submission, job = request.requests[task].submission, jobs[task]
+        is_same_run = runs[task].run_file.read_bytes() == dump_run_file(submission.spec).encode()
+        if task not in unanswered or not is_same_run or submission.fresh:
             raise UserError(
                 f"{runs[task].root} is job {job.id} in {scheduler.name}, {job.state.lower()}",
-                fix=f"see `ortflow list --sweep {wanted.sweep.root}`, or stop all of them with cancel --sweep",
+                fix=f"see `ortflow list --sweep {request.sweep.root}`, or stop all of them with cancel --sweep",
             )
-    for task, one in unanswered.items():
-        runs[task].record_attempt(event="submit", launcher=name, job=jobs[task].id, submission=one.submission)
+    for task, placed_task in unanswered.items():
+        runs[task].record_attempt(event="submit", launcher=name, job=jobs[task].id, submission=placed_task.submission)
     return f"{name}://{_array(jobs[active[0]].id)}"
 
 
@@ -141,10 +141,10 @@ def _jobs(runs: Sequence[RunDir], scheduler: Scheduler[Any]) -> dict[int, BatchJ
     begun, name = scheduler.clock.monotonic(), scheduler.launcher
     while True:
         histories = {task: history for task, run in enumerate(runs) if (history := placed(run.read_attempts(), name))}
-        found = _found(histories, scheduler) if histories else {}
-        doubts = [in_doubt(runs[task].read_attempts()) for task in histories if task not in found]
+        jobs = _found(histories, scheduler) if histories else {}
+        doubts = [in_doubt(runs[task].read_attempts()) for task in histories if task not in jobs]
         if all(doubt is None or submitting.waited(doubt, begun, SETTLE, scheduler.clock) for doubt in doubts):
-            return found
+            return jobs
         scheduler.clock.sleep(submitting.PAUSE)
 
 
@@ -179,15 +179,15 @@ def _on_record(sweep: Sweep) -> Iterator[None]:
 
 
 @contextmanager
-def _handing_over(ours: Sequence[Opened]) -> Iterator[None]:
+def _handing_over(directories: Sequence[Opened]) -> Iterator[None]:
     """Keep the directories, which jobs may need even if this fails, unless the scheduler accepted no job."""
-    for one in ours:
-        one.handed_over = True
+    for directory in directories:
+        directory.handed_over = True
     try:
         yield
     except (UserError, NoAnswer, OutOfDisk):
-        for one in ours:
-            one.handed_over = False
+        for directory in directories:
+            directory.handed_over = False
         raise
 
 
@@ -211,14 +211,14 @@ def cancel(runs: Sequence[RunDir], scheduler: Scheduler[Any], *, now: bool) -> i
     at_work: Mapping[int, BatchJob] = jobs
     if waiting := {task: job for task, job in jobs.items() if job.waits}:
         scheduler.cancel(*(job.id for job in waiting.values()), pending=True)
-        left = _unfinished(runs, scheduler)
+        remaining_jobs = _unfinished(runs, scheduler)
         # Held jobs may be in a state that `pending` does not match.
-        held = {task: job for task, job in left.items() if job.waits}
-        if held:
-            scheduler.cancel(*(job.id for job in held.values()))
-        for task in waiting.keys() - (left.keys() - held.keys()):
+        held_jobs = {task: job for task, job in remaining_jobs.items() if job.waits}
+        if held_jobs:
+            scheduler.cancel(*(job.id for job in held_jobs.values()))
+        for task in waiting.keys() - (remaining_jobs.keys() - held_jobs.keys()):
             record_cancelled(runs[task])
-        at_work = {task: job for task, job in left.items() if not job.waits}
+        at_work = {task: job for task, job in remaining_jobs.items() if not job.waits}
     for task in at_work:
         write_request(runs[task].stop_request, "cancel", now=now)
     if now or any(job.suspended for job in at_work.values()):
@@ -231,19 +231,19 @@ def cancel(runs: Sequence[RunDir], scheduler: Scheduler[Any], *, now: bool) -> i
 
 def _unfinished(runs: Sequence[RunDir], scheduler: Scheduler[Any]) -> dict[int, BatchJob]:
     """The jobs of unfinished runs, by task."""
-    records = {task: found for task, run in enumerate(runs) if not is_settled(found := run.read_attempts())}
-    jobs = _found({task: placed(found, scheduler.launcher) for task, found in records.items()}, scheduler)
+    records = {task: run_records for task, run in enumerate(runs) if not is_settled(run_records := run.read_attempts())}
+    jobs = _found({task: placed(run_records, scheduler.launcher) for task, run_records in records.items()}, scheduler)
     return {task: job for task, job in jobs.items() if job.active}
 
 
 def _found(histories: Mapping[int, Sequence[Placed]], scheduler: Scheduler[Any]) -> dict[int, BatchJob]:
     """The jobs of runs, by task; also those of another member of a group, which are not in this user's list."""
-    mine = scheduler.mine()
-    found = {task: job for task, history in histories.items() if (job := find(history, mine)) is not None}
+    own_jobs = scheduler.mine()
+    jobs = {task: job for task, history in histories.items() if (job := find(history, own_jobs)) is not None}
     newest = {task: job for task, history in histories.items() if (job := newest_job(history)) is not None}
     # A scheduler may show the ended tasks of an array as one.
-    own = {_array(job.id) for job in mine}
-    ended = [task for task in newest if task not in found or not found[task].active]
-    missing = {task: newest[task] for task in ended if _array(newest[task]) not in own}
-    others = scheduler.in_queue([*missing.values()])
-    return found | {task: others[job] for task, job in missing.items() if job in others}
+    own_arrays = {_array(job.id) for job in own_jobs}
+    ended = [task for task in newest if task not in jobs or not jobs[task].active]
+    missing = {task: newest[task] for task in ended if _array(newest[task]) not in own_arrays}
+    other_jobs = scheduler.in_queue([*missing.values()])
+    return jobs | {task: other_jobs[job] for task, job in missing.items() if job in other_jobs}

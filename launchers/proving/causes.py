@@ -116,15 +116,15 @@ def causes_between_calm_runs(parting: Parting, readings: Sequence[Reading], *, b
     """Why two runs without a kill differ. `by_hash`: they agree with a fixed PYTHONHASHSEED."""
     if by_hash:
         sets = [suspect for suspect in parting.suspects if suspect.kind == "order"]
-        where = _where(sets[0].key) if sets else next((str(r) for r in readings if r.kind == "hash"), "")
-        return [Cause("the order of a set", where)]
+        place = _where(sets[0].key) if sets else next((str(r) for r in readings if r.kind == "hash"), "")
+        return [Cause("the order of a set", place)]
     if readings and (first := next((reading for reading in readings if reading.seeds), None)):
         return [_of_reading(first)]
     generators = [suspect for suspect in parting.suspects if suspect.kind in GENERATORS]
     if drawn := [suspect for suspect in generators if suspect.live]:
         return [_unseeded(suspect, parting) for suspect in drawn]
-    if others := [reading for reading in readings if reading.kind != "hash"]:
-        return [_of_reading(min(others, key=lambda reading: list(_OF_READINGS).index(reading.kind)))]
+    if differences := [reading for reading in readings if reading.kind != "hash"]:
+        return [_of_reading(min(differences, key=lambda reading: list(_OF_READINGS).index(reading.kind)))]
     if parting.workers and parting.effect.what == "batch":
         return [Cause("random state in the workers of the loader", _where(parting.workers[0]))]
     if generators:
@@ -163,21 +163,21 @@ def _weight(suspect: Suspect, parting: Parting) -> float:
 
 
 def _of_suspect(suspect: Suspect, parting: Parting) -> Cause:
-    where = _where(suspect.key)
+    place = _where(suspect.key)
     kind = suspect.kind
     if kind in GENERATORS and "." in kind:
-        return Cause("a random generator of the program", where)
+        return Cause("a random generator of the program", place)
     copied = kind in ("parameter", "tensor") and parting.effect.what == "result"
-    if copied or (kind in ("parameter", "tensor", "buffer") and COPIES.search(where)):
-        return Cause("a copy of the parameters, such as an EMA", where)
+    if copied or (kind in ("parameter", "tensor", "buffer") and COPIES.search(place)):
+        return Cause("a copy of the parameters, such as an EMA", place)
     name = _CAUSES.get(kind, "a variable that the loop changes")
-    if kind == "number" and re.search(r"attempt|restart", where, re.IGNORECASE):
+    if kind == "number" and re.search(r"attempt|restart", place, re.IGNORECASE):
         name = "the number of the attempt in the data path"
-    if kind == "number" and re.search(r"epoch", where, re.IGNORECASE) and parting.effect.what == "batch":
+    if kind == "number" and re.search(r"epoch", place, re.IGNORECASE) and parting.effect.what == "batch":
         name = "the epoch of the sampler"
     if kind == "number" and not (suspect.before and re.fullmatch(r"-?\d+", suspect.before.shown)):
         name = "a variable that the loop changes"
-    return Cause(name, where)
+    return Cause(name, place)
 
 
 def _of_reading(reading: Reading) -> Cause:

@@ -64,8 +64,8 @@ def _checkpoints(calm: RunDir, other: RunDir) -> Iterator[str]:
         yield f"the checkpoint of step {newest[0]} has other tensors or ranks"
         return
     for rank in range(before.world_size):
-        one, two = (store.place(newest[0]) / file_name(rank) for store in stores)
-        for name in differing_tensors(one, two, file_layout(before.buffers, rank, before.world_size).spans):
+        first, second = (store.place(newest[0]) / file_name(rank) for store in stores)
+        for name in differing_tensors(first, second, file_layout(before.buffers, rank, before.world_size).spans):
             yield f"{name} in {file_name(rank)} differs"
 
 
@@ -73,15 +73,15 @@ def differing_tensors(first: Path, second: Path, spans: Iterable[Span]) -> list[
     """Names of tensors that are not equal, bit by bit, in two files of this layout."""
     if not (first.is_file() and second.is_file()):
         return ["the file"]
-    with first.open("rb") as one, second.open("rb") as two:
-        return [span.buffer for span in spans if not _same(one, two, span)]
+    with first.open("rb") as first_file, second.open("rb") as second_file:
+        return [span.buffer for span in spans if not _same(first_file, second_file, span)]
 
 
-def _same(one: BinaryIO, two: BinaryIO, span: Span) -> bool:
-    one.seek(span.offset)
-    two.seek(span.offset)
+def _same(first: BinaryIO, second: BinaryIO, span: Span) -> bool:
+    first.seek(span.offset)
+    second.seek(span.offset)
     for place in range(span.offset, span.end, CHUNK):
         length = min(CHUNK, span.end - place)
-        if one.read(length) != two.read(length):
+        if first.read(length) != second.read(length):
             return False
     return True

@@ -161,26 +161,32 @@ def harmless(calm: Steps, other: Steps, ignored: Collection[str] = ()) -> list[s
     if last is None:
         return []
     kinds = {"number", "list", "dict", "set", "length"}
-    first, mine, theirs = calm[min(calm)].state, calm[last].state, other[last].state
-    found = _differing(mine, theirs) & mine.keys() & theirs.keys() - set(ignored)
-    return sorted(key for key in found if mine[key].kind in kinds and _digest(first.get(key)) != mine[key].digest)
+    first, calm_state, other_state = calm[min(calm)].state, calm[last].state, other[last].state
+    keys = _differing(calm_state, other_state) & calm_state.keys() & other_state.keys() - set(ignored)
+    return sorted(
+        key for key in keys if calm_state[key].kind in kinds and _digest(first.get(key)) != calm_state[key].digest
+    )
 
 
 def _first_effect(calm: Steps, other: Steps, steps: list[int], differing: Collection[str]) -> Effect | None:
     """In the order of events: the batch of a step, the values that it reports, the state after it."""
     for step in steps:
-        mine, theirs = calm[step], other[step]
-        names = {name for name in mine.logged.keys() & theirs.logged.keys() if mine.logged[name] != theirs.logged[name]}
+        calm_line, other_line = calm[step], other[step]
+        names = {
+            name
+            for name in calm_line.logged.keys() & other_line.logged.keys()
+            if calm_line.logged[name] != other_line.logged[name]
+        }
         forward = {name for name in names if not any(part in name.lower() for part in UPDATES)}
         if forward:
             return Effect("logged", step, tuple(sorted(forward)))
         changed = {
-            key for key in _differing(mine.state, theirs.state) - set(differing)
-            if _kind(key, mine, theirs) in RESULTS and _comparable(key, mine.state, theirs.state)
+            key for key in _differing(calm_line.state, other_line.state) - set(differing)
+            if _kind(key, calm_line, other_line) in RESULTS and _comparable(key, calm_line.state, other_line.state)
         }  # fmt: skip
         if names or changed:
             return Effect("update", step, tuple(sorted(names | changed)))
-        if mine.batch is not None and theirs.batch is not None and mine.batch != theirs.batch:
+        if calm_line.batch is not None and other_line.batch is not None and calm_line.batch != other_line.batch:
             return Effect("batch", step + 1)
     return None
 
@@ -204,16 +210,16 @@ def _accumulating(calm: Steps, start: int) -> bool:
     return bool(moving) and bool(parameters) and still
 
 
-def _differing(mine: Mapping[str, Entry], theirs: Mapping[str, Entry]) -> set[str]:
-    return {key for key in mine.keys() | theirs.keys() if _digest(mine.get(key)) != _digest(theirs.get(key))}
+def _differing(calm: Mapping[str, Entry], other: Mapping[str, Entry]) -> set[str]:
+    return {key for key in calm.keys() | other.keys() if _digest(calm.get(key)) != _digest(other.get(key))}
 
 
-def _comparable(key: str, mine: Mapping[str, Entry], theirs: Mapping[str, Entry]) -> bool:
+def _comparable(key: str, calm: Mapping[str, Entry], other: Mapping[str, Entry]) -> bool:
     """Whether an entry is in both, or its variable is: what the first step assigns is not there before it."""
-    if key in mine and key in theirs:
+    if key in calm and key in other:
         return True
     variable = root(key)
-    return all(any(root(other) == variable for other in state) for state in (mine, theirs))
+    return all(any(root(name) == variable for name in state) for state in (calm, other))
 
 
 def root(key: str) -> str:
@@ -230,8 +236,8 @@ def _split(key: str) -> tuple[str, str, str]:
     return f"{file}:{function}", ":", path
 
 
-def _kind(key: str, mine: Line, theirs: Line) -> str:
-    entry = mine.state.get(key) or theirs.state.get(key)
+def _kind(key: str, calm: Line, other: Line) -> str:
+    entry = calm.state.get(key) or other.state.get(key)
     return entry.kind if entry is not None else ""
 
 

@@ -109,8 +109,8 @@ def prove(
     different = differing(first, second)
     if different is not None:
         fixed = [read_trace(run(name, FIXED_HASH, "calm").trace) for name in ("fixed-hash", "fixed-hash-again")]
-        found = causes_between_calm_runs(different, read, by_hash=differing(*fixed) is None)
-        report(Verdict("two runs without a kill", tuple(found[:1]), sentence(different)))
+        causes = causes_between_calm_runs(different, read, by_hash=differing(*fixed) is None)
+        report(Verdict("two runs without a kill", tuple(causes[:1]), sentence(different)))
         return False
     done = min(max(lines) for lines in first.first.values())
     if done < moments.steps:  # the program is complete earlier
@@ -147,9 +147,9 @@ def _prove_model(
 def differing(first: Trace, second: Trace) -> Parting | None:
     """Where two runs without an accident part, on the first rank that does."""
     for rank in sorted(first.first.keys() & second.first.keys()):
-        mine, theirs = first.first[rank], second.first[rank]
-        if (found := parting(without(mine, unsteady(mine, theirs)), theirs)) is not None:
-            return found
+        first_lines, second_lines = first.first[rank], second.first[rank]
+        if (difference := parting(without(first_lines, unsteady(first_lines, second_lines)), second_lines)) is not None:
+            return difference
     return None
 
 
@@ -161,20 +161,21 @@ def resumed(calm: Trace, again: Trace, proof: Proof, read: Sequence[Reading], si
         cause = Cause("a request to stop that is not followed", "")
         return Verdict(run, (cause,), "the program did not save and stop")
     extra: list[str] = []
-    for rank, mine in sorted(calm.first.items()):
-        steps, theirs = trace.last.get(rank, {}), again.first[rank]
-        if max(steps, default=0) != max(mine):
+    for rank, calm_lines in sorted(calm.first.items()):
+        steps, again_lines = trace.last.get(rank, {}), again.first[rank]
+        if max(steps, default=0) != max(calm_lines):
             cause = Cause("steps that are missing", "")
-            what = (
-                f"rank {rank} ended after step {max(steps, default=0)}, and after step {max(mine)} without the accident"
+            message = (
+                f"rank {rank} ended after step {max(steps, default=0)}, and after step {max(calm_lines)} without the "
+                "accident"
             )
-            return Verdict(run, (cause,), what)
-        ignored = noise(mine, theirs)
-        mine = without(mine, unsteady(mine, theirs))
+            return Verdict(run, (cause,), message)
+        ignored = noise(calm_lines, again_lines)
+        calm_lines = without(calm_lines, unsteady(calm_lines, again_lines))
         run = f"{signal} after step {struck}, compared from step {min(steps)} on"
-        if (found := parting(mine, steps, ignored)) is not None:
-            return Verdict(run, tuple(causes(found, read)[:3]), sentence(found))
-        extra += harmless(mine, steps, ignored)
+        if (difference := parting(calm_lines, steps, ignored)) is not None:
+            return Verdict(run, tuple(causes(difference, read)[:3]), sentence(difference))
+        extra += harmless(calm_lines, steps, ignored)
     names = ", ".join(key.split(":", 2)[2] for key in dict.fromkeys(extra[:HARMLESS]))
     return Verdict(run, notes=(f"differs, and nothing depends on it: {names}",) if names else ())
 
@@ -190,9 +191,9 @@ def _struck(proof: Proof) -> int:
     return step
 
 
-def sentence(found: Parting) -> str:
+def sentence(parting: Parting) -> str:
     """What differs first, in words."""
-    rank, effect = f" on rank {found.rank}" if found.rank else "", found.effect
+    rank, effect = f" on rank {parting.rank}" if parting.rank else "", parting.effect
     listed = ", ".join(name.split(":", 2)[-1] for name in effect.names[:3])
     return {
         "batch": f"the batch of step {effect.step} differs{rank}",

@@ -48,7 +48,7 @@ def folder_of_runs(run: RunDir) -> Iterator[Path]:
     """
     # Inside the run directory it would keep `ortflow run` from taking the directory.
     folder = run.root.with_name(f"{run.root.name}.prove")
-    marker, made = folder / MARKER, not folder.parent.exists()
+    marker, is_new = folder / MARKER, not folder.parent.exists()
     if folder.exists() and not marker.is_file():
         raise UserError(f"{folder} is not a folder of `ortflow prove`", fix="rename it, or choose another name")
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,9 +64,9 @@ def folder_of_runs(run: RunDir) -> Iterator[Path]:
         try:
             yield folder
         except (UserError, Preempted):
-            _remove(folder, with_parent=made)
+            _remove(folder, with_parent=is_new)
             raise
-        _remove(folder, with_parent=made)
+        _remove(folder, with_parent=is_new)
     finally:
         os.close(lock)
 
@@ -114,8 +114,8 @@ def _check(ending: Ending, run: RunDir, name: str, messages: list[str]) -> None:
         raise Preempted(f"stopped: {ending.why or ending.cause}")
     if ending.code == EXIT_FAILURE:
         log = "\n".join(last_lines(run.log(0, 0), 8))
-        what = f"the {name} run failed: {ending.cause}; {ending.why}; its logs are in {run.root / 'logs'}"
-        raise OrtflowError("\n".join([what, *messages[-1:], log]))
+        message = f"the {name} run failed: {ending.cause}; {ending.why}; its logs are in {run.root / 'logs'}"
+        raise OrtflowError("\n".join([message, *messages[-1:], log]))
 
 
 class _View:

@@ -74,15 +74,15 @@ def login_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of a login shell: many sites put Slurm on the PATH there, which a command by ssh does not get."""
     shell = environment.get("SHELL", "/bin/sh")
     try:
-        reported = subprocess.run(
+        answer = subprocess.run(
             # In the folder of a login, `-c` would import modules of that folder.
             [shell, "-l", "-c", f"cd /; {shlex.quote(sys.executable)} -c {shlex.quote(_PRINT)}"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PROFILE,
         )  # fmt: skip
-        found: dict[str, str] = json.loads(reported.stdout.rpartition(_MARK)[2].splitlines()[0])
+        variables: dict[str, str] = json.loads(answer.stdout.rpartition(_MARK)[2].splitlines()[0])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
         return {}
-    return {name: value for name, value in found.items() if name not in ("_", "PWD", "OLDPWD", "SHLVL")}
+    return {name: value for name, value in variables.items() if name not in ("_", "PWD", "OLDPWD", "SHLVL")}
 
 
 def _leave_when_left() -> None:

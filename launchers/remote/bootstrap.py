@@ -82,8 +82,8 @@ def foreign_file(folder: str, files: dict[str, int]) -> str | None:
         for name in (*folders, *names):
             path = os.path.join(place, name)
             compiled = os.path.basename(place) == "__pycache__" and name.endswith(".pyc")
-            known = name in folders or compiled or os.path.relpath(path, folder) in files
-            if os.path.islink(path) or not known:
+            is_own = name in folders or compiled or os.path.relpath(path, folder) in files
+            if os.path.islink(path) or not is_own:
                 return path
     return None
 

@@ -68,7 +68,7 @@ def own_code() -> Code:
     except metadata.PackageNotFoundError:
         points, needs = "", []
     lines = ["Metadata-Version: 2.1", "Name: ortflow", f"Version: {ortflow.__version__}"]
-    lines += [f"Requires-Dist: {one}" for one in needs]
+    lines += [f"Requires-Dist: {requirement}" for requirement in needs]
     files[f"{about}/METADATA"] = ("\n".join(lines) + "\n").encode()
     files[f"{about}/entry_points.txt"] = points.encode()
     return Code(files)
@@ -106,7 +106,7 @@ def requirements(extra: str | None = None) -> list[Requirement]:
 
 def read_requirements(listed: Sequence[str], extra: str | None) -> list[Requirement]:
     """The dependencies from lines of a distribution's metadata; those with other markers are left out. Pure."""
-    found = []
+    requirements = []
     for line in listed:
         text, _, marker = (part.strip() for part in line.partition(";"))
         if marker and (extra is None or marker.replace("'", '"') != f'extra == "{extra}"'):
@@ -117,5 +117,5 @@ def read_requirements(listed: Sequence[str], extra: str | None) -> list[Requirem
         bounds = {sign: tuple(map(int, number.strip(".").split("."))) for sign, number in _BOUND.findall(match[2])}
         # A pinned version need not match exactly there, but must not be older.
         low = bounds.get(">=", bounds.get("==", ()))
-        found.append(Requirement(text, match[1], low, bounds.get("<", ())))
-    return found
+        requirements.append(Requirement(text, match[1], low, bounds.get("<", ())))
+    return requirements

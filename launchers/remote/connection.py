@@ -122,37 +122,37 @@ def connect(host: str) -> Connection:
     if not _HOST.fullmatch(host):
         raise UserError(f"{host!r} is not a host", where="--host", fix="give it as ssh takes it: user@login")
     config = os.environ.get(CONFIG)
-    own = ("-F", config) if config else ()
+    config_options = ("-F", config) if config else ()
     try:
-        reported = subprocess.run(
-            ["ssh", "-G", *own, "--", host],
+        answer = subprocess.run(
+            ["ssh", "-G", *config_options, "--", host],
             capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=30,
         )  # fmt: skip
     except FileNotFoundError as error:
         raise UserError("--host needs ssh, and there is none on the PATH", fix="install OpenSSH's client") from error
     except subprocess.TimeoutExpired as error:
         raise OrtflowError(f"`ssh -G {host}` had no answer within 30 s") from error
-    if reported.returncode:
-        raise UserError(f"ssh rejects its configuration: {reported.stderr.strip().splitlines()[-1]}")
-    given = dict(line.partition(" ")[::2] for line in reported.stdout.splitlines())
+    if answer.returncode:
+        raise UserError(f"ssh rejects its configuration: {answer.stderr.strip().splitlines()[-1]}")
+    ssh_options = dict(line.partition(" ")[::2] for line in answer.stdout.splitlines())
     folder = socket_folder()
     attended = sys.stdin.isatty()
-    added = settings(given, folder, attended=attended)
-    apart = folder is not None or "controlpath" in given or not attended
-    return Connection(host, (*own, *(part for one in added for part in ("-o", one))), apart)
+    added = settings(ssh_options, folder, attended=attended)
+    apart = folder is not None or "controlpath" in ssh_options or not attended
+    return Connection(host, (*config_options, *(part for option in added for part in ("-o", option))), apart)
 
 
-def settings(given: Mapping[str, str], folder: Path | None, *, attended: bool) -> list[str]:
+def settings(ssh_options: Mapping[str, str], folder: Path | None, *, attended: bool) -> list[str]:
     """Options beside those of `ssh -G`: time-outs and a shared connection, unless the user has set them. Pure."""
     options = ["LogLevel=ERROR"]
-    if given.get("connecttimeout", "none") in ("none", "0"):
+    if ssh_options.get("connecttimeout", "none") in ("none", "0"):
         options.append("ConnectTimeout=10")
-    if given.get("serveraliveinterval", "0") == "0":
+    if ssh_options.get("serveraliveinterval", "0") == "0":
         options += ["ServerAliveInterval=5", "ServerAliveCountMax=3"]
     if not attended:
         # There is nobody to enter a password or confirm a key: fail instead of waiting.
         options.append("BatchMode=yes")
-    if folder is not None and given.get("controlpath", "none") == "none":
+    if folder is not None and ssh_options.get("controlpath", "none") == "none":
         options += ["ControlMaster=auto", f"ControlPath={folder}/%C", f"ControlPersist={PERSIST}"]
     return options
 
@@ -163,14 +163,18 @@ def socket_folder() -> Path | None:
     bases = [runtime, "/tmp"] if runtime and os.path.isdir(runtime) else ["/tmp"]
     folders = [Path(base) / f"ortflow-ssh-{os.getuid()}" for base in bases]
     # ssh expands `%` and `$` in it.
-    fitting = [one for one in folders if len(os.fsencode(one)) <= LONGEST and not re.search(r"[%$\s\"']", str(one))]
+    fitting = [
+        candidate
+        for candidate in folders
+        if len(os.fsencode(candidate)) <= LONGEST and not re.search(r"[%$\s\"']", str(candidate))
+    ]
     if not fitting:
         return None
     folder = fitting[0]
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise UserError(
             f"{folder} is not a folder that only you can enter, and connections are kept there", fix="remove it"
         )

@@ -23,7 +23,7 @@ _NOISE = re.compile(r"^(?:@+|Warning: .*|\*\* .*|debug\d: .*)$")
 
 def explain(host: str, output: str) -> OrtflowError:
     """The error for an ssh that ended with its own exit code."""
-    reported = last_line(output)
+    last = last_line(output)
     if _CHANGED.search(output):
         return UserError(
             f"{host} shows another host key than before: it was reinstalled, or the connection is intercepted",
@@ -36,14 +36,14 @@ def explain(host: str, output: str) -> OrtflowError:
         )
     if _REFUSED.search(output):
         return UserError(
-            f"{host} rejects your login ({reported})",
+            f"{host} rejects your login ({last})",
             fix=f"`ssh {host}` must work without a prompt: `ssh-add` your key, or `ssh-copy-id {host}`",
         )
     if _NO_NAME.search(output):
-        return UserError(f"there is no host {bare(host)} ({reported})", fix="correct --host, or your ~/.ssh/config")
+        return UserError(f"there is no host {bare(host)} ({last})", fix="correct --host, or your ~/.ssh/config")
     if _AWAY.search(output):
-        return OrtflowError(f"{host} cannot be reached ({reported}); is the network or the VPN up? Try again")
-    return OrtflowError(f"ssh to {host} failed: {reported or 'no output'}")
+        return OrtflowError(f"{host} cannot be reached ({last}); is the network or the VPN up? Try again")
+    return OrtflowError(f"ssh to {host} failed: {last or 'no output'}")
 
 
 def no_python(host: str, python: str, code: int, output: str) -> OrtflowError:

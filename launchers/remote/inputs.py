@@ -82,30 +82,33 @@ class Item:
 def named(spec: RunSpec, folder: Path) -> list[Named]:
     """The paths that a run file in `folder` reads."""
     values = spec.model_dump()
-    found = []
+    inputs = []
     for keys in input_keys(spec):
         text = value_at(values, keys)
         if isinstance(text, list) and any(not name.startswith(("/", "~")) and url_of(name) is None for name in text):
             fix = "put the files into one folder, or give their absolute paths on the cluster"
             raise UserError("is a list of files here, and one path is copied", where=".".join(keys), fix=fix)
         if isinstance(text, str) and url_of(text) is None:
-            here = Path(os.path.abspath(folder / os.path.expanduser(text)))
-            found.append(Named(".".join(keys), text, here))
-    return found
+            path = Path(os.path.abspath(folder / os.path.expanduser(text)))
+            inputs.append(Named(".".join(keys), text, path))
+    return inputs
 
 
-def item(one: Named) -> Item:
+def item(named_input: Named) -> Item:
     """The files at a path: a file, with the weights that an ONNX file keeps beside it; or all files of a folder."""
     try:
-        if one.here.is_dir():
-            files = dict(_in_folder(one.here))
+        if named_input.here.is_dir():
+            files = dict(_in_folder(named_input.here))
             if not files:
-                raise UserError(f"the folder {one.here} is empty", where=one.key)
+                raise UserError(f"the folder {named_input.here} is empty", where=named_input.key)
             return Item(files)
-        beside = external_data(one.here) if one.key.startswith("model.") else []
-        return Item({name: one.here.parent / name for name in (one.here.name, *beside)}, one.here.name)
+        data_files = external_data(named_input.here) if named_input.key.startswith("model.") else []
+        return Item(
+            {name: named_input.here.parent / name for name in (named_input.here.name, *data_files)},
+            named_input.here.name,
+        )
     except OSError as error:
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}", where=one.key) from error
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}", where=named_input.key) from error
 
 
 def external_data(model: Path) -> list[str]:
@@ -128,14 +131,14 @@ def _length(varint: bytes) -> int:
 
 def prepare_files(command: Sequence[str], folder: Path) -> dict[str, Path]:
     """The files that `prepare` needs: those that its arguments name, and Python files beside a script."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for word in command:
         path = Path(os.path.normpath(folder / word))
         if not path.is_file() or not path.is_relative_to(folder):
             continue
-        beside = sorted(path.parent.glob("*.py")) if path.suffix in _SCRIPTS else []
-        found |= {one.relative_to(folder).as_posix(): one for one in (path, *beside)}
-    return found
+        neighbours = sorted(path.parent.glob("*.py")) if path.suffix in _SCRIPTS else []
+        files |= {file.relative_to(folder).as_posix(): file for file in (path, *neighbours)}
+    return files
 
 
 def _in_folder(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -67,18 +67,18 @@ class Login:
         """Query all of it in one call. Raises UserError if there is no Python, or only an old one."""
         wish = {
             "do": "ask",
-            "packages": [(one.name, one.low, one.high) for one in packages],
+            "packages": [(package.name, package.low, package.high) for package in packages],
             "folders": [(folder, dict(files)) for folder, files in folders],
             "paths": list(paths),
         }
-        reported = self._ask(wish)
-        return RemoteState(reported["lacking"], reported["whole"], reported["there"])
+        answer = self._ask(wish)
+        return RemoteState(answer["lacking"], answer["whole"], answer["there"])
 
     def require(self, packages: Sequence[Requirement], lacking: Sequence[str]) -> None:
         """Raise UserError if packages are missing there."""
         if not lacking:
             return
-        texts = [one.text for one in packages if one.name in lacking]
+        texts = [package.text for package in packages if package.name in lacking]
         raise UserError(
             f"{self.python} on {self.host} lacks {', '.join(lacking)}",
             fix=f"run there: {self.python} -m pip install {shlex.join(texts)}; or give another with --host-python",
@@ -128,14 +128,14 @@ class Login:
                 fix="give a newer one with --host-python, or resources.python in the run file",
             )
         try:
-            reported: dict[str, Any] = json.loads(last)
+            reply: dict[str, Any] = json.loads(last)
         except ValueError:
             raise no_python(self.host, self.python, answer.code, answer.err) from None
-        if "error" in reported:
-            where = f"{reported['file']} on {self.host}" if reported.get("file") else self.host
-            if reported.get("errno") in _FULL:
+        if "error" in reply:
+            place = f"{reply['file']} on {self.host}" if reply.get("file") else self.host
+            if reply.get("errno") in _FULL:
                 raise OrtflowError(
-                    f"there is no room left for {where}; make some, or give another folder with --host-dir"
+                    f"there is no room left for {place}; make some, or give another folder with --host-dir"
                 )
-            raise OrtflowError(f"{where}: {reported['error']}; --host-dir names another folder")
-        return reported
+            raise OrtflowError(f"{place}: {reply['error']}; --host-dir names another folder")
+        return reply

@@ -22,9 +22,9 @@ class Used:
 
 def recall(host: str) -> Used:
     """What was last used on a host."""
-    known = _read().get(host)
-    known = known if isinstance(known, dict) else {}
-    python, folder = known.get("python"), known.get("folder")
+    entry = _read().get(host)
+    entry = entry if isinstance(entry, dict) else {}
+    python, folder = entry.get("python"), entry.get("folder")
     return Used(python if isinstance(python, str) else None, folder if isinstance(folder, str) else None)
 
 
@@ -38,10 +38,10 @@ def remember(host: str, used: Used) -> None:
 
 def _read() -> dict[str, Any]:
     try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
+        entries = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return entries if isinstance(entries, dict) else {}
 
 
 def _file() -> Path:

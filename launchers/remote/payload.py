@@ -44,50 +44,50 @@ class Payload:
 
     def overrides(self) -> list[str]:
         """KEY=VALUE for every path that differs there."""
-        return [f"{one.key}={json.dumps(one.path)}" for one in self.parcels if one.key]
+        return [f"{parcel.key}={json.dumps(parcel.path)}" for parcel in self.parcels if parcel.key]
 
 
 def cluster_own(paths: Sequence[Named]) -> list[Named]:
     """The paths that may exist on the cluster already: absolute ones. Pure."""
-    return [one for one in paths if not one.relative]
+    return [path for path in paths if not path.relative]
 
 
-def pack(spec: RunSpec, file: Path, login: Login, there: Sequence[str]) -> Payload:
-    """What to copy with a run file; `there` are the texts of paths that exist on the cluster.
+def pack(spec: RunSpec, file: Path, login: Login, remote_paths: Sequence[str]) -> Payload:
+    """What to copy with a run file; `remote_paths` are the texts of paths that exist on the cluster.
 
     Raises UserError for a path that exists neither here nor there.
     """
     folder = file.absolute().parent
     parcels, missing = [], []
-    for one in named(spec, folder):
-        if one.text in there and not one.relative:
+    for named_input in named(spec, folder):
+        if named_input.text in remote_paths and not named_input.relative:
             continue
-        if one.here.exists():
-            found = item(one)
-            parcels.append(Parcel(one.key, found, login.input_folder(found.digest())))
-        elif one.relative and spec.prepare:
-            missing.append(one)
+        if named_input.here.exists():
+            input_item = item(named_input)
+            parcels.append(Parcel(named_input.key, input_item, login.input_folder(input_item.digest())))
+        elif named_input.relative and spec.prepare:
+            missing.append(named_input)
         else:
             raise UserError(
-                f"there is no file {one.text} here"
-                + ("" if one.relative else f", and none on {login.host}")
-                + (f" (searched {one.here})" if one.relative else ""),
-                where=one.key,
+                f"there is no file {named_input.text} here"
+                + ("" if named_input.relative else f", and none on {login.host}")
+                + (f" (searched {named_input.here})" if named_input.relative else ""),
+                where=named_input.key,
                 fix="correct the path; write the path of a file on the cluster from / or ~",
             )
     if not missing:
-        alone = Item({file.name: file}, file.name)
-        own = Parcel("", alone, login.input_folder(alone.digest()))
-        return Payload(_inside(own, login), [*parcels, own], [])
+        run_file_item = Item({file.name: file}, file.name)
+        run_file_parcel = Parcel("", run_file_item, login.input_folder(run_file_item.digest()))
+        return Payload(_inside(run_file_parcel, login), [*parcels, run_file_parcel], [])
     helpers = prepare_files(spec.prepare, folder)
     recipe = Item(helpers).digest() if helpers else spec.name
-    kept = Parcel("", Item({**helpers, file.name: file}, file.name), login.input_folder(f"prepare-{recipe}"))
+    prepare_parcel = Parcel("", Item({**helpers, file.name: file}, file.name), login.input_folder(f"prepare-{recipe}"))
     print(
-        f"{', '.join(one.text for one in missing)} is not here: `prepare` makes it on {login.host}, from "
+        f"{', '.join(absent.text for absent in missing)} is not here: `prepare` makes it on {login.host}, from "
         f"{', '.join(sorted(helpers)) or 'nothing of this folder'}",
         file=sys.stderr,
     )
-    return Payload(_inside(kept, login), parcels, [kept])
+    return Payload(_inside(prepare_parcel, login), parcels, [prepare_parcel])
 
 
 def _inside(parcel: Parcel, login: Login) -> str:
@@ -96,12 +96,14 @@ def _inside(parcel: Parcel, login: Login) -> str:
 
 def send(payload: Payload, login: Login, *, only_run_file: bool = False) -> None:
     """Copy what is missing there."""
-    parcels = [one for one in payload.parcels if not (only_run_file and one.key)]
-    found = login.probe(folders=[(one.folder, one.item.sizes) for one in parcels])
-    for one in {one.folder: one for one, whole in zip(parcels, found.whole, strict=True) if not whole}.values():
-        size = sum(one.item.sizes.values())
+    parcels = [parcel for parcel in payload.parcels if not (only_run_file and parcel.key)]
+    state = login.probe(folders=[(parcel.folder, parcel.item.sizes) for parcel in parcels])
+    for parcel in {
+        parcel.folder: parcel for parcel, is_complete in zip(parcels, state.whole, strict=True) if not is_complete
+    }.values():
+        size = sum(parcel.item.sizes.values())
         if size >= TELL:
-            print(f"copying {one.key}, {size / 2**20:,.0f} MiB, to {login.host}", file=sys.stderr)
-        login.take(one.folder, one.item.sizes, one.item.write_tar)
-    for one in payload.kept:
-        login.take(one.folder, one.item.sizes, one.item.write_tar, into=True)
+            print(f"copying {parcel.key}, {size / 2**20:,.0f} MiB, to {login.host}", file=sys.stderr)
+        login.take(parcel.folder, parcel.item.sizes, parcel.item.write_tar)
+    for parcel in payload.kept:
+        login.take(parcel.folder, parcel.item.sizes, parcel.item.write_tar, into=True)

@@ -106,6 +106,12 @@ class SlurmJob(CurrentJob):
         gone = [node for node in nodes if not any(is_among(name, [node]) for name in names)]
         return ",".join(dict.fromkeys([*([before[1]] if before else []), *names, *gone]))
 
+    @property
+    def repeats_signals(self) -> bool:
+        # Slurm 22.05 sends the end of a step to a node that did not answer again 60 s later (RPC_RETRY_INTERVAL). A job
+        # that was requeued meanwhile has a step with the same number there, and its rank gets that SIGTERM.
+        return self.restarts > 0
+
     def nodes(self) -> list[str] | None:
         names = os.environ.get("SLURM_JOB_NODELIST")
         return hostnames(self._slurm, names) if names else None

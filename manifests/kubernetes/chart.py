@@ -23,10 +23,10 @@ LARGEST = 2**53 - 1
 
 def chart_schema() -> dict[str, Any]:
     """The schema (draft 7): the run file's, with what Kubernetes requires and what Helm adds to values."""
-    written = run_file_schema()
-    _need_defaults(written, written, defaults())
-    _need(written["$defs"]["KubernetesBackend"], "image", "volume")
-    schema: dict[str, Any] = _older(written)
+    run_file = run_file_schema()
+    _need_defaults(run_file, run_file, defaults())
+    _need(run_file["$defs"]["KubernetesBackend"], "image", "volume")
+    schema: dict[str, Any] = _older(run_file)
     schema["$schema"] = "http://json-schema.org/draft-07/schema#"
     schema["title"] = TITLE
     schema["properties"]["global"] = {"type": "object", "description": "Helm's own."}
@@ -68,28 +68,28 @@ def _older(schema: Any) -> Any:
         return [_older(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found: dict[str, Any] = {}
+    schema_2019: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref":
-            found[key] = value.replace("#/$defs/", "#/definitions/")
+            schema_2019[key] = value.replace("#/$defs/", "#/definitions/")
         elif key == "$defs":
-            found["definitions"] = _older(value)
+            schema_2019["definitions"] = _older(value)
         elif key == "prefixItems":
-            found["items"] = _older(value)
+            schema_2019["items"] = _older(value)
         elif key == "maximum" and value > LARGEST:
-            found[key] = LARGEST
+            schema_2019[key] = LARGEST
         elif key == "minimum" and value < -LARGEST:
-            found[key] = -LARGEST
+            schema_2019[key] = -LARGEST
         elif key == "properties":
             required = schema.get("required", ())
-            found[key] = {
+            schema_2019[key] = {
                 name: _older(below) if name in required else _or_null(_older(below)) for name, below in value.items()
             }
         elif key in ("discriminator", "$schema"):
             continue
         else:
-            found[key] = _older(value)
-    return found
+            schema_2019[key] = _older(value)
+    return schema_2019
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
     if "type" in schema and "enum" not in schema and "const" not in schema:
         return {**schema, "type": [schema["type"], "null"]}
-    reported: dict[str, Any] = {key: schema.pop(key) for key in ("title", "description", "default") if key in schema}
-    return {**reported, "anyOf": [schema, {"type": "null"}]}
+    annotations: dict[str, Any] = {key: schema.pop(key) for key in ("title", "description", "default") if key in schema}
+    return {**annotations, "anyOf": [schema, {"type": "null"}]}
 
 
 def main(chart: Path) -> None:

@@ -65,8 +65,8 @@ def present(section: Mapping[str, Any]) -> Document:
 
 def pod_metadata(context: Context, component: str, *, lasting: bool = False) -> Document:
     """The metadata of a component's pods."""
-    own = {**labels(context, component, lasting=lasting), **context.backend.labels}
-    return present({"labels": own, "annotations": context.backend.annotations or None})
+    pod_labels = {**labels(context, component, lasting=lasting), **context.backend.labels}
+    return present({"labels": pod_labels, "annotations": context.backend.annotations or None})
 
 
 def labels(context: Context, component: str | None = None, *, lasting: bool = False) -> dict[str, str]:
@@ -74,16 +74,16 @@ def labels(context: Context, component: str | None = None, *, lasting: bool = Fa
 
     A `lasting` document outlives a submission: it lacks the job's label, by which documents are deleted.
     """
-    found = {
+    run_labels = {
         "app.kubernetes.io/name": "ortflow",
         "app.kubernetes.io/managed-by": "ortflow",
         RUN_LABEL: context.spec.name,
     }
     if not lasting:
-        found[JOB_LABEL] = context.job
+        run_labels[JOB_LABEL] = context.job
     if component is not None:
-        found[COMPONENT_LABEL] = component
-    return found
+        run_labels[COMPONENT_LABEL] = component
+    return run_labels
 
 
 def metadata(
@@ -91,15 +91,15 @@ def metadata(
     name: str,
     *,
     lasting: bool = False,
-    more: Mapping[str, str] | None = None,
+    extra_labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> Document:
-    """The metadata of a document; `more` are labels."""
+    """The metadata of a document."""
     return present(
         {
             "name": name,
             "namespace": context.backend.namespace,
-            "labels": {**labels(context, lasting=lasting), **(more or {})},
+            "labels": {**labels(context, lasting=lasting), **(extra_labels or {})},
             "annotations": {VERSION_ANNOTATION: __version__, **(annotations or {})},
         }
     )

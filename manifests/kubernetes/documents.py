@@ -58,10 +58,10 @@ def documents(source: Mapping[str, Any], spec: RunSpec, placement: Placement) ->
             "is missing, and the supervisor's role needs it", where="backends.kubernetes.namespace", fix=fix
         )
     if problems := [*check_native(spec.backends.kubernetes)]:
-        raise Faults([UserError(found.what, where=dotted(found.path), fix=found.fix) for found in problems])
+        raise Faults([UserError(problem.what, where=dotted(problem.path), fix=problem.fix) for problem in problems])
     context = _context(source, spec, placement)
-    found = [make(context) for make in _makers(spec.backends.kubernetes)]
-    return _overlaid(found, spec.backends.kubernetes.overlay)
+    rendered = [make(context) for make in _makers(spec.backends.kubernetes)]
+    return _overlaid(rendered, spec.backends.kubernetes.overlay)
 
 
 def job_name(source: Mapping[str, Any], spec: RunSpec, placement: Placement) -> str:
@@ -92,11 +92,11 @@ def _makers(backend: KubernetesBackend) -> Iterator[Callable[[Context], Document
     yield mpijob
 
 
-def without_claim(found: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
+def without_claim(documents: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
     """The documents without the claim of `volume.create`, and the claim's name; None if there is none."""
-    claims = [document for document in found if document["kind"] == "PersistentVolumeClaim"]
-    kept = [document for document in found if document["kind"] != "PersistentVolumeClaim"]
-    return kept, str(claims[0]["metadata"]["name"]) if claims else None
+    claims = [document for document in documents if document["kind"] == "PersistentVolumeClaim"]
+    remaining_documents = [document for document in documents if document["kind"] != "PersistentVolumeClaim"]
+    return remaining_documents, str(claims[0]["metadata"]["name"]) if claims else None
 
 
 def _context(source: Mapping[str, Any], spec: RunSpec, placement: Placement) -> Context:
@@ -104,11 +104,11 @@ def _context(source: Mapping[str, Any], spec: RunSpec, placement: Placement) -> 
     contents = {f"file-{place}": _content(path, placement) for place, path in enumerate(backend.files)}
     run_file = dump([values], sort_keys=True).removeprefix("---\n")
     if len(run_file.encode()) + sum(len(text.encode()) for text in contents.values()) > CARRIED_LIMIT:
-        what = (
+        message = (
             f"are more than {CARRIED_LIMIT // 1024} KiB together with the run file, the limit of the "
             f"ConfigMap that carries them"
         )
-        raise UserError(what, where=FILES, fix="list only small files, and put the others on the volume")
+        raise UserError(message, where=FILES, fix="list only small files, and put the others on the volume")
     suffix = placement.suffix or digest(canonical(values) + (canonical(contents) if contents else ""))
     return Context(
         spec=spec,
@@ -128,19 +128,19 @@ def _content(path: str, placement: Placement) -> str:
     return placement.contents[path]
 
 
-def _overlaid(found: list[Document], overlays: Sequence[Overlay]) -> list[Document]:
+def _overlaid(documents: list[Document], overlays: Sequence[Overlay]) -> list[Document]:
     """The documents with all overlays applied. Raises Faults if an overlay breaks a rule."""
     faults: list[UserError] = []
-    after = [*found]
+    after = [*documents]
     for place, entry in enumerate(overlays):
-        where = f"{OVERLAY}[{place}]"
-        meant = [index for index, document in enumerate(found) if matches(entry, document)]
+        key = f"{OVERLAY}[{place}]"
+        meant = [index for index, document in enumerate(documents) if matches(entry, document)]
         if not meant:
-            faults.append(UserError("matches no document of the run", where=where, fix=_those(found)))
+            faults.append(UserError("matches no document of the run", where=key, fix=_those(documents)))
         for index in meant:
             merged_document = merge(after[index], entry.patch)
-            problems = [*broken(merged_document, found[index])]
-            faults += [_fault(problem, found[index], where) for problem in problems]
+            problems = [*broken(merged_document, documents[index])]
+            faults += [_fault(problem, documents[index], key) for problem in problems]
             if not problems:
                 after[index] = merged_document
     if faults:
@@ -148,12 +148,12 @@ def _overlaid(found: list[Document], overlays: Sequence[Overlay]) -> list[Docume
     return after
 
 
-def _fault(problem: Problem, document: Mapping[str, Any], where: str) -> UserError:
+def _fault(problem: Problem, document: Mapping[str, Any], key: str) -> UserError:
     return UserError(
-        f"makes {document['kind']} {dotted(problem.path)} wrong: {problem.what}", where=where, fix=problem.fix
+        f"makes {document['kind']} {dotted(problem.path)} wrong: {problem.what}", where=key, fix=problem.fix
     )
 
 
-def _those(found: Sequence[Mapping[str, Any]]) -> str:
-    names = ", ".join(f"{document['kind']} {document['metadata']['name']}" for document in found)
+def _those(documents: Sequence[Mapping[str, Any]]) -> str:
+    names = ", ".join(f"{document['kind']} {document['metadata']['name']}" for document in documents)
     return f"there are: {names}"

@@ -28,7 +28,9 @@ def mpijob(context: Context) -> Document:
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": metadata(context, context.job, more={**queue, **backend.labels}, annotations=backend.annotations),
+        "metadata": metadata(
+            context, context.job, extra_labels={**queue, **backend.labels}, annotations=backend.annotations
+        ),
         "spec": {
             "mpiImplementation": "OpenMPI" if backend.mpi == "openmpi" else "MPICH",
             "slotsPerWorker": context.spec.resources.ranks_per_node,

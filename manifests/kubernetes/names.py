@@ -17,9 +17,9 @@ SUPERVISOR = "-supervisor"
 
 def quantity(text: str) -> str:
     """An amount of memory, in the run file's syntax, as Kubernetes writes it: `16 gib` as `16Gi`, `512M` unchanged."""
-    written = text.strip().upper().replace(" ", "").removesuffix("B").replace("I", "i")
+    amount = text.strip().upper().replace(" ", "").removesuffix("B").replace("I", "i")
     # Kubernetes' m is milli and its M is mega, but its kilo is a small k.
-    return written if written.endswith("i") else written.replace("K", "k")
+    return amount if amount.endswith("i") else amount.replace("K", "k")
 
 
 def seconds(limit: str | int) -> int:
@@ -44,14 +44,14 @@ def job_name(name: str, nodes: int, suffix: str) -> str:
     return f"{label(name)[:room].rstrip('-')}-{suffix}"
 
 
-def sibling(name: str, what: str) -> str:
+def sibling(name: str, suffix: str) -> str:
     """NAME-WHAT for objects that outlive a submission. A name too long for a host name is shortened and gets its
     digest.
     """
-    whole, room = label(name), 63 - 1 - len(what)
-    if len(whole) > room:
-        whole = f"{whole[: room - DIGEST - 1].rstrip('-')}-{digest(name)}"
-    return f"{whole}-{what}"
+    stem, room = label(name), 63 - 1 - len(suffix)
+    if len(stem) > room:
+        stem = f"{stem[: room - DIGEST - 1].rstrip('-')}-{digest(name)}"
+    return f"{stem}-{suffix}"
 
 
 def inside(folder: str, path: str) -> str:

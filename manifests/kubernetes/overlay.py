@@ -21,42 +21,42 @@ def matches(entry: Overlay, document: Mapping[str, Any]) -> bool:
 
 def merge(base: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """A section with a patch applied."""
-    found = dict(base)
+    result = dict(base)
     for key, value in patch.items():
         if key == DIRECTIVE:
             continue
         if value is None or (isinstance(value, Mapping) and value.get(DIRECTIVE) == "delete"):
-            found.pop(key, None)
+            result.pop(key, None)
         elif isinstance(value, Mapping):
-            under = found.get(key)
+            under = result.get(key)
             keeps = isinstance(under, dict) and value.get(DIRECTIVE) != "replace"
-            found[key] = merge(under if keeps and isinstance(under, dict) else {}, value)
+            result[key] = merge(under if keeps and isinstance(under, dict) else {}, value)
         elif isinstance(value, list) and (name := merge_key(key, value)):
-            under = found.get(key)
-            found[key] = _merge_list(under if isinstance(under, list) else [], value, name)
+            under = result.get(key)
+            result[key] = _merge_list(under if isinstance(under, list) else [], value, name)
         else:
-            found[key] = value
-    return found
+            result[key] = value
+    return result
 
 
 def merge_key(key: str, patch: list[Any]) -> str | None:
     """The key that identifies the items of a list; None if there is none."""
     names = MERGE_KEYS.get(key, ())
-    given = next((name for name in names if any(name in item for item in patch)), None)
+    shared = next((name for name in names if any(name in item for item in patch)), None)
     # A list with only a `$patch: replace` names no items.
-    return given or next((name for name in names if any(DIRECTIVE in item for item in patch)), None)
+    return shared or next((name for name in names if any(DIRECTIVE in item for item in patch)), None)
 
 
 def _merge_list(base: list[Any], patch: list[Any], name: str) -> list[Any]:
     if any(item.get(DIRECTIVE) == "replace" for item in patch):
         base = []
-    found: list[Any] = []
+    result: list[Any] = []
     for old in base:
-        ours = [item for item in patch if item.get(name) == old.get(name)]
-        if any(item.get(DIRECTIVE) == "delete" for item in ours):
+        patches = [item for item in patch if item.get(name) == old.get(name)]
+        if any(item.get(DIRECTIVE) == "delete" for item in patches):
             continue
-        for item in ours:
+        for item in patches:
             old = merge(old, item)
-        found.append(old)
-    known = [old.get(name) for old in base]
-    return [*found, *(merge({}, item) for item in patch if DIRECTIVE not in item and item.get(name) not in known)]
+        result.append(old)
+    base_names = [old.get(name) for old in base]
+    return [*result, *(merge({}, item) for item in patch if DIRECTIVE not in item and item.get(name) not in base_names)]

@@ -31,15 +31,15 @@ def template(context: Context, component: Component) -> Document:
     """The pod template of the launcher or of the workers."""
     backend, launcher = context.backend, component == "launcher"
     spread = [] if launcher else _spread(context)
-    placed = placement(context, component)
+    pod_placement = placement(context, component)
     return {
         "metadata": pod_metadata(context, component),
         "spec": present(
             {
                 "serviceAccountName": context.service_account,
                 "automountServiceAccountToken": None if backend.service_account else False,
-                **placed,
-                "nodeSelector": {**placed.get("nodeSelector", {}), **_gpu_nodes(context, component)} or None,
+                **pod_placement,
+                "nodeSelector": {**pod_placement.get("nodeSelector", {}), **_gpu_nodes(context, component)} or None,
                 "terminationGracePeriodSeconds": backend.grace_seconds,
                 "priorityClassName": backend.priority_class,
                 "schedulerName": _scheduler(context),
@@ -240,9 +240,9 @@ def _rank_resources(context: Context) -> Document | None:
 
 
 def _launcher_resources(context: Context) -> Document:
-    asked = context.backend.launcher_resources
-    memory = quantity(asked.memory)
-    return {"requests": {"cpu": asked.cpu, "memory": memory}, "limits": limits(context, memory)}
+    section = context.backend.launcher_resources
+    memory = quantity(section.memory)
+    return {"requests": {"cpu": section.cpu, "memory": memory}, "limits": limits(context, memory)}
 
 
 def limits(context: Context, memory: str) -> Document:
@@ -258,11 +258,16 @@ def ssh_folder(context: Context) -> str:
 
 
 def _mounts(context: Context) -> list[Document]:
-    more = [
-        {"name": one.name, "mountPath": one.mount, "readOnly": one.read_only or None, "subPath": one.sub_path}
-        for one in context.backend.volumes
+    volume_mounts = [
+        {
+            "name": volume.name,
+            "mountPath": volume.mount,
+            "readOnly": volume.read_only or None,
+            "subPath": volume.sub_path,
+        }
+        for volume in context.backend.volumes
     ]
-    return [run_mount(), data_mount(context), {"name": "shm", "mountPath": "/dev/shm"}, *map(present, more)]
+    return [run_mount(), data_mount(context), {"name": "shm", "mountPath": "/dev/shm"}, *map(present, volume_mounts)]
 
 
 def _volumes(context: Context) -> list[Document]:
@@ -272,5 +277,5 @@ def _volumes(context: Context) -> list[Document]:
         run_volume(context),
         data_volume(context),
         {"name": "shm", "emptyDir": memory},
-        *({"name": one.name, **one.source} for one in context.backend.volumes),
+        *({"name": volume.name, **volume.source} for volume in context.backend.volumes),
     ]

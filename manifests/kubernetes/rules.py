@@ -76,9 +76,9 @@ _FIXED_OF_CONTAINER = (("name",), ("command",), ("args",))
 
 def broken(document: Document, before: Document) -> Iterator[Problem]:
     """Every rule that a document breaks; `before` is the document without overlays."""
-    found = [*_without_sections(document, before)] or [*check_document(document)]
-    if found:
-        yield from found
+    problems = [*_without_sections(document, before)] or [*check_document(document)]
+    if problems:
+        yield from problems
         return
     yield from _unchanged(document, before, _FIXED)
     if document["kind"] == "MPIJob":
@@ -95,12 +95,12 @@ def _without_sections(document: Document, before: Document) -> Iterator[Problem]
 
 
 def _unchanged(
-    document: Document, before: Document, paths: tuple[KeyPath, ...], around: KeyPath = ()
+    document: Document, before: Document, paths: tuple[KeyPath, ...], prefix: KeyPath = ()
 ) -> Iterator[Problem]:
     for path in paths:
         was, now = _at(before, path), _at(document, path)
         if was != now:
-            yield Problem((*around, *path), "must not be there" if was is None else f"must stay {_said(was)}")
+            yield Problem((*prefix, *path), "must not be there" if was is None else f"must stay {_said(was)}")
 
 
 def _said(value: Any) -> str:
@@ -116,18 +116,18 @@ def _at(values: Any, path: KeyPath) -> Any:
 def _job(document: Document, before: Document) -> Iterator[Problem]:
     yield from _unchanged(document, before, _FIXED_OF_JOB)
     yield from _run_policy(document["spec"]["runPolicy"])
-    replicas, ours = document["spec"]["mpiReplicaSpecs"], before["spec"]["mpiReplicaSpecs"]
+    replicas, own_replicas = document["spec"]["mpiReplicaSpecs"], before["spec"]["mpiReplicaSpecs"]
     for kind in replicas:
         path = ("spec", "mpiReplicaSpecs", kind)
-        if kind not in ours:
+        if kind not in own_replicas:
             yield Problem(path, "must not be there")
         else:
-            yield from _replicas(replicas[kind], ours[kind], path)
+            yield from _replicas(replicas[kind], own_replicas[kind], path)
     least = _at(document, ("spec", "runPolicy", "schedulingPolicy", "minAvailable"))
-    workers = _at(ours, ("Worker", "replicas")) or 0
+    workers = _at(own_replicas, ("Worker", "replicas")) or 0
     if isinstance(least, int) and least > workers:
-        what = f"is {least}, more than the {workers} workers: the launcher pod is created when they are ready"
-        yield Problem(("spec", "runPolicy", "schedulingPolicy", "minAvailable"), what)
+        message = f"is {least}, more than the {workers} workers: the launcher pod is created when they are ready"
+        yield Problem(("spec", "runPolicy", "schedulingPolicy", "minAvailable"), message)
 
 
 def _run_policy(policy: Document) -> Iterator[Problem]:
@@ -145,24 +145,24 @@ def _run_policy(policy: Document) -> Iterator[Problem]:
             yield Problem((*_POLICY, *path), f"must be at least {least}, not {number}")
 
 
-def _replicas(replicas: Document, ours: Document, path: KeyPath) -> Iterator[Problem]:
-    yield from _unchanged(replicas, ours, _FIXED_OF_REPLICAS, path)
-    pod, our_pod = replicas["template"]["spec"], ours["template"]["spec"]
-    here = (*path, "template", "spec")
+def _replicas(replicas: Document, own_replicas: Document, path: KeyPath) -> Iterator[Problem]:
+    yield from _unchanged(replicas, own_replicas, _FIXED_OF_REPLICAS, path)
+    pod, our_pod = replicas["template"]["spec"], own_replicas["template"]["spec"]
+    pod_path = (*path, "template", "spec")
     grace = pod.get("terminationGracePeriodSeconds", 30)
     if isinstance(grace, int) and grace < our_pod["terminationGracePeriodSeconds"]:
-        what = f"is {grace}, less than backends.kubernetes.grace_seconds"
-        yield Problem((*here, "terminationGracePeriodSeconds"), what)
+        message = f"is {grace}, less than backends.kubernetes.grace_seconds"
+        yield Problem((*pod_path, "terminationGracePeriodSeconds"), message)
     for place, container in enumerate(_items(pod, "containers")):
         if _never_starts(pod, container):
-            what = "is true, and the user is root: the pod would never start"
-            yield Problem((*here, "containers", place, "securityContext", "runAsNonRoot"), what)
+            message = "is true, and the user is root: the pod would never start"
+            yield Problem((*pod_path, "containers", place, "securityContext", "runAsNonRoot"), message)
     container, our_container = next(_items(pod, "containers"), {}), our_pod["containers"][0]
-    inside = (*here, "containers", 0)
+    inside = (*pod_path, "containers", 0)
     yield from _unchanged(container, our_container, _FIXED_OF_CONTAINER, inside)
     yield from _kept(container, our_container, "env", lambda name: name.startswith("ORTFLOW_"), inside)
     yield from _kept(container, our_container, "volumeMounts", lambda name: name in ("run", "data", "shm"), inside)
-    yield from _kept(pod, our_pod, "volumes", lambda name: name in ("run", "data"), here)
+    yield from _kept(pod, our_pod, "volumes", lambda name: name in ("run", "data"), pod_path)
 
 
 def _never_starts(pod: Document, container: Document) -> bool:
@@ -177,15 +177,15 @@ def _never_starts(pod: Document, container: Document) -> bool:
 
 
 def _items(section: Document, key: str) -> Iterator[Document]:
-    found = section.get(key)
-    return (item for item in found if isinstance(item, dict)) if isinstance(found, list) else iter(())
+    items = section.get(key)
+    return (item for item in items if isinstance(item, dict)) if isinstance(items, list) else iter(())
 
 
 def _kept(
-    document: Document, before: Document, kind: str, wanted: Callable[[str], bool], path: KeyPath
+    document: Document, before: Document, kind: str, is_required: Callable[[str], bool], path: KeyPath
 ) -> Iterator[Problem]:
     """Items of a list that the run relies on."""
     now = {item.get("name"): item for item in _items(document, kind)}
     for item in before.get(kind, ()):
-        if wanted(item["name"]) and now.get(item["name"]) != item:
+        if is_required(item["name"]) and now.get(item["name"]) != item:
             yield Problem((*path, kind, item["name"]), "must not be changed: the run depends on it")

@@ -90,11 +90,11 @@ def _check(value: Any, kind: str, path: KeyPath, models: Any) -> Iterator[Proble
     elif (model := getattr(models, kind, None)) is not None:
         yield from _check_fields(value, model, path, models)
     elif kind in _TYPES:
-        wanted, described = _TYPES[kind]
+        python_type, described = _TYPES[kind]
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if wanted is str and number and QUANTITIES & {*path[-2:]}:
+        if python_type is str and number and QUANTITIES & {*path[-2:]}:
             return
-        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        if not isinstance(value, python_type) or (python_type is int and isinstance(value, bool)):
             yield Problem(path, f"must be {described}, not {shown(value)}", "put it in quotes" if number else None)
 
 

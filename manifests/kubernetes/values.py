@@ -35,21 +35,21 @@ def with_defaults(source: Mapping[str, Any]) -> dict[str, Any]:
     return merged(defaults(), source)
 
 
-def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def merged(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The given values over the defaults; null counts as missing."""
-    found = _pruned(given)
+    changes = _pruned(values)
     for key, default in defaults.items():
-        value = found.get(key)
+        value = changes.get(key)
         if value is None:
-            found[key] = default
+            changes[key] = default
         elif isinstance(default, dict) and isinstance(value, dict):
-            found[key] = merged(default, value)
-    return found
+            changes[key] = merged(default, value)
+    return changes
 
 
-def _pruned(given: Mapping[str, Any]) -> dict[str, Any]:
+def _pruned(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: _pruned(value) if isinstance(value, dict) else value for key, value in given.items() if value is not None
+        key: _pruned(value) if isinstance(value, dict) else value for key, value in values.items() if value is not None
     }
 
 
@@ -67,10 +67,10 @@ def canonical(values: Any) -> str:
 
 
 def _text(text: str) -> str:
-    written = json.dumps(text, ensure_ascii=False)
+    literal = json.dumps(text, ensure_ascii=False)
     for letter, escape in _ESCAPES.items():
-        written = written.replace(letter, escape)
-    return written
+        literal = literal.replace(letter, escape)
+    return literal
 
 
 def _number(number: float) -> str:

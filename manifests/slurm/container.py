@@ -77,12 +77,12 @@ def settings(spec: RunSpec) -> dict[str, str]:
 
 def _mounts(spec: RunSpec, placement: Placement, container: Container) -> Iterator[tuple[str, str, str]]:
     """(outside, inside, mode): the run directory and the run's inputs under their own paths, then the user's."""
-    given = [MOUNT.fullmatch(mount) for mount in container.mounts]
-    users = [(match[1], match[2] or match[1], match[3] or "") for match in given if match]
-    seen = {PurePosixPath(source) for source, target, _ in users if source == target}
+    matches = [MOUNT.fullmatch(mount) for mount in container.mounts]
+    users = [(match[1], match[2] or match[1], match[3] or "") for match in matches if match]
+    mounted_folders = {PurePosixPath(source) for source, target, _ in users if source == target}
     for path in _needed(spec, placement):
-        if not any(path.is_relative_to(folder) for folder in seen):
-            seen.add(path)
+        if not any(path.is_relative_to(folder) for folder in mounted_folders):
+            mounted_folders.add(path)
             yield _plain(str(path)), str(path), ""
     yield from users
 
@@ -91,8 +91,8 @@ def _needed(spec: RunSpec, placement: Placement) -> Iterator[PurePosixPath]:
     yield PurePosixPath(placement.run_dir)
     if placement.code is not None:
         yield PurePosixPath(placement.code)
-    given = (spec.data.train, spec.data.eval, *spec.data.eval_sets.values()) if spec.data is not None else ()
-    sets = [path for data in given if data is not None for path in data.paths]
+    data_sets = (spec.data.train, spec.data.eval, *spec.data.eval_sets.values()) if spec.data is not None else ()
+    sets = [path for data in data_sets if data is not None for path in data.paths]
     for file in input_files(spec):
         # A model's weights may lie beside it, and a program's modules.
         path = _without_pattern(PurePosixPath(file)) if file in sets else PurePosixPath(file).parent

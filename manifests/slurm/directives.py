@@ -27,13 +27,13 @@ _MIB = 1024**2
 def directives(spec: RunSpec, placement: Placement) -> list[str]:
     """The lines. Raises UserError if a value cannot be written in one."""
     omitted = spec.backends.slurm.omit
-    asked = _asked(spec, placement)
-    lines = [directive(name, value) for name, value in asked if name.removeprefix("no-") not in omitted]
+    options = _asked(spec, placement)
+    lines = [directive(name, value) for name, value in options if name.removeprefix("no-") not in omitted]
     for text in spec.backends.slurm.directives:
         name, equals, value = text.removeprefix("--").partition("=")
         lines.append(directive(name, value if equals else None))
-    for name, given in spec.backends.slurm.additional_parameters.items():
-        lines.append(directive(name.replace("_", "-"), None if given is True else str(given)))
+    for name, parameter in spec.backends.slurm.additional_parameters.items():
+        lines.append(directive(name.replace("_", "-"), None if parameter is True else str(parameter)))
     return lines
 
 
@@ -87,12 +87,12 @@ def _what(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None
 
 
 def _gpus(spec: RunSpec, start: str) -> Iterator[tuple[str, str | None]]:
-    slurm, each = spec.backends.slurm, spec.resources.gpus_per_rank
-    of_node = each * spec.resources.ranks_per_node
+    slurm, per_rank = spec.backends.slurm, spec.resources.gpus_per_rank
+    of_node = per_rank * spec.resources.ranks_per_node
     gres = [slurm.gres] if slurm.gres is not None else []
-    if each and gpus_per_task(spec, start) and not spec.elastic:
-        yield "gpus-per-task", counted(spec, each)
-    elif each:
+    if per_rank and gpus_per_task(spec, start) and not spec.elastic:
+        yield "gpus-per-task", counted(spec, per_rank)
+    elif per_rank:
         match slurm.gpus_as:
             case "gpus-per-task" | "gpus-per-node":
                 yield "gpus-per-node", counted(spec, of_node)

@@ -28,8 +28,8 @@ _OPTION = re.compile(r"^#SBATCH --([a-z-]+)")
 
 def unset_lines(directives: Sequence[str]) -> Iterator[str]:
     """Lines that remove what srun would read, except what the job's own directives request."""
-    own = {match[1] for line in directives if (match := _OPTION.match(line))}
-    names = [variable(option) for option in OPTIONS if option not in own]
+    options = {match[1] for line in directives if (match := _OPTION.match(line))}
+    names = [variable(option) for option in OPTIONS if option not in options]
     yield "# Of an allocation around sbatch: srun would take it for this job's."
     yield from shell(["unset", *names, *_LAYOUT])
     yield f"unset {' '.join(f'${{!{prefix}@}}' for prefix in _OF_STEPS)}"

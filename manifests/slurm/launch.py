@@ -60,14 +60,14 @@ def rank(spec: RunSpec, placement: Placement) -> list[str]:
 
 def settings(spec: RunSpec, placement: Placement) -> dict[str, str]:
     """The variables that ortflow sets for srun, mpirun and the ranks, except the number of the attempt."""
-    own = {"ORTFLOW_RUN_DIR": str(placement.run_dir), "ORTFLOW_LAUNCHER": "slurm", "PYTHONUNBUFFERED": "1"}
+    variables = {"ORTFLOW_RUN_DIR": str(placement.run_dir), "ORTFLOW_LAUNCHER": "slurm", "PYTHONUNBUFFERED": "1"}
     if spec.world_size > 1 and (placement.kind == "openmpi" or placement.start == "pmix"):
-        own.update(_OPENMPI)
+        variables.update(_OPENMPI)
     if placement.start == "mpirun":
         # Under sbatch --export=NONE, the srun inside mpirun would start its daemons without PATH. Overrides Slurm's
         # own.
-        own["SLURM_EXPORT_ENV"] = "ALL"
-    return own | container.settings(spec)
+        variables["SLURM_EXPORT_ENV"] = "ALL"
+    return variables | container.settings(spec)
 
 
 def _srun(spec: RunSpec, placement: Placement) -> list[str]:

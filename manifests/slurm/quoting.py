@@ -26,11 +26,11 @@ def directive(name: str, value: str | None = None) -> str:
     return f"#SBATCH --{name}={value if _BARE.fullmatch(value) else _in_quotes(one_line(value, f'--{name}'))}"
 
 
-def one_line(text: str, what: str) -> str:
+def one_line(text: str, subject: str) -> str:
     """The text itself, if it fits on one line of a script. Raises UserError otherwise."""
     if carries_control(text):
         raise UserError(
-            f"{what} contains a line break or another control character: {printable(text)}",
+            f"{subject} contains a line break or another control character: {printable(text)}",
             fix="a batch script cannot express it: remove it",
         )
     return text

@@ -29,8 +29,8 @@ def script(spec: RunSpec, placement: Placement) -> str:
 
 def _head(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield "#!/bin/bash"
-    what = "a training run of ortflow" if placement.array is None else "training runs of ortflow, one a task"
-    yield f"# {printable(spec.name)}: {what}, in {printable(str(placement.run_dir).replace(TASK, '%a'))}"
+    title = "a training run of ortflow" if placement.array is None else "training runs of ortflow, one a task"
+    yield f"# {printable(spec.name)}: {title}, in {printable(str(placement.run_dir).replace(TASK, '%a'))}"
     if placement.run_file is not None:
         yield "# For sbatch: starts or resumes the run whose run file is at the end."
     yield "#"

@@ -47,9 +47,9 @@ def trial_spec(spec: RunSpec, nodes: int | None) -> RunSpec:
     # Also of an elastic run, and with the nodes in reserve: what would work on fewer nodes is not the question.
     nodes = nodes or spec.asked_nodes
     resources = resources.model_copy(update={"nodes": nodes, "min_nodes": None, "spares": 0})
-    own = spec.backends.slurm
-    changes = {"job_name": None, "dependency": None, "begin": None, "mail": Mail(), "omit": [*own.omit, *_OMIT]}
-    backends = spec.backends.model_copy(update={"slurm": own.model_copy(update=changes)})
+    section = spec.backends.slurm
+    changes = {"job_name": None, "dependency": None, "begin": None, "mail": Mail(), "omit": [*section.omit, *_OMIT]}
+    backends = spec.backends.model_copy(update={"slurm": section.model_copy(update=changes)})
     return spec.model_copy(update={"name": "ortflow-doctor", "resources": resources, "backends": backends})
 
 
@@ -116,7 +116,8 @@ def _step(spec: RunSpec, placement: Placement) -> list[str]:
     """srun as in the run, but without MPI. `starter` needs a plug-in for several ranks, which is then replaced."""
     arguments = starter(spec, replace(placement, start="pmi2"))
     return [
-        {"--mpi=pmi2": "--mpi=none", "--kill-on-bad-exit=1": "--kill-on-bad-exit=0"}.get(one, one) for one in arguments
+        {"--mpi=pmi2": "--mpi=none", "--kill-on-bad-exit=1": "--kill-on-bad-exit=0"}.get(argument, argument)
+        for argument in arguments
     ]
 
 

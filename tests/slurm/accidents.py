@@ -43,7 +43,7 @@ SIGKILL = r"failure: rank \d+ was killed by SIGKILL"
 PREEMPTED = r"preempted: saved and stopped"
 # A signal that comes while ranks start finds nothing to save.
 EARLY = r"preempted: (asked to stop before all ranks had started|rank \d+ was ended by SIG\w+)"
-BY_HAND = r"(: a signal was sent by hand)"
+BY_HAND = r"(: a signal was sent (to a rank, )?by hand)"
 REQUEUED = r"(: a user requeued the job)?"
 NODE = r"(: a node of the job was lost)?"
 STEP = r"failure: the job's step \S+ was cancelled"

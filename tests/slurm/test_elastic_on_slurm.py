@@ -59,12 +59,17 @@ def test_a_node_is_lost_and_comes_back(node: int, mpi: str, without_dropout: Clu
     testbed.node("start", lost)
     run.finish()
 
-    starts, ends = run.records("start"), run.records("end")
+    # Slurm repeats the end of the first step 60 s later to the node that is back, whose rank has the same step again.
+    repeated = {end["attempt"] for end in run.records("end") if "step of an earlier start" in end["cause"]}
+    starts, ends = (
+        [record for record in run.records(kind) if record["attempt"] not in repeated] for kind in ("start", "end")
+    )
     assert [(start["nodes"], start["world_size"]) for start in starts] == [(4, 4), (3, 3), (4, 4)], run.transcript()
-    assert run.outcomes() == ["lost", "preempted", "finished"]
+    assert [end["outcome"] for end in ends] == ["lost", "preempted", "finished"]
     assert "4 of 4 nodes are there again" in ends[1]["cause"]
     assert (run.status()["failures"], run.status()["preemptions"]) == (0, 0), "neither counts"
-    assert [event["gradient_accumulation"] for event in of_kind(run.run_dir, "elastic")] == [3, 4, 3]
+    elastic = [event for event in of_kind(run.run_dir, "elastic") if event["attempt"] not in repeated]
+    assert [event["gradient_accumulation"] for event in elastic] == [3, 4, 3]
     assert {event["samples"] for event in of_kind(run.run_dir, "step")} == {24}
     np.testing.assert_allclose(curve(run.run_dir), curve(undisturbed), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(evaluations(run.run_dir), evaluations(undisturbed), rtol=1e-5, atol=1e-6)

@@ -336,6 +336,33 @@ def test_a_cancelled_run_got_no_signal_by_hand(
     assert (found is None) if sentence is None else mentions(str(found), sentence)
 
 
+@pytest.mark.parametrize(
+    ("restarts", "signalled", "expected_words"),
+    [
+        (0, False, "a signal was sent by hand; Slurm did not preempt"),
+        (1, False, "a signal was sent to a rank, by hand or by Slurm … a step of an earlier start … did not preempt"),
+        (1, True, "a signal was sent by hand (SIGTERM); Slurm did not preempt"),
+    ],
+)
+def test_a_rank_of_a_job_that_runs_again_may_get_the_signal_for_an_earlier_step(
+    tmp_path: Path,
+    clock: FakeClock,
+    controller: FakeController,
+    restarts: int,
+    signalled: bool,
+    expected_words: str,
+) -> None:
+    """Slurm repeats it to a node that was lost, 60 s later, and the step of the next start has the same number."""
+    job = controller.job
+    job.restarts = controller.restarts = restarts
+    stop = JobStop(tmp_path / ".stop", job, AHEAD, clock=clock)
+    with stop.listening():
+        if signalled:
+            signal.raise_signal(signal.SIGTERM)
+        stop.settle()
+        assert mentions(str(stop.other_than_preemption()), expected_words)
+
+
 @pytest.mark.parametrize(("left", "reason"), [(3600.0, "SIGUSR2"), (AHEAD + 10.0, None)])
 def test_usr2_is_a_preemption_unless_the_limit_is_near(
     tmp_path: Path, clock: FakeClock, controller: FakeController, left: float, reason: str | None
