@@ -18,7 +18,7 @@ from reference import OPTIMIZER, torch_gradients
 from safetensors.numpy import load_file
 from workshop import CASES, Workshop
 
-from ortflow.workflow.assembly import training
+from ortflow.workflow.assembly import targets
 from ortflow.workflow.graph.attention.find import OPERATOR, attend
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -46,7 +46,7 @@ def forward_of(
         kept.append((model, list(parameters)))
         return differentiate(model, parameters, loss)
 
-    monkeypatch.setattr(training, "differentiate", differentiate_and_keep)
+    monkeypatch.setattr(targets, "differentiate", differentiate_and_keep)
     case = CASES[name]
     graphs = graphs_of(workshop.model(name, exporter, opset), case.loss, OPTIMIZER, folder, labels=case.labels)
     return *kept[0], load_file(graphs.initial)

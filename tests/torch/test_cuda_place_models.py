@@ -20,7 +20,7 @@ from reference import OPTIMIZER
 from safetensors.numpy import load_file
 from workshop import CASES, Workshop
 
-from ortflow.workflow.assembly import training
+from ortflow.workflow.assembly import targets
 from ortflow.workflow.cuda.place import place
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -51,7 +51,7 @@ def test_models_compute_the_same(
         kept.append(onnx.ModelProto.FromString(found[0].SerializeToString()))
         return found
 
-    monkeypatch.setattr(training, "differentiate", differentiate_and_keep)
+    monkeypatch.setattr(targets, "differentiate", differentiate_and_keep)
     case, opset = CASES[name], 17 if exporter == "torchscript" else 18
     graphs = graphs_of(workshop.model(name, exporter, opset), case.loss, OPTIMIZER, tmp_path, labels=case.labels)
     (model,) = kept

@@ -17,8 +17,9 @@ from kernels import off
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.cuda.operators import Tensor
-from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed, place
+from ortflow.workflow.cuda.place import completed, place
 from ortflow.workflow.cuda.rectified import sum_before_relu
+from ortflow.workflow.cuda.table import HALF, HALF_ONLY
 from ortflow.workflow.cuda.windows import Windows, shape_of
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.groups import fuse
@@ -280,7 +281,7 @@ def test_two_gradients_are_added_where_they_are_summed(tmp_path: Path) -> None:
 def test_added_gradients_are_stored_as_halves(tmp_path: Path) -> None:
     graphs, model = differentiated(residual_blocks(tmp_path / "m.onnx"))
     trained = [entry.name for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")]
-    stored = half(completed(model, halves=True), TensorProto.BFLOAT16, trained, HALF, HALF_ALONE)
+    stored = half(completed(model, halves=True), TensorProto.BFLOAT16, trained, HALF, HALF_ONLY)
     kinds = {name: given.type.tensor_type.elem_type for name, given in described(stored.graph).items()}
     node = next(node for node in stored.graph.node if node.op_type == "BatchGradientsOfSum")
     images = [*node.input[:2], *node.input[5:], node.output[5]]
@@ -326,7 +327,7 @@ def test_fp32_graphs_keep_their_convolutions(tmp_path: Path) -> None:
 def test_in_half_precision_images_are_stored_as_halves_and_masks_not_at_all(tmp_path: Path) -> None:
     graphs, model = differentiated(residual(tmp_path / "m.onnx"))
     trained = [entry.name for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")]
-    stored = half(completed(model, halves=True), TensorProto.BFLOAT16, trained, HALF, HALF_ALONE)
+    stored = half(completed(model, halves=True), TensorProto.BFLOAT16, trained, HALF, HALF_ONLY)
     fused, _ = fuse(stored)
     kinds = {name: given.type.tensor_type.elem_type for name, given in described(fused.graph).items()}
     for node in fused.graph.node:

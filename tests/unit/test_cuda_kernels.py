@@ -34,10 +34,9 @@ from operators_on_gpu import (
 
 from ortflow.workflow.cuda import batch_norm, embedding, norm, nvrtc, product, softmax, source
 from ortflow.workflow.cuda.operators import Tensor
-from ortflow.workflow.cuda.place import HALF
 from ortflow.workflow.cuda.softmax import spread_shape
 from ortflow.workflow.cuda.spread import leading_axes
-from ortflow.workflow.cuda.table import OPERATORS
+from ortflow.workflow.cuda.table import HALF, OPERATORS
 from ortflow.workflow.errors import OrtflowError
 
 pytestmark = pytest.mark.rotates

@@ -10,7 +10,8 @@ from differentiated_models import differentiated
 from onnx import TensorProto
 from test_cuda_images import CHANNELS, Model, check_graph
 
-from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
+from ortflow.workflow.cuda.place import completed
+from ortflow.workflow.cuda.table import HALF, HALF_ONLY
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import half
 from ortflow.workflow.graph.ir.edit import described
@@ -42,7 +43,7 @@ def test_a_mask_stays_a_mask(activation: str, kind: int, tmp_path: Path) -> None
     graphs, model = differentiated(mobile(tmp_path / "m.onnx", activation))
     check_graph(graphs, model)
     trained = [entry.name for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")]
-    stored = half(completed(model, halves=True), kind, trained, HALF, HALF_ALONE)
+    stored = half(completed(model, halves=True), kind, trained, HALF, HALF_ONLY)
     fused, _ = fuse(stored)
     for form in (stored, fused):
         masks, kinds = booleans(form), described(form.graph)

@@ -17,7 +17,8 @@ from graph_build_models import Array, run_graph, save_model, tensors_of, value
 from kernels import off
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.cuda.place import HALF, place
+from ortflow.workflow.cuda.place import place
+from ortflow.workflow.cuda.table import HALF
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
 from ortflow.workflow.graph.ir.edit import described

@@ -11,7 +11,7 @@ import pytest
 from cuda_composed import check_same
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda.place import HALF
+from ortflow.workflow.cuda.table import HALF
 from ortflow.workflow.fusion.half import half
 from ortflow.workflow.fusion.residual import add_residuals
 from ortflow.workflow.graph.domains import CUDA_DOMAIN

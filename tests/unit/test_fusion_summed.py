@@ -11,7 +11,7 @@ from cuda_composed import check_same
 from onnx import TensorProto, helper
 from test_fusion_residual import WIDTH, gradient, model_of, node
 
-from ortflow.workflow.cuda.place import HALF
+from ortflow.workflow.cuda.table import HALF
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import half
 from ortflow.workflow.fusion.residual import add_residuals

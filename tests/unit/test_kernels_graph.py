@@ -312,14 +312,14 @@ def test_a_transformer_has_our_operators_throughout_and_the_same_gradients(gpt: 
 def test_a_graph_that_onnx_runtime_refuses_with_our_operators_is_trained_without(
     gpt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ortflow.workflow.assembly import training
+    from ortflow.workflow.assembly import targets
 
     def broken(model: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
         copy = with_kernels(model)
         next(node for node in copy.graph.node if node.domain == "ortflow").op_type = "Nonesuch"
         return copy
 
-    monkeypatch.setattr(training, "with_kernels", broken)
+    monkeypatch.setattr(targets, "with_kernels", broken)
     graphs = built(gpt)
     assert not with_kernels_of(graphs.train).exists()
     assert any("ONNX Runtime's own kernels" in note and "Nonesuch" in note for note in graphs.notes)

@@ -1,7 +1,8 @@
 """Our operators for ONNX Runtime's CUDA provider.
 
-`operators` connects them to a session, `nvrtc` compiles their kernels, `library` is the C code between ONNX Runtime and
-Python. Each family of operators has a module; `table` lists them all. Used only on GPUs.
+Each family of operators has a module, which registers them (`registry`) and knows only `call`, one execution of a node;
+`table` imports all families. `operators` connects them to a session, `nvrtc` compiles their kernels, `library` is the C
+code between ONNX Runtime and Python.
 """
 
 FUSED, FUSED_SUMS = "Fused", "FusedSums"

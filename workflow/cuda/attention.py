@@ -15,8 +15,9 @@ from typing import Any
 from onnx import TensorProto
 
 from ortflow.workflow.cuda.attention_shape import HALF, MASKS, Layout, Shape, packed_shape_of, shape_of
+from ortflow.workflow.cuda.call import Call, Tensor
 from ortflow.workflow.cuda.cudnn import available, cudnn, handle_on
-from ortflow.workflow.cuda.operators import Call, Tensor
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.attention.find import MASKED
 
@@ -244,6 +245,7 @@ class _Node:
         return Given(operands, others, mask, drawn, replace(shape, dropout=self._dropout))
 
 
+@operator(half_inputs=(0, 1, 2), half_outputs=(0,), half_only=True)
 class Attention(_Node):
     """o and stats from q, k, v, a mask and what a dropout draws from; a packed value may stand for the first three."""
 
@@ -256,6 +258,7 @@ class Attention(_Node):
         plans().run(call, forward, pointers, given)
 
 
+@operator(half_inputs=(0, 1, 2, 3, 4), half_outputs=(0, 1, 2), half_only=True)
 class AttentionGrad(_Node):
     """dq, dk and dv from do, q, k, v, o, stats and what else Attention reads; or the packed value's gradient."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.operators import Tensor
+from ortflow.workflow.cuda.call import Tensor
 from ortflow.workflow.errors import OrtflowError
 
 HALF = {TensorProto.FLOAT16: ("HALF", "__half"), TensorProto.BFLOAT16: ("BFLOAT16", "__nv_bfloat16")}

@@ -23,7 +23,8 @@ from ctypes import c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-from ortflow.workflow.cuda.operators import Call, Tensor
+from ortflow.workflow.cuda.call import Call, Tensor
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import columns_of, rows_and_width, source, vector
 from ortflow.workflow.errors import OrtflowError
 
@@ -76,6 +77,7 @@ def _sizes(x: Tensor, vectors: Sequence[Tensor]) -> tuple[int, int]:
     return rows, width
 
 
+@operator(half_inputs=(0,))
 class BatchStatistics:
     """See the module's docstring."""
 
@@ -96,6 +98,7 @@ class BatchStatistics:
         call.launch(sums.text, "batch_statistics", sums.grid, _THREADS, *map(c_void_p, pointers), *numbers)
 
 
+@operator(half_inputs=(0, 1))
 class BatchGradients:
     """See the module's docstring."""
 
@@ -114,6 +117,7 @@ class BatchGradients:
         _launch(call, sums, [*given, *([] if of_relu else [0, 0]), 0, 0, 0], made, rows, width)
 
 
+@operator(half_inputs=(0, 1, 5, 6), half_outputs=(5,))
 class BatchGradientsOfSum:
     """See the module's docstring."""
 

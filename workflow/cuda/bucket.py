@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.call import Call
+from ortflow.workflow.cuda.registry import operator
 
 
+@operator()
 class BucketReady:
     """See the module."""
 

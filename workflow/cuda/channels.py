@@ -13,7 +13,8 @@ from ctypes import c_int, c_int64, c_void_p
 from typing import Any
 
 from ortflow.workflow.cuda.blocks import PADDED, stored
-from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.call import Call
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import blocks, source
 from ortflow.workflow.cuda.windows import AXES
 from ortflow.workflow.errors import OrtflowError
@@ -22,6 +23,7 @@ _BLOCK = 256
 _LARGEST = 1 << 31
 
 
+@operator(half_outputs=(0,), half_only=True)
 class ChannelsLast:
     """See the module's docstring."""
 

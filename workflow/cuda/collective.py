@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.call import Call
+from ortflow.workflow.cuda.registry import operator
 
 _GATHER, _SCATTER = 2, 3
 """Kinds whose result has more, or fewer, rows than the value."""
 
 
+@operator()
 class Collective:
     """See the module."""
 

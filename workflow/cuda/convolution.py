@@ -20,8 +20,9 @@ from typing import Any
 from onnx import TensorProto
 
 from ortflow.workflow.cuda.algorithms import choices, fastest
+from ortflow.workflow.cuda.call import Call
 from ortflow.workflow.cuda.cudnn import available, cudnn, handle_on
-from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import BYTES, blocks, source
 from ortflow.workflow.cuda.windows import AXES, TYPES, Shape, Windows, shape_of
 from ortflow.workflow.device.cudart import runtime
@@ -237,6 +238,7 @@ class _Node:
         self._block = tuple(attributes.get("block", ()))
 
 
+@operator(half_inputs=(0, 1), half_outputs=(0,), half_only=True)
 class Convolution(_Node):
     """See the module's docstring."""
 
@@ -248,6 +250,7 @@ class Convolution(_Node):
         _run(call, shape, forward, lambda _: (x.pointer, w.pointer, y))
 
 
+@operator(half_inputs=(0, 1), half_outputs=(0,), half_only=True)
 class ConvolutionDataGrad(_Node):
     """See the module's docstring."""
 
@@ -259,6 +262,7 @@ class ConvolutionDataGrad(_Node):
         _run(call, shape, data_gradient, lambda _: (dy.pointer, w.pointer, dx))
 
 
+@operator(half_inputs=(0, 1), half_only=True)
 class ConvolutionWeightGrad(_Node):
     """See the module's docstring."""
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.operators import Call, Tensor
+from ortflow.workflow.cuda.call import Call, Tensor
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import BYTES, blocks, rows_and_width, size_of, source
 from ortflow.workflow.errors import OrtflowError
 
@@ -39,6 +40,7 @@ class _Loss:
         return c_int64(self._start), c_int64(here if self._total is None else int(self._total))
 
 
+@operator(half_inputs=(1,))
 class CrossEntropy(_Loss):
     """See the module's docstring."""
 
@@ -63,6 +65,7 @@ class CrossEntropy(_Loss):
             )  # fmt: skip
 
 
+@operator(half_inputs=(1,))
 class CrossEntropyShare(_Loss):
     """See the module's docstring."""
 
@@ -82,6 +85,7 @@ class CrossEntropyShare(_Loss):
         )  # fmt: skip
 
 
+@operator(half_inputs=(2,), half_outputs=(0,))
 class CrossEntropyGrad(_Loss):
     """See the module's docstring."""
 
@@ -110,6 +114,7 @@ class CrossEntropyGrad(_Loss):
         )  # fmt: skip
 
 
+@operator()
 class CrossEntropyWithGrad(CrossEntropy, CrossEntropyGrad):
     """See the module's docstring."""
 

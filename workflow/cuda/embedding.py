@@ -13,7 +13,8 @@ from ctypes import c_int, c_int64, c_void_p
 from itertools import accumulate
 from typing import Any
 
-from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.call import Call
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import blocks, columns_of, size_of, source, vector
 from ortflow.workflow.errors import OrtflowError
 
@@ -26,6 +27,7 @@ _SHORTEST_RUN = 32
 _ALIGNED = 256
 
 
+@operator(half_inputs=(1, 2), half_outputs=(0,))
 class TableGrad:
     """See the module's docstring."""
 

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from ctypes import c_int64, c_void_p
 from typing import Any
 
-from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.call import Call
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import size_of, source, vector
 from ortflow.workflow.errors import OrtflowError
 
 _BLOCK, _LARGEST_GRID = 256, 8192
 
 
+@operator()
 class Join:
     """See the module's docstring."""
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.operators import Call, Tensor
+from ortflow.workflow.cuda.call import Call, Tensor
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import Rows, blocks, rows_and_width, rows_of, source, vector
 from ortflow.workflow.cuda.sums import finish
 from ortflow.workflow.errors import OrtflowError
@@ -98,24 +99,28 @@ class _Backward:
         finish(call, part, summing, width, *outs)
 
 
+@operator(half_inputs=(0,), half_outputs=(0,))
 class LayerNormalization(_Forward):
     """See the module's docstring."""
 
     rms = False
 
 
+@operator(half_inputs=(0,), half_outputs=(0,))
 class RMSNormalization(_Forward):
     """See the module's docstring."""
 
     rms = True
 
 
+@operator(half_inputs=(0, 1, 5), half_outputs=(0,))
 class LayerNormalizationGrad(_Backward):
     """See the module's docstring."""
 
     rms = False
 
 
+@operator(half_inputs=(0, 1, 4), half_outputs=(0,))
 class RMSNormalizationGrad(_Backward):
     """See the module's docstring."""
 

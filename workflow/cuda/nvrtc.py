@@ -14,6 +14,11 @@ from ortflow.workflow.device.libraries import major, preload
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import write_atomically
 
+EXACT = ("--fmad=false",)
+"""Without fused multiply-add, an elementwise kernel is bit-identical to ONNX Runtime's kernels run one by one."""
+ROUNDED = ("--prec-div=false", "--prec-sqrt=false", "--ftz=true")
+"""For kernels that store only halves: errors of 2 units in the last place of fp32 do not matter."""
+
 
 class Compiler:
     """Compiles for one architecture. Raises OSError if NVRTC or the driver is missing."""

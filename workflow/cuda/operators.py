@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda import FUSED, FUSED_SUMS, KERNELS, SUMMING
+from ortflow.workflow.cuda import FUSED, FUSED_SUMS, KERNELS, SUMMING, table
+from ortflow.workflow.cuda.call import Call, Operator, PlacedCall, Shards, Tensor
 from ortflow.workflow.cuda.library import operator_library
-from ortflow.workflow.cuda.nvrtc import Compiler
+from ortflow.workflow.cuda.nvrtc import EXACT, ROUNDED, Compiler
 from ortflow.workflow.device.cudart import WITHIN, CudaError
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
@@ -28,50 +28,14 @@ from ortflow.workflow.graph.ir.element_types import element_types
 if TYPE_CHECKING:
     from ortflow.workflow.device.cuda import CudaDevice
 
+__all__ = ["Call", "Operators", "PlacedCall", "Tensor"]
 AXES = 8
-EXACT = ("--fmad=false",)
-"""Without fused multiply-add, an elementwise kernel is bit-identical to ONNX Runtime's kernels run one by one."""
-ROUNDED = ("--prec-div=false", "--prec-sqrt=false", "--ftz=true")
-"""For kernels that store only halves: errors of 2 units in the last place of fp32 do not matter."""
 _LETTERS = {TensorProto.FLOAT: "f", TensorProto.FLOAT16: "h", TensorProto.BFLOAT16: "b", TensorProto.DOUBLE: "d",
             TensorProto.INT64: "l", TensorProto.INT32: "i", TensorProto.BOOL: "o"}  # fmt: skip
 _COUNTERS = 1024
 """At least so many are allocated."""
 _alive: list[Operators] = []
 """Sessions call these as long as they live."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A value on the device."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    type: int
-    """Element type of onnx.TensorProto."""
-
-
-class Operator(Protocol):
-    """Computes one node; created when its session is opened."""
-
-    def __init__(self, attributes: Mapping[str, Any]) -> None: ...
-
-    def run(self, call: Call) -> None:
-        """Queue the work. Must not wait or depend on values, since the step may be captured as a CUDA graph."""
-
-
-class Shards(Protocol):
-    """Gathers parameters for the nodes of a graph, and reduces gradients: see `ortflow.workflow.graph.shards.ahead`."""
-
-    def begin(self, number: int, made: Sequence[int]) -> None:
-        """Begin to gather the parameters of a step of the program into memory at these addresses."""
-
-    def ready(self, number: int) -> None:
-        """Let the nodes that are queued from now on wait for the parameters of a step."""
-
-    def send(self, number: int, given: Sequence[int], held: int) -> None:
-        """Begin to reduce the gradients of a step, which lie at these addresses; those of step `held` must have been
-        reduced before later nodes run. `number` -1: nothing is sent."""
 
 
 class _CTensor(ctypes.Structure):
@@ -83,121 +47,16 @@ class _CTensor(ctypes.Structure):
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.POINTER(_CTensor))
 
 
-class Call:
-    """One execution of one node."""
-
-    def __init__(self, owner: Operators, call: int, inputs: Sequence[Tensor | None], types: Sequence[int]) -> None:
-        self._owner, self._call = owner, call
-        self.inputs, self.types = inputs, types
-
-    @property
-    def stream(self) -> int:
-        """The stream to queue the work on."""
-        return self._owner.stream
-
-    @property
-    def gpu(self) -> str:
-        """The model of the GPU."""
-        return self._owner.gpu
-
-    @property
-    def captured(self) -> bool:
-        """Whether the work is noted for a CUDA graph, so that nothing may wait."""
-        return self._owner.captured
-
-    @property
-    def rounds(self) -> bool:
-        """Whether products of fp32 values may round their factors to TF32."""
-        return self._owner.rounds
-
-    def given(self, place: int) -> Tensor:
-        """A required input."""
-        found = self.inputs[place]
-        assert found is not None
-        return found
-
-    def output(self, place: int, shape: Sequence[int]) -> int:
-        """Device pointer to an output, allocated by ONNX Runtime."""
-        return self._owner.output(self._call, place, shape)
-
-    def scratch(self, size: int) -> int:
-        """Device pointer to at least `size` bytes, which this node may use until it has run."""
-        return self._owner.scratch(size)
-
-    def counters(self, count: int) -> int:
-        """Device pointer to `count` integers of 32 bits, or more, which are 0, and must be so when the node has run."""
-        return self._owner.counters(count)
-
-    def ready(self, bucket: int, gradients: Sequence[int]) -> None:
-        """The gradients at these device pointers are queued, and complete the bucket unless it is -1."""
-        if self._owner.on_bucket is not None:
-            self._owner.on_bucket(bucket, gradients)
-
-    def rows(self, table: int, indices: Tensor, gradient: Tensor) -> None:
-        """Hand over the gradient of rows of a table, which lies in these tensors until the next node runs."""
-        if self._owner.on_rows is None:
-            raise OrtflowError(f"nobody adds up the gradient of table {table}")
-        self._owner.on_rows(table, indices, gradient)
-
-    def shards(self, channel: int) -> Shards:
-        """What exchanges parameters and gradients for the graph of this channel."""
-        found = self._owner.shards.get(channel)
-        if found is None:
-            raise OrtflowError(f"channel {channel} of a graph is not connected to an exchange of parameters")
-        return found
-
-    def copy(self, target: int, source: int, size: int) -> None:
-        """Queue a copy of bytes on the device."""
-        self._owner.copy(target, source, size)
-
-    def collect(self, kind: int, channel: int, parts: int, given: Tensor, made: int) -> None:
-        """Queue a collective over the ranks of a channel; `made` is the pointer to its result."""
-        if self._owner.on_collective is None:
-            raise OrtflowError("no communicator is connected to this process's sessions")
-        self._owner.on_collective(kind, channel, parts, given, made)
-
-    def launch(
-        self,
-        source: str,
-        function: str,
-        grid: int | Sequence[int],
-        block: int | Sequence[int],
-        *arguments: Any,
-        shared: int = 0,
-        options: Sequence[str] = (),
-    ) -> None:
-        """Queue a kernel of a CUDA source; the arguments are ctypes values."""
-        self._owner.launch(source, function, grid, block, arguments, shared, options)
-
-
-class PlacedCall(Call):
-    """One execution of an operator outside of a session. Its output is memory at a given address."""
-
-    def __init__(self, owner: Operators, inputs: Sequence[Tensor | None], target: Tensor) -> None:
-        super().__init__(owner, 0, inputs, [target.type])
-        self._target = target
-
-    def output(self, place: int, shape: Sequence[int]) -> int:
-        """Device pointer to the only output. Raises OrtflowError if it has another shape."""
-        if place or tuple(shape) != self._target.shape:
-            raise OrtflowError(f"output {place} has shape {list(shape)}, and its memory {list(self._target.shape)}")
-        return self._target.pointer
-
-
 class Operators:
-    """Our operators on the process's GPU. If `path` is None there are none, and `note` says why."""
+    """The `Owner` of all calls on the process's GPU. If `path` is None there are no operators, and `note` says why."""
 
     def __init__(self, device: CudaDevice) -> None:
         path, self.note = operator_library()
         self.path = None
         self.on_bucket: Callable[[int, Sequence[int]], None] | None = None
-        """Called where a bucket of the gradient is complete, with its number and device pointers; None: nobody sums."""
         self.on_rows: Callable[[int, Tensor, Tensor], None] | None = None
-        """See `Call.rows`."""
         self.on_collective: Callable[[int, int, int, Tensor, int], None] | None = None
-        """See `Call.collect`; None if no ranks are connected."""
         self.shards: dict[int, Shards] = {}
-        """By channel: what exchanges the parameters and gradients of a graph."""
         try:
             self.compiler = Compiler(device.gpu.capability)
         except OSError as error:
@@ -269,9 +128,7 @@ class Operators:
             handle = self._fused_function(_text(attributes["source"]), int(attributes["lanes"]), options, sums=sums)
             kept = [one for one in node.attribute if one.name.startswith(("inputs_of_", "summed"))]
         else:
-            from ortflow.workflow.cuda.table import OPERATORS
-
-            operator = OPERATORS[node.op_type](
+            operator = table.OPERATORS[node.op_type](
                 {key: _text(value) if isinstance(value, bytes) else value for key, value in attributes.items()}
             )
             self._nodes.append((operator, inputs, outputs))

@@ -1,11 +1,9 @@
 """Inserts our GPU operators into a training graph; called by step `configure` for half precision. Pure.
 
-Patterns are those of the CPU operators (`ortflow.workflow.kernels`); `HALF` lists the values that may be half.
+Patterns are those of the CPU operators (`ortflow.workflow.kernels`).
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import onnx
 from onnx import TensorProto
@@ -19,40 +17,6 @@ from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.rewriter import Rewriter
 from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.kernels import cross_entropy, dropout, norm, rotary, softmax, table
-
-HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
-    "LayerNormalization": (frozenset({0}), frozenset({0})),
-    "LayerNormalizationGrad": (frozenset({0, 1, 5}), frozenset({0})),
-    "RMSNormalization": (frozenset({0}), frozenset({0})),
-    "RMSNormalizationGrad": (frozenset({0, 1, 4}), frozenset({0})),
-    "CrossEntropy": (frozenset({1}), frozenset()),
-    "CrossEntropyGrad": (frozenset({2}), frozenset({0})),
-    "CrossEntropyShare": (frozenset({1}), frozenset()),
-    "ColumnSums": (frozenset({0}), frozenset()),
-    "PixelMeans": (frozenset({0}), frozenset()),
-    "TableGrad": (frozenset({1, 2}), frozenset({0})),
-    "Rotary": (frozenset({0}), frozenset({0})),
-    "RotaryGrad": (frozenset({0}), frozenset({0})),
-    "Softmax": (frozenset({0, 1}), frozenset({0})),
-    "SoftmaxGrad": (frozenset({0, 1}), frozenset({0})),
-    "Attention": (frozenset({0, 1, 2}), frozenset({0})),
-    "AttentionGrad": (frozenset({0, 1, 2, 3, 4}), frozenset({0, 1, 2})),
-    "ChannelsLast": (frozenset(), frozenset({0})),
-    "Convolution": (frozenset({0, 1}), frozenset({0})),
-    "ConvolutionDataGrad": (frozenset({0, 1}), frozenset({0})),
-    "ConvolutionWeightGrad": (frozenset({0, 1}), frozenset()),
-    "BatchStatistics": (frozenset({0}), frozenset()),
-    "BatchGradients": (frozenset({0, 1}), frozenset()),
-    "BatchGradientsOfSum": (frozenset({0, 1, 5, 6}), frozenset({5})),
-    "MaxPool": (frozenset({0}), frozenset({0})),
-    "MaxPoolGrad": (frozenset({0}), frozenset({0})),
-}
-"""Operator -> positions of the inputs, and of the outputs, that may be fp16 or bf16, each independently."""
-HALF_ALONE = frozenset(
-    {"Attention", "AttentionGrad", "ChannelsLast", "Convolution", "ConvolutionDataGrad", "ConvolutionWeightGrad"}
-    | {"MaxPool", "MaxPoolGrad"}
-)
-"""Operators of `HALF` that are placed only for half precision: all values that may be half are."""
 
 
 def completed(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto:

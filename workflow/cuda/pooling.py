@@ -15,7 +15,8 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.call import Call
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import blocks, source, vector
 from ortflow.workflow.cuda.windows import AXES, Windows
 from ortflow.workflow.errors import OrtflowError
@@ -65,6 +66,7 @@ class _Node:
             call.launch(text, function, blocks(count, _BLOCK), _BLOCK, *map(c_void_p, pointers), sizes)
 
 
+@operator(half_inputs=(0,), half_outputs=(0,), half_only=True)
 class MaxPool(_Node):
     """See the module's docstring."""
 
@@ -77,6 +79,7 @@ class MaxPool(_Node):
         self._launch(call, "max_pool", values, (x.pointer, y, places), x.shape, made, of_image=False)
 
 
+@operator(half_inputs=(0,), half_outputs=(0,), half_only=True)
 class MaxPoolGrad(_Node):
     """See the module's docstring."""
 

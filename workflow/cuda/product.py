@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from ortflow.workflow.cuda.call import Call, Tensor
 from ortflow.workflow.cuda.lt import TYPES, WORKSPACE, Place, Shape, library
-from ortflow.workflow.cuda.operators import Call, Tensor
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import BYTES, LARGEST_GRID, source
 from ortflow.workflow.cuda.spread import AXES, leading_axes, spread_of
 from ortflow.workflow.errors import OrtflowError
@@ -26,6 +27,7 @@ _ALIGNED, _THREADS = 256, 256
 _HALVES = TYPES.keys() - {int(TensorProto.FLOAT)}
 
 
+@operator()
 class Product:
     """See the module's docstring."""
 

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.call import Call
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import LARGEST_GRID, source, vector
 from ortflow.workflow.cuda.spread import AXES, merged_axes, spread_of, strides_of
 from ortflow.workflow.errors import OrtflowError
@@ -21,6 +22,7 @@ from ortflow.workflow.errors import OrtflowError
 _BLOCK = 256
 
 
+@operator(half_inputs=(0,), half_outputs=(0,))
 class Rotary:
     """See the module's docstring."""
 
@@ -63,6 +65,7 @@ class Rotary:
         )  # fmt: skip
 
 
+@operator(half_inputs=(0,), half_outputs=(0,))
 class RotaryGrad(Rotary):
     """See the module's docstring."""
 

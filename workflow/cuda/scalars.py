@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from ctypes import c_void_p
 from typing import Any
 
-from ortflow.workflow.cuda.operators import EXACT, Call
+from ortflow.workflow.cuda.call import Call
+from ortflow.workflow.cuda.nvrtc import EXACT
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import size_of
 from ortflow.workflow.errors import OrtflowError
 
 
+@operator()
 class Scalars:
     """See the module."""
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.operators import Call, Operators
+from ortflow.workflow.cuda.call import Call, Launcher
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import BYTES, source
 from ortflow.workflow.device.cudart import WITHIN, Runtime
 
@@ -26,6 +27,7 @@ _BLOCKS = 1056
 _VECTOR = 4
 
 
+@operator()
 class ShardsBegin:
     """See the module."""
 
@@ -40,6 +42,7 @@ class ShardsBegin:
         call.shards(self._channel).begin(self._number, made)
 
 
+@operator()
 class ShardsReady:
     """See the module."""
 
@@ -56,6 +59,7 @@ class ShardsReady:
                 call.copy(made, given.pointer, prod(given.shape) * BYTES[kind])
 
 
+@operator()
 class ShardsSend:
     """See the module."""
 
@@ -79,24 +83,22 @@ def shapes_of(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
         place = end
 
 
-def rounded(
-    operators: Operators, runtime: Runtime, stream: int, target: int, start: int, count: int, kind: int
-) -> None:
+def rounded(launcher: Launcher, runtime: Runtime, stream: int, target: int, start: int, count: int, kind: int) -> None:
     """Queue target = start, `count` fp32 elements as elements of type `kind`, on a stream."""
     if kind == TensorProto.FLOAT:
         runtime.copy(target, start, 4 * count, WITHIN, stream)
     else:
         text = source("shards", (("X", kind),), (("VECTOR", _VECTOR),))
-        _launch(operators, text, "round_to", stream, start, target, count)
+        _launch(launcher, text, "round_to", stream, start, target, count)
 
 
-def added(operators: Operators, stream: int, target: int, more: int, count: int) -> None:
+def added(launcher: Launcher, stream: int, target: int, more: int, count: int) -> None:
     """Queue target += more, `count` fp32 elements, on a stream."""
     text = source("shards", (("X", TensorProto.FLOAT),), (("VECTOR", _VECTOR),))
-    _launch(operators, text, "add_to", stream, more, target, count)
+    _launch(launcher, text, "add_to", stream, more, target, count)
 
 
-def _launch(operators: Operators, text: str, name: str, stream: int, given: int, made: int, count: int) -> None:
+def _launch(launcher: Launcher, text: str, name: str, stream: int, given: int, made: int, count: int) -> None:
     blocks = max(1, min(_BLOCKS, -(-count // (_THREADS * _VECTOR))))
     arguments = c_void_p(given), c_void_p(made), c_int64(count)
-    operators.launch(text, name, blocks, _THREADS, arguments, stream=stream)
+    launcher.launch(text, name, blocks, _THREADS, arguments, stream=stream)

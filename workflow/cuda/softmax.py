@@ -14,7 +14,8 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.operators import Call, Tensor
+from ortflow.workflow.cuda.call import Call, Tensor
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import blocks, rows_and_width, rows_of, source, vector
 from ortflow.workflow.cuda.spread import AXES, leading_axes, spread_of
 from ortflow.workflow.errors import OrtflowError
@@ -27,6 +28,7 @@ class _Scaled:
         self._scale = c_float(float(attributes.get("scale", 1.0)))
 
 
+@operator(half_inputs=(0, 1), half_outputs=(0,))
 class Softmax(_Scaled):
     """See the module's docstring."""
 
@@ -60,6 +62,7 @@ class Softmax(_Scaled):
         )  # fmt: skip
 
 
+@operator(half_inputs=(0, 1), half_outputs=(0,))
 class SoftmaxGrad(_Scaled):
     """See the module's docstring."""
 

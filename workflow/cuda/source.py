@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.operators import Tensor
+from ortflow.workflow.cuda.call import Tensor
 from ortflow.workflow.errors import OrtflowError
 
 _FOLDER = Path(__file__).parent

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from ctypes import c_int64, c_void_p
 from typing import Any
 
-from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.call import Call
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import size_of, source
 from ortflow.workflow.errors import OrtflowError
 
@@ -21,6 +22,7 @@ _BLOCKS = 1056
 _ALIGNED = 16
 
 
+@operator()
 class SquareSum:
     """See the module's docstring."""
 

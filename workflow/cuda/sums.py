@@ -13,7 +13,8 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.call import Call
+from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import columns_of, source, vector
 from ortflow.workflow.errors import OrtflowError
 
@@ -29,6 +30,7 @@ _FEW = 1024
 """Number of rows up to which one kernel sums them, as those that other kernels have summed in part."""
 
 
+@operator(half_inputs=(0,))
 class ColumnSums:
     """See the module's docstring."""
 
@@ -61,6 +63,7 @@ class ColumnSums:
             finish(call, part, chunks, width, out)
 
 
+@operator(half_inputs=(0,))
 class PixelMeans:
     """See the module's docstring."""
 

@@ -1,10 +1,8 @@
-"""Every operator of `ortflow.cuda` that Python runs, by its name in model files."""
+"""Imports every family of operators, which registers them. A new module is added here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from ortflow.workflow.cuda import (
+from ortflow.workflow.cuda import (  # noqa: F401 - imported for its side effect
     attention,
     batch_norm,
     bucket,
@@ -25,43 +23,6 @@ from ortflow.workflow.cuda import (
     sums,
     table_rows,
 )
-from ortflow.workflow.cuda.operators import Operator
+from ortflow.workflow.cuda.registry import HALF, HALF_ONLY, OPERATORS
 
-OPERATORS: Mapping[str, type[Operator]] = {
-    "Attention": attention.Attention,
-    "AttentionGrad": attention.AttentionGrad,
-    "BatchGradients": batch_norm.BatchGradients,
-    "BatchGradientsOfSum": batch_norm.BatchGradientsOfSum,
-    "BatchStatistics": batch_norm.BatchStatistics,
-    "BucketReady": bucket.BucketReady,
-    "ChannelsLast": channels.ChannelsLast,
-    "Collective": collective.Collective,
-    "Convolution": convolution.Convolution,
-    "ConvolutionDataGrad": convolution.ConvolutionDataGrad,
-    "ConvolutionWeightGrad": convolution.ConvolutionWeightGrad,
-    "Join": join.Join,
-    "LayerNormalization": norm.LayerNormalization,
-    "LayerNormalizationGrad": norm.LayerNormalizationGrad,
-    "MaxPool": pooling.MaxPool,
-    "MaxPoolGrad": pooling.MaxPoolGrad,
-    "RMSNormalization": norm.RMSNormalization,
-    "RMSNormalizationGrad": norm.RMSNormalizationGrad,
-    "CrossEntropy": cross_entropy.CrossEntropy,
-    "CrossEntropyGrad": cross_entropy.CrossEntropyGrad,
-    "CrossEntropyShare": cross_entropy.CrossEntropyShare,
-    "CrossEntropyWithGrad": cross_entropy.CrossEntropyWithGrad,
-    "ColumnSums": sums.ColumnSums,
-    "PixelMeans": sums.PixelMeans,
-    "Product": product.Product,
-    "Rotary": rotary.Rotary,
-    "RotaryGrad": rotary.RotaryGrad,
-    "Scalars": scalars.Scalars,
-    "ShardsBegin": shards.ShardsBegin,
-    "ShardsReady": shards.ShardsReady,
-    "ShardsSend": shards.ShardsSend,
-    "SquareSum": squares.SquareSum,
-    "TableGrad": embedding.TableGrad,
-    "TableRows": table_rows.TableRows,
-    "Softmax": softmax.Softmax,
-    "SoftmaxGrad": softmax.SoftmaxGrad,
-}
+__all__ = ["HALF", "HALF_ONLY", "OPERATORS"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.operators import Tensor
+from ortflow.workflow.cuda.call import Tensor
 from ortflow.workflow.errors import OrtflowError
 
 TYPES = {TensorProto.FLOAT: "FLOAT", TensorProto.FLOAT16: "HALF", TensorProto.BFLOAT16: "BFLOAT16"}

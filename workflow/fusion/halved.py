@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda.place import HALF as HALF_VALUES
-from ortflow.workflow.cuda.place import HALF_ALONE, completed
+from ortflow.workflow.cuda.place import completed
+from ortflow.workflow.cuda.table import HALF, HALF_ONLY
 from ortflow.workflow.fusion.groups import fused
 from ortflow.workflow.fusion.half import HALVES, half
 from ortflow.workflow.fusion.joins import put_joins
@@ -82,7 +82,7 @@ def _recomputed(model: onnx.ModelProto, state: Halves) -> None:
 
 
 def _rounded(model: onnx.ModelProto, state: Halves) -> onnx.ModelProto:
-    return half(model, kind=HALVES[state.precision], parameters=state.trained, capable=HALF_VALUES, alone=HALF_ALONE)
+    return half(model, kind=HALVES[state.precision], parameters=state.trained, capable=HALF, alone=HALF_ONLY)
 
 
 def _products(model: onnx.ModelProto, state: Halves) -> onnx.ModelProto:

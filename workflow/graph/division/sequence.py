@@ -21,6 +21,8 @@ from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.graph.ir.registry import registered_in
 
 Given = Sequence[int | None]
+Shares = Sequence[int | None]
+"""The axes of tokens of a node's outputs."""
 Rule = Callable[["Search", int, onnx.NodeProto, Given], Sequence[int | None]]
 RULES: dict[tuple[str, str], Rule] = {}
 """(Domain, operator) -> its rule for inputs of which it reads a share. A rule raises Whole if it does not apply."""
@@ -190,3 +192,8 @@ def _product(sizes: Sequence[int]) -> int:
     for size in sizes:
         total *= size
     return total
+
+
+def axis_of(s: Search, node: onnx.NodeProto, default: int = -1) -> int:
+    """The axis that a node names, counted from the first."""
+    return int(attributes_of(node).get("axis", default)) % s.rank(node.input[0])

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.division import sequence_rules  # noqa: F401 - enters the rules
+from ortflow.workflow.graph.division import rules  # noqa: F401 - enters the rules
 from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.rewrite import PartWriter
 from ortflow.workflow.graph.division.sequence import Found, Search

@@ -13,6 +13,8 @@ from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.registry import registered_in
 
 Given = Sequence[Cut | None]
+Divided = Sequence[Cut | None]
+"""The cuts of a node's outputs."""
 Rule = Callable[["Spread", int, onnx.NodeProto, Given], Sequence[Cut | None]]
 RULES: dict[tuple[str, str], Rule] = {}
 """(Domain, operator) -> its rule for divided inputs. A rule raises Unsupported if it does not apply."""
