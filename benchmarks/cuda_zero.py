@@ -116,7 +116,7 @@ def ours(options: argparse.Namespace, changes: dict[str, Any]) -> dict[str, Any]
     from ortflow.workflow.sessions.session import Sessions
     from ortflow.workflow.spec.run import TrainerRunSpec
     from ortflow.workflow.trainer import MicroBatch, Report, queued_work
-    from ortflow.workflow.trainer.builder import trainer_class
+    from ortflow.workflow.trainer.opening import open_trainer
 
     comm, device = world_of()
     folder = Path(options.folder)
@@ -133,7 +133,7 @@ def ours(options: argparse.Namespace, changes: dict[str, Any]) -> dict[str, Any]
     if changes.get("whole"):
         assert queued_work.overlapped, "what makes buckets has another name"
         queued_work.overlapped = lambda *arguments: None
-    trainer = trainer_class(device, spec)(graphs, spec, sessions, comm, Report(note=notes.append))
+    trainer = open_trainer(graphs, spec, sessions, comm, Report(note=notes.append))
     trainer.load_tensors(load_file(graphs.initial))
     stream, updates = tokens(options, comm.rank), iter(range(1, 1 << 30))
 

@@ -54,7 +54,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer import MicroBatch, Report, divided
+from ortflow.workflow.trainer import MicroBatch, Report, divided_checker
 from ortflow.workflow.trainer.divided_check import DividedCheck
 from ortflow.workflow.trainer.divided_opening import open_divided
 
@@ -119,7 +119,7 @@ for folder in sys.argv[1:]:
 
             part.gradient_of = bent
 
-    divided.DividedCheck = Bent
+    divided_checker.DividedCheck = Bent
     import ortflow.workflow.trainer.divided_check as checking
     checking.VERSION += 1  # or it would remember that it has passed
     trainer.check([batch])
@@ -137,14 +137,14 @@ for folder in sys.argv[1:]:
 
             part.gradient_of = wrong
 
-    divided.DividedCheck = Wrong
+    divided_checker.DividedCheck = Wrong
     checking.VERSION += 1
     try:
         trainer.check([batch])
         raise SystemExit("a wrong gradient has passed")
     except UserError as error:
         assert "disagrees with finite differences" in str(error), error
-    divided.DividedCheck = DividedCheck
+    divided_checker.DividedCheck = DividedCheck
 print("good")
 world.close()
 """
@@ -317,8 +317,8 @@ def test_all_stages_check_as_many_samples(group: Any, rows: int, tmp_path: Path,
     # The stage of this rank has no running statistics.
     division = Mock(whole=whole)
     holding = Mock(graphs=Mock(root=tmp_path), index=FlatIndex.place([whole["w"].tensor]), division=division)
-    ranks, parts = Mock(world=world, place=Place(0, 0, 0)), Mock(context=Mock(spec=spec))
-    parts.context.sessions.kernels = ""
+    ranks, parts = Mock(world=world, place=Place(0, 0, 0)), Mock()
+    parts.context.spec, parts.context.sessions.kernels = spec, ""
     checker = DividedChecker(Mock(inputs=[]), holding, parts, ranks)
     checker.check([MicroBatch({"x": np.zeros((8, 2), np.float32)}, 8)])
     assert checked == [(rows, rows)]
