@@ -31,7 +31,7 @@ from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.builder import fingerprint_of
 from ortflow.workflow.trainer.canonical import Exchange
-from ortflow.workflow.trainer.divided_checker import DividedChecker
+from ortflow.workflow.trainer.check.divided_checker import DividedChecker
 from ortflow.workflow.trainer.divided_opening import division_of
 
 pytestmark = needs_kernels
@@ -54,8 +54,9 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer import MicroBatch, Report, divided_checker
-from ortflow.workflow.trainer.divided_check import DividedCheck
+from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer.check import divided_checker
+from ortflow.workflow.trainer.check.divided_check import DividedCheck
 from ortflow.workflow.trainer.divided_opening import open_divided
 
 world = MpiCommunicator()
@@ -120,7 +121,7 @@ for folder in sys.argv[1:]:
             part.gradient_of = bent
 
     divided_checker.DividedCheck = Bent
-    import ortflow.workflow.trainer.divided_check as checking
+    import ortflow.workflow.trainer.check.divided_check as checking
     checking.VERSION += 1  # or it would remember that it has passed
     trainer.check([batch])
 
@@ -219,7 +220,7 @@ trainer.check([MicroBatch(arrays, 16)])
 for name, values in before.items():
     assert np.array_equal(part.values(name), values), name
 part.gradient_of = spoiled
-import ortflow.workflow.trainer.divided_check as checking
+import ortflow.workflow.trainer.check.divided_check as checking
 checking.VERSION += 1  # or it would remember that it has passed
 try:
     trainer.check([MicroBatch(arrays, 16)])
@@ -311,7 +312,7 @@ def test_all_stages_check_as_many_samples(group: Any, rows: int, tmp_path: Path,
         def run(self, batch: MicroBatch, keys: Any) -> None:
             checked.append((batch.count, len(batch.arrays["x"])))
 
-    monkeypatch.setattr("ortflow.workflow.trainer.divided_checker.DividedCheck", Recorded)
+    monkeypatch.setattr("ortflow.workflow.trainer.check.divided_checker.DividedCheck", Recorded)
     whole = FlatIndex.place([Tensor("w", (3,), "decay"), Tensor("mean", (3,), group)])
     spec, world = run_file(tmp_path / "model.onnx", data__micro_batch=6), SoloCommunicator()
     # The stage of this rank has no running statistics.

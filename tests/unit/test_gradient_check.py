@@ -18,8 +18,9 @@ from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.trainer import MicroBatch, Report, first_gradient
-from ortflow.workflow.trainer.first_gradient import Checked
+from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer.check import first_gradient
+from ortflow.workflow.trainer.check.first_gradient import Checked
 from ortflow.workflow.trainer.step import GraphTrainer
 
 needs_kernels = pytest.mark.skipif(find_library().path is None, reason="no kernels of our own here")

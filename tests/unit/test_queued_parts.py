@@ -33,7 +33,8 @@ from ortflow.workflow.graph.types import GraphSet, fused_of, half_of
 from ortflow.workflow.sessions.gpu_collectives import serve
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer import Report, divided_check, divided_opening
+from ortflow.workflow.trainer import Report, divided_opening
+from ortflow.workflow.trainer.check import divided_check
 from ortflow.workflow.trainer.queued_work import QueuedWork
 from ortflow.workflow.trainer.work import HostWork
 

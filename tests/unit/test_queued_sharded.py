@@ -33,8 +33,9 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import share
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer import Report, first_gradient
-from ortflow.workflow.trainer.exporter import LentExporter
+from ortflow.workflow.trainer import Report
+from ortflow.workflow.trainer.check import first_gradient
+from ortflow.workflow.trainer.export.exporter import LentExporter
 from ortflow.workflow.trainer.opening import open_trainer
 from ortflow.workflow.trainer.queued_exchange import QueuedExchange
 from ortflow.workflow.trainer.queued_work import QueuedWork

@@ -30,10 +30,10 @@ from ortflow.workflow.trainer import (
     MicroBatch,
     Report,
     StepOutcome,
-    divided_check,
     divided_opening,
     queued_work,
 )
+from ortflow.workflow.trainer.check import divided_check
 from ortflow.workflow.trainer.loss_scale import LARGEST, LossScale
 from ortflow.workflow.trainer.stage_wire import Wire
 

@@ -21,12 +21,12 @@ from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.buffers import StepBuffers, UpdateInputs, UpdateMemory
 from ortflow.workflow.trainer.canonical import CanonicalState
-from ortflow.workflow.trainer.checker import ShardsChecker, WholeChecker
+from ortflow.workflow.trainer.check.checker import ShardsChecker, WholeChecker
+from ortflow.workflow.trainer.check.divided_checker import CheckedHolding, DividedChecker
 from ortflow.workflow.trainer.context import StepContext
-from ortflow.workflow.trainer.divided_checker import CheckedHolding, DividedChecker
 from ortflow.workflow.trainer.divided_reduction import DividedReduction
 from ortflow.workflow.trainer.evaluator import Evaluator, together
-from ortflow.workflow.trainer.exporter import LentExporter, WholeExporter
+from ortflow.workflow.trainer.export.exporter import LentExporter, WholeExporter
 from ortflow.workflow.trainer.graph_binder import GraphBinder
 from ortflow.workflow.trainer.loop import ImmediateLoop, Loop, StepParts
 from ortflow.workflow.trainer.parameters import Parameters, WholeParameters
@@ -51,7 +51,7 @@ from ortflow.workflow.trainer.work import HostWork, Work
 
 if TYPE_CHECKING:
     from ortflow.workflow.comm.nccl import NcclCommunicator
-    from ortflow.workflow.trainer.precision_difference import PrecisionDifference
+    from ortflow.workflow.trainer.check.precision_difference import PrecisionDifference
 
 LoopName = Literal["immediate", "queued"]
 
@@ -314,7 +314,7 @@ class Assembly:
         """What compares precisions; None on CPUs, which have one."""
         if isinstance(self._work, HostWork):
             return None
-        from ortflow.workflow.trainer.precision_difference import PrecisionDifference
+        from ortflow.workflow.trainer.check.precision_difference import PrecisionDifference
         from ortflow.workflow.trainer.queued_work import QueuedWork
 
         assert isinstance(self._work, QueuedWork)

@@ -26,10 +26,10 @@ from ortflow.workflow.recording import Recording
 from ortflow.workflow.spec.averages import BUFFER
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, StepOutcome, Trainer
 from ortflow.workflow.trainer.averaged import exchange
-from ortflow.workflow.trainer.checker import Checker
+from ortflow.workflow.trainer.check.checker import Checker
 from ortflow.workflow.trainer.context import StepContext
 from ortflow.workflow.trainer.evaluator import BatchSums, Evaluator
-from ortflow.workflow.trainer.exporter import Exporter
+from ortflow.workflow.trainer.export.exporter import Exporter
 from ortflow.workflow.trainer.loop import Loop, StepParts
 from ortflow.workflow.trainer.parameters import Parameters
 from ortflow.workflow.trainer.saved_state import SavedState

@@ -31,7 +31,7 @@ def inject(what: str) -> None:
 
 
 def die_lending(tensors: int) -> None:
-    from ortflow.workflow.trainer.lent_tensors import LentTensors
+    from ortflow.workflow.trainer.export.lent_tensors import LentTensors
 
     whole, sent = LentTensors.pieces_of, [0]
 
@@ -47,8 +47,8 @@ def die_lending(tensors: int) -> None:
 def fail_in_check(error: str) -> None:
     from ortflow.workflow import errors
     from ortflow.workflow.sessions.binding import Binding
-    from ortflow.workflow.trainer.checker import ShardsChecker
-    from ortflow.workflow.trainer.divided_checker import DividedChecker
+    from ortflow.workflow.trainer.check.checker import ShardsChecker
+    from ortflow.workflow.trainer.check.divided_checker import DividedChecker
 
     kind = getattr(errors, error, RuntimeError)
     for checker in (DividedChecker, ShardsChecker):

@@ -24,12 +24,12 @@ from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.trainer import MicroBatch, Report
-from ortflow.workflow.trainer.difference_check import ELSEWHERE
-from ortflow.workflow.trainer.differences import SMALLEST_SCALE
-from ortflow.workflow.trainer.first_gradient import has_passed, remember
+from ortflow.workflow.trainer.check.difference_check import ELSEWHERE
+from ortflow.workflow.trainer.check.differences import SMALLEST_SCALE
+from ortflow.workflow.trainer.check.first_gradient import has_passed, remember
 
 if TYPE_CHECKING:
-    from ortflow.workflow.trainer.divided_checker import CheckedHolding
+    from ortflow.workflow.trainer.check.divided_checker import CheckedHolding
 
 VERSION = 2
 """Version of the check: changing it repeats the check in every run."""

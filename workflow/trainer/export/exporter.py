@@ -11,11 +11,11 @@ from ortflow.workflow.device.shard import Sliced
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.context import StepContext
-from ortflow.workflow.trainer.inference import export_checked
-from ortflow.workflow.trainer.lent_tensors import LentTensors
-from ortflow.workflow.trainer.mapped_export import export_mapped
+from ortflow.workflow.trainer.export.inference import export_checked
+from ortflow.workflow.trainer.export.lent_tensors import LentTensors
+from ortflow.workflow.trainer.export.mapped_export import export_mapped
+from ortflow.workflow.trainer.export.watched_logits import watch_logits
 from ortflow.workflow.trainer.parameters import WholeParameters
-from ortflow.workflow.trainer.watched_logits import watch_logits
 
 Range = tuple[int, int]
 

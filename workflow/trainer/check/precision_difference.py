@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.comm.grid import GridRanks
-from ortflow.workflow.trainer.checked_part import CheckedPart
+from ortflow.workflow.trainer.check.checked_part import CheckedPart
+from ortflow.workflow.trainer.check.precision_check import compare
 from ortflow.workflow.trainer.context import StepContext
 from ortflow.workflow.trainer.device_scale import DeviceScale
 from ortflow.workflow.trainer.obstacles import draw_alike
-from ortflow.workflow.trainer.precision_check import compare
 from ortflow.workflow.trainer.whole_passes import Passes
 
 Vector = npt.NDArray[np.float32]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import MicroBatch, Report
-from ortflow.workflow.trainer.checked_part import CheckedPart, CheckedShard
+from ortflow.workflow.trainer.check.checked_part import CheckedPart, CheckedShard
 from ortflow.workflow.trainer.graph_binder import feed
 from ortflow.workflow.trainer.loop import StepParts
 from ortflow.workflow.trainer.parameters import WholeParameters
@@ -23,8 +23,8 @@ from ortflow.workflow.trainer.sharded_parameters import ShardedParameters
 from ortflow.workflow.trainer.whole_passes import WholePasses
 
 if TYPE_CHECKING:
-    from ortflow.workflow.trainer.first_gradient import Checked
-    from ortflow.workflow.trainer.precision_difference import PrecisionDifference
+    from ortflow.workflow.trainer.check.first_gradient import Checked
+    from ortflow.workflow.trainer.check.precision_difference import PrecisionDifference
 
 
 class Checker(Protocol):
@@ -61,13 +61,13 @@ class GradientChecker:
 
     def key(self) -> str:
         """A hash of everything that determines the gradient: while it is unchanged, one check is enough."""
-        from ortflow.workflow.trainer.gradient_check import key_of
+        from ortflow.workflow.trainer.check.gradient_check import key_of
 
         return key_of(self._context.graphs, self._context.sessions.kernels)
 
     def rows(self) -> int:
         """Samples to check with."""
-        from ortflow.workflow.trainer.first_gradient import rows_of
+        from ortflow.workflow.trainer.check.first_gradient import rows_of
 
         return rows_of(self._context.index, self._context.graphs.inputs, self._context.spec.data.micro_batch)
 
@@ -78,8 +78,8 @@ class GradientChecker:
         ends the run: to write them might wait for other ranks. Raises UserError if the gradient is wrong, naming
         tensors and node.
         """
-        from ortflow.workflow.trainer.checked_graph import CheckedGraph
-        from ortflow.workflow.trainer.gradient_check import GradientCheck
+        from ortflow.workflow.trainer.check.checked_graph import CheckedGraph
+        from ortflow.workflow.trainer.check.gradient_check import GradientCheck
 
         context, part, passes = self._context, self._part, self._passes
         self._parts.buffers.running.copy_from(self._parts.state())
@@ -128,7 +128,7 @@ class WholeChecker:
 
     def check(self, samples: Iterable[MicroBatch]) -> None:
         """Check the gradient on a micro-batch, if the run file requests it and the same check has not passed before."""
-        from ortflow.workflow.trainer.first_gradient import check_once
+        from ortflow.workflow.trainer.check.first_gradient import check_once
 
         context, gradient = self._context, self.gradient
         if context.spec.train.check_gradient:
@@ -159,7 +159,7 @@ class ShardsChecker:
 
     def check(self, samples: Iterable[MicroBatch]) -> None:
         """See above. A check without shares does not cover their exchange, and has another key."""
-        from ortflow.workflow.trainer.first_gradient import check_now, has_passed
+        from ortflow.workflow.trainer.check.first_gradient import check_now, has_passed
 
         context, gradient, ranks = self._context, self.gradient, self._context.replicas
         if not context.spec.train.check_gradient:

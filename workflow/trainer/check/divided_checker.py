@@ -19,15 +19,15 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.parallel.region import Region
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.checked_part import CheckedPart
-from ortflow.workflow.trainer.divided_check import DividedCheck, key_of
+from ortflow.workflow.trainer.check.checked_part import CheckedPart
+from ortflow.workflow.trainer.check.divided_check import DividedCheck, key_of
+from ortflow.workflow.trainer.check.first_gradient import cut, rows_of
 from ortflow.workflow.trainer.divided_reduction import counts, predicts
-from ortflow.workflow.trainer.first_gradient import cut, rows_of
 from ortflow.workflow.trainer.loop import StepParts
 from ortflow.workflow.trainer.parameters import WholeParameters
 
 if TYPE_CHECKING:
-    from ortflow.workflow.trainer.precision_difference import PrecisionDifference
+    from ortflow.workflow.trainer.check.precision_difference import PrecisionDifference
 
 
 class CheckedHolding:
