@@ -64,7 +64,6 @@ class StepParts:
 
     def give_memory_back(self) -> None:
         """See `Trainer.give_memory_back`."""
-        self.passes.give_memory_back()
         self.update.give_memory_back()
         # Scaling a gradient that no step has computed makes it NaN, and no step writes the padding.
         self.buffers.gradients.fill(0)
@@ -75,24 +74,27 @@ class StepParts:
         self.update.close()
 
 
+@dataclass(frozen=True)
+class StepRequest:
+    """The arguments of `Trainer.step`, and what the loop must call."""
+
+    batches: Sequence[MicroBatch]
+    learning_rate: float
+    update: int
+    seeds: Sequence[int]
+    control_values: Sequence[float]
+    before_update: Callable[[], None]
+    before_wait: Callable[[], None]
+
+
 class Loop(Protocol):
     """The order of the work of a step."""
 
     begins: bool
     """Whether `begin` may be called before a step has ended."""
 
-    def step(
-        self,
-        batches: Sequence[MicroBatch],
-        *,
-        learning_rate: float,
-        update: int,
-        seeds: Sequence[int],
-        control_values: Sequence[float],
-        before_update: Callable[[], None],
-        before_wait: Callable[[], None],
-    ) -> StepOutcome:
-        """See `Trainer.step`; the last two are the trainer's."""
+    def step(self, request: StepRequest) -> StepOutcome:
+        """See `Trainer.step`."""
 
     def begin(self, batches: Sequence[MicroBatch], seeds: Sequence[int], control_values: Sequence[float]) -> None:
         """See `Trainer.begin`."""
@@ -112,34 +114,24 @@ class ImmediateLoop:
     def __init__(self, parts: StepParts, work: HostWork) -> None:
         self._parts, self._work = parts, work
 
-    def step(
-        self,
-        batches: Sequence[MicroBatch],
-        *,
-        learning_rate: float,
-        update: int,
-        seeds: Sequence[int],
-        control_values: Sequence[float],
-        before_update: Callable[[], None],
-        before_wait: Callable[[], None],
-    ) -> StepOutcome:
+    def step(self, request: StepRequest) -> StepOutcome:
         """See the protocol."""
-        parts = self._parts
-        self.begin(batches, seeds, control_values)
+        parts, controls = self._parts, CONTROL_VALUES + len(request.control_values)
+        self.begin(request.batches, request.seeds, request.control_values)
         tail = parts.buffers.tail.read()
         loss_sum, weight, samples = (float(value) for value in tail[:CONTROL_VALUES])
-        summed_control_values = tail[CONTROL_VALUES : CONTROL_VALUES + len(control_values)].copy()
+        summed_control_values = tail[CONTROL_VALUES:controls].copy()
         if weight <= 0:
             return StepOutcome(math.nan, math.nan, int(samples), summed_control_values, "no label of the batch counts")
         parts.thaw.silence()
         parts.update.sum_squares()
         loss, norm = loss_sum / weight, self._work.scale(parts.update.scaling.run, weight)
         outcome = StepOutcome(loss, norm, round(samples), summed_control_values, fault_in(loss, norm))
-        before_update()
+        request.before_update()
         if outcome.skipped is None:
             self._adopt_statistics()
-            parts.inputs.rate.write(np.array([learning_rate], np.float32))
-            parts.inputs.number.write(np.array([update], np.int64))
+            parts.inputs.rate.write(np.array([request.learning_rate], np.float32))
+            parts.inputs.number.write(np.array([request.update], np.int64))
             parts.thaw.count()
             parts.apply()
         else:

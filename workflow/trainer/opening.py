@@ -30,7 +30,7 @@ from ortflow.workflow.trainer.export.exporter import LentExporter, WholeExporter
 from ortflow.workflow.trainer.graph_binder import GraphBinder
 from ortflow.workflow.trainer.loop import ImmediateLoop, Loop, StepParts
 from ortflow.workflow.trainer.parameters import Parameters, WholeParameters
-from ortflow.workflow.trainer.reduction import AllReduce, Buckets, InGraph, Reduction, Scatter
+from ortflow.workflow.trainer.reduction import AllReduce, Reduction, Scatter
 from ortflow.workflow.trainer.saved_state import HeldState, WholeModelState
 from ortflow.workflow.trainer.shard_passes import ShardPasses, check_kernels
 from ortflow.workflow.trainer.sharded_parameters import ShardedParameters
@@ -205,7 +205,7 @@ class Assembly:
     def _with_stages(self) -> GraphTrainer:
         assert self._divided is not None
         passes = StagePasses(self.context, self._memory, self._binder, self._divided.ranks, self._repeater())
-        return self._divided_trainer(self._step(passes), self._divided, self._whole_parameters())
+        return self._divided_trainer(self._step(passes), self._divided, self._whole_parameters(), passes)
 
     def _with_shards(self) -> GraphTrainer:
         context, parameters, moments = self.context, self._parameters, self._memory.moments
@@ -215,16 +215,18 @@ class Assembly:
         loop, precision = self._loop_of(step), self._precision(passes)
         checker = ShardsChecker(step, passes, parameters, precision, waits=self._work.queued)
         evaluator = Evaluator(context, passes, context.replicas, in_step=passes.in_step)
-        training, saved = Training(step, loop, evaluator, checker), HeldState(parameters, moments)
+        training, saved = Training(step, loop, evaluator, checker, passes), HeldState(parameters, moments)
         exporter = LentExporter(context, context.graphs, context.replicas, parameters.sent_by, lambda: parameters.here)
         return GraphTrainer(
             context, parameters, moments, saved, exporter, training, graphs=context.graphs, together=True
         )  # fmt: skip
 
-    def _divided_trainer(self, step: StepParts, divided: Divided, parameters: WholeParameters) -> GraphTrainer:
+    def _divided_trainer(
+        self, step: StepParts, divided: Divided, parameters: WholeParameters, stages: StagePasses | None = None
+    ) -> GraphTrainer:
         context, ranks = self.context, divided.ranks
         loop, precision = self._loop_of(step), self._precision(step.passes)
-        holding = CheckedHolding(step, parameters, ranks, divided.division, precision)
+        holding = CheckedHolding(step, parameters, ranks, divided.division, precision, stages)
         checker = DividedChecker(divided.graphs, holding, step, ranks)
         evaluator = Evaluator(
             context, step.passes, ranks.world, counts=ranks.speaks, in_step=partial(together, ranks)
@@ -238,7 +240,7 @@ class Assembly:
         exporter = LentExporter(
             context, divided.graphs, ranks.world, lambda rank: [share(size, rank, count)], saved.parameters
         )  # fmt: skip
-        training = Training(step, loop, evaluator, checker)
+        training = Training(step, loop, evaluator, checker, stages=stages)
         return GraphTrainer(
             context, parameters, moments, saved, exporter, training, graphs=divided.graphs, ranks=ranks, together=True
         )  # fmt: skip
@@ -281,13 +283,10 @@ class Assembly:
     def _reduction(self, whole: WholePasses | None) -> Reduction:
         context, buffers = self.context, self._buffers
         match self._chosen.reduction:
-            case "all-reduce":
-                overlap = whole.graph.overlap if whole is not None else None
-                return AllReduce(context.replicas, buffers) if overlap is None else Buckets(overlap)
+            case "all-reduce" | "in the graph":
+                return AllReduce(context.replicas, buffers, whole.graph.overlap if whole is not None else None)
             case "scatter":
                 return self._scatter()
-            case "in the graph":
-                return InGraph(context.replicas, buffers)
             case "divided":
                 assert self._divided is not None
                 return DividedReduction(

@@ -9,7 +9,7 @@ captured what.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from ortflow.workflow.device.cuda_buffer import CudaBuffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.buffers import CONTROL_VALUES, TAIL
-from ortflow.workflow.trainer.loop import StepParts, fault_in, tail_of
+from ortflow.workflow.trainer.loop import StepParts, StepRequest, fault_in, tail_of
 from ortflow.workflow.trainer.queued_work import NORM, SCALE, USEFUL, QueuedWork
 
 
@@ -45,36 +45,26 @@ class QueuedLoop:
         choices().keep_in(parts.context.graphs.root / PURPOSE)
         self._scale = work.repeated("the scaling of the gradient", parts.update.scaling.run)
 
-    def step(
-        self,
-        batches: Sequence[MicroBatch],
-        *,
-        learning_rate: float,
-        update: int,
-        seeds: Sequence[int],
-        control_values: Sequence[float],
-        before_update: Callable[[], None],
-        before_wait: Callable[[], None],
-    ) -> StepOutcome:
+    def step(self, request: StepRequest) -> StepOutcome:
         """See the protocol. Queues everything, then waits for the loss while the update continues."""
         parts, loss_scale = self._parts, self._work.loss_scale
         if not self._begun:
-            self.begin(batches, seeds, control_values)
+            self.begin(request.batches, request.seeds, request.control_values)
         self._begun = False
         parts.update.sum_squares()
         self._scale()
         if loss_scale.exists:
             self._work.in_tail(SCALE).copy_from(loss_scale.factor)
         self._result.queue()
-        self._rate.send(np.array([learning_rate], np.float32))
-        self._number.send(np.array([update], np.int64))
-        before_update()
+        self._rate.send(np.array([request.learning_rate], np.float32))
+        self._number.send(np.array([request.update], np.int64))
+        request.before_update()
         parts.apply()
         for run in self._after_step:
             run()
         self._device.settle()
-        before_wait()
-        outcome = self._outcome(self._result.read(), len(control_values))
+        request.before_wait()
+        outcome = self._outcome(self._result.read(), len(request.control_values))
         if outcome.skipped is not None and not self.begins:
             parts.update.forget_gradients()
         return outcome

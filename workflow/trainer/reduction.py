@@ -42,59 +42,40 @@ class Reduction(Protocol):
 
 
 class AllReduce:
-    """One sum of gradients, running statistics and tail, behind the passes."""
+    """One sum of gradients, running statistics and tail, behind the passes.
+
+    Under ZeRO's stage 3 the graphs sum the gradients, and there are none in the buffers. With `overlap`, everything is
+    summed in buckets beside the backward pass.
+    """
 
     after_each = False
 
-    def __init__(self, ranks: Communicator, buffers: StepBuffers) -> None:
-        self._ranks, self._buffers = ranks, buffers
+    def __init__(self, ranks: Communicator, buffers: StepBuffers, overlap: Overlap | None = None) -> None:
+        self._ranks, self._buffers, self._overlap = ranks, buffers, overlap
 
     def sum_gradients(self) -> None:
-        """See the protocol: with the rest."""
+        """See the protocol: with the rest, or in the passes."""
 
     def sum_rest(self) -> None:
         """See the protocol."""
-        self._ranks.all_reduce(self._buffers.sync)
+        if self._overlap is None:
+            self._ranks.all_reduce(self._buffers.sync)
+        else:
+            self._overlap.watch()
 
     def sum_squares(self, squares: Buffer) -> None:
-        """See the protocol: each rank updates all elements."""
+        """See the protocol."""
+        self._ranks.all_reduce(squares)
 
     def sum_norms(self, sums: Buffer) -> None:
-        """See the protocol: each rank has all tensors."""
+        """See the protocol."""
+        self._ranks.all_reduce(sums)
 
     def settle(self) -> None:
         """See the protocol."""
 
     def gather_parameters(self) -> None:
-        """See the protocol: each rank updates all."""
-
-
-class Buckets:
-    """Sums of buckets beside the backward pass: `overlap`, by copies between GPUs or by NCCL."""
-
-    after_each = False
-
-    def __init__(self, overlap: Overlap) -> None:
-        self._overlap = overlap
-
-    def sum_gradients(self) -> None:
-        """See the protocol: in the passes."""
-
-    def sum_rest(self) -> None:
-        """See the protocol: with the last bucket."""
-        self._overlap.watch()
-
-    def sum_squares(self, squares: Buffer) -> None:
-        """See the protocol: each rank updates all elements."""
-
-    def sum_norms(self, sums: Buffer) -> None:
-        """See the protocol: each rank has all tensors."""
-
-    def settle(self) -> None:
-        """See the protocol."""
-
-    def gather_parameters(self) -> None:
-        """See the protocol: each rank updates all."""
+        """See the protocol: each rank updates all, or parameters are fetched where they are read."""
 
 
 class Scatter:
@@ -147,33 +128,3 @@ class Scatter:
     def gather_parameters(self) -> None:
         """See the protocol."""
         self.sharers.all_gather(self._trained)
-
-
-class InGraph:
-    """ZeRO stage 3: graphs sum the gradients of a layer, and fetch parameters where they are read."""
-
-    after_each = False
-
-    def __init__(self, ranks: Communicator, buffers: StepBuffers) -> None:
-        self._ranks, self._buffers = ranks, buffers
-
-    def sum_gradients(self) -> None:
-        """See the protocol: in the passes."""
-
-    def sum_rest(self) -> None:
-        """See the protocol."""
-        self._ranks.all_reduce(self._buffers.rest)
-
-    def sum_squares(self, squares: Buffer) -> None:
-        """See the protocol."""
-        self._ranks.all_reduce(squares)
-
-    def sum_norms(self, sums: Buffer) -> None:
-        """See the protocol."""
-        self._ranks.all_reduce(sums)
-
-    def settle(self) -> None:
-        """See the protocol."""
-
-    def gather_parameters(self) -> None:
-        """See the protocol: in the passes."""

@@ -242,21 +242,6 @@ class ShardPasses:
         self.exchange.end_pass()
         self.exchange.watch()
 
-    @property
-    def messages(self) -> int:
-        """See `Passes`."""
-        return self.exchange.buffered
-
-    def give_memory_back(self) -> None:
-        """See `Passes`."""
-
-    def seconds(self) -> tuple[float, float] | None:
-        """See `Passes`."""
-        return None
-
-    def forget_seconds(self) -> None:
-        """See `Passes`."""
-
     def close(self) -> None:
         """See `Passes`."""
         for channel in [*self._channels]:

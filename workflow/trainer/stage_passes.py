@@ -136,23 +136,18 @@ class StagePasses:
         graphs = [stages.forward(stage.number) for stage in stages.stages]
         return [sessions.fastest_form_of(graph) for graph in graphs]
 
-    @property
-    def messages(self) -> int:
-        """See `Passes`."""
-        return 0
-
     def give_memory_back(self) -> None:
-        """See `Passes`."""
+        """See `Trainer.give_memory_back`."""
         self._runner.forget_slots()
 
     def seconds(self) -> tuple[float, float] | None:
-        """See `Passes`. On GPUs passes are queued, and nobody waits on the host."""
+        """See `Trainer.pass_seconds`. On GPUs passes are queued, and nobody waits on the host."""
         if self._context.device.kind != "cpu" or not self._runner.seconds:
             return None
         return self._runner.busy, self._runner.seconds
 
     def forget_seconds(self) -> None:
-        """See `Passes`."""
+        """Measure from anew."""
         self._runner.forget_seconds()
 
     def close(self) -> None:

@@ -30,9 +30,11 @@ from ortflow.workflow.trainer.check.checker import Checker
 from ortflow.workflow.trainer.context import StepContext
 from ortflow.workflow.trainer.evaluator import BatchSums, Evaluator
 from ortflow.workflow.trainer.export.exporter import Exporter
-from ortflow.workflow.trainer.loop import Loop, StepParts
+from ortflow.workflow.trainer.loop import Loop, StepParts, StepRequest
 from ortflow.workflow.trainer.parameters import Parameters
 from ortflow.workflow.trainer.saved_state import SavedState
+from ortflow.workflow.trainer.shard_passes import ShardPasses
+from ortflow.workflow.trainer.stage_passes import StagePasses
 
 Moments = Mapping[str, Buffer | Shard]
 
@@ -45,6 +47,10 @@ class Training:
     loop: Loop
     evaluator: Evaluator
     checker: Checker
+    shards: ShardPasses | None = None
+    """Its passes under ZeRO's stage 3."""
+    stages: StagePasses | None = None
+    """Its passes in a pipeline."""
 
 
 class GraphTrainer(Trainer):
@@ -168,15 +174,10 @@ class GraphTrainer(Trainer):
         control_values: Sequence[float],
     ) -> StepOutcome:
         """See the protocol."""
-        return self.training.loop.step(
-            batches,
-            learning_rate=learning_rate,
-            update=update,
-            seeds=seeds,
-            control_values=control_values,
-            before_update=self._before_change,
-            before_wait=self.before_wait,
-        )
+        request = StepRequest(
+            batches, learning_rate, update, seeds, control_values, self._before_change, self.before_wait
+        )  # fmt: skip
+        return self.training.loop.step(request)
 
     def at(self, pace: Pace, average_rate: float = 0.0) -> None:
         """See the protocol."""
@@ -235,7 +236,7 @@ class GraphTrainer(Trainer):
                 world_size=context.replicas.world_size,
                 zero=context.spec.parallel.zero,
                 rank=context.replicas.rank,
-                messages=self.parts.passes.messages,
+                messages=shards.exchange.buffered if (shards := self.training.shards) is not None else 0,
                 chunks=context.spec.parallel.chunks,
                 staging=self.parts.update.staging,
             )
@@ -251,7 +252,7 @@ class GraphTrainer(Trainer):
 
     def pass_seconds(self) -> tuple[float, float] | None:
         """See the protocol."""
-        return self.parts.passes.seconds()
+        return self.training.stages.seconds() if self.training.stages is not None else None
 
     def record(self) -> Recording | None:
         """See the protocol."""
@@ -270,6 +271,8 @@ class GraphTrainer(Trainer):
 
     def give_memory_back(self) -> None:
         """See the protocol."""
+        if self.training.stages is not None:
+            self.training.stages.give_memory_back()
         self.parts.give_memory_back()
         trim()
 

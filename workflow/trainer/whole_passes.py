@@ -62,19 +62,6 @@ class Passes(Protocol):
     def compared(self, sessions: Sessions) -> list[Path]:
         """The graphs of the forward pass as these sessions open them."""
 
-    @property
-    def messages(self) -> int:
-        """Elements of the buffers through which parameters and gradients pass."""
-
-    def give_memory_back(self) -> None:
-        """See `Trainer.give_memory_back`."""
-
-    def seconds(self) -> tuple[float, float] | None:
-        """See `Trainer.pass_seconds`."""
-
-    def forget_seconds(self) -> None:
-        """Measure from anew."""
-
     def close(self) -> None:
         """Release what only steps need."""
 
@@ -207,21 +194,6 @@ class WholePasses:
     def bind_checked(self, sessions: Sessions, model: Path | bytes) -> Binding:
         """A training graph for the check of the gradient."""
         return self._bound(sessions.open(model), self._context.sessions)
-
-    @property
-    def messages(self) -> int:
-        """See the protocol."""
-        return 0
-
-    def give_memory_back(self) -> None:
-        """See the protocol."""
-
-    def seconds(self) -> tuple[float, float] | None:
-        """See the protocol."""
-        return None
-
-    def forget_seconds(self) -> None:
-        """See the protocol."""
 
     def close(self) -> None:
         """See the protocol."""

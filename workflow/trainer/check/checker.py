@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import MicroBatch, Report
-from ortflow.workflow.trainer.check.checked_part import CheckedPart, CheckedShard
+from ortflow.workflow.trainer.check.checked_part import CheckedPart
 from ortflow.workflow.trainer.graph_binder import feed
 from ortflow.workflow.trainer.loop import StepParts
 from ortflow.workflow.trainer.parameters import WholeParameters
@@ -151,8 +151,9 @@ class ShardsChecker:
         waits: bool,
     ) -> None:
         context = parts.context
-        part = CheckedShard(
-            context.index, context.replicas, parameters.shard, parts.update.memory.own, passes.exchanging
+        shard, gradients = parameters.shard, parts.update.memory.own.part
+        part = CheckedPart(
+            context.index, shard.part, gradients, start=shard.start, over=context.replicas, around=passes.exchanging
         )
         self._context, self._passes, self._waits = context, passes, waits
         self.gradient = GradientChecker(parts, passes, part, precision)

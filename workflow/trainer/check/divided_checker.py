@@ -25,6 +25,7 @@ from ortflow.workflow.trainer.check.first_gradient import cut, rows_of
 from ortflow.workflow.trainer.divided_reduction import counts, predicts
 from ortflow.workflow.trainer.loop import StepParts
 from ortflow.workflow.trainer.parameters import WholeParameters
+from ortflow.workflow.trainer.stage_passes import StagePasses
 
 if TYPE_CHECKING:
     from ortflow.workflow.trainer.check.precision_difference import PrecisionDifference
@@ -43,6 +44,8 @@ class CheckedHolding:
         How the model is divided.
     precision
         Compares precisions; None where training has only one.
+    stages
+        Its passes in a pipeline.
     """
 
     def __init__(
@@ -52,9 +55,10 @@ class CheckedHolding:
         ranks: GridRanks,
         division: Division,
         precision: PrecisionDifference | None,
+        stages: StagePasses | None = None,
     ) -> None:
         self._parts, self._context, self._parameters = parts, parts.context, parameters.buffer
-        self._ranks, self.division, self._precision = ranks, division, precision
+        self._ranks, self.division, self._precision, self._stages = ranks, division, precision, stages
         self.graphs, self.index = parts.context.graphs, parts.context.index
 
     def counts(self, name: str) -> bool:
@@ -123,7 +127,8 @@ class CheckedHolding:
     def forget_gradient(self) -> None:
         """Leave no gradient, and no time of its passes, for the next step."""
         self._parts.buffers.gradients.fill(0)
-        self._parts.passes.forget_seconds()
+        if self._stages is not None:
+            self._stages.forget_seconds()
 
 
 class DividedChecker:
