@@ -152,8 +152,8 @@ class Ortflow:
         from ortflow.workflow.kernels.library import library_for
         from ortflow.workflow.sessions.session import Sessions
         from ortflow.workflow.trainer import Report
-        from ortflow.workflow.trainer.builder import trainer_class
         from ortflow.workflow.trainer.divided_opening import open_divided
+        from ortflow.workflow.trainer.opening import open_trainer
 
         spec = spec_of(options, name)
         graphs = GraphSet.load(Path(options.folder) / name / "graphs")
@@ -163,7 +163,7 @@ class Ortflow:
         if spec.divides:
             self._trainer: Any = open_divided(graphs, spec, sessions, comm, report)
         else:
-            self._trainer = trainer_class(device, spec)(graphs, spec, sessions, comm, report)
+            self._trainer = open_trainer(graphs, spec, sessions, comm, report)
             self._trainer.load_tensors(load_file(graphs.initial))
         self._rate, self._update = RATE, 0
 

@@ -86,7 +86,7 @@ def measure_speed(options: argparse.Namespace) -> None:
     from safetensors.numpy import load_file
     from step import CLIP, DECAY, RATE, Config, OrtflowStep, Sizes, TorchStep, batches, make_graphs
 
-    from ortflow.workflow.trainer import overlap, queued_graphs
+    from ortflow.workflow.trainer import overlap, queued_work
 
     comm, device, means = world_of()
     config = Config(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
@@ -113,7 +113,7 @@ def measure_speed(options: argparse.Namespace) -> None:
     candidates: dict[str, Callable[[], Callable[..., float]]] = {"ortflow": mine}
     if options.others and comm.world_size > 1:
         candidates["ortflow, NCCL"] = lambda: mine(mock.patch.object(overlap, "peer_sums", return_value="off"))
-        candidates["ortflow, one sum"] = lambda: mine(mock.patch.object(queued_graphs, "overlapped", return_value=None))
+        candidates["ortflow, one sum"] = lambda: mine(mock.patch.object(queued_work, "overlapped", return_value=None))
     if not options.no_peers:
         candidates["torch.compile"] = peer
     found: dict[str, Any] = {"sums": means, "gpu": device.gpu.name, "torch": torch.__version__}

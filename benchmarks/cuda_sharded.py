@@ -94,7 +94,7 @@ def ours(options: argparse.Namespace, name: str) -> dict[str, Any]:
     from ortflow.workflow.kernels.library import find_library
     from ortflow.workflow.sessions.session import Sessions
     from ortflow.workflow.trainer import MicroBatch, Report
-    from ortflow.workflow.trainer.builder import trainer_class
+    from ortflow.workflow.trainer.opening import open_trainer
 
     again = "recompute" in name
     gpus = options.device == "cuda"
@@ -103,7 +103,7 @@ def ours(options: argparse.Namespace, name: str) -> dict[str, Any]:
     spec = spec_of(options.batch, comm.world_size, 3, "layers" if again else None, on_gpus=gpus)
     sessions = Sessions(device, 4, "error", None if gpus else find_library().path)
     notes: list[str] = []
-    trainer = trainer_class(device, spec)(graphs, spec, sessions, comm, Report(note=notes.append))
+    trainer = open_trainer(graphs, spec, sessions, comm, Report(note=notes.append))
     begun = time.perf_counter()
     trainer.load_tensors(Weights(sizes_of(options)))
     notes.append(f"weights drawn in {time.perf_counter() - begun:.1f} s")

@@ -115,8 +115,8 @@ def ours(options: argparse.Namespace, changes: dict[str, Any]) -> dict[str, Any]
     from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.sessions.session import Sessions
     from ortflow.workflow.spec.run import TrainerRunSpec
-    from ortflow.workflow.trainer import MicroBatch, Report, queued_graphs
-    from ortflow.workflow.trainer.builder import trainer_class
+    from ortflow.workflow.trainer import MicroBatch, Report, queued_work
+    from ortflow.workflow.trainer.opening import open_trainer
 
     comm, device = world_of()
     folder = Path(options.folder)
@@ -131,9 +131,9 @@ def ours(options: argparse.Namespace, changes: dict[str, Any]) -> dict[str, Any]
     sessions = Sessions(device, 4, "error", None)
     notes: list[str] = []
     if changes.get("whole"):
-        assert queued_graphs.overlapped, "what makes buckets has another name"
-        queued_graphs.overlapped = lambda *arguments: None
-    trainer = trainer_class(device, spec)(graphs, spec, sessions, comm, Report(note=notes.append))
+        assert queued_work.overlapped, "what makes buckets has another name"
+        queued_work.overlapped = lambda *arguments: None
+    trainer = open_trainer(graphs, spec, sessions, comm, Report(note=notes.append))
     trainer.load_tensors(load_file(graphs.initial))
     stream, updates = tokens(options, comm.rank), iter(range(1, 1 << 30))
 

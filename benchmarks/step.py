@@ -43,7 +43,8 @@ from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report
-from ortflow.workflow.trainer.builder import trainer_class, write_forms
+from ortflow.workflow.trainer.builder import write_forms
+from ortflow.workflow.trainer.opening import open_trainer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "gpt"))
 from model import Config, build
@@ -71,9 +72,7 @@ class OrtflowStep:
     ) -> None:
         sessions = Sessions(device or CpuDevice(), threads, "error", kernels, fuse=fuse)
         notes = Report(lambda line: print(line, flush=True))
-        self._trainer = trainer_class(sessions.device, spec)(
-            graphs, spec, sessions, communicator or SoloCommunicator(), notes
-        )
+        self._trainer = open_trainer(graphs, spec, sessions, communicator or SoloCommunicator(), notes)
         self._trainer.load_tensors(load_file(graphs.initial))
         self._update = 0
 

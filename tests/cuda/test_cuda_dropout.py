@@ -27,7 +27,7 @@ from ortflow.workflow.graph.types import SEED
 from ortflow.workflow.kernels.dropout import attributes
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 RATIO, NUMBER = 0.3, 5
 FLAGS = attributes(RATIO)

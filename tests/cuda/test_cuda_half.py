@@ -23,8 +23,10 @@ from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer import MicroBatch, queued
+from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.builder import write_forms
+from ortflow.workflow.trainer.opening import open_trainer
+from ortflow.workflow.trainer.whole_passes import WholePasses
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
 from model import Config, build
@@ -98,9 +100,12 @@ def test_parameters_that_the_update_rounds(
     for kept in (True, False):
         monkeypatch.setattr(TrainerRunSpec, "holds_whole", kept)
         sessions = Sessions(CudaDevice(cuda, cuda.describe(0), precision=precision), 1, "error")
-        trainer = queued.QueuedTrainer(files, spec, sessions, SoloCommunicator())
+        trainer = open_trainer(files, spec, sessions, SoloCommunicator())
         trainer.load_tensors(load_file(files.initial))
-        assert (trainer.rounded is not None) == kept
+        passes = trainer.parts.passes
+        assert isinstance(passes, WholePasses)
+        rounded = passes.graph.rounded
+        assert (rounded is not None) == kept
         random, losses = np.random.default_rng(0), []
         for step in range(8):
             if step == 6:
@@ -111,8 +116,8 @@ def test_parameters_that_the_update_rounds(
             )
             losses.append(outcome.loss)
         if kept:
-            assert trainer.rounded is not None
-            assert trainer.rounded.written, "the update's graph writes them"
+            assert rounded is not None
+            assert rounded.written, "the update's graph writes them"
         found.append((losses, {name: buffer.read() for name, buffer in trainer.state().items()}))
         trainer.end_training()
     (losses, state), (others, expected) = found

@@ -35,7 +35,8 @@ from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.builder import write_forms
-from ortflow.workflow.trainer.queued import QueuedTrainer
+from ortflow.workflow.trainer.opening import open_trainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 COUNT = 100_003
 
@@ -57,7 +58,7 @@ def project(cuda: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 def trainer_on(
     device: CudaDevice, graphs: GraphSet, *, whole: onnx.ModelProto | None = None, **changes: Any
-) -> tuple[QueuedTrainer, list[str]]:
+) -> tuple[GraphTrainer, list[str]]:
     """A trainer as `builder` opens it, and its log; `whole` in place of the training graph."""
     log: list[str] = []
     spec = run_file(graphs.root.parent / "model.onnx", **changes)
@@ -69,7 +70,7 @@ def trainer_on(
         fused_of(graphs.train).unlink(missing_ok=True)
         on_cuda_of(graphs.train).write_bytes(whole.SerializeToString())
     sessions = Sessions(device, 1, "error")
-    trainer = QueuedTrainer(graphs, spec, sessions, SoloCommunicator(), Report(note=log.append))
+    trainer = open_trainer(graphs, spec, sessions, SoloCommunicator(), Report(note=log.append))
     trainer.load_tensors(load_file(graphs.initial))
     return trainer, log
 
@@ -223,7 +224,7 @@ def test_steps_whose_passes_begin_early_have_the_bits_of_steps_one_by_one(
 def test_the_gradient_of_batch_norm_is_checked(device: CudaDevice, graphs: GraphSet) -> None:
     trainer, _ = trainer_on(device, graphs)
     (batch,) = steps_of([[8]])[0]
-    checked = trainer.check_gradient(batch, 0)
+    checked = trainer.training.checker.gradient.run(batch, 0)
     assert checked is not None
     assert mentions(checked.compared, "ONNX Runtime's operators … differences of the loss")
 

@@ -28,8 +28,10 @@ from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainer.divided import DividedTrainer
-from ortflow.workflow.trainer.part import PartTrainer
+from ortflow.workflow.trainer.context import StepContext
+from ortflow.workflow.trainer.opening import LAYOUTS, layout_of, put_together
+from ortflow.workflow.trainer.opening import Divided as DividedModel
+from ortflow.workflow.trainer.step import GraphTrainer
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,16 @@ class Divided:
         return TrainerRunSpec.model_validate(whole)
 
 
-def opened(graphs: GraphSet, spec: TrainerRunSpec, world: Communicator) -> DividedTrainer:
+def opened(graphs: GraphSet, spec: TrainerRunSpec, world: Communicator) -> GraphTrainer:
     """The trainer of this rank; every rank holds every tensor whole."""
     library = library_for(spec.resources.kernels)
     sessions = Sessions(CpuDevice(), 1, "error", library.path if library else None)
     ranks, division = GridRanks.connect(world, spec.grid), undivided(graphs.index, spec.grid)
-    part = PartTrainer(graphs, spec, sessions, ranks, division, Report())
-    part.load_tensors(load_file(graphs.initial))
-    return DividedTrainer(graphs, spec, sessions, ranks, division, part, Report())
+    context = StepContext(graphs, spec, sessions, ranks.replicas, Report())
+    divided = DividedModel(graphs, ranks, division)
+    trainer = put_together(context, LAYOUTS[layout_of(spec)], "immediate", divided)
+    trainer.load_tensors(load_file(graphs.initial))
+    return trainer
 
 
 def train(divided: Divided, world: Communicator) -> tuple[Array, dict[str, Array]]:

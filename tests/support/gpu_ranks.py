@@ -33,10 +33,11 @@ from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome, overlap, queued
+from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome, overlap
 from ortflow.workflow.trainer.builder import write_forms
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.opening import open_trainer
 from ortflow.workflow.trainer.overlap import Overlap
+from ortflow.workflow.trainer.step import GraphTrainer
 
 STEPS, ROWS = 12, 8
 CHANGES: dict[str, Any] = {"train__clip_norm": 1.0, "data__last_batch": "drop"}
@@ -121,7 +122,7 @@ def main(folder: Path, way: str) -> None:
         overlap.LEAST = 1
         if way in ("graph", "bucket") and below.rank == 1:
             fail(way)
-        trainer = queued.QueuedTrainer(graphs, spec, Sessions(device, 1, "error"), comm, report)
+        trainer = open_trainer(graphs, spec, Sessions(device, 1, "error"), comm, report)
         trainer.load_tensors(load_file(graphs.initial))
     random, outcomes = np.random.default_rng(below.rank), []
     for step in range(STEPS):

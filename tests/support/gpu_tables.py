@@ -23,8 +23,9 @@ from trainers import write_update
 from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.trainer import MicroBatch, Report, overlap, peer_sums, queued
+from ortflow.workflow.trainer import MicroBatch, Report, overlap, peer_sums
 from ortflow.workflow.trainer.builder import write_forms
+from ortflow.workflow.trainer.opening import open_trainer
 
 HEIGHT, WIDTH, LENGTH, STEPS, ROWS = 60_000, 16, 6, 12, 8
 CHANGES: dict[str, Any] = {"train__clip_norm": 1.0, "train__precision": "bf16", "resources__gpus_per_rank": 1}
@@ -71,7 +72,7 @@ def main(folder: Path, way: str) -> None:
     peer_sums.RATE = 0.0
     if way == "whole":
         overlap.peer_sums = lambda *given: "planted"
-    trainer = queued.QueuedTrainer(graphs, spec, Sessions(device, 1, "error"), comm, Report(note=log.append))
+    trainer = open_trainer(graphs, spec, Sessions(device, 1, "error"), comm, Report(note=log.append))
     trainer.load_tensors(load_file(graphs.initial))
     random, outcomes = np.random.default_rng(below.rank), []
     for step in range(STEPS):

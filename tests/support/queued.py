@@ -34,8 +34,8 @@ from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome
-from ortflow.workflow.trainer.graph import GraphTrainer
-from ortflow.workflow.trainer.queued import QueuedTrainer
+from ortflow.workflow.trainer.opening import open_trainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 
 class FakeDevice(CudaDevice):
@@ -108,7 +108,7 @@ class Fake:
         single: onnx.ModelProto | None = None,
         kernels: Path | None = None,
         begins: bool = False,
-    ) -> QueuedTrainer:
+    ) -> GraphTrainer:
         """The trainer for graphs that `build_graphs` has written.
 
         `train` replaces the training graph, and `single` the one that comparisons of precisions use. `kernels` is a
@@ -123,7 +123,7 @@ class Fake:
             graphs.train.write_bytes(train.SerializeToString())
         self.sessions = Sessions(self.device, 1, "error", kernels, fuse=False)
         report = Report(note=self.log.append, warn=self.warnings.append)
-        trainer = QueuedTrainer(graphs, spec, self.sessions, communicator or SoloCommunicator(), report)
+        trainer = open_trainer(graphs, spec, self.sessions, communicator or SoloCommunicator(), report, loop="queued")
         if single is not None:
             device = self.device
             device.comparisons = FakeDevice(

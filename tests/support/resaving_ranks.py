@@ -28,7 +28,6 @@ from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainer.divided import DividedTrainer
 from ortflow.workflow.trainers import builder_of
 
 
@@ -74,7 +73,7 @@ def resave(job: Job, step: int, world: Communicator) -> None:
     windows = {name: window_for(buffer) for name, buffer in buffers.items()}
     loaded = load(DirectoryStore(Path(job.source)), step, windows, index=trainer.index)
     trainer.after_load()
-    if isinstance(trainer, DividedTrainer):
+    if spec.divides:
         # What is saved must come from what the ranks hold of the divided model, not from these copies.
         for buffer in buffers.values():
             buffer.part.fill(np.nan)  # type: ignore[union-attr]

@@ -34,7 +34,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.pace import pace_of_steps
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 Array = npt.NDArray[Any]
 SAMPLES = 24

@@ -17,9 +17,8 @@ from ortflow.workflow.optim.segments import segments_of
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainer.bound_graphs import SILENT
-from ortflow.workflow.trainer.builder import trainer_class
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.opening import open_trainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 
 def trainer_on(graphs: GraphSet, spec: TrainerRunSpec) -> GraphTrainer:
@@ -39,11 +38,13 @@ def write_update(graphs: GraphSet, spec: TrainerRunSpec) -> None:
         path.write_bytes(each.SerializeToString())
 
 
-def opened(graphs: GraphSet, spec: TrainerRunSpec, communicator: Communicator, report: Report = SILENT) -> GraphTrainer:
+def opened(
+    graphs: GraphSet, spec: TrainerRunSpec, communicator: Communicator, report: Report | None = None
+) -> GraphTrainer:
     """The trainer that step `runtime` opens on the CPU."""
     library = library_for(spec.resources.kernels)
     device = CpuDevice()
     sessions = Sessions(device, 1, "error", library.path if library else None)
-    trainer = trainer_class(device, spec)(graphs, spec, sessions, communicator, report)
+    trainer = open_trainer(graphs, spec, sessions, communicator, report)
     trainer.load_tensors(load_file(graphs.initial))
     return trainer

@@ -24,7 +24,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.model import CrossEntropy, Loss, OutputLoss
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.inference import export_checked
+from ortflow.workflow.trainer.export.inference import export_checked
 
 SEED = 3
 

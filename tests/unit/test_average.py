@@ -19,7 +19,7 @@ from ortflow.workflow.optim.average import average_rate
 from ortflow.workflow.pace import pace_of_steps
 from ortflow.workflow.spec.averages import Ema, Swa
 from ortflow.workflow.spec.checks.check import check
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 Array = npt.NDArray[Any]
 RULES: dict[str, dict[str, Any]] = {

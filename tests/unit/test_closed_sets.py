@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,8 @@ from ortflow.workflow.program.coordinator import Coordinator
 from ortflow.workflow.spec.losses import Regression
 from ortflow.workflow.spec.metrics import MetricSection
 from ortflow.workflow.spec.optimizers import Adam
-from ortflow.workflow.trainer.builder import trainer_class
 from ortflow.workflow.trainer.metric_values import of_counts
+from ortflow.workflow.trainer.opening import LOOPS
 
 NEW: Any = "new"
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,10 +76,7 @@ READERS: dict[str, Callable[[], object]] = {
     "average of a metric": lambda: of_counts(
         MetricSection(name="f1", label="y").model_copy(update={"average": NEW}), "classes", np.ones((3, 4))
     ),
-    "trainer": lambda: trainer_class(
-        SimpleNamespace(kind=NEW),  # type: ignore[arg-type]
-        spec_of(),
-    ),
+    "trainer": lambda: LOOPS[NEW],
     "message of a rank": lambda: Coordinator(1).receive(0, {"kind": NEW}, 0.0),
 }
 

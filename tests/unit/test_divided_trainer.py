@@ -28,10 +28,10 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.graph_hashes import damage, hashes_of
 from ortflow.workflow.layout import FlatIndex, Tensor, share
 from ortflow.workflow.parallel.grid import Place
-from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.builder import fingerprint_of
 from ortflow.workflow.trainer.canonical import Exchange
-from ortflow.workflow.trainer.divided import DividedTrainer
+from ortflow.workflow.trainer.check.divided_checker import DividedChecker
 from ortflow.workflow.trainer.divided_opening import division_of
 
 pytestmark = needs_kernels
@@ -54,8 +54,9 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer import MicroBatch, Report, divided
-from ortflow.workflow.trainer.divided_check import DividedCheck
+from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer.check import divided_checker
+from ortflow.workflow.trainer.check.divided_check import DividedCheck
 from ortflow.workflow.trainer.divided_opening import open_divided
 
 world = MpiCommunicator()
@@ -74,8 +75,8 @@ for folder in sys.argv[1:]:
     else:
         from safetensors.numpy import load_file
         for name, tensor in load_file(graphs.initial).items():
-            assert trainer.lent[name].shape == tensor.shape, name
-            assert np.array_equal(trainer.lent[name], tensor), name
+            assert trainer.exporter.lent[name].shape == tensor.shape, name
+            assert np.array_equal(trainer.exporter.lent[name], tensor), name
         trainer.after_export()
     # What any other layout may have saved.
     whole = {}
@@ -119,8 +120,8 @@ for folder in sys.argv[1:]:
 
             part.gradient_of = bent
 
-    divided.DividedCheck = Bent
-    import ortflow.workflow.trainer.divided_check as checking
+    divided_checker.DividedCheck = Bent
+    import ortflow.workflow.trainer.check.divided_check as checking
     checking.VERSION += 1  # or it would remember that it has passed
     trainer.check([batch])
 
@@ -137,14 +138,14 @@ for folder in sys.argv[1:]:
 
             part.gradient_of = wrong
 
-    divided.DividedCheck = Wrong
+    divided_checker.DividedCheck = Wrong
     checking.VERSION += 1
     try:
         trainer.check([batch])
         raise SystemExit("a wrong gradient has passed")
     except UserError as error:
         assert "disagrees with finite differences" in str(error), error
-    divided.DividedCheck = DividedCheck
+    divided_checker.DividedCheck = DividedCheck
 print("good")
 world.close()
 """
@@ -203,7 +204,7 @@ trainer = open_divided(
 )
 random = np.random.default_rng(1)
 arrays = {"x": random.normal(size=(16, 6)).astype("float32"), "labels": random.integers(0, 3, 16)}
-part = trainer._part
+part = trainer.training.checker.holding
 honest = part.gradient_of
 
 def spoiled(batch, seed):
@@ -219,7 +220,7 @@ trainer.check([MicroBatch(arrays, 16)])
 for name, values in before.items():
     assert np.array_equal(part.values(name), values), name
 part.gradient_of = spoiled
-import ortflow.workflow.trainer.divided_check as checking
+import ortflow.workflow.trainer.check.divided_check as checking
 checking.VERSION += 1  # or it would remember that it has passed
 try:
     trainer.check([MicroBatch(arrays, 16)])
@@ -311,15 +312,16 @@ def test_all_stages_check_as_many_samples(group: Any, rows: int, tmp_path: Path,
         def run(self, batch: MicroBatch, keys: Any) -> None:
             checked.append((batch.count, len(batch.arrays["x"])))
 
-    monkeypatch.setattr("ortflow.workflow.trainer.divided.DividedCheck", Recorded)
-    monkeypatch.setattr("ortflow.workflow.trainer.divided.CanonicalState", Mock())
+    monkeypatch.setattr("ortflow.workflow.trainer.check.divided_checker.DividedCheck", Recorded)
     whole = FlatIndex.place([Tensor("w", (3,), "decay"), Tensor("mean", (3,), group)])
     spec, world = run_file(tmp_path / "model.onnx", data__micro_batch=6), SoloCommunicator()
     # The stage of this rank has no running statistics.
-    part = Mock(graphs=Mock(root=tmp_path), index=FlatIndex.place([whole["w"].tensor]))
-    ranks, sessions = Mock(world=world, place=Place(0, 0, 0)), Mock(kernels="")
-    trainer = DividedTrainer(Mock(inputs=[]), spec, sessions, ranks, Mock(whole=whole), part, Report())
-    trainer.check([MicroBatch({"x": np.zeros((8, 2), np.float32)}, 8)])
+    division = Mock(whole=whole)
+    holding = Mock(graphs=Mock(root=tmp_path), index=FlatIndex.place([whole["w"].tensor]), division=division)
+    ranks, parts = Mock(world=world, place=Place(0, 0, 0)), Mock()
+    parts.context.spec, parts.context.sessions.kernels = spec, ""
+    checker = DividedChecker(Mock(inputs=[]), holding, parts, ranks)
+    checker.check([MicroBatch({"x": np.zeros((8, 2), np.float32)}, 8)])
     assert checked == [(rows, rows)]
 
 

@@ -22,7 +22,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.inference import FlatTensors, export_checked, relative
+from ortflow.workflow.trainer.export.inference import FlatTensors, export_checked, relative
 
 RNG = np.random.default_rng(7)
 OWN = {"kind": "output", "output": "loss"}

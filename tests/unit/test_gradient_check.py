@@ -18,9 +18,10 @@ from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.trainer import MicroBatch, Report, first_gradient
-from ortflow.workflow.trainer.first_gradient import Checked
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer.check import first_gradient
+from ortflow.workflow.trainer.check.first_gradient import Checked
+from ortflow.workflow.trainer.step import GraphTrainer
 
 needs_kernels = pytest.mark.skipif(find_library().path is None, reason="no kernels of our own here")
 
@@ -78,7 +79,7 @@ def trainer_of(model: Path, graphs: GraphSet) -> GraphTrainer:
 def test_a_right_gradient_passes_and_nothing_has_changed(model: Path) -> None:
     trainer = trainer_of(model, built(model))
     before = {name: buffer.read() for name, buffer in trainer.state().items()}
-    checked = trainer.check_gradient(batch(), 5)
+    checked = trainer.training.checker.gradient.run(batch(), 5)
     assert checked is not None
     assert checked.decided
     assert checked.compared.startswith("5 tensors")
@@ -99,7 +100,7 @@ def test_a_gradient_that_is_not_the_loss_s_is_named(model: Path, tensor: str, fa
         if path.exists():
             spoil(path, f"{tensor}_grad", factor)
     with pytest.raises(UserError, match=f"gradient of '{tensor}' disagrees with") as caught:
-        trainer_of(model, graphs).check_gradient(batch(), 5)
+        trainer_of(model, graphs).training.checker.gradient.run(batch(), 5)
     assert {"w": "/in", "u": "/out", "scale": "/norm"}[tensor] in str(caught.value)
     assert caught.value.exit_code == 2
 
@@ -110,7 +111,7 @@ def test_a_wrong_kernel_is_named_by_the_first_node_that_differs(model: Path) -> 
     faster = with_kernels_of(graphs.train)
     spoil(faster, "t", 1.5)
     with pytest.raises(UserError, match="kernels") as caught:
-        trainer_of(model, graphs).check_gradient(batch(), 5)
+        trainer_of(model, graphs).training.checker.gradient.run(batch(), 5)
     assert "/tanh" in str(caught.value)
     assert caught.value.where == "resources.kernels"
 
@@ -137,18 +138,18 @@ def test_kernels_may_differ_at_a_kink_but_not_everywhere(tmp_path: Path, factor:
     faster = with_kernels_of(graphs.train)
     spoil(faster, "hb", 1e-9, "Add")
     if factor == 1:
-        assert trainer_of(model, graphs).check_gradient(batch(), 5) is not None
+        assert trainer_of(model, graphs).training.checker.gradient.run(batch(), 5) is not None
         return
     spoil(faster, "w_grad", factor)
     with pytest.raises(UserError, match="differ in the gradient of 'w'"):
-        trainer_of(model, graphs).check_gradient(batch(), 5)
+        trainer_of(model, graphs).training.checker.gradient.run(batch(), 5)
 
 
 def test_branches_that_begin_at_zero_are_not_refused(tmp_path: Path) -> None:
     model = residual(tmp_path / "model.onnx")
     trainer = trainer_of(model, built(model))
     before = trainer.state()["parameters"].read()
-    checked = trainer.check_gradient(batch(), 5)
+    checked = trainer.training.checker.gradient.run(batch(), 5)
     assert checked is not None
     assert checked.decided
     assert np.array_equal(trainer.state()["parameters"].read(), before)
@@ -163,13 +164,13 @@ def test_wrong_gradients_of_branches_that_begin_at_zero_are_named(tmp_path: Path
         if path.exists():
             spoil(path, f"{tensor}_grad", factor)
     with pytest.raises(UserError, match=f"gradient of '{tensor}' disagrees with"):
-        trainer_of(model, graphs).check_gradient(batch(), 5)
+        trainer_of(model, graphs).training.checker.gradient.run(batch(), 5)
 
 
 def test_a_batch_without_a_finite_loss_checks_nothing(model: Path) -> None:
     damaged = batch()
     damaged.arrays["x"][3, 2] = np.nan
-    assert trainer_of(model, built(model)).check_gradient(damaged, 5) is None
+    assert trainer_of(model, built(model)).training.checker.gradient.run(damaged, 5) is None
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3, 5, 8])
@@ -191,16 +192,16 @@ def test_behind_an_error_nothing_is_written(model: Path, runs: int, monkeypatch:
     monkeypatch.setattr(Binding, "run", failing)
     monkeypatch.setattr(HostBuffer, "write", noted)
     with pytest.raises(OrtflowError, match="the GPU is lost"):
-        trainer.check_gradient(batch(), 3)
+        trainer.training.checker.gradient.run(batch(), 3)
     assert not late
 
 
 def test_the_key_follows_graphs_and_kernels(model: Path) -> None:
     graphs = built(model)
-    key = trainer_of(model, graphs).gradient_key()
-    assert trainer_of(model, graphs).gradient_key() == key
+    key = trainer_of(model, graphs).training.checker.gradient.key()
+    assert trainer_of(model, graphs).training.checker.gradient.key() == key
     spoil(graphs.train, "w_grad", 2.0)
-    assert trainer_of(model, graphs).gradient_key() != key
+    assert trainer_of(model, graphs).training.checker.gradient.key() != key
 
 
 @needs_kernels
@@ -222,7 +223,7 @@ def test_a_model_that_magnifies_rounding_is_not_refused(tmp_path: Path) -> None:
     model = save_model(tmp_path / "m.onnx", nodes, [value("x", ["batch", 6])], [value("y", ["batch", 3])], tensors)
     x = (1 + 1e-5 * random.normal(size=(16, 6))).astype("float32")
     close = MicroBatch({"x": x, "labels": random.integers(0, 3, 16)}, 16)
-    assert trainer_of(model, built(model)).check_gradient(close, 5) is not None
+    assert trainer_of(model, built(model)).training.checker.gradient.run(close, 5) is not None
 
 
 def test_a_slope_below_the_rounding_of_the_loss_is_not_decided(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +235,7 @@ def test_a_slope_below_the_rounding_of_the_loss_is_not_decided(model: Path, monk
     small.graph.node.append(helper.make_node("Mul", ["large", "small"], ["y"], name="/small"))
     onnx.save(small, model)
     trainer = trainer_of(model, built(model))
-    checked = trainer.check_gradient(batch(), 5)
+    checked = trainer.training.checker.gradient.run(batch(), 5)
     assert checked is not None
     assert not checked.decided
     assert "differences" not in checked.compared

@@ -44,7 +44,7 @@ def pooled(folder: Path, lowest: int, highest: int) -> Path:
 @pytest.mark.parametrize(("lowest", "highest"), [(0, 0), (1, 1), (-1, 1)])
 def test_a_right_gradient_between_equal_elements_passes(lowest: int, highest: int, tmp_path: Path) -> None:
     model = pooled(tmp_path, lowest, highest)
-    assert trainer_on(built(model), run_file(model)).check_gradient(batch(), 5) is not None
+    assert trainer_on(built(model), run_file(model)).training.checker.gradient.run(batch(), 5) is not None
 
 
 @pytest.mark.parametrize("factor", [0.0, 2.0, -1.0])
@@ -55,4 +55,4 @@ def test_a_wrong_one_is_named(factor: float, tmp_path: Path) -> None:
         if path.exists():
             spoil(path, "image_grad", factor)
     with pytest.raises(UserError, match="gradient of 'image' disagrees with"):
-        trainer_on(graphs, run_file(model)).check_gradient(batch(), 5)
+        trainer_on(graphs, run_file(model)).training.checker.gradient.run(batch(), 5)

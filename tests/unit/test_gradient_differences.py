@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ortflow.workflow.trainer.differences import UNDECIDED, Differences, Disagreement, Tensor, Undecided
+from ortflow.workflow.trainer.check.differences import UNDECIDED, Differences, Disagreement, Tensor, Undecided
 
 Vector = npt.NDArray[np.float32]
 

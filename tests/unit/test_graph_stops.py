@@ -129,7 +129,7 @@ def test_the_check_takes_what_is_stopped_for_a_constant(tmp_path: Path, ratio: f
     model = with_stops(tmp_path / "model.onnx", ratio)
     graphs = built(model, LOSS)
     batch = MicroBatch({"x": X, "labels": RNG.normal(size=(5, 3)).astype("float32")}, 5)
-    checked = trainer_on(graphs, run_file(model, LOSS)).check_gradient(batch, 5)
+    checked = trainer_on(graphs, run_file(model, LOSS)).training.checker.gradient.run(batch, 5)
     assert checked is not None
     assert "differences of the loss" in checked.compared
     # With the marks treated as identities, the same gradient is wrong.
@@ -139,4 +139,4 @@ def test_the_check_takes_what_is_stopped_for_a_constant(tmp_path: Path, ratio: f
             del node.metadata_props[:]
     onnx.save(train, graphs.train)
     with pytest.raises(UserError, match="disagrees with finite differences of the loss"):
-        trainer_on(graphs, run_file(model, LOSS)).check_gradient(batch, 5)
+        trainer_on(graphs, run_file(model, LOSS)).training.checker.gradient.run(batch, 5)

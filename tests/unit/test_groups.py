@@ -22,7 +22,7 @@ from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.optim.segments import Segment, segments_of
 from ortflow.workflow.pace import pace_of_steps
 from ortflow.workflow.spec.checks.check import check
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 Array = npt.NDArray[Any]
 GROUPS = [

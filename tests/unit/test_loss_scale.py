@@ -73,7 +73,7 @@ def test_a_trainer_counts_the_labels_of_sequences(tmp_path: Path, monkeypatch: p
         graphs = built(model, lengths=lengths)
         train = halved(onnx.load(graphs.train))
         trainer = Fake(monkeypatch).trainer(graphs, run_file(model, data__micro_batch=8), train=train)
-        units.append(trainer._loss_scale.factor.read()[0] / START)
+        units.append(trainer.training.loop._work.loss_scale.factor.read()[0] / START)
         overflows.append(sum(outcome.overflow for outcome in outcomes_of(trainer, steps)))
     assert units == [1 / 8, 1 / 128]
     assert overflows[0] - overflows[1] >= 4

@@ -21,9 +21,10 @@ from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.export import inference, model_file
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.trainer import MicroBatch, mapped_export
-from ortflow.workflow.trainer.inference import export_checked
-from ortflow.workflow.trainer.mapped_export import export_mapped
+from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.export import mapped_export
+from ortflow.workflow.trainer.export.inference import export_checked
+from ortflow.workflow.trainer.export.mapped_export import export_mapped
 
 RNG = np.random.default_rng(7)
 X = RNG.normal(size=(3, 4)).astype("float32")
@@ -96,7 +97,7 @@ def test_the_tolerance_follows_the_rounding_of_the_model(tmp_path: Path) -> None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mapped_export.MappedTensors, "moved", noted)
-        patch.setattr("ortflow.workflow.trainer.inference.TOLERANCE", -1.0)
+        patch.setattr("ortflow.workflow.trainer.export.inference.TOLERANCE", -1.0)
         difference = export(graphs, tmp_path / "out.onnx", x)
     assert difference is not None
     assert len(moved) == 1
@@ -125,7 +126,7 @@ def test_a_disk_that_fills_up_during_the_comparison_leaves_nothing(
 
     graphs = built(linear(tmp_path / "m.onnx"))
     monkeypatch.setattr(*((Path, what) if what == "write_bytes" else (mapped_export.MappedTensors, what)), full)
-    monkeypatch.setattr("ortflow.workflow.trainer.inference.TOLERANCE", -1.0)
+    monkeypatch.setattr("ortflow.workflow.trainer.export.inference.TOLERANCE", -1.0)
     with pytest.raises(OutOfDisk):
         export(graphs, tmp_path / "export" / "out.onnx")
     assert not (tmp_path / "export").exists()
@@ -151,7 +152,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.mapped_export import export_mapped
+from ortflow.workflow.trainer.export.mapped_export import export_mapped
 
 class Tensors(dict):
     def __getitem__(self, name):
@@ -212,7 +213,7 @@ from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.layout import FlatIndex, Tensor, share
-from ortflow.workflow.trainer import lent_tensors
+from ortflow.workflow.trainer.export import lent_tensors
 
 world = MpiCommunicator()
 lent_tensors.PIECE = 7

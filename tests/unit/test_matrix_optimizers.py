@@ -20,7 +20,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.optim.segments import segments_of
 from ortflow.workflow.pace import pace_of_steps
 from ortflow.workflow.spec.checks.check import check
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 RULES: dict[str, dict[str, Any]] = {
     "muon": {"name": "muon", "lr": 0.02, "adamw": ["third"], "weight_decay": 0.1},

@@ -39,7 +39,7 @@ def test_onnx_runtime_is_imported_without_torch(spied: dict[str, str]) -> None:
         run("import onnxruntime", spied)
         assert Path(spied["SPY"]).exists(), "the wheel no longer imports torch: this module can be removed"
         Path(spied["SPY"]).unlink()
-    run("import ortflow.workflow.onnx_runtime, ortflow.workflow.executor, ortflow.workflow.trainer.graph", spied)
+    run("import ortflow.workflow.onnx_runtime, ortflow.workflow.executor, ortflow.workflow.trainer.step", spied)
     assert not Path(spied["SPY"]).exists()
 
 

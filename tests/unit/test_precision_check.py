@@ -9,8 +9,8 @@ from messages import mentions
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.trainer.checked_part import CheckedPart
-from ortflow.workflow.trainer.precision_check import COMPARED_SCALES, Vector, compare
+from ortflow.workflow.trainer.check.checked_part import CheckedPart
+from ortflow.workflow.trainer.check.precision_check import COMPARED_SCALES, Vector, compare
 
 INDEX = FlatIndex.place([Tensor("large", (40,), "decay"), Tensor("small", (20,), "decay")])
 EXACT = np.random.default_rng(0).normal(size=INDEX.trained).astype(np.float32)

@@ -25,7 +25,7 @@ from ortflow.workflow.planning import holdings
 from ortflow.workflow.planning.holdings import batches_of
 from ortflow.workflow.steps.shard import prefetched
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 COUNT = 1000
 SOME = [np.arange(COUNT, dtype=np.float32) + 1000 * number for number in range(6)]

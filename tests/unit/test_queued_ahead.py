@@ -22,7 +22,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.after_step import loss_scale_graph, statistics_graph
 from ortflow.workflow.trainer import StepOutcome
 from ortflow.workflow.trainer.loss_scale import LARGEST, PERIOD, SMALLEST, LossScale
-from ortflow.workflow.trainer.queued import QueuedTrainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_the_loss_scale_is_that_of_steps_one_by_one(
     graphs, whole = in_fp16
     steps = steps_of([[8]] * 20, damaged=(12,))
 
-    def made() -> QueuedTrainer:
+    def made() -> GraphTrainer:
         for module in ("loss_scale", "device_scale"):
             monkeypatch.setattr(f"ortflow.workflow.trainer.{module}.PERIOD", period)
         return Fake(monkeypatch).trainer(graphs, run_file(model, train__clip_norm=1.0), train=whole, begins=True)

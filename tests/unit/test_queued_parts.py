@@ -33,10 +33,10 @@ from ortflow.workflow.graph.types import GraphSet, fused_of, half_of
 from ortflow.workflow.sessions.gpu_collectives import serve
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer import Report, divided_check, divided_opening
-from ortflow.workflow.trainer.queued_part import QueuedPartTrainer
-from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
-from ortflow.workflow.trainer.zero import ZeroTrainer
+from ortflow.workflow.trainer import Report, divided_opening
+from ortflow.workflow.trainer.check import divided_check
+from ortflow.workflow.trainer.queued_work import QueuedWork
+from ortflow.workflow.trainer.work import HostWork
 
 pytestmark = [needs_compilers, pytest.mark.rotates]
 HEADS = 2
@@ -67,9 +67,7 @@ def train(
 ) -> tuple[list[Rank], LinkedNccl]:
     library, grid, opens = LinkedNccl(), spec.grid, threading.Lock()
     fakes = [Fake(monkeypatch, StreamedCuda()) for _ in range(grid.world_size)]
-    kind = QueuedStageTrainer if grid.pipeline > 1 else QueuedPartTrainer
     monkeypatch.setattr(divided_check, "has_passed", lambda key: False)
-    monkeypatch.setattr(divided_opening, "part_class", lambda spec, device: kind)
     opened = Sessions.open
 
     def open_alone(*given: Any, **named: Any) -> Any:
@@ -79,7 +77,7 @@ def train(
 
     monkeypatch.setattr(Sessions, "open", open_alone)
     # The kernel that sums squares is not a fused one, which alone are emulated.
-    monkeypatch.setattr(QueuedPartTrainer, "squares_graph", ZeroTrainer.squares_graph)
+    monkeypatch.setattr(QueuedWork, "squares_graph", HostWork.squares_graph)
     operators = [operators_here(tmp_path, monkeypatch) for _ in fakes]
 
     def program(below: Communicator) -> Rank:
@@ -88,7 +86,9 @@ def train(
         world: Communicator = StagedCommunicator(below) if staged else NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
         sessions.operators = operators[below.rank]
-        trainer = divided_opening.open_divided(GraphSet.load(root), spec, sessions, world, Report(note=fake.log.append))
+        trainer = divided_opening.open_divided(
+            GraphSet.load(root), spec, sessions, world, Report(note=fake.log.append), loop="queued"
+        )
         steps = steps_of("transformer", count, place.data, grid.data)
         trainer.check(steps[0])
         outcomes = outcomes_of(trainer, steps)  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ def check_alike(one: tuple[Any, dict[str, Any]], other: tuple[Any, dict[str, Any
 def test_parameters_that_the_update_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = Run(monkeypatch, tmp_path / "plain", kept=False, written=None)
     expected = plain.go()
-    assert plain.trainer.rounded is None
+    assert plain.trainer.parts.passes.graph.rounded is None
     assert expected[0][3][2] is not None, "a step is skipped"
     mine = Run(monkeypatch, tmp_path / "mine", kept=True, written=HALF)
     found = mine.go()

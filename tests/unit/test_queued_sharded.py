@@ -33,10 +33,14 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import share
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer import Report, first_gradient
+from ortflow.workflow.trainer import Report
+from ortflow.workflow.trainer.check import first_gradient
+from ortflow.workflow.trainer.export.exporter import LentExporter
+from ortflow.workflow.trainer.opening import open_trainer
 from ortflow.workflow.trainer.queued_exchange import QueuedExchange
-from ortflow.workflow.trainer.queued_sharded import OffloadedShardedTrainer, QueuedShardedTrainer
-from ortflow.workflow.trainer.zero import ZeroTrainer
+from ortflow.workflow.trainer.queued_work import QueuedWork
+from ortflow.workflow.trainer.step import GraphTrainer
+from ortflow.workflow.trainer.work import HostWork
 
 pytestmark = [needs_compilers, pytest.mark.rotates]
 DEPTH = 5
@@ -60,7 +64,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 class Rank:
     """What a rank has after its steps."""
 
-    def __init__(self, trainer: QueuedShardedTrainer, curve: list[tuple[float, float]], fake: Fake) -> None:
+    def __init__(self, trainer: GraphTrainer, curve: list[tuple[float, float]], fake: Fake) -> None:
         self.curve, self.log, self.warnings, self.library = curve, fake.log, fake.warnings, fake.library
         self.memory, self.held = dict(trainer.memory()), fake.device.held
         trainer.before_save()
@@ -104,7 +108,7 @@ def on_gpus(
             return opened(*given, **named)
 
     monkeypatch.setattr(Sessions, "open", open_alone)
-    monkeypatch.setattr(QueuedShardedTrainer, "squares_graph", ZeroTrainer.squares_graph)
+    monkeypatch.setattr(QueuedWork, "squares_graph", HostWork.squares_graph)
     made = [operators_here(folder, monkeypatch) for _ in fakes]
     for one, fake in zip(made, fakes, strict=True):
         one.cuda = fake.library  # type: ignore[attr-defined]
@@ -120,9 +124,8 @@ def on_gpus(
             world = NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
         sessions.operators = made[below.rank]
-        kind = OffloadedShardedTrainer if spec.train.offload == "optimizer" else QueuedShardedTrainer
         report = Report(note=fake.log.append, warn=fake.warnings.append)
-        trainer = kind(graphs, spec, sessions, world, report)
+        trainer = open_trainer(graphs, spec, sessions, world, report, loop="queued")
         trainer.load_tensors(load_file(graphs.initial))
         if single is not None:
             device = fake.device
@@ -161,7 +164,10 @@ def on_gpus(
         if below.rank:
             trainer.lend()
         else:
-            found.lent = {name: trainer.lent[name] for name in trainer.lent}
+            exporter = trainer.exporter
+            assert isinstance(exporter, LentExporter)
+            assert exporter.lent is not None
+            found.lent = {**exporter.lent}
             trainer.after_export()
         trainer.end_training()
         assert not made[below.rank].shards
@@ -440,10 +446,10 @@ def test_ranks_that_share_a_gpu_are_refused_in_one_sentence(
     def program(below: Communicator) -> None:
         sessions = Sessions(fakes[below.rank].device, 1, "error", fuse=False)
         sessions.operators = made[below.rank]
-        QueuedShardedTrainer(graphs, spec, sessions, StagedCommunicator(below))
+        open_trainer(graphs, spec, sessions, StagedCommunicator(below), loop="queued")
 
     with pytest.raises(UserError, match=r"parallel\.zero.*NCCL.*GPU"):
         on_threads(2, program)
     sessions = Sessions(fakes[0].device, 1, "error", fuse=False)
     with pytest.raises(UserError, match=r"parallel\.zero.*kernels of ortflow's for GPUs"):
-        QueuedShardedTrainer(graphs, spec, sessions, SoloCommunicator())
+        open_trainer(graphs, spec, sessions, SoloCommunicator(), loop="queued")

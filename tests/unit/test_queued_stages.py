@@ -30,12 +30,11 @@ from ortflow.workflow.trainer import (
     MicroBatch,
     Report,
     StepOutcome,
-    divided_check,
     divided_opening,
-    queued_graphs,
+    queued_work,
 )
+from ortflow.workflow.trainer.check import divided_check
 from ortflow.workflow.trainer.loss_scale import LARGEST, LossScale
-from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
 from ortflow.workflow.trainer.stage_wire import Wire
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -105,14 +104,15 @@ def train(
     library, grid, staged = LinkedNccl(), spec.grid, more.pop("staged", False)
     fakes = [Fake(monkeypatch, StreamedCuda()) for _ in range(grid.world_size)]
     monkeypatch.setattr(divided_check, "has_passed", lambda key: False)
-    monkeypatch.setattr(divided_opening, "part_class", lambda spec, device: QueuedStageTrainer)
 
     def program(below: Communicator) -> Rank:
         fake, place = fakes[below.rank], grid.place(below.rank)
         library.here(fake.library)  # type: ignore[arg-type]
         world: Communicator = StagedCommunicator(below) if staged else NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
-        trainer = divided_opening.open_divided(graphs, spec, sessions, world, Report(note=fake.log.append))
+        trainer = divided_opening.open_divided(
+            graphs, spec, sessions, world, Report(note=fake.log.append), loop="queued"
+        )
         steps = steps_of(name, count, place.data, grid.data, **more)
         trainer.check(steps[0])
         outcomes = outcomes_of(trainer, steps[:-1])  # type: ignore[arg-type]
@@ -279,7 +279,7 @@ def test_an_overflow_of_the_last_stage_is_skipped_by_all(
     # Its gradients, those that it sends back included, are multiplied by the scale and rounded to fp16.
     path = stages.both(layout[1] * layout[2] - 1)
     onnx.save(halved(onnx.load(path)), path)
-    monkeypatch.setattr(queued_graphs, "loss_scale_of", lambda asked: LossScale(LARGEST))
+    monkeypatch.setattr(queued_work, "loss_scale_of", lambda asked: LossScale(LARGEST))
     found, _ = train(graphs, run_file(model, **settings), "skipping", 12, monkeypatch)
     for rank in found[1:]:
         assert [each.overflow for each in rank.outcomes] == [each.overflow for each in found[0].outcomes]

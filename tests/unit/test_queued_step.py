@@ -23,7 +23,7 @@ from ortflow.workflow.graph.types import LOSS_SUM, GraphSet, with_kernels_of
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import StepOutcome
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 OPTIMIZERS = [
     {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1},
@@ -387,7 +387,7 @@ def test_a_gradient_of_training_that_points_elsewhere_is_reported(
     whole.graph.node.append(onnx.helper.make_node("Mul", ["made", "factor"], ["w_grad"]))
     fake = Fake(monkeypatch)
     trainer = fake.trainer(graphs, run_file(model, resources__kernels="onnxruntime"), train=whole, single=plain)
-    assert trainer.check_gradient(steps_of([[8]])[0][0], 0) is not None
+    assert trainer.training.checker.gradient.run(steps_of([[8]])[0][0], 0) is not None
     assert bool(fake.warnings) == warned, fake.warnings
     assert all("'w'" in line and "100%" in line for line in fake.warnings)
 
@@ -405,7 +405,7 @@ def test_the_comparison_of_precisions_leaves_the_steps_as_they_are(
         whole = halved(plain) if scaled else plain
         trainer = Fake(monkeypatch).trainer(graphs, run_file(model), train=whole, single=plain)
         if compared:
-            assert trainer.check_gradient(steps_of([[8]])[0][0], 0) is not None
+            assert trainer.training.checker.gradient.run(steps_of([[8]])[0][0], 0) is not None
         found.append((train(trainer, steps_of([[8]] * 6)), state_of(trainer)))
         monkeypatch.undo()
     (mine, state_mine), (theirs, state_theirs) = found

@@ -28,9 +28,9 @@ from ortflow.workflow.optim.segments import Piece
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome
-from ortflow.workflow.trainer.graph import GraphTrainer
-from ortflow.workflow.trainer.offloaded import OffloadedTrainer
-from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
+from ortflow.workflow.trainer.context import StepContext
+from ortflow.workflow.trainer.opening import LAYOUTS, layout_of, put_together
+from ortflow.workflow.trainer.step import GraphTrainer
 from ortflow.workflow.trainer.streamed import groups_of, staging_of
 
 SAMPLES = 24
@@ -82,7 +82,7 @@ def divided(
 class Rank:
     """What a rank has after its steps."""
 
-    def __init__(self, trainer: QueuedZeroTrainer, outcomes: list[StepOutcome], fake: Fake) -> None:
+    def __init__(self, trainer: GraphTrainer, outcomes: list[StepOutcome], fake: Fake) -> None:
         self.curve = [(each.loss, each.grad_norm) for each in outcomes]
         self.skipped = [number for number, each in enumerate(outcomes) if each.skipped]
         self.overflows = [number for number, each in enumerate(outcomes) if each.overflow]
@@ -117,8 +117,10 @@ def on_gpus(
         if not staged:
             world = NcclCommunicator(below, fake.device, library)
         sessions = Sessions(fake.device, 1, "error", fuse=False)
-        kind = OffloadedTrainer if spec.train.offload == "optimizer" else QueuedZeroTrainer
-        trainer = kind(graphs, spec, sessions, world, Report(note=fake.log.append))
+        context = StepContext(graphs, spec, sessions, world, Report(note=fake.log.append))
+        # Also in stage 0, whose share is everything: the update is that of shares.
+        layout = "ZeRO 1 and 2" if spec.train.offload == "none" else layout_of(spec)
+        trainer = put_together(context, LAYOUTS[layout], "queued")
         trainer.load_tensors(load_file(graphs.initial))
         for name, values in (start or {}).items():
             buffer = trainer.state()[name]

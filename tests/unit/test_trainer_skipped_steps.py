@@ -14,7 +14,7 @@ from trainers import trainer_on
 
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.step import GraphTrainer
 
 OPTIMIZERS = [
     {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1},

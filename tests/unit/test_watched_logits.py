@@ -14,7 +14,7 @@ from onnx import helper
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainer.watched_logits import seem_probabilities, watch_logits
+from ortflow.workflow.trainer.export.watched_logits import seem_probabilities, watch_logits
 
 RNG = np.random.default_rng(3)
 Floats = npt.NDArray[np.float32]

@@ -21,8 +21,8 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, share
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
-from ortflow.workflow.trainer.bound_graphs import TAIL
-from ortflow.workflow.trainer.sharded import ShardedTrainer
+from ortflow.workflow.trainer.buffers import TAIL
+from ortflow.workflow.trainer.opening import open_trainer
 
 pytestmark = pytest.mark.rotates
 
@@ -278,7 +278,7 @@ def test_a_machine_without_our_kernels_refuses_stage_3_in_one_sentence(bench: Be
     job = Job(**{**vars(bench.jobs["adamw"]), "stage": 3})
     sessions = Sessions(CpuDevice(), 1, "error")
     with pytest.raises(UserError, match=r"parallel\.zero.*3.*kernels"):
-        ShardedTrainer(GraphSet.load(Path(job.graphs)), job.spec(1), sessions, SoloCommunicator())
+        open_trainer(GraphSet.load(Path(job.graphs)), job.spec(1), sessions, SoloCommunicator())
 
 
 def test_a_process_holds_less(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainer.graph import BatchSums, GraphTrainer
+from ortflow.workflow.trainer.evaluator import BatchSums
+from ortflow.workflow.trainer.step import GraphTrainer
 from ortflow.workflow.trainers import builder_of
 from ortflow.workflow.weights.checkpoints import is_averaged, read_checkpoint
 

@@ -32,7 +32,7 @@ from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.losses import ClassLoss
 from ortflow.workflow.spec.run import trainer_run
 from ortflow.workflow.steps.export import export_checkpoint
-from ortflow.workflow.trainer.inference import open_plain
+from ortflow.workflow.trainer.export.inference import open_plain
 
 TYPES: Mapping[str, str] = {
     "tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16", "tensor(int64)": "int64",

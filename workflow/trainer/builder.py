@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ortflow.workflow.assembly.timing import Timing
     from ortflow.workflow.data.samples import Samples
     from ortflow.workflow.sessions.session import Sessions
-    from ortflow.workflow.trainer.graph import GraphTrainer
 
 
 class GraphBuilder(TrainerBuilder):
@@ -192,6 +191,7 @@ class GraphBuilder(TrainerBuilder):
         """Sessions on the device, with what any of the machines needs, and the parameters of the model file."""
         from ortflow.workflow.kernels.library import library_for
         from ortflow.workflow.sessions.session import Sessions
+        from ortflow.workflow.trainer.opening import open_trainer
         from ortflow.workflow.trainer.tensors import FileTensors
 
         graphs, spec = GraphSet.load(self._context.folder), self._spec
@@ -210,8 +210,7 @@ class GraphBuilder(TrainerBuilder):
             return open_divided(graphs, spec, sessions, communicator, self._report)
         if training and spec.synced_ranks:
             _connect(sessions, communicator)
-        kind = trainer_class(device, spec, training=training)
-        trainer = kind(graphs, spec, sessions, communicator, self._report, training=training)
+        trainer = open_trainer(graphs, spec, sessions, communicator, self._report, training=training)
         if training:
             trainer.load_tensors(FileTensors(graphs.initial))
         if library is not None and communicator.rank == 0:
@@ -254,45 +253,6 @@ def _connect(sessions: Sessions, communicator: Communicator) -> None:
             fix=f"{remedy()}, or set it to false",
         )
     connect(sessions.library, {STATISTICS: communicator})
-
-
-def trainer_class(device: Device, spec: TrainerRunSpec, *, training: bool = True) -> type[GraphTrainer]:
-    """The trainer for a device and a layout. One that only exports has all parameters."""
-    match device.kind, spec.parallel.zero if training else 0, spec.train.offload if training else "none":
-        case "cpu", 0, _:
-            from ortflow.workflow.trainer.graph import GraphTrainer
-
-            return GraphTrainer
-        case "cpu", 1 | 2, _:
-            from ortflow.workflow.trainer.zero import ZeroTrainer
-
-            return ZeroTrainer
-        case "cpu", 3, _:
-            from ortflow.workflow.trainer.sharded import ShardedTrainer
-
-            return ShardedTrainer
-        case "cuda", 0, "none":
-            from ortflow.workflow.trainer.queued import QueuedTrainer
-
-            return QueuedTrainer
-        case "cuda", 1 | 2, "none":
-            from ortflow.workflow.trainer.queued_zero import QueuedZeroTrainer
-
-            return QueuedZeroTrainer
-        case "cuda", 3, "none":
-            from ortflow.workflow.trainer.queued_sharded import QueuedShardedTrainer
-
-            return QueuedShardedTrainer
-        case "cuda", 0 | 1 | 2, "optimizer":
-            from ortflow.workflow.trainer.offloaded import OffloadedTrainer
-
-            return OffloadedTrainer
-        case "cuda", 3, "optimizer":
-            from ortflow.workflow.trainer.queued_sharded import OffloadedShardedTrainer
-
-            return OffloadedShardedTrainer
-        case layout:
-            raise AssertionError(f"no trainer for {layout}")
 
 
 def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:

@@ -1,6 +1,6 @@
 """The loss scale of a run on a GPU: a step adapts it there, so that the next one does not wait for the host.
 
-The host follows by the same rule (`loss_scale`), for the log and for checkpoints. Used by `queued_graphs`.
+The host follows by the same rule (`loss_scale`), for the log and for checkpoints. Used by `queued_work`.
 """
 
 from __future__ import annotations

@@ -6,31 +6,37 @@ Called by `builder` on all ranks together.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.grid import GridRanks
-from ortflow.workflow.device import Device
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.library import remedy
-from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, folder_of
+from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, Holding, folder_of
 from ortflow.workflow.sessions.collectives import connect
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainer.divided import DividedTrainer
-from ortflow.workflow.trainer.part import PartTrainer
-from ortflow.workflow.trainer.stage_trainer import StageTrainer
+from ortflow.workflow.trainer.context import StepContext
+from ortflow.workflow.trainer.opening import LAYOUTS, LOOPS, Divided, LoopName, layout_of, put_together
+from ortflow.workflow.trainer.step import GraphTrainer
 from ortflow.workflow.trainer.tensors import FileTensors
 
 
 def open_divided(
-    graphs: GraphSet, spec: TrainerRunSpec, sessions: Sessions, communicator: Communicator, report: Report
-) -> DividedTrainer:
+    graphs: GraphSet,
+    spec: TrainerRunSpec,
+    sessions: Sessions,
+    communicator: Communicator,
+    report: Report,
+    *,
+    loop: LoopName | None = None,
+) -> GraphTrainer:
     """The trainer of this rank, with the parameters of the model file; collective over the communicator."""
     ranks = GridRanks.connect(communicator, spec.grid)
     division = division_of(graphs, spec)
@@ -38,15 +44,31 @@ def open_divided(
     here = replace(graphs, root=folder_of(graphs.root, ranks.place.part), index=holding.index)
     if spec.parallel.horizontal > 1:
         _connect(sessions, {CHANNEL: ranks.parts})
-    part = part_class(spec, sessions.device)(here, spec, sessions, ranks, division, report)
-    whole = FileTensors(graphs.initial)
-    for entry in holding.index:
-        mine = holding.region(entry.name).of(whole[entry.name])
-        part.set_values(entry.name, np.ascontiguousarray(mine, np.float32).reshape(-1))
-    part.begin_average()
+    context = StepContext(here, spec, sessions, ranks.replicas, report)
+    trainer = put_together(
+        context, LAYOUTS[layout_of(spec)], loop or LOOPS[sessions.device.kind], Divided(graphs, ranks, division)
+    )  # fmt: skip
+    trainer.load_tensors(RegionTensors(holding, FileTensors(graphs.initial)))
     if communicator.rank == 0:
         report.note(_summary(division))
-    return DividedTrainer(graphs, spec, sessions, ranks, division, part, report)
+    return trainer
+
+
+class RegionTensors(Mapping[str, "npt.NDArray[np.float32]"]):
+    """The regions that a rank holds of whole tensors, flat; each is read on access."""
+
+    def __init__(self, holding: Holding, whole: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        self._holding, self._whole = holding, whole
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.float32]:
+        region = self._holding.region(name).of(self._whole[name])
+        return np.ascontiguousarray(region, np.float32).reshape(-1)
+
+    def __iter__(self) -> Iterator[str]:
+        return (entry.name for entry in self._holding.index)
+
+    def __len__(self) -> int:
+        return len(self._holding.index)
 
 
 def _connect(sessions: Sessions, channels: Mapping[int, Communicator]) -> None:
@@ -66,17 +88,6 @@ def _connect(sessions: Sessions, channels: Mapping[int, Communicator]) -> None:
             where="parallel.horizontal",
             fix=f"{remedy()}, or set it to 1",
         )
-
-
-def part_class(spec: TrainerRunSpec, device: Device) -> type[PartTrainer]:
-    """The trainer of what a rank holds."""
-    stages = spec.parallel.pipeline > 1
-    if device.kind == "cpu":
-        return StageTrainer if stages else PartTrainer
-    from ortflow.workflow.trainer.queued_part import QueuedPartTrainer
-    from ortflow.workflow.trainer.queued_stage import QueuedStageTrainer
-
-    return QueuedStageTrainer if stages else QueuedPartTrainer
 
 
 def division_of(graphs: GraphSet, spec: TrainerRunSpec) -> Division:

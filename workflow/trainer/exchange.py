@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.shards.program import Fetch, Program, Send, largest
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.parallel.pieces import Piece, batches, pieces_of
+from ortflow.workflow.sessions.shards import forget, listen
 
 MESSAGE = 1 << 20
 """Elements per message of gradients, which are copied beside the tensors."""
@@ -49,10 +51,15 @@ class Exchange:
         Positions of tensors in the flat buffer.
     parameters, gradients
         This rank's share; gradients are added to it.
+    library
+        The kernels of the nodes that exchange.
     """
 
-    def __init__(self, communicator: Communicator, index: FlatIndex, parameters: Shard, gradients: Shard) -> None:
+    def __init__(
+        self, communicator: Communicator, index: FlatIndex, parameters: Shard, gradients: Shard, library: Path
+    ) -> None:
         self._comm, self._index, self._parameters, self._gradients = communicator, index, parameters, gradients
+        self._library = library
         self._steps: dict[int, list[_Step]] = {}
         self._arriving = HostBuffer(np.empty(0, np.float32))
         self._message = np.empty(0, np.float32)
@@ -60,8 +67,8 @@ class Exchange:
         self.fetched = self.sent = 0
         """Elements so far, equal on every rank."""
 
-    def add(self, channel: int, program: Program) -> None:
-        """Register the program of a graph."""
+    def add(self, channel: int, program: Program, *, accumulated: bool = False) -> None:
+        """Serve the graph of a channel."""
         steps = []
         for step in program:
             entries = [self._index[name] for name in step.tensors]
@@ -77,10 +84,23 @@ class Exchange:
             self._arriving = HostBuffer(np.empty(fetched, np.float32))
         if sent > self._message.size:
             self._message = np.empty(sent, np.float32)
+        listen(self._library, channel, lambda number, given, made: self.run(channel, number, given, made))
 
     def drop(self, channel: int) -> None:
-        """Forget the program of a graph."""
+        """Serve the graph of a channel no more."""
         self._steps.pop(channel, None)
+        forget(channel)
+
+    def begin_pass(self, *, fresh: bool) -> None:
+        """Called before a pass. `fresh` gradients replace those of the share; others are added to them."""
+        if fresh:
+            self._gradients.part.fill(0)
+
+    def end_pass(self) -> None:
+        """Called behind a pass: a node has exchanged all that it should when it ends."""
+
+    def watch(self) -> None:
+        """Called behind a pass: messages have time limits of their own."""
 
     @property
     def buffered(self) -> int:

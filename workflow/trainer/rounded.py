@@ -1,6 +1,6 @@
 """The parameters of a GPU run in half precision once more, in 16 bits, as the training graph reads them.
 
-Used by `queued_graphs`. The update writes them together with the parameters. Whatever else writes parameters (loading,
+Used by `queued_work`. The update writes them together with the parameters. Whatever else writes parameters (loading,
 a checkpoint, the check of the gradient) does so through their buffer, which counts writes: then they are rounded anew.
 """
 

@@ -2,7 +2,7 @@
 
 A piece is copied to the GPU, updated there by the same kernels as state that stays there, and copied back. Copies in
 both directions and the updates overlap: each slot of GPU memory holds one piece, and the first pieces arrive during
-the backward pass. Used by `OffloadedTrainer`.
+the backward pass. Used by `streamed_moments`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def inject(what: str) -> None:
 
 
 def die_lending(tensors: int) -> None:
-    from ortflow.workflow.trainer.lent_tensors import LentTensors
+    from ortflow.workflow.trainer.export.lent_tensors import LentTensors
 
     whole, sent = LentTensors.pieces_of, [0]
 
@@ -47,13 +47,13 @@ def die_lending(tensors: int) -> None:
 def fail_in_check(error: str) -> None:
     from ortflow.workflow import errors
     from ortflow.workflow.sessions.binding import Binding
-    from ortflow.workflow.trainer.divided import DividedTrainer
-    from ortflow.workflow.trainer.sharded import ShardedTrainer
+    from ortflow.workflow.trainer.check.checker import ShardsChecker
+    from ortflow.workflow.trainer.check.divided_checker import DividedChecker
 
     kind = getattr(errors, error, RuntimeError)
-    for trainer in (DividedTrainer, ShardedTrainer):
+    for checker in (DividedChecker, ShardsChecker):
 
-        def check(self: object, samples: object, whole: object = trainer.check) -> None:
+        def check(self: object, samples: object, whole: object = checker.check) -> None:
             run, left = Binding.run, [2]
 
             def failing(self: Binding, **options: bool) -> None:
@@ -65,7 +65,7 @@ def fail_in_check(error: str) -> None:
             Binding.run = failing  # type: ignore[method-assign]
             whole(self, samples)  # type: ignore[operator]
 
-        trainer.check = check  # type: ignore[assignment,method-assign]
+        checker.check = check  # type: ignore[assignment,method-assign]
 
 
 def check_precisely() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.trainer.checked_graph import CheckedGraph, part_of
-from ortflow.workflow.trainer.differences import (
+from ortflow.workflow.trainer.check.checked_graph import CheckedGraph, part_of
+from ortflow.workflow.trainer.check.differences import (
     UNDECIDED,
     Differences,
     Disagreement,

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,12 @@ from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.trainer import MicroBatch, Report
-from ortflow.workflow.trainer.difference_check import ELSEWHERE
-from ortflow.workflow.trainer.differences import SMALLEST_SCALE
-from ortflow.workflow.trainer.first_gradient import has_passed, remember
-from ortflow.workflow.trainer.part import PartTrainer
+from ortflow.workflow.trainer.check.difference_check import ELSEWHERE
+from ortflow.workflow.trainer.check.differences import SMALLEST_SCALE
+from ortflow.workflow.trainer.check.first_gradient import has_passed, remember
+
+if TYPE_CHECKING:
+    from ortflow.workflow.trainer.check.divided_checker import CheckedHolding
 
 VERSION = 2
 """Version of the check: changing it repeats the check in every run."""
@@ -57,7 +60,7 @@ def key_of(folder: Path, kernels: str, place: Place) -> str:
 class DividedCheck:
     """One check, on all ranks of the run."""
 
-    def __init__(self, part: PartTrainer, ranks: GridRanks, seed: int, report: Report) -> None:
+    def __init__(self, part: CheckedHolding, ranks: GridRanks, seed: int, report: Report) -> None:
         self._part, self._ranks, self._seed, self._report = part, ranks, seed, report
 
     def run(self, batch: MicroBatch, keys: Sequence[str] | None) -> None:

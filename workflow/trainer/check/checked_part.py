@@ -17,7 +17,6 @@ import numpy.typing as npt
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
-from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.layout import TRAINED, FlatIndex
 
 Sums = npt.NDArray[np.float64]
@@ -34,46 +33,17 @@ class CheckedTensor:
 
 
 class CheckedPart:
-    """All parameters and gradients, on this rank alone.
+    """What a rank holds; without `over` all parameters and gradients, and no other rank takes part.
 
     Parameters
     ----------
     index
         The tensors.
     parameters, gradients
-        Flat buffers; gradients are overwritten by each pass.
-    """
-
-    ranks = 1
-
-    def __init__(self, index: FlatIndex, parameters: Buffer, gradients: Buffer) -> None:
-        self.parameters, self.gradients, self.size = parameters, gradients, index.trained
-        self.tensors: Sequence[CheckedTensor] = _tensors(index, 0, index.trained)
-
-    def totals(self, sums: Sums) -> Sums:
-        """The sums over the ranks."""
-        return sums
-
-    def agreed(self, number: int) -> int:
-        """The number of the first rank."""
-        return number
-
-    def passing(self) -> AbstractContextManager[None]:
-        """Around each run of a graph."""
-        return nullcontext()
-
-
-class CheckedShard(CheckedPart):
-    """A rank's share. Each run of a graph sums the gradients of all ranks, which have the same micro-batch.
-
-    Parameters
-    ----------
-    index
-        The tensors.
-    communicator
-        The ranks.
-    parameters, gradients
-        The share.
+        Flat buffers of the elements from `start` on; gradients are overwritten by each pass.
+    over
+        The ranks that hold the other shares. Each run of a graph sums the gradients of all of them, which have the same
+        micro-batch.
     around
         What a run needs around it besides: the exchange of shares.
     """
@@ -81,30 +51,38 @@ class CheckedShard(CheckedPart):
     def __init__(
         self,
         index: FlatIndex,
-        communicator: Communicator,
-        parameters: Shard,
-        gradients: Shard,
-        around: Callable[[], AbstractContextManager[None]],
+        parameters: Buffer,
+        gradients: Buffer,
+        *,
+        start: int = 0,
+        over: Communicator | None = None,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        super().__init__(index, parameters.part, gradients.part)
-        self.ranks = communicator.world_size
-        self.tensors = _tensors(index, parameters.start, parameters.stop)
-        self._comm, self._around = communicator, around
+        self.parameters, self.gradients, self.size = parameters, gradients, index.trained
+        self.ranks = 1 if over is None else over.world_size
+        stop = index.trained if over is None else start + parameters.count
+        self.tensors: Sequence[CheckedTensor] = _tensors(index, start, stop)
+        self._over, self._around = over, around
 
     def totals(self, sums: Sums) -> Sums:
-        """See above."""
+        """The sums over the ranks."""
+        if self._over is None:
+            return sums
         summed = HostBuffer(np.array(sums, np.float64))
-        self._comm.all_reduce(summed)
-        found: Sums = summed.array
-        return found
+        self._over.all_reduce(summed)
+        totals: Sums = summed.array
+        return totals
 
     def agreed(self, number: int) -> int:
-        """See above."""
-        return int(self._comm.broadcast_object(number))
+        """The number of the first rank."""
+        return number if self._over is None else int(self._over.broadcast_object(number))
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """See above."""
+        """Around each run of a graph."""
+        if self._over is None:
+            yield
+            return
         self.gradients.fill(0)
         with self._around():
             yield

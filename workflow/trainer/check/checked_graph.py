@@ -17,9 +17,9 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.trainer.checked_part import CheckedPart, CheckedTensor
-from ortflow.workflow.trainer.differences import Vector, scale_of
-from ortflow.workflow.trainer.same_masks import standard_graph
+from ortflow.workflow.trainer.check.checked_part import CheckedPart, CheckedTensor
+from ortflow.workflow.trainer.check.differences import Vector, scale_of
+from ortflow.workflow.trainer.check.same_masks import standard_graph
 
 PLACES = (1e-2, 3e-2, 5e-2)
 """How far the parameters move, relative to their tensor's root mean square, where a gradient seems wrong. At a kink of

@@ -16,7 +16,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.spec.losses import ClassLoss, Ctc, Divergence
 from ortflow.workflow.spec.model import Loss
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainer.inference import Watch
+from ortflow.workflow.trainer.export.inference import Watch
 
 ROUNDING = 1e-3
 """How far the sum of a sample's probabilities may be from 1, and a probability from the range: fp16's rounding."""

@@ -24,7 +24,7 @@ from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.inference import PIECE, Watch, compared, moved_values, open_plain
+from ortflow.workflow.trainer.export.inference import PIECE, Watch, compared, moved_values, open_plain
 
 REFERRING, MOVED = SCRATCH
 WITHOUT_COPIES: Mapping[str, str] = {"session.disable_prepacking": "1"}

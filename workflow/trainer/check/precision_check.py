@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.trainer.checked_part import CheckedPart
+from ortflow.workflow.trainer.check.checked_part import CheckedPart
 
 APART = 0.5
 """Relative difference of two gradients that exceeds what rounding to 8 bits explains."""

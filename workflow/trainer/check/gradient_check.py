@@ -18,10 +18,10 @@ from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.trainer.checked_graph import PLACES, CheckedGraph, part_of
-from ortflow.workflow.trainer.difference_check import LOSS_TOLERANCE, DifferenceCheck
-from ortflow.workflow.trainer.differences import Vector
-from ortflow.workflow.trainer.first_gradient import Checked
+from ortflow.workflow.trainer.check.checked_graph import PLACES, CheckedGraph, part_of
+from ortflow.workflow.trainer.check.difference_check import LOSS_TOLERANCE, DifferenceCheck
+from ortflow.workflow.trainer.check.differences import Vector
+from ortflow.workflow.trainer.check.first_gradient import Checked
 
 VERSION = 6
 """Version of the check: changing it repeats the check in every run."""

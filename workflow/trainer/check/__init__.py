@@ -1,0 +1,1 @@
+"""Checks the gradient on a real micro-batch before the first step."""

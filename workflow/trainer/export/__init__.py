@@ -1,0 +1,1 @@
+"""Writes the trained model, and compares it with the graph it was made from."""

@@ -1,0 +1,119 @@
+"""The export of the trained model: from this rank's parameters, or from those that all ranks lend rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.device.shard import Sliced
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.context import StepContext
+from ortflow.workflow.trainer.export.inference import export_checked
+from ortflow.workflow.trainer.export.lent_tensors import LentTensors
+from ortflow.workflow.trainer.export.mapped_export import export_mapped
+from ortflow.workflow.trainer.export.watched_logits import watch_logits
+from ortflow.workflow.trainer.parameters import WholeParameters
+
+Range = tuple[int, int]
+
+
+class Exporter(Protocol):
+    """See the module; its methods are those of `Trainer`."""
+
+    def before_export(self) -> None:
+        """See `Trainer`."""
+
+    def lend(self) -> None:
+        """See `Trainer`."""
+
+    def after_export(self) -> None:
+        """See `Trainer`."""
+
+    def export(
+        self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool
+    ) -> float | None:
+        """See `Trainer`."""
+
+
+class WholeExporter:
+    """From this rank's parameters, which are all."""
+
+    def __init__(self, context: StepContext, parameters: WholeParameters) -> None:
+        self._context, self._parameters = context, parameters
+
+    def before_export(self) -> None:
+        """See the protocol."""
+
+    def lend(self) -> None:
+        """See the protocol."""
+
+    def after_export(self) -> None:
+        """See the protocol."""
+
+    def export(
+        self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool
+    ) -> float | None:
+        """See the protocol."""
+        context = self._context
+        exact, graphs = context.sessions.exact(), context.graphs
+        watch = watch_logits(graphs, context.spec.onnx_model.loss, context.report) if trial else None
+        return export_checked(
+            graphs, self._parameters.buffer, exact, path, samples, tolerance, trial=trial, watch=watch
+        )  # fmt: skip
+
+
+class LentExporter:
+    """From the parameters of all ranks, one tensor at a time.
+
+    Parameters
+    ----------
+    context
+        Of this rank.
+    graphs
+        Of the whole model.
+    world
+        All ranks.
+    held
+        The elements of the whole model's flat buffer that a rank sends; see `LentTensors`.
+    local
+        Returns this rank's elements.
+    """
+
+    def __init__(
+        self,
+        context: StepContext,
+        graphs: GraphSet,
+        world: Communicator,
+        held: Callable[[int], Sequence[Range]],
+        local: Callable[[], Sliced],
+    ) -> None:
+        self._context, self._graphs, self._world, self._held, self._local = context, graphs, world, held, local
+        self.lent: LentTensors | None = None
+
+    def before_export(self) -> None:
+        """See the protocol."""
+        self.lent = LentTensors(self._world, self._graphs.index, self._held, self._local())
+
+    def lend(self) -> None:
+        """See the protocol."""
+        assert self.lent is not None
+        self.lent.lend()
+
+    def after_export(self) -> None:
+        """See the protocol."""
+        assert self.lent is not None
+        self.lent.end()
+
+    def export(
+        self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool
+    ) -> float | None:
+        """See the protocol."""
+        assert self.lent is not None
+        context, graphs = self._context, self._graphs
+        watch = watch_logits(graphs, context.spec.onnx_model.loss, context.report) if trial else None
+        return export_mapped(
+            graphs, self.lent, context.sessions, path, samples, tolerance, trial=trial, watch=watch
+        )  # fmt: skip

@@ -1,0 +1,170 @@
+"""Passes of one rank of a pipeline: its stages' passes in the order of the schedule, with `StageRunner`.
+
+On a GPU the passes are queued one after the other, with messages between them. Activations, their gradients and the
+sums over micro-batches stay there. Passes are captured as CUDA graphs, one for each slot (`stage_slots`), at the end
+of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.grid import GridRanks
+from ortflow.workflow.device import HALF_PRECISIONS, Buffer
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.types import LOSS_SCALE
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.parallel.stage import HALF, StageSet
+from ortflow.workflow.sessions.binding import Binding
+from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.buffers import UpdateMemory
+from ortflow.workflow.trainer.context import StepContext
+from ortflow.workflow.trainer.graph_binder import GraphBinder, feed
+from ortflow.workflow.trainer.metric_sums import MetricSums, Shapes, metric_shapes
+from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
+from ortflow.workflow.trainer.stage_runner import StageRunner
+from ortflow.workflow.trainer.stage_slots import Repeat
+from ortflow.workflow.trainer.whole_passes import Scores
+
+Repeater = Callable[[Sessions, Sequence[Path]], Repeat]
+"""Makes work that a GPU repeats of the passes of graphs."""
+
+
+class StagePasses:
+    """See the module.
+
+    Parameters
+    ----------
+    context, memory, binder
+        Of this rank.
+    ranks
+        Its communicators.
+    repeater
+        None if passes are not repeated on the same memory.
+    """
+
+    prefetches = False
+
+    def __init__(
+        self,
+        context: StepContext,
+        memory: UpdateMemory,
+        binder: GraphBinder,
+        ranks: GridRanks,
+        repeater: Repeater | None = None,
+    ) -> None:
+        self._context, self._binder, self._buffers = context, binder, binder.buffers
+        self._ranks, self._repeater, self._scratch = ranks, repeater, memory.scratch
+        self.open(context.sessions)
+
+    def open(self, sessions: Sessions) -> None:
+        """See `Passes`. Collective over the pipeline."""
+        context, pipeline = self._context, self._ranks.stages
+        stages = StageSet.load(context.graphs.root)
+        training = stages
+        if sessions.device.precision in HALF_PRECISIONS:
+            training = StageSet.load(context.graphs.root, HALF)
+        if self._scratch is None and stages.chunks > 1:
+            # Chunks of one rank may give gradients of the same weight.
+            self._scratch = sessions.device.allocate(context.index.trained, np.float32)
+
+        def bind(session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
+            return self._binder.training(session, sessions.device, gradients)
+
+        self._runner = StageRunner(
+            training, context.spec.parallel.schedule, pipeline, sessions, context.index, bind,
+            self._buffers.gradients, self._scratch,
+        )  # fmt: skip
+        if self._repeater is not None:
+            self._runner.repeat = self._repeater(sessions, self._runner.graphs())
+        self._evaluations: list[Binding] = []
+
+        def bind_evaluation(session: onnxruntime.InferenceSession) -> Binding:
+            self._evaluations.append(self._binder.evaluation(session, sessions.device))
+            return self._evaluations[-1]
+
+        self._evaluator = StageEvaluation(stages, pipeline, sessions, bind_evaluation)
+        self.metrics = MetricSums(context.device, shapes_of_all(self._evaluations, pipeline))
+        for binding in self._evaluations:
+            self.metrics.tie(binding)
+
+    def run(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> None:
+        """See `Passes`."""
+        self._runner.run(
+            batches,
+            seeds,
+            feed=feed,
+            before_forward=self._buffers.begin_micro_batch,
+            after_loss=self._buffers.add_loss,
+        )
+
+    def updated(self) -> None:
+        """See `Passes`. Making a CUDA graph may wait for the GPU: here, where all messages of the step are queued."""
+        self._runner.prepare()
+
+    def prefetch(self, batches: Sequence[MicroBatch]) -> None:
+        """See `Passes`."""
+
+    def evaluate(self, batch: MicroBatch, seed: int, scores: Scores) -> npt.NDArray[np.float32]:
+        """See `Passes`."""
+        self._evaluator.run(batch, lambda binding: feed(binding, batch, seed))
+        return self.metrics.read()
+
+    def end_evaluation(self) -> None:
+        """See `Passes`."""
+        self._evaluator.finish()
+
+    def scales_loss(self) -> bool:
+        """See `Passes`. Only the last stage has the loss, and all have gradients that are multiplied by the scale."""
+        found = self._ranks.stages.gather(self._runner.reads(LOSS_SCALE))
+        return bool(self._ranks.stages.broadcast_object(found is not None and any(found)))
+
+    def shapes_fed(self) -> dict[str, tuple[int, ...]] | None:
+        """See `Passes`."""
+        return None
+
+    def compared(self, sessions: Sessions) -> list[Path]:
+        """See `Passes`."""
+        exact = sessions is not self._context.sessions
+        stages = StageSet.load(self._context.graphs.root) if exact else self._runner.stages
+        graphs = [stages.forward(stage.number) for stage in stages.stages]
+        return [sessions.fastest_form_of(graph) for graph in graphs]
+
+    def give_memory_back(self) -> None:
+        """See `Trainer.give_memory_back`."""
+        self._runner.forget_slots()
+
+    def seconds(self) -> tuple[float, float] | None:
+        """See `Trainer.pass_seconds`. On GPUs passes are queued, and nobody waits on the host."""
+        if self._context.device.kind != "cpu" or not self._runner.seconds:
+            return None
+        return self._runner.busy, self._runner.seconds
+
+    def forget_seconds(self) -> None:
+        """Measure from anew."""
+        self._runner.forget_seconds()
+
+    def close(self) -> None:
+        """See `Passes`."""
+        del self._runner, self._evaluator, self._evaluations
+
+
+def shapes_of_all(evaluations: Sequence[Binding], pipeline: Communicator) -> Shapes:
+    """The shapes of the metrics' sums, which the last stage computes. Raises UserError if another stage has some."""
+    shapes = {name: shape for each in evaluations for name, shape in metric_shapes(each).items()}
+    found = pipeline.gather({name: shapes[name] for name in sorted(shapes)})
+    fault = None if found is None else next((min(each) for each in found[:-1] if each), None)
+    result: tuple[Shapes, str | None] = pipeline.broadcast_object((found[-1], fault) if found is not None else None)
+    if result[1] is not None:
+        raise UserError(
+            f"the value {result[1]!r} is computed in a stage before the last one, whose sums are not read",
+            where="parallel.pipeline",
+            fix="cut the model before the outputs that losses and metrics compare, or use fewer stages",
+        )
+    return result[0]
