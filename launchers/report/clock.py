@@ -39,6 +39,8 @@ def corrected(records: Sequence[Record], events: Sequence[Record]) -> Corrected:
     """The records of attempts.jsonl and rank 0's events, both in the order of their files."""
     shifted, notes, ahead, last = list[Record](), list[str](), 0.0, dict[int, tuple[float, float]]()
     before: Record | None = None
+    usual: float | None = None
+    """The time before an event that was far ahead for no known reason: it may be that event's alone."""
     for event in events:
         time = event.get("time")
         if isinstance(time, (int, float)):
@@ -52,6 +54,10 @@ def corrected(records: Sequence[Record], events: Sequence[Record]) -> Corrected:
                         f"the clock was set forward by {duration(set_on)}, or the machine slept, before step "
                         f"{event.get('step')}: this time is not counted"
                     )
+                elif passed > FORWARD and "seconds" not in event:
+                    usual = float(before["time"])
+                elif passed < -BACK and usual is not None and time >= usual - BACK:
+                    usual = None
                 elif passed < -BACK:
                     ahead += passed
                     notes.append(f"the clock was set back by {duration(-passed)}: later times are corrected")

@@ -12,7 +12,9 @@ import pytest
 from messages import mentions
 from recorded_runs import BEGIN, write_run
 
+from ortflow.cli.status import describe
 from ortflow.launchers.report.causes import Cause
+from ortflow.launchers.report.state import sentence
 from ortflow.launchers.report.survey import Survey, survey
 from ortflow.workflow.rundir import RunDir
 
@@ -101,3 +103,23 @@ def test_an_attempt_that_ended_before_its_first_event_was_starting(tmp_path: Pat
         Cause.START: 9_000_000,
     }
     assert found.goodput == 0.0
+
+
+def test_one_event_of_another_time_moves_no_others(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", kills=0)
+    calm = account_of(run).account
+    rows = run.events(0).read_text().splitlines(True)
+    odd = json.dumps({"event": "warning", "time": BEGIN + DAY, "attempt": 0, "rank": 0, "message": "x"}) + "\n"
+    run.events(0).write_text("".join([*rows[:20], odd, *rows[20:]]))
+    found = account_of(run).account
+    assert (found.wall, found.notes) == (calm.wall, [])
+
+
+def test_a_finished_run_without_steps_and_a_record_of_the_future(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", kills=0)
+    forward(run, 1000)
+    found = account_of(run)
+    shown = dict(describe(found.status, LATER))
+    assert shown["updated"].endswith(" ahead")
+    shutil.rmtree(tmp_path / "run/events")
+    assert sentence(account_of(run)) == "run has finished."
