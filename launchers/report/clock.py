@@ -77,8 +77,8 @@ def _moved(record: Record, last: Mapping[int, tuple[float, float]]) -> Record:
     if not isinstance(time, (int, float)) or record.get("event") not in ("start", "end", "stop"):
         return record
     number = int(record.get("attempt", max(last, default=0))) - (record["event"] == "start")
-    found = last.get(number)
-    if found is None:
+    clock = last.get(number)
+    if clock is None:
         return record
-    moment, ahead = found
+    moment, ahead = clock
     return {**record, "time": time - ahead} if ahead and time >= moment - NEAR else record
