@@ -164,6 +164,8 @@ def test_what_an_absence_is() -> None:
     assert absence([end, {"event": "stop", "outcome": "preempted"}]) is None
     assert absence([{**end, "next": "stop"}]) is None
     assert absence([]) is None
+    del end["time"]  # of a damaged record
+    assert absence([end]) is None
 
 
 def test_a_limit_without_its_message_is_reported() -> None:
