@@ -50,7 +50,7 @@ class Absence:
 def absence(records: Records) -> Absence | None:
     """The absence that began with the newest end; None if the run is not to be restarted. Pure."""
     end = next((record for record in reversed(records) if record.get("event") in ("end", "stop")), None)
-    if end is None or end["event"] == "stop" or end.get("next") != "restart":
+    if end is None or end["event"] == "stop" or end.get("next") != "restart" or "time" not in end:
         return None
     return Absence(int(end["attempt"]), float(end["time"]), int(end.get("step") or 0), str(end.get("cause") or ""))
 
@@ -65,7 +65,7 @@ def current(run: RunDir) -> Absence | None:
     if any(gone.ended_by(event) for event in events):
         return None
     end = next(record for record in reversed(records) if record.get("event") == "end")
-    if end.get("outcome") == Outcome.LOST.value and events:
+    if end.get("outcome") == Outcome.LOST.value and events and "time" in events[-1]:
         # Its end was recorded by the next supervisor, possibly hours later.
         gone = replace(gone, since=min(gone.since, float(events[-1]["time"])))
     return gone

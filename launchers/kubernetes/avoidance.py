@@ -18,8 +18,8 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 def avoided(mpijob: Object) -> set[str]:
     """The nodes that the workers of an MPIJob cannot be on, by what `avoiding` has added."""
     terms = _terms((_worker_template(mpijob).get("spec") or {}).get("affinity") or {})
-    found = [{field["values"][0] for field in term.get("matchFields") or [] if _excludes(field)} for term in terms]
-    return set.intersection(*found) if found else set()
+    nodes = [{field["values"][0] for field in term.get("matchFields") or [] if _excludes(field)} for term in terms]
+    return set.intersection(*nodes) if nodes else set()
 
 
 def change(mpijob: Object, nodes: Collection[str]) -> Object:
@@ -31,16 +31,16 @@ def change(mpijob: Object, nodes: Collection[str]) -> Object:
 
 def avoiding(affinity: Object, nodes: Collection[str]) -> Object:
     """A pod's affinity without these nodes."""
-    found = copy.deepcopy(affinity)
-    node_affinity = found.setdefault("nodeAffinity", {})
+    whole = copy.deepcopy(affinity)
+    node_affinity = whole.setdefault("nodeAffinity", {})
     # Terms are alternatives, and a field of a term takes one value. Names of nodes are no label.
-    terms = _terms(found) or [{}]
+    terms = _terms(whole) or [{}]
     for term in terms:
         fields = [field for field in term.get("matchFields") or [] if not _excludes(field)]
         fields += [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(nodes)]
         term["matchFields"] = fields
     node_affinity[_REQUIRED] = {"nodeSelectorTerms": terms}
-    return found
+    return whole
 
 
 def _worker_template(mpijob: Object) -> Object:

@@ -95,11 +95,26 @@ def account(
     if "program_start" in kinds and "step" not in kinds:
         found.measured = False
         found.notes.append("the program logs no steps, so that its productive time is unknown")
+    _check_steps(found, records, events)
     _join(found, records, micro(now), alive)
     for segment in found.segments:
         found.totals[segment.cause] += segment.end - segment.start
     _move_waits(found, waits or {})
     return found
+
+
+def _check_steps(found: Account, records: Records, events: Records) -> None:
+    """Say if nothing is known of steps that were done: their time would be shown as that of another cause."""
+    steps = [event for event in events if event["event"] == "step"]
+    done = any(record.get("outcome") == "finished" or record.get("step") for record in records)
+    if not events and done:
+        found.measured = False
+        found.notes.append("the events of rank 0 are missing, so that its productive time is unknown")
+    elif steps and not any(event.get("seconds") for event in steps):
+        found.measured = False
+        found.notes.append("its steps are recorded without their time, so that its productive time is unknown")
+    if not records:
+        found.notes.append("attempts.jsonl is missing or empty, so that its wall time is unknown")
 
 
 def _attempts(records: Records, by_attempt: Mapping[int, Records], now: int, alive: bool) -> list[Attempt]:

@@ -51,7 +51,7 @@ MEANINGS = {
     Cause.START: "processes, sessions and data were prepared",
     Cause.EXPORT: "the result was written",
     Cause.LOST: "steps after the last checkpoint, which a later attempt repeated",
-    Cause.RECOVERY: "from a disruption to the start of the next attempt",
+    Cause.RECOVERY: "from the last sign of life to the start of the next attempt",
     Cause.QUEUE: "from the submission to the start of the first attempt",
     Cause.OTHER: "not explained by any record",
 }

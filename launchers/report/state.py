@@ -49,7 +49,8 @@ def _failed(run: Survey, how: RunStatus, position: str) -> str:
 
 def _finished(run: Survey, how: RunStatus, position: str) -> str:
     made = f" The model is in {how.exported}." if how.exported else ""
-    return f"{how.name} has finished at {position}.{made}"
+    # A program may log no steps, and records may be lost.
+    return f"{how.name} has finished{f' at {position}' if how.step else ''}.{made}"
 
 
 def _lost(run: Survey, how: RunStatus, position: str) -> str:

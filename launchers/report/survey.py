@@ -11,6 +11,7 @@ import yaml
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.report.accounting import Account, account, newest_checkpoint
 from ortflow.launchers.report.causes import Cause
+from ortflow.launchers.report.clock import corrected
 from ortflow.launchers.report.profile import Profile, read
 from ortflow.launchers.report.rank_records import Ranks, Waits, read_ranks, waits_of
 from ortflow.launchers.report.restarts import Restart, restarts
@@ -110,6 +111,10 @@ def survey(run: RunDir, now: float, *, status: RunStatus | None = None, all_rank
         events, _ = read_records(run.events(0), EVENTS)
     except OSError as error:
         events, notes = [], [*notes, f"{error.filename}: {error.strerror}"]
+    clock = corrected(records, events)
+    records, events, notes = clock.records, clock.events, [*notes, *clock.notes]
+    newest = max((float(event["time"]) for event in events if "time" in event), default=now)
+    now = max(now - clock.ahead, newest) if clock.ahead else now
     steps = sum(event["event"] == "step" for event in events)
     attempts = sorted({int(record["attempt"]) for record in records if record.get("event") == "start"})
     sizes = [int(one["world_size"]) for one in (*records, *events) if "world_size" in one]

@@ -107,6 +107,9 @@ class _Sweep:
         for event in events:
             time = micro(event.get("time")) + self._shift
             self._take(event, min(max(time, self._at), self._attempt.end))
+        if not events and not self._attempt.running:
+            # Its ranks ended before rank 0 had begun.
+            self._put(self._attempt.end, Cause.OTHER if self._attempt.clean else Cause.START)
         self._close()
         return self._line
 

@@ -218,6 +218,8 @@ def print_table(rows: Sequence[tuple[str, ...]], give_way: Sequence[str]) -> Non
         typer.echo(cut(text, width))
 
 
+AHEAD = 60.0
+"""Seconds from which on a record of the future is shown as such: a clock was set, or another node's differs."""
 NARROWEST = 12
 """Minimum width of a shortened cell, in characters."""
 
@@ -271,4 +273,6 @@ def _moment(moment: float, now: float) -> str:
 def _ago(moment: float | None, now: float) -> str:
     from ortflow.launchers.lines import duration
 
+    if moment is not None and moment > now + AHEAD:
+        return f"{duration(moment - now)} ahead"
     return "-" if moment is None else f"{duration(max(0.0, now - moment))} ago"

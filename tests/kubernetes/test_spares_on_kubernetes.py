@@ -20,6 +20,7 @@ SHAPE: dict[str, Any] = {
 }
 
 
+@pytest.mark.rotates("Kubernetes")
 def test_a_slow_node_is_replaced_without_spares(cluster: Cluster) -> None:
     """The supervisor in the cluster has the worker of the slow node created on another one."""
     shutil.copytree(SLOW, cluster.volume / "slow_node")

@@ -137,6 +137,7 @@ def first_log(run: Run, attempt: int = 0) -> str:
         return ""
 
 
+@pytest.mark.rotates("Slurm restarts")
 def test_a_preempted_run_that_is_not_back_is_reported_from_the_queue(programs: Cluster) -> None:
     """Nothing of the run is alive while its job waits: a small job that Slurm starts later sends the message."""
     write(programs, "count.py", COUNTING)

@@ -24,8 +24,9 @@ from ortflow.launchers.batch.stopping import SIGNALS
 from ortflow.launchers.stop import Stop
 from ortflow.launchers.supervised import Job
 from ortflow.launchers.supervisor import Supervisor
-from ortflow.workflow.errors import EXIT_DONE, EXIT_PREEMPTED
+from ortflow.workflow.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.file.load import load_run_text
 from ortflow.workflow.spec.notify import Notify
 from ortflow.workflow.spec.run import Backoff, Restart
 
@@ -163,3 +164,11 @@ def test_what_an_absence_is() -> None:
     assert absence([end, {"event": "stop", "outcome": "preempted"}]) is None
     assert absence([{**end, "next": "stop"}]) is None
     assert absence([]) is None
+    del end["time"]  # of a damaged record
+    assert absence([end]) is None
+
+
+def test_a_limit_without_its_message_is_reported() -> None:
+    text = f"{RUN}monitor: {{notify: [{{on: [finished], not_back_seconds: 60, command: [mail]}}]}}\n"
+    with pytest.raises(UserError, match=r"monitor\.notify\[0\]\.not_back_seconds"):
+        load_run_text(text, "run.yaml")

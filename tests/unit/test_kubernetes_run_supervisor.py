@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from ortflow.launchers.kubernetes import ending
 from ortflow.launchers.kubernetes.attempt import POLL, SILENCE, PodAttempt
 from ortflow.launchers.kubernetes.pod import FINISHED, Pod
 from ortflow.launchers.kubernetes.run_supervisor import MARGIN, OLD_RANKS, RunSupervisor
+from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
 from ortflow.launchers.kubernetes.worker import OPERATOR, Worker
+from ortflow.launchers.kubernetes.worker_report import WorkerReport, write_report
 from ortflow.launchers.locks import hold
 from ortflow.launchers.stop import write_request
 from ortflow.manifests.local import Mpi
@@ -209,3 +212,30 @@ def test_a_host_that_is_slow_to_greet_is_not_lost(folder: Path, clock: FakeClock
                 clock.sleep(POLL)
         finally:
             attempt.kill()
+
+
+def test_a_worker_on_an_excluded_node_is_waited_for_elsewhere(folder: Path, clock: FakeClock) -> None:
+    run_supervisor, said = run_supervisor_of(folder, clock), list[str]()
+    pod = run_supervisor._pod
+    unready = UnreadyWorkers(pod, said.append, clock, ["n2"])
+    write_report(pod, "gpt-worker-0", WorkerReport("10.0.0.1", 1.0, node="n2"))
+    assert unready("gpt-worker-0.gpt", "10.0.0.1")
+    assert unready("gpt-worker-0.gpt", "10.0.0.1")
+    assert said == ["gpt-worker-0 is on n2, which is excluded: waiting for it on another node"]
+    assert not unready("gpt-worker-0.gpt", "10.0.0.2"), "another pod of the name, whose report is not there yet"
+    write_report(pod, "gpt-worker-0", WorkerReport("10.0.0.2", 1.0, node="n1"))
+    assert not unready("gpt-worker-0.gpt", "10.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "own", "moves"), [(True, "n1", True), (True, "n2", False), (False, "n1", False)]
+)
+def test_who_gives_a_run_other_nodes(folder: Path, clock: FakeClock, supervisor: bool, own: str, moves: bool) -> None:
+    """Without a supervisor in the cluster nobody does, and the pod of a launcher that runs ranks stays where it is."""
+    run_supervisor = run_supervisor_of(folder, clock)
+    spec = run_supervisor._spec
+    backend = spec.backends.kubernetes.model_copy(update={"supervisor": supervisor, "launcher_as_worker": True})
+    backends = spec.backends.model_copy(update={"kubernetes": backend})
+    run_supervisor._spec = spec.model_copy(update={"backends": backends})
+    run_supervisor._pod = replace(run_supervisor._pod, node=own)
+    assert run_supervisor._replaces_nodes(["n2"]) is moves

@@ -99,7 +99,7 @@ def test_damage_is_reported_and_is_no_error(tmp_path: Path) -> None:
     assert "no record of ranks 1, 2" in text
     assert "not valid records" in text
     run.events(0).unlink()
-    assert "a: finished, goodput 0.0% of" in goodput(run.root)
+    assert "a: finished, goodput unknown of" in goodput(run.root)
     run.attempts.write_text("")
     assert "goodput - of" in goodput(run.root)
 

@@ -68,7 +68,7 @@ class Nvml:
 
         Without those of which the driver knows no size (Windows, some containers).
         """
-        found: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         count, handle = ctypes.c_uint(), ctypes.c_void_p()
         if not self._works("nvmlDeviceGetCount_v2", ctypes.byref(count)):
             return {}
@@ -76,8 +76,8 @@ class Nvml:
             if self._works("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)):
                 for process in self._running(handle) or ():
                     if process.memory != _UNKNOWN_SIZE:
-                        found[process.pid] = found.get(process.pid, 0) + int(process.memory)
-        return found
+                        sizes[process.pid] = sizes.get(process.pid, 0) + int(process.memory)
+        return sizes
 
     def slowed(self, uuid: str) -> int | None:
         """Bits of the reasons why clocks are reduced at present."""
@@ -123,9 +123,9 @@ class Nvml:
         return None if running is None else len(running)
 
     def _running(self, handle: ctypes.c_void_p) -> list[_Process] | None:
-        count, found = ctypes.c_uint(_MANY), (_Process * _MANY)()
-        works = self._works("nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(count), found)
-        return list(found[: count.value]) if works else None
+        count, entries = ctypes.c_uint(_MANY), (_Process * _MANY)()
+        works = self._works("nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(count), entries)
+        return list(entries[: count.value]) if works else None
 
     def _broken_rows(self, handle: ctypes.c_void_p) -> int | None:
         """Whether memory rows could not be remapped, or wait for a reset to be remapped."""

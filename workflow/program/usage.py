@@ -37,12 +37,12 @@ class ProgramUsage:
             return {}
         if not self._opened:
             self._nvml, self._opened = open_nvml(), True
-        found = {"resident": sum(sizes), "peak": self._peak("resident", max(sum(sizes), highest_of(self._pid)))}
+        usage = {"resident": sum(sizes), "peak": self._peak("resident", max(sum(sizes), highest_of(self._pid)))}
         by_process = self._nvml.memory_by_process() if self._nvml is not None else {}
         used = sum(size for pid, size in by_process.items() if pid in family)
         if used:
-            found |= {"gpu_used": used, "gpu_peak": self._peak("gpu", used)}
-        return found
+            usage |= {"gpu_used": used, "gpu_peak": self._peak("gpu", used)}
+        return usage
 
     def _peak(self, name: str, size: int) -> int:
         self._most[name] = max(size, self._most.get(name, 0))
@@ -51,13 +51,13 @@ class ProgramUsage:
 
 def descendants(pid: int) -> set[int]:
     """A process and all that it has started and that has not left it, by their numbers; without it if it is gone."""
-    found: set[int] = set()
+    family: set[int] = set()
     waiting = [pid]
     while waiting:
         one = waiting.pop()
-        if one in found or not os.path.exists(f"/proc/{one}"):
+        if one in family or not os.path.exists(f"/proc/{one}"):
             continue
-        found.add(one)
+        family.add(one)
         try:
             for thread in os.listdir(f"/proc/{one}/task"):
                 waiting += map(int, Path(f"/proc/{one}/task/{thread}/children").read_text().split())
@@ -65,7 +65,7 @@ def descendants(pid: int) -> set[int]:
             # The process has just ended, or the kernel lacks CONFIG_PROC_CHILDREN: psutil reads all processes.
             with suppress(psutil.Error):
                 waiting += [child.pid for child in psutil.Process(one).children()]
-    return found
+    return family
 
 
 def resident_of(pid: int) -> int | None:
