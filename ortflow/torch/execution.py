@@ -5,7 +5,8 @@ ONNX Runtime reads tensors where they are. What it allocates is given out as ten
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,14 @@ _BOUND: dict[int, Any] = {kind: np.dtype(text).type for kind, (_, text) in KINDS
 """Element type -> what SessionIOBinding takes for it: NumPy's type, or the number where NumPy has none."""
 
 
+@dataclass(frozen=True)
+class Queued:
+    """A run of a graph, and the tensors that it reads."""
+
+    binding: Any
+    inputs: list[torch.Tensor]
+
+
 class Graph:
     """A session whose inputs and outputs are tensors of one device."""
 
@@ -63,14 +72,35 @@ class Graph:
             self._read_on_host = read_on_host(session)
         self.inputs = {value.name: _NAMES[value.type] for value in session.get_inputs()}
         self.outputs = [value.name for value in session.get_outputs()]
-        self._options = onnxruntime.RunOptions()
-        self._options.log_severity_level = 3
+        self._options, self._queued = onnxruntime.RunOptions(), onnxruntime.RunOptions()
+        for options in (self._options, self._queued):
+            options.log_severity_level = 3
+        if on_gpu:
+            self._queued.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot be captured as a CUDA graph, as far as its session tells; empty if it can."""
+        copied = sorted({*self._read_on_host, *self._on_host})
+        return f"{copied[0]!r} is copied to or from the host" if copied else ""
+
+    def reads_in_place(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is bound where it is, without a conversion."""
+        kind = KINDS[self.inputs[name]][0]
+        return tensor.device == self._torch and tensor.dtype is kind and tensor.is_contiguous() and tensor.numel() > 0
+
+    def memory_for(self, name: str, shape: torch.Size) -> torch.Tensor:
+        """Memory for an input of this shape."""
+        return torch.empty(shape, dtype=KINDS[self.inputs[name]][0], device=self._torch)
 
     def _device_of(self, output: str) -> torch.device:
         return _CPU if output in self._on_host else self._torch
 
     def run(
-        self, given: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor] | None = None
+        self,
+        given: Mapping[str, torch.Tensor],
+        into: Mapping[str, torch.Tensor] | None = None,
+        lease: object = None,
     ) -> dict[str, torch.Tensor]:
         """Run the graph.
 
@@ -80,6 +110,8 @@ class Graph:
             Every input. Other element types than the graph's are converted.
         into
             Contiguous tensors for some of the outputs.
+        lease
+            See CapturedGraph; here, each call has memory of its own.
 
         Returns
         -------
@@ -91,6 +123,16 @@ class Graph:
         UserError
             If a node refuses what it is given.
         """
+        return self.results(self.queue(given, into), into)
+
+    def handed_out(self, made: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[torch.Tensor]:
+        """These outputs of a run, for a caller that may keep them."""
+        return [made[name] for name in names]
+
+    def queue(
+        self, given: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor] | None = None, *, waits: bool = True
+    ) -> Queued:
+        """Run the graph as `run` does; without `waits`, for the GPU, it only is on the stream afterwards."""
         into = into or {}
         binding = native.SessionIOBinding(self._session._sess)
         held = []
@@ -117,13 +159,18 @@ class Graph:
                     name, self._place, np.float32, list(target.shape), target.data_ptr() or _EMPTY.data_ptr()
                 )
         try:
-            self._session._sess.run_with_iobinding(binding, self._options)
+            self._session._sess.run_with_iobinding(binding, self._options if waits else self._queued)
         except SESSION_ERRORS as error:
             raised = take_error()
             if raised is not None:
                 raise raised from None
             raise self._device.failure(str(error)) if ran_out(str(error)) else run_failure(str(error)) from error
-        values = binding.get_outputs()
+        return Queued(binding, held)
+
+    def results(self, run: Queued, into: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+        """Every output of a run, and the aliases."""
+        into = into or {}
+        values = run.binding.get_outputs()
         made = {
             name: into[name] if name in into else _tensor(values[number], self._device_of(name))
             for number, name in enumerate(self.outputs)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ortflow.torch.captured import Lease
 from ortflow.torch.plans import Plan
 
 _TWICE = b"ORTModule has no second derivatives: a gradient that it has computed cannot be differentiated again"
@@ -50,10 +51,11 @@ class Call(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         whole = owner.differentiable <= plan.pair.given.keys()
         if not whole:
             feed |= {name: feed[name].clone() for name in owner.changing}
-        made = plan.forward.run(feed)
+        ctx.lease = Lease()
+        made = plan.forward.run(feed, lease=ctx.lease)
         owner.moved(made)
         ctx.owner, ctx.plan = owner, plan
-        results = tuple(made[name] for name in owner.results)
+        results = tuple(plan.forward.handed_out(made, owner.results))
         ctx.shapes = [(result.shape, result.dtype, result.device) for result in results]
         ctx.sources = [(tensor.shape, tensor.dtype) for tensor in tensors]
         _save(ctx, plan, made, feed)
@@ -84,8 +86,11 @@ class Call(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         by = {name: gradient for name, gradient in zip(owner.results, gradients, strict=True) if gradient is not None}
         feed = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         owner.note(frozenset(by))
+        lease: Lease = ctx.lease
         if not by.keys() <= plan.pair.given.keys():
-            plan, feed = _again(ctx, frozenset(by))
+            lease.pending, lease = False, Lease()
+            plan, feed = _again(ctx, frozenset(by), lease)
+        lease.check()
         assert plan.backward is not None
         for name, (shape, dtype, device) in zip(owner.results, ctx.shapes, strict=True):
             if name in plan.pair.given:
@@ -102,6 +107,7 @@ class Call(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         }
         if into:
             plan.backward.run(feed, into)
+        lease.pending = False
         return tuple(
             into[f"{name}_grad"].to(dtype) if name in reached else None
             for name, (_, dtype) in zip(owner.wanted, ctx.sources, strict=True)
@@ -119,7 +125,7 @@ def _save(ctx: Any, plan: Plan, made: Mapping[str, torch.Tensor], feed: Mapping[
     ctx.save_for_backward(*(made[name] if name in kept else feed[name].detach() for name in ctx.names))
 
 
-def _again(ctx: Any, roots: frozenset[str]) -> tuple[Plan, dict[str, torch.Tensor]]:
+def _again(ctx: Any, roots: frozenset[str], lease: Lease) -> tuple[Plan, dict[str, torch.Tensor]]:
     """What the backward graph for other outputs than expected reads: the forward pass is run again."""
     feed, versions = ctx.feed
     if any(tensor._version != version for tensor, version in zip(feed.values(), versions, strict=True)):
@@ -128,7 +134,7 @@ def _again(ctx: Any, roots: frozenset[str]) -> tuple[Plan, dict[str, torch.Tenso
             " that ORTModule was called with, or one of its parameters or buffers"
         )
     plan = ctx.owner.plan_for(roots.union(ctx.plan.pair.given), feed)
-    made = plan.forward.run(feed)
+    made = plan.forward.run(feed, lease=lease)
     assert plan.backward is not None
     given, kept = set(plan.pair.given.values()), set(plan.pair.kept)
     names = [name for name in plan.backward.inputs if name not in given]

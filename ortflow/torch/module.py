@@ -34,6 +34,8 @@ class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         0 keeps activations; 1 and 2 recompute those of each layer in the backward pass.
     cache
         Folder for graphs that later processes use.
+    cuda_graphs
+        Whether the passes of a training step are captured as CUDA graphs on a GPU.
 
     Raises
     ------
@@ -50,10 +52,18 @@ class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         fallback: str | None = None,
         memory_level: int | None = None,
         cache: str | os.PathLike[str] | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
         _check(module)
         super().__init__()
-        found = settings(debug_options, verify=verify, fallback=fallback, memory_level=memory_level, cache=cache)
+        found = settings(
+            debug_options,
+            verify=verify,
+            fallback=fallback,
+            memory_level=memory_level,
+            cache=cache,
+            cuda_graphs=cuda_graphs,
+        )
         # Not in `_modules`: names stay as they are.
         object.__setattr__(self, "_wrapped", module)
         object.__setattr__(self, "_settings", found)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from ortflow.torch.cache import cached
+from ortflow.torch.captured import CapturedGraph
 from ortflow.torch.execution import Graph
 from ortflow.torch.graphs import Forward, Pair, Target, forward_of, on_host, pair_of
 from ortflow.torch.runtime import HALF, Place, sessions_for
 from ortflow.torch.settings import Settings
 from ortflow.torch.tracing import Traced
 from ortflow.torch.verify import fixed
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.trainer.obstacles import obstacle_of
 
 _NUMBERS = itertools.count()
 
@@ -25,8 +28,8 @@ class Plan:
     """The sessions of a pair of graphs."""
 
     pair: Pair
-    forward: Graph
-    backward: Graph | None
+    forward: Graph | CapturedGraph
+    backward: Graph | CapturedGraph | None
     threads: int
     kernels: str
     """What computes them besides ONNX Runtime."""
@@ -85,14 +88,20 @@ class Plans:
         return self._open(pair, like.threads)
 
     def _open(self, pair: Pair, threads: int) -> Plan:
-        sessions = sessions_for(self.place, threads, self._settings.debug.log_level.name.lower())
-        forward, backward = (
-            None
-            if model is None
-            else Graph(sessions.open(model.SerializeToString()), sessions.device, on_host(model), names)
-            for model, names in ((pair.forward, pair.aliases), (pair.backward, {}))
-        )
-        assert forward is not None
+        captures = self.place.kind == "cuda" and self._settings.cuda_graphs and pair.backward is not None
+        level = self._settings.debug.log_level.name.lower()
+        sessions = sessions_for(self.place, threads, level, own_stream=captures)
+
+        def opened(model: onnx.ModelProto, name: str, aliases: Mapping[str, str]) -> Graph | CapturedGraph:
+            graph = Graph(sessions.open(model.SerializeToString()), sessions.device, on_host(model), aliases)
+            if not captures:
+                return graph
+            assert isinstance(sessions.device, CudaDevice)
+            stable = {*self._traced.tensors, *pair.kept}
+            return CapturedGraph(graph, sessions.device, name, stable, obstacle_of(model))
+
+        forward = opened(pair.forward, "the forward graph", pair.aliases)
+        backward = None if pair.backward is None else opened(pair.backward, "the backward graph", {})
         return Plan(pair, forward, backward, threads, sessions.kernels)
 
     def _save(self, pair: Pair) -> None:

@@ -57,18 +57,19 @@ def place_of(tensors: Iterable[torch.Tensor]) -> Place:
 
 
 @functools.cache
-def sessions_for(place: Place, threads: int, log_level: str = "error") -> Sessions:
-    """Opens sessions at a place; on a CPU with so many threads."""
+def sessions_for(place: Place, threads: int, log_level: str = "error", *, own_stream: bool = False) -> Sessions:
+    """Opens sessions at a place; on a CPU with so many threads, on a GPU on PyTorch's stream or one of their own."""
     settings = merged([runtime_here().outcome.settings, Settings(_WRONG)])
     if place.kind == "cpu":
         return Sessions(CpuDevice(), threads, log_level, find_library().path, settings)
-    return Sessions(_gpu(place), threads, log_level, settings=settings)
+    return Sessions(_gpu(place, own_stream), threads, log_level, settings=settings)
 
 
-def _gpu(place: Place) -> Device:
+def _gpu(place: Place, own_stream: bool) -> Device:
     from ortflow.workflow.device.choice import cuda_runtime
     from ortflow.workflow.device.cuda import CudaDevice
 
     found = cuda_runtime()
-    stream = place.stream or _LEGACY_STREAM
+    # CUDA cannot capture its default stream.
+    stream = None if own_stream else place.stream or _LEGACY_STREAM
     return CudaDevice(found, found.describe(place.index), precision=place.precision, stream=stream)

@@ -58,6 +58,7 @@ class Settings:
     fallback: str | None = None
     memory_level: int = 0
     cache: Path | None = None
+    cuda_graphs: bool = True
     debug: DebugOptions = field(default_factory=DebugOptions)
 
 
@@ -82,6 +83,7 @@ def settings(
     fallback: str | None = None,
     memory_level: int | None = None,
     cache: str | os.PathLike[str] | None = None,
+    cuda_graphs: bool = True,
     variables: Mapping[str, str] = os.environ,
 ) -> Settings:
     """The settings: keywords, then variables, then defaults. Raises UserError."""
@@ -101,6 +103,8 @@ def settings(
         memory_level = _of({"0": 0, "1": 1, "2": 2}, variables, where)
     if memory_level not in (None, 0, 1, 2) or isinstance(memory_level, bool):
         raise UserError(f"is {memory_level!r}", where=where, fix="use 0, 1 or 2")
+    if not isinstance(cuda_graphs, bool):
+        raise UserError(f"is {cuda_graphs!r}", where="ORTModule(cuda_graphs)", fix="use True or False")
     if verify not in (None, True, False):
         raise UserError(f"is {verify!r}", where="ORTModule(verify)", fix="use True or False")
     if "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT" in variables:
@@ -112,6 +116,7 @@ def settings(
         None if fallback == "error" else fallback,
         memory_level or 0,
         None if folder is None else Path(folder),
+        cuda_graphs,
         debug,
     )
 

@@ -36,7 +36,11 @@ def copied_by(binding: Binding) -> str:
 
 def obstacle_in(graph: Path) -> str:
     """Why runs of a graph must not be captured; empty if they may."""
-    model = onnx.load(graph)
+    return obstacle_of(onnx.load(graph))
+
+
+def obstacle_of(model: onnx.ModelProto) -> str:
+    """The same of a model."""
     if found := _drawn_on_host(walk.all_nodes(model)):
         return f"ONNX Runtime's {', '.join(found)} would draw the same numbers every time"
     chosen = _chosen_by_data(model)

@@ -1,0 +1,158 @@
+"""The graphs of a structure on a GPU, queued by one call each once they are captured as CUDA graphs. Used by `plans`.
+
+Queueing the nodes of a step takes the host longer than the GPU needs for them in models of a few hundred million
+parameters. A captured graph works on the same memory every time: parameters are read where they are, other inputs are
+copied to memory of the graph, and what it returns is copied out of it. Kept values stay in it, so that the captured
+forward graph must not run again before they have been read: a second call before the backward pass of the first one is
+queued node by node, on memory of its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+
+from ortflow.torch.execution import Graph, Queued
+from ortflow.workflow.device.capture import Repeated
+from ortflow.workflow.device.cuda import CudaDevice
+
+Tensors = Mapping[str, torch.Tensor]
+_OVERWRITTEN = (
+    "a later call of the ORTModule has overwritten the values that this backward pass needs: it is the second one of a"
+    " call (retain_graph=True); pass cuda_graphs=False to ORTModule"
+)
+
+
+class Lease:
+    """What a call of the forward graph leaves for the backward pass."""
+
+    def __init__(self) -> None:
+        self.pending = True
+        """No backward pass has read it."""
+        self._valid = True
+
+    def overwrite(self) -> None:
+        """Called when the memory gets values of another call."""
+        self._valid = False
+
+    def check(self) -> None:
+        """Raise RuntimeError if the values are not those of the call."""
+        if not self._valid:
+            raise RuntimeError(_OVERWRITTEN)
+
+
+class CapturedGraph:
+    """A graph as `Graph` runs it, on a stream of its own, for which PyTorch's current stream waits.
+
+    Parameters
+    ----------
+    graph
+        The graph, whose session computes on the device's stream.
+    device
+        The GPU, with a stream that can be captured.
+    name
+        Of the graph.
+    stable
+        Inputs that are at the same address in all calls: parameters, buffers and kept values.
+    obstacle
+        Why it must not be captured; empty if it may.
+    """
+
+    def __init__(self, graph: Graph, device: CudaDevice, name: str, stable: Collection[str], obstacle: str) -> None:
+        self._graph, self._device, self._stable = graph, device, frozenset(stable)
+        self._stream = torch.cuda.ExternalStream(device.stream, device=device.index)
+        # Nobody reads a note: a graph that is not captured is only slower.
+        self._repeated = Repeated(device, name, self._queue, lambda line: None, obstacle or graph.obstacle)
+        self._given: dict[str, torch.Tensor] = {}
+        """Memory of the graph for inputs that are not stable."""
+        self._into: dict[str, torch.Tensor] = {}
+        """Memory of the graph for outputs that a caller wants in tensors of its own."""
+        self._feed: dict[str, torch.Tensor] = {}
+        self._run: Queued | None = None
+        self._captured_run: Queued | None = None
+        self._made: dict[str, torch.Tensor] = {}
+        """The outputs of the captured graph."""
+        self._memory: object = None
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        """Of calls since the capture."""
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """See Graph."""
+        return self._graph.inputs
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it is not captured; None if it is, or may be."""
+        return self._repeated.obstacle
+
+    @property
+    def captured(self) -> bool:
+        """Whether a call of the same sizes is launched as a whole."""
+        return self._repeated.captured
+
+    def handed_out(self, made: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
+        """See Graph. Copies: also what is queued apart may be where the captured graph has values in between."""
+        return [made[name].clone() if self.captured else made[name] for name in names]
+
+    def run(self, given: Tensors, into: Tensors | None = None, lease: Lease | None = None) -> dict[str, torch.Tensor]:
+        """See Graph; `lease` is of the call that later reads the kept values."""
+        current, feed = torch.cuda.current_stream(self._device.index), self._placed(given)
+        memory = feed and tuple((name, t.data_ptr(), tuple(t.shape)) for name, t in feed.items())
+        busy = any(other.pending for other in self._leases)
+        if feed is None or (self.captured and (busy or memory != self._memory)):
+            self._stream.wait_stream(current)
+            made = self._graph.run(given, into)
+            current.wait_stream(self._stream)
+        else:
+            for name, tensor in self._given.items():
+                tensor.copy_(given[name])
+            for name, tensor in (into or {}).items():
+                if name not in self._into:
+                    self._into[name] = torch.empty_like(tensor)
+            self._feed, self._memory = feed, memory
+            self._stream.wait_stream(current)
+            made = self._repeat()
+            current.wait_stream(self._stream)
+            if into:
+                torch._foreach_copy_([*into.values()], [self._into[name] for name in into])
+                made = made | dict(into)
+        if lease is not None and self.captured:
+            self._leases.add(lease)
+        return made
+
+    def _repeat(self) -> dict[str, torch.Tensor]:
+        if self.captured:
+            for lease in self._leases:
+                lease.overwrite()
+            self._leases.clear()
+        self._run = None
+        self._repeated.run(self._memory)
+        run, self._run = self._run, None
+        if run is None:
+            return self._made
+        made = self._graph.results(run, self._into)
+        if self.captured:
+            self._made, self._captured_run = made, run
+        return made
+
+    def _placed(self, given: Tensors) -> dict[str, torch.Tensor] | None:
+        """The inputs as the captured graph reads them; None if their sizes are not those of the first call."""
+        feed: dict[str, torch.Tensor] = {}
+        for name in self._graph.inputs:
+            tensor = given[name]
+            if name in self._stable and self._graph.reads_in_place(name, tensor):
+                feed[name] = tensor
+                continue
+            if name not in self._given:
+                self._given[name] = self._graph.memory_for(name, tensor.shape)
+            if self._given[name].shape != tensor.shape:
+                return None
+            feed[name] = self._given[name]
+        return feed
+
+    def _queue(self) -> None:
+        """Called by `Repeated`: outright, or while the stream is captured."""
+        self._run = self._graph.queue(self._feed, self._into, waits=not self._device.capturing)
