@@ -30,8 +30,8 @@ def embedding_bag(
     if include_last_offset:
         starts, ends = offsets[:-1], offsets[1:]
     else:
-        starts, ends = offsets, torch.cat([offsets[1:], torch.full((1,), count, dtype=offsets.dtype)])
-    places = torch.arange(count)
+        starts, ends = offsets, torch.cat([offsets[1:], offsets.new_full((1,), count)])
+    places = torch.arange(count, device=offsets.device)
     inside = (places >= starts[:, None]) & (places < ends[:, None])
     if padding_idx is not None:
         inside = inside & (indices != padding_idx)

@@ -34,9 +34,11 @@ def ctc_loss(
     single = log_probs.ndim == 2
     if single:
         log_probs, targets = log_probs.unsqueeze(1), targets.unsqueeze(0)
-    inputs, lengths = (torch.as_tensor(each).reshape(-1).long() for each in (input_lengths, target_lengths))
+    inputs, lengths = (
+        torch.as_tensor(each, device=log_probs.device).reshape(-1).long() for each in (input_lengths, target_lengths)
+    )
     rows = _rows(targets.long(), lengths, log_probs.shape[0])
-    known = torch.arange(rows.shape[1]) < lengths.unsqueeze(1)
+    known = torch.arange(rows.shape[1], device=rows.device) < lengths.unsqueeze(1)
     labels = torch.where(known, rows, blank)
     # A blank before, between and behind: [batch, 2 length + 1].
     path = torch.stack([torch.full_like(labels, blank), labels], 2).flatten(1)
@@ -44,7 +46,7 @@ def ctc_loss(
     # A blank among the targets, as padding within their length, is a label like any other in PyTorch (2.15), too.
     skips = torch.nn.functional.pad((path[:, 2:] != path[:, :-2]).long(), (2, 0)) > 0
     emitted = log_probs.gather(2, path.unsqueeze(0).expand(log_probs.shape[0], -1, -1)).unbind(0)
-    alpha = torch.where(torch.arange(path.shape[1]) < 2, emitted[0], _NEVER)
+    alpha = torch.where(torch.arange(path.shape[1], device=path.device) < 2, emitted[0], _NEVER)
     for step, now in enumerate(emitted[1:], 1):
         before = torch.nn.functional.pad(alpha[:, :-1], (1, 0), value=_NEVER)
         skipped = torch.where(skips, torch.nn.functional.pad(alpha[:, :-2], (2, 0), value=_NEVER), _NEVER)
@@ -69,5 +71,5 @@ def _rows(targets: Any, lengths: Any, longest: int) -> Any:
     if targets.ndim == 2:
         return targets
     starts = lengths.cumsum(0) - lengths
-    places = starts.unsqueeze(1) + torch.arange(longest)
+    places = starts.unsqueeze(1) + torch.arange(longest, device=starts.device)
     return targets[places.clamp(max=targets.shape[0] - 1)]

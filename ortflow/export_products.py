@@ -28,7 +28,7 @@ def running_product(x: Any, dim: int, *, dtype: Any = None) -> Any:
         return x.clone()
     length, step = x.shape[dim], 1
     if not isinstance(length, int):
-        places, last = torch.arange(length), x.movedim(dim, -1).unsqueeze(-2)
+        places, last = torch.arange(length, device=x.device), x.movedim(dim, -1).unsqueeze(-2)
         return torch.where(places[:, None] >= places, last, 1.0).prod(-1).movedim(-1, dim)
     while step < length:
         before = torch.ones_like(x.narrow(dim, 0, step))

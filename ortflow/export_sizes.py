@@ -16,7 +16,7 @@ def by_size(original: Callable[..., Any]) -> Callable[..., Any]:
         import torch
 
         if len(args) == 2 and isinstance(args[0], torch.Tensor) and isinstance(args[1], torch.SymInt):
-            return original(args[0], torch.full((), args[1], dtype=args[0].dtype), **further)
+            return original(args[0], torch.full((), args[1], dtype=args[0].dtype, device=args[0].device), **further)
         return original(*args, **further)
 
     return replacement
@@ -33,7 +33,7 @@ def roll(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(shift, torch.SymInt) or not isinstance(axis, int):
             return original(input, shifts) if dims is None else original(input, shifts, dims)
         count = input.shape[axis]
-        places = torch.arange(count) - torch.full((), shift)
-        return input.index_select(axis, torch.remainder(places, torch.full((), count)))
+        places = torch.arange(count, device=input.device) - torch.full((), shift, device=input.device)
+        return input.index_select(axis, torch.remainder(places, torch.full((), count, device=input.device)))
 
     return replacement

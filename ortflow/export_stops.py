@@ -120,7 +120,11 @@ def stopped(value: Any) -> Any:
 
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
-    return torch.onnx.ops.symbolic(f"{_DOMAIN}::{_OPERATOR}", (value,), dtype=value.dtype, shape=value.shape, version=1)
+    result = torch.onnx.ops.symbolic(
+        f"{_DOMAIN}::{_OPERATOR}", (value,), dtype=value.dtype, shape=value.shape, version=1
+    )
+    # While PyTorch (2.8 to 2.15) traces, it says that the node's result is on the CPU.
+    return result if value.device.type == "cpu" else result.to(value.device)
 
 
 def mark_stops(model: Any) -> None:

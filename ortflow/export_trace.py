@@ -212,7 +212,8 @@ def _embedding(original: Any) -> Any:
         rows = original(weight, indices, -1, False, *rest, **further)
         if scale_grad_by_freq:
             flat, fixed = indices.reshape(-1).long(), stopped(rows)
-            counts = torch.zeros(weight.shape[0]).scatter_add(0, flat, torch.ones_like(flat, dtype=torch.float32))
+            counts = torch.zeros(weight.shape[0], device=flat.device)
+            counts = counts.scatter_add(0, flat, torch.ones_like(flat, dtype=torch.float32))
             rows = fixed + (rows - fixed) / counts[flat].reshape(indices.shape).unsqueeze(-1)
         if padding_idx < 0:
             return rows

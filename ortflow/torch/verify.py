@@ -115,7 +115,7 @@ def eager(
         if roots is None:
             roots = [True] * len(outputs)
         if weights is None:
-            weights = _drawn(outputs)
+            weights = _drawn(outputs, roots)
         sources = {name: state[name] if name in state else inputs[int(name.split("/")[1])] for name in wanted}
         pairs = [
             (output, weight.to(output.dtype))
@@ -150,15 +150,15 @@ def _repeatable() -> Iterator[None]:
             yield
 
 
-def _drawn(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def _drawn(outputs: Sequence[torch.Tensor], roots: Sequence[bool]) -> list[torch.Tensor | None]:
     generator = np.random.default_rng(_SEED)
     return [
         torch.from_numpy(
             np.asarray(generator.standard_normal(tuple(o.shape)) / max(o.numel(), 1) ** 0.5, np.float32)
         ).to(o.device)
-        if o.requires_grad and o.is_floating_point()
+        if root and o.requires_grad and o.is_floating_point()
         else None
-        for o in outputs
+        for o, root in zip(outputs, roots, strict=True)
     ]
 
 

@@ -153,3 +153,29 @@ def test_a_function_with_another_gradient_is_refused_beside_a_stop(tmp_path: Pat
     sentence = r"'layer.weight' is 100.0% off.*torch\.autograd\.Function"
     with pytest.raises(UserError, match=sentence):
         ortflow.export_for_training(Both(), torch.randn(2, 3), tmp_path / "model.onnx")
+
+
+def test_stops_and_constants_are_on_the_device_of_the_module() -> None:
+    """On a GPU that the test does not need: PyTorch's fake tensors have its name."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ortflow.export_stops import stops_noted
+    from ortflow.export_trace import exportable
+
+    class Tables(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Embedding(7, 4, padding_idx=0, device="cuda")
+            self.second = torch.nn.Embedding(7, 4, scale_grad_by_freq=True, device="cuda")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = self.first(x) + self.second(x)
+            return torch.roll(found * found.detach(), 1, 1)
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module = Tables()
+        with exportable(module), stops_noted(module):
+            x = torch.zeros(2, 3, dtype=torch.int64, device="cuda")
+            program = torch.export.export(module, (x,), strict=False)
+    (result,) = next(node for node in program.graph.nodes if node.op == "output").args[0]
+    assert result.meta["val"].device.type == "cuda"

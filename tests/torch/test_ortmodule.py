@@ -283,12 +283,15 @@ class Nested(Custom):
         return self.rest[0](Alone()(self.custom(self.first(x))) * self.scale)
 
 
-@pytest.mark.parametrize(("kind", "graphs"), [(Custom, r"first, rest\.0"), (Nested, r"first, rest\.0, custom")])
+@pytest.mark.parametrize(("kind", "graphs"), [(Custom, "first, rest.0"), (Nested, "first, rest.0, custom")])
 def test_a_function_with_a_backward_of_its_own_runs_between_graphs(kind: Callable[[], nn.Module], graphs: str) -> None:
     eager, x = kind(), torch.randn(3, 4)
     module = ORTModule(copy.deepcopy(eager))
-    with pytest.warns(UserWarning, match=rf"{kind.__name__} runs in PyTorch.*as graphs run {graphs}$"):
+    with pytest.warns(UserWarning, match=r"(Custom|Nested) runs in PyTorch.*as graphs run first, rest\.0") as caught:
         module(x).sum().backward()
+    said = str(caught[0].message)
+    assert said.startswith(kind.__name__)
+    assert said.endswith(f"as graphs run {graphs}")
     eager(x).sum().backward()
     close(gradients_of(module), gradients_of(eager))
     module(x)  # says it once
