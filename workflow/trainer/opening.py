@@ -135,7 +135,7 @@ class Assembly:
     """Makes the parts, each from those before it."""
 
     def __init__(self, context: StepContext, parts: Parts, loop: LoopName, divided: Divided | None) -> None:
-        self.context, self._chosen, self._loop, self._divided = context, parts, loop, divided
+        self.context, self._chosen, self._divided = context, parts, divided
         self._zero = context.spec.parallel.zero
         sharded, queued = parts.passes == "shards", loop == "queued"
         if sharded:

@@ -93,7 +93,7 @@ class GraphTrainer(Trainer):
         self.before_wait: Callable[[], None] = _nothing
         if training is not None:
             self.prefetches = training.parts.passes.prefetches
-            # In a divided model, messages of the next step would wait for those of the present one.
+            # A divided model begins no step before the one before has ended.
             self.begins = training.loop.begins and ranks is None
 
     @property
