@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 from pyarrow import csv
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 PLANS = ["basic", "family", "plus", "team"]
 OUTCOMES = ["leaves", "stays", "upgrades"]
+STORY_TOKENS = 299
 ANIMALS = ["bear", "cat", "dog", "fox", "owl", "wolf"]
 
 
@@ -54,7 +55,7 @@ def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 def write_reviews(folder: Path) -> None:
-    """400 reviews and 80 without a class; a WordPiece tokenizer of 120 tokens."""
+    """400 reviews and 80 without a class; a WordPiece tokenizer of letters and the words."""
     chance = random.Random(0)
     words = {
         "good": ["fresh", "sweet", "warm", "bright", "friendly", "quick"],
@@ -71,11 +72,15 @@ def write_reviews(folder: Path) -> None:
         rows.append({"text": " ".join(parts), "stars": stars})
     write_rows(folder / "reviews.jsonl", rows[:400])
     write_rows(folder / "new.jsonl", [{"text": row["text"]} for row in rows[400:]])
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    # Trainers of tokenizers break ties by chance: the pages' numbers would differ from run to run.
+    whole = sorted({word for row in rows for word in row["text"].split()})
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator([row["text"] for row in rows], trainer)
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    vocabulary = [*special, *letters, *(f"##{letter}" for letter in letters), *whole]
+    model = models.WordPiece({token: number for number, token in enumerate(vocabulary)}, unk_token="[UNK]")
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(special)
     ends = [("[CLS]", 2), ("[SEP]", 3)]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -92,11 +97,15 @@ def write_stories(folder: Path) -> None:
 
     rows = [{"text": " ".join(sentence() for _ in range(chance.randint(1, 5)))} for _ in range(300)]
     write_rows(folder / "stories.jsonl", rows)
-    tokenizer = Tokenizer(models.BPE())
+    vocabulary = ["<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    merges = []
+    for word in sorted({word for row in rows for word in row["text"].split()}):
+        for end in range(len(word)):
+            left, right = f"Ġ{word[:end]}", word[end]
+            if left + right not in vocabulary and len(vocabulary) < STORY_TOKENS:
+                merges.append((left, right))
+                vocabulary.append(left + right)
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(vocabulary)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([row["text"] for row in rows], trainer)
+    tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.save(str(folder / "tokenizer.json"))

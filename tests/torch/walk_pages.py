@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,16 +68,16 @@ class Page:
 
 
 def _renewed(printed: list[str], lines: list[str]) -> list[str]:
-    """From the end: of lines that differ in their numbers alone, a page shows the last ones."""
+    """Of lines that differ in their numbers alone, a page shows the last ones; logs and output come apart."""
+    rest: dict[str, list[str]] = defaultdict(list)
+    for line in lines:
+        rest[form(line)].append(line)
     renewed: list[str] = []
-    place = len(lines)
     for line in reversed(printed):
-        same = [number for number in range(place) if form(lines[number]) == form(line)]
         if line == ELLIPSIS:
             renewed.append(line)
-        elif same:
-            place = same[-1]
-            renewed.append(lines[place])
+        elif rest[form(line)]:
+            renewed.append(rest[form(line)].pop())
     return renewed[::-1]
 
 

@@ -188,7 +188,7 @@ def text(folder: Path, made: Mapping[str, Any]) -> dict[str, Peer]:
     peers = {"masked": Peer(losses, masked, {}, [])}
     classifier.distilbert.load_state_dict(masked.distilbert.state_dict())
     samples = RunSamples.of(folder, "classify", {**inputs, "labels": "stars"})
-    losses = train(samples, lambda batch: _logits(classifier, batch), adamw(classifier, 1e-3))
+    losses = train(samples, lambda batch: _logits(classifier, batch), adamw(classifier, 2e-3))
     scores = evaluated(lambda batch: _logits(classifier, batch), samples.held_out)
     return {**peers, "classify": Peer(losses, classifier, scores, samples.held_out)}
 
