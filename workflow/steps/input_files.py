@@ -43,13 +43,13 @@ def refuse_other_files(
     """
     files = dict(_files(spec))
     for key in sorted(key for key in before.keys() & now.keys() if before[key] != now[key]):
-        what = f"{files[key]} has changed since this run began"
+        message = f"{files[key]} has changed since this run began"
         if key.startswith(NOT_TRAINED_ON):
-            report.warn(f"{key}: {what}: later evaluations are not comparable with earlier ones")
+            report.warn(f"{key}: {message}: later evaluations are not comparable with earlier ones")
         elif saved and spec.checkpoint.exact:
-            raise UserError(f"{what}: the loss curve would change", where=key, fix=_FIX)
+            raise UserError(f"{message}: the loss curve would change", where=key, fix=_FIX)
         else:
-            report.warn(f"{key}: {what}")
+            report.warn(f"{key}: {message}")
 
 
 def _files(spec: TrainerRunSpec) -> Iterator[tuple[str, str]]:
@@ -58,19 +58,15 @@ def _files(spec: TrainerRunSpec) -> Iterator[tuple[str, str]]:
         path = None if keys in _ELSEWHERE or (keys[0] == "data" and keys[-1] == "path") else value_at(values, keys)
         if isinstance(path, str) and url_of(path) is None:
             yield ".".join(keys), path
-    data = spec.data
-    sets = {
-        "train": data.train,
-        "eval": data.eval,
-        **{f"eval_sets.{name}": one for name, one in data.eval_sets.items()},
-    }
-    for name, section in sets.items():
-        yield from _of_transforms(f"data.{name}", section)
+    yield from _of_transforms("data.train", spec.data.train)
+    yield from _of_transforms("data.eval", spec.data.eval)
+    for name, section in spec.data.eval_sets.items():
+        yield from _of_transforms(f"data.eval_sets.{name}", section)
 
 
-def _of_transforms(where: str, section: DataSet | None) -> Iterator[tuple[str, str]]:
+def _of_transforms(section_path: str, section: DataSet | None) -> Iterator[tuple[str, str]]:
     for number, transform in enumerate(section.transforms if section is not None else ()):
-        place = f"{where}.transforms[{number}]"
+        place = f"{section_path}.transforms[{number}]"
         if transform.onnx is not None:
             yield f"{place}.onnx", transform.onnx
         if transform.function is not None:
@@ -83,7 +79,7 @@ def _of_transforms(where: str, section: DataSet | None) -> Iterator[tuple[str, s
 def _origin(module: str) -> str | None:
     """The file of a module; None if there is none, which the transform reports."""
     try:
-        found = importlib.util.find_spec(module)
+        description = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
         return None
-    return None if found is None else found.origin
+    return None if description is None else description.origin
