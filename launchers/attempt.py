@@ -106,8 +106,8 @@ class Attempt(Child):
         members = processes.family(root)
         self._family.update({process.pid: process for process in members})
         # Without a process manager the child is the only rank.
-        found = {0: root} if self.world_size == 1 else processes.ranks_among(members)
-        self.ranks.update(found)
+        ranks = {0: root} if self.world_size == 1 else processes.ranks_among(members)
+        self.ranks.update(ranks)
 
     def gone(self) -> Sequence[int]:
         """Ranks that no longer run; first those without a log, which ended as they started."""
@@ -136,8 +136,8 @@ class Attempt(Child):
     def _order_of_ends(self) -> Sequence[int]:
         """All ranks by their end; empty if it is not known."""
         # A rank without a log may have ended before all others; one whose log is open has not ended yet.
-        known = all(self.run.log(self.number, rank).exists() for rank in range(self.world_size))
-        return self._exits.order() if known else ()
+        all_logged = all(self.run.log(self.number, rank).exists() for rank in range(self.world_size))
+        return self._exits.order() if all_logged else ()
 
     def guess(self, returncode: int) -> Cause | None:
         """The rank that ended first, where its end made MPI end the others."""

@@ -63,11 +63,11 @@ def end_of_attempt(
         Whether the kernel has killed a process for memory meanwhile.
     """
     run, number = job.run, attempt.number
-    known = verdict or attempt.verdict(returncode)
-    reason = known or cause(
+    reported_cause = verdict or attempt.verdict(returncode)
+    reason = reported_cause or cause(
         returncode, attempt.statuses(returncode), failures(run, number, job.world_size), out_of_memory=out_of_memory
     )
-    if known is None and reason.outcome is Outcome.FAILURE and not reason.reported and reason.rank is None:
+    if reported_cause is None and reason.outcome is Outcome.FAILURE and not reason.reported and reason.rank is None:
         reason = attempt.guess(returncode) or reason
     reason = explained(reason, run, number, job.world_size)
     if reason.outcome is Outcome.FAILURE and not reason.reported and stop.check() and not _all_began(job, number):

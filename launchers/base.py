@@ -87,19 +87,21 @@ def find_launcher(name: str) -> Launcher:
     """Return the launcher with this name. Raises UserError if there is none, or if it cannot be loaded."""
     if name in BUILT_IN:
         module, _, kind = BUILT_IN[name].partition(":")
-        own: Launcher = getattr(import_module(f"{GROUP}.{module}"), kind)()
-        return own
-    found = _others()
-    if name not in found:
-        names = sorted({*BUILT_IN, *found})
+        built_in: Launcher = getattr(import_module(f"{GROUP}.{module}"), kind)()
+        return built_in
+    entry_points = _others()
+    if name not in entry_points:
+        names = sorted({*BUILT_IN, *entry_points})
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
         raise UserError(f"unknown launcher {name!r}", fix=hint)
     try:
-        launcher: Launcher = found[name].load()()
+        launcher: Launcher = entry_points[name].load()()
     except Exception as error:  # the module may raise anything
-        what = f"the launcher {name!r} cannot be loaded from {found[name].value} ({type(error).__name__}: {error})"
-        raise UserError(what, fix="reinstall the package that provides it") from error
+        message = (
+            f"the launcher {name!r} cannot be loaded from {entry_points[name].value} ({type(error).__name__}: {error})"
+        )
+        raise UserError(message, fix="reinstall the package that provides it") from error
     return launcher
 
 
@@ -108,13 +110,13 @@ def offering(capability: type[Any]) -> dict[str, Any]:
 
     Loads all launchers: for messages, and for commands without a named launcher.
     """
-    found: dict[str, Any] = {}
+    launchers: dict[str, Any] = {}
     for name in (*BUILT_IN, *sorted(_others().keys() - BUILT_IN)):
         with suppress(UserError):
             launcher = find_launcher(name)
             if isinstance(launcher, capability):
-                found[name] = launcher
-    return found
+                launchers[name] = launcher
+    return launchers
 
 
 def ways_to(capability: type[Any]) -> str:
@@ -154,16 +156,18 @@ def launcher_name(records: Sequence[dict[str, Any]]) -> str:
 def statuses(runs: Sequence[RunDir]) -> list[RunStatus]:
     """Return the status of each run, in the same order; one query for each launcher that supports it."""
     by_name: dict[str, list[int]] = {}
-    found: dict[int, RunStatus] = {}
+    run_statuses: dict[int, RunStatus] = {}
     for place, run in enumerate(runs):
         try:
             by_name.setdefault(launcher_name(run.read_attempts()), []).append(place)
         except OSError as error:
-            found[place] = unreadable(run, error)
+            run_statuses[place] = unreadable(run, error)
     for name, places in by_name.items():
-        launcher, those = find_launcher(name), [runs[place] for place in places]
-        reported = (
-            launcher.statuses(those) if isinstance(launcher, Overview) else [launcher.status(run) for run in those]
+        launcher, launcher_runs = find_launcher(name), [runs[place] for place in places]
+        answers = (
+            launcher.statuses(launcher_runs)
+            if isinstance(launcher, Overview)
+            else [launcher.status(run) for run in launcher_runs]
         )
-        found.update(zip(places, reported, strict=True))
-    return [found[place] for place in range(len(runs))]
+        run_statuses.update(zip(places, answers, strict=True))
+    return [run_statuses[place] for place in range(len(runs))]

@@ -34,9 +34,9 @@ def main_metric(evaluation: Mapping[str, Any]) -> str | None:
 
     Only those of which is known whether higher or lower is better; `SET/NAME` is the metric NAME of one set.
     """
-    known = [name for name in evaluation if _kind(name) in METRICS]
+    metric_names = [name for name in evaluation if _kind(name) in METRICS]
     losses = [name for name in evaluation if _kind(name) == "loss"]
-    return next(iter([*known, *losses]), None)
+    return next(iter([*metric_names, *losses]), None)
 
 
 def _kind(name: str) -> str:
@@ -46,12 +46,12 @@ def _kind(name: str) -> str:
 def best_of(path: Path, metric: str) -> Best | None:
     """The best value of a metric in a file of events; None without one, or if the file is too large to be searched."""
     sign = 1.0 if higher_is_better(_kind(metric)) else -1.0
-    found: Best | None = None
+    best: Best | None = None
     for record in evaluations(path):
         value = metrics(record).get(metric)
-        if value is not None and (found is None or sign * value > sign * found.value):
-            found = Best(metric, value, int(record["step"]))
-    return found
+        if value is not None and (best is None or sign * value > sign * best.value):
+            best = Best(metric, value, int(record["step"]))
+    return best
 
 
 def evaluations(path: Path) -> Iterator[dict[str, Any]]:

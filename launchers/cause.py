@@ -60,13 +60,13 @@ def statuses(
     if kind == "mpich":
         codes = [int(code) for line in _HYDRA_CODES.findall(output) for code in line.split(",")]
         ended = {rank: _from_wait_status(status) for rank, status in enumerate(codes) if status}
-        named = [pids[int(pid)] for pid in _HYDRA_FIRST.findall(output) if int(pid) in pids]
-        first = next((rank for rank in (*order, *named) if rank in ended), None)
+        named_ranks = [pids[int(pid)] for pid in _HYDRA_FIRST.findall(output) if int(pid) in pids]
+        first = next((rank for rank in (*order, *named_ranks) if rank in ended), None)
         if first is None:
             return {rank: code for rank, code in ended.items() if code != -signal.SIGKILL} or ended
         return {rank: code for rank, code in ended.items() if rank == first or code > 0}
-    found = {int(rank): -int(number) for rank, number in _OPENMPI_SIGNAL.findall(output)}
-    return found or {int(rank): int(code) for rank, code in _OPENMPI_CODE.findall(output)}
+    signals = {int(rank): -int(number) for rank, number in _OPENMPI_SIGNAL.findall(output)}
+    return signals or {int(rank): int(code) for rank, code in _OPENMPI_CODE.findall(output)}
 
 
 def cause(
@@ -85,9 +85,9 @@ def cause(
     killed = [rank for rank, status in ended.items() if status < 0 and -status not in _LEAVE]
     if killed:
         status = ended[killed[0]]
-        who = f"rank {killed[0]} was" if len(killed) == 1 else f"ranks {', '.join(map(str, killed))} were"
+        subject = f"rank {killed[0]} was" if len(killed) == 1 else f"ranks {', '.join(map(str, killed))} were"
         memory = " (out of memory)" if out_of_memory and -status == signal.SIGKILL else ""
-        sentence = f"{who} killed by {signal_name(-status)}{memory}"
+        sentence = f"{subject} killed by {signal_name(-status)}{memory}"
         return Cause(Outcome.FAILURE, status, sentence, killed[0] if len(killed) == 1 else None)
 
     def code_of(rank: int) -> int:

@@ -47,31 +47,31 @@ class Change(NamedTuple):
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
     """Keys whose values differ, dotted."""
-    found: list[Change] = []
+    changes: list[Change] = []
     for key in {**before, **now}:
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            found += [Change(f"{key}.{inner}", a, b) for inner, a, b in differences(old, new)]
+            changes += [Change(f"{key}.{inner}", a, b) for inner, a, b in differences(old, new)]
         elif old != new:
-            found.append(Change(key, old, new))
-    return found
+            changes.append(Change(key, old, new))
+    return changes
 
 
 def within(key: str, allowed: Sequence[str]) -> bool:
     """Whether a key is one of these or belongs to one of these sections."""
-    return any(key == one or key.startswith(f"{one}.") for one in allowed)
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in allowed)
 
 
 def refuse(root: Path, changes: Sequence[Change]) -> None:
     """Raise UserError if one of the changes would make it another run."""
-    others = [change for change in changes if not within(change.key, MAY_CHANGE)]
-    if not others:
+    refused = [change for change in changes if not within(change.key, MAY_CHANGE)]
+    if not refused:
         return
-    listed = ", ".join(f"{change.key} is {change.before} there and {change.now} here" for change in others[:LISTED])
-    more = f", and {len(others) - LISTED} other keys differ" if len(others) > LISTED else ""
-    keys = "this key" if len(others) == 1 else "these keys"
+    listed = ", ".join(f"{change.key} is {change.before} there and {change.now} here" for change in refused[:LISTED])
+    rest = f", and {len(refused) - LISTED} other keys differ" if len(refused) > LISTED else ""
+    keys = "this key" if len(refused) == 1 else "these keys"
     raise UserError(
-        f"{root} holds another run: {listed}{more}",
+        f"{root} holds another run: {listed}{rest}",
         fix=f"give {keys} the old value to continue, --fresh to start over and rename the old run, or another name "
         "(name=NAME, or run_dir)",
     )
@@ -94,14 +94,14 @@ def continued_run(before: TrainerRunSpec, now: TrainerRunSpec, batch: int) -> Tr
     If the number of ranks or the micro-batch has changed, gradient accumulation is adapted. Raises UserError if the
     samples do not divide, or if another number is requested in another way than by `train.global_batch`.
     """
-    asked = now.train.gradient_accumulation != before.train.gradient_accumulation
+    was_asked = now.train.gradient_accumulation != before.train.gradient_accumulation
     if now.train.global_batch not in (None, batch):
-        if asked:
+        if was_asked:
             agree(now)
         return now
     micro_batch, grid = now.data.micro_batch, now.grid
     product = micro_batch * now.train.gradient_accumulation * grid.data
-    if asked and product != batch:
+    if was_asked and product != batch:
         raise UserError(
             f"is {now.train.gradient_accumulation}, which makes {product} samples a step ({division(now, product)}), "
             f"and this run takes {batch}",
@@ -120,10 +120,10 @@ def agree(spec: RunSpec) -> None:
     """Raise UserError if global batch and gradient accumulation are both given and contradict each other."""
     if not isinstance(spec, TrainerRunSpec):
         return
-    asked = spec.train.gradient_accumulation
-    if asked not in (1, spec.accumulation):
+    accumulation = spec.train.gradient_accumulation
+    if accumulation not in (1, spec.accumulation):
         raise UserError(
-            f"is {asked}, and {KEY} {spec.global_batch} makes it {spec.accumulation} "
+            f"is {accumulation}, and {KEY} {spec.global_batch} makes it {spec.accumulation} "
             f"({division(spec, spec.global_batch)})",
             where="train.gradient_accumulation",
             fix="leave out one of them",

@@ -44,21 +44,21 @@ def next_nodes(present: int, fitting: Sequence[int], waited: float, patience: fl
     waited, patience
         Seconds for which nodes were awaited, and for which a larger number is worth waiting.
     """
-    found = most(present, fitting)
-    return None if found is None or (found < fitting[-1] and waited < patience) else found
+    nodes = most(present, fitting)
+    return None if nodes is None or (nodes < fitting[-1] and waited < patience) else nodes
 
 
 def grown(running: int, present: int, fitting: Sequence[int]) -> int | None:
     """The larger number of nodes for which an attempt of `running` nodes is to make room; None to let it run."""
-    found = most(present, fitting)
-    return found if found is not None and found > running else None
+    nodes = most(present, fitting)
+    return nodes if nodes is not None and nodes > running else None
 
 
-def described(nodes: int, wanted: int, lost: str = "") -> str:
+def described(nodes: int, total: int, lost: str = "") -> str:
     """`all 4 nodes`, or `2 of 4 nodes: n3 is lost`."""
-    if nodes == wanted:
-        return f"all {wanted} nodes"
-    return f"{nodes} of {wanted} nodes" + (f": {lost}" if lost else "")
+    if nodes == total:
+        return f"all {total} nodes"
+    return f"{nodes} of {total} nodes" + (f": {lost}" if lost else "")
 
 
 def absent(names: Sequence[str], state: str) -> str:
@@ -129,35 +129,35 @@ class ElasticNodes:
             self._skipped_reported = True
             for message in skipped_messages(self._whole):
                 view.message(message)
-        begun = reported = self._clock.monotonic()
+        begun = last_report = self._clock.monotonic()
         while not stopped():
             now = self._clock.monotonic()
             usable = self._usable(self._excluded())
             present = self._pool.present(usable)
             # Nobody waits for an excluded node.
             fitting = [nodes for nodes in self._fitting if nodes <= len(usable)] or self._fitting
-            chosen = next_nodes(len(present), fitting, now - begun, self._whole.restart.shrink_seconds)
-            if chosen is not None:
-                return self._take(present, chosen, view)
-            if now >= reported + REPORT_PERIOD or now == begun:
-                reported = now
+            count = next_nodes(len(present), fitting, now - begun, self._whole.restart.shrink_seconds)
+            if count is not None:
+                return self._take(present, count, view)
+            if now >= last_report + REPORT_PERIOD or now == begun:
+                last_report = now
                 view.message(f"waiting for nodes: {self._lost(present)}")
             view.tick()
             self._clock.sleep(PERIOD)
         return None
 
-    def _take(self, present: Sequence[str], chosen: int, view: View) -> AttemptNodes:
-        self.names, self.spec = list(present[:chosen]), on_nodes(self._whole, chosen)
-        wanted = self._whole.resources.nodes
-        why = self._lost(present)
-        if len(present) > chosen and chosen < wanted:
-            why += f", and {len(present)} nodes do not divide a step's samples"
-        self.summary = described(chosen, wanted, why)
+    def _take(self, present: Sequence[str], nodes: int, view: View) -> AttemptNodes:
+        self.names, self.spec = list(present[:nodes]), on_nodes(self._whole, nodes)
+        total = self._whole.resources.nodes
+        reason = self._lost(present)
+        if len(present) > nodes and nodes < total:
+            reason += f", and {len(present)} nodes do not divide a step's samples"
+        self.summary = described(nodes, total, reason)
         if self._whole.resources.spares:
-            reserve = f"{counted(len(present) - chosen, 'node')} in reserve"
-            self.summary += (f": {why}" if why else "") + f", {reserve}"
+            reserve = f"{counted(len(present) - nodes, 'node')} in reserve"
+            self.summary += (f": {reason}" if reason else "") + f", {reserve}"
         report_nodes(view, self.summary, self.spec)
-        return AttemptNodes(self.spec.world_size, chosen, self.summary, tuple(map(self._pool.shown, self.names)))
+        return AttemptNodes(self.spec.world_size, nodes, self.summary, tuple(map(self._pool.shown, self.names)))
 
     def _usable(self, excluded: Collection[str]) -> list[str]:
         return [name for name in self._pool.names if self._pool.node(name) not in excluded]
@@ -184,13 +184,13 @@ class ElasticNodes:
         # Those of the attempt are watched by the attempt.
         usable = self._usable(self._excluded())
         back = self._pool.present([name for name in usable if name not in self.names])
-        more = grown(running, running + len(back), self._fitting)
-        return None if more is None else there_again(more, self._whole)
+        larger = grown(running, running + len(back), self._fitting)
+        return None if larger is None else there_again(larger, self._whole)
 
 
-def there_again(nodes: int, whole: RunSpec) -> str:
+def there_again(nodes: int, spec: RunSpec) -> str:
     """Why an attempt is to save."""
-    return f"{nodes} of {whole.resources.nodes} nodes are there again"
+    return f"{nodes} of {spec.resources.nodes} nodes are there again"
 
 
 def report_nodes(view: View, summary: str, spec: RunSpec) -> None:

@@ -24,9 +24,9 @@ _CRASH = re.compile(r"\brank \d+ was killed by SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE)
 def excluded(records: Records) -> dict[str, str]:
     """The excluded nodes, each with its reason."""
     return {
-        str(node): str(why)
+        str(node): str(reason)
         for record in _of_this_budget(records)
-        for node, why in (record.get("excludes") or {}).items()
+        for node, reason in (record.get("excludes") or {}).items()
     }
 
 
@@ -44,7 +44,7 @@ def places_of(run: RunDir, attempt: int, world_size: int) -> dict[int, str]:
 def slow_in_preflight(run: RunDir, attempt: int) -> dict[str, str]:
     """The nodes that the preflight of an attempt found too slow, each with its reason."""
     bad = newest(run, attempt, [0], "preflight", limit=1 << 20).get(0, {}).get("bad")
-    return {str(node): f"preflight: it {why}" for node, why in bad.items()} if isinstance(bad, dict) else {}
+    return {str(node): f"preflight: it {reason}" for node, reason in bad.items()} if isinstance(bad, dict) else {}
 
 
 def blamed(cause: Cause, places: Mapping[int, str]) -> tuple[str, ...]:
@@ -63,12 +63,12 @@ def blamed(cause: Cause, places: Mapping[int, str]) -> tuple[str, ...]:
 
 def blamed_too_often(nodes: Iterable[str], sentence: str, records: Records) -> dict[str, str]:
     """Those of the nodes that an end is blamed on which are excluded because of it, each with its reason."""
-    found = {}
+    reasons = {}
     for node in nodes:
         before = [str(r.get("cause")) for r in _of_this_budget(records) if node in (r.get("blamed") or ())]
         if len(before) + 1 >= BLAMES and node not in excluded(records):
-            found[node] = "blamed for the ends of two attempts: " + "; ".join([*before, sentence][-BLAMES:])
-    return found
+            reasons[node] = "blamed for the ends of two attempts: " + "; ".join([*before, sentence][-BLAMES:])
+    return reasons
 
 
 def _of_this_budget(records: Records) -> Sequence[dict[str, Any]]:

@@ -71,6 +71,6 @@ def _closed(events: bytes) -> list[int]:
         place += _EVENT.size
         name = events[place : place + length].rstrip(b"\0")
         place += length
-        if found := re.fullmatch(rb"rank-(\d+)\.log", name):
-            ranks.append(int(found[1]))
+        if match := re.fullmatch(rb"rank-(\d+)\.log", name):
+            ranks.append(int(match[1]))
     return ranks

@@ -39,8 +39,8 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        reported = {"level": self.level.value, "about": self.about, "what": self.what, "fix": self.fix or None}
-        return {**reported, **({"data": dict(self.data)} if self.data else {})}
+        fields = {"level": self.level.value, "about": self.about, "what": self.what, "fix": self.fix or None}
+        return {**fields, **({"data": dict(self.data)} if self.data else {})}
 
 
 def ok(about: str, what: str, **data: Any) -> Finding:
@@ -65,13 +65,13 @@ def untested(about: str, what: str, fix: str = "") -> Finding:
 
 def from_error(about: str, error: UserError) -> Finding:
     """A UserError as a fault."""
-    where = f"{error.where}: " if error.where else ""
-    return Finding(Level.FAULT, about, where + error.what, error.fix or "")
+    place = f"{error.where}: " if error.where else ""
+    return Finding(Level.FAULT, about, place + error.what, error.fix or "")
 
 
-def summary(found: Sequence[Finding]) -> str:
+def summary(findings: Sequence[Finding]) -> str:
     """The last line: how many of each kind that is not ok."""
-    counts = {level: sum(one.level is level for one in found) for level in Level}
+    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     parts = [
         f"{counts[level]} {level.value}{'s' if counts[level] > 1 and level is not Level.UNTESTED else ''}"
         for level in (Level.FAULT, Level.WARNING, Level.UNTESTED)
@@ -82,6 +82,6 @@ def summary(found: Sequence[Finding]) -> str:
     return ", ".join(parts)
 
 
-def has_fault(found: Iterable[Finding]) -> bool:
+def has_fault(findings: Iterable[Finding]) -> bool:
     """Whether there is a fault."""
-    return any(one.level is Level.FAULT for one in found)
+    return any(finding.level is Level.FAULT for finding in findings)

@@ -72,20 +72,20 @@ class Follower:
         due = 0.0
         self._notes = set(notes(self._run.read_attempts()))
         while True:
-            how = None
+            run_status = None
             if self._clock.monotonic() >= due:
-                how = self._launcher.status(self._run)
+                run_status = self._launcher.status(self._run)
                 self._print_changes()
                 due = self._clock.monotonic() + POLL
             for record in self._tail.read():
                 self._view.record(record)
                 if record.get("event") in _LAST:
                     due = min(due, self._clock.monotonic() + 2 * TICK)
-            if how is not None:
-                self._print(how)
-                if not how.state.active:
+            if run_status is not None:
+                self._print(run_status)
+                if not run_status.state.active:
                     self._tail.close()
-                    return End(exit_code(how, self._run), how)
+                    return End(exit_code(run_status, self._run), run_status)
             self._view.tick()
             self._clock.sleep(TICK)
 
@@ -96,31 +96,31 @@ class Follower:
                 self._notes.add(note)
                 self._view.message(note)
 
-    def _print(self, how: RunStatus) -> None:
+    def _print(self, run_status: RunStatus) -> None:
         """Show the state of the job if it has changed."""
-        line = format_place(how)
+        line = format_place(run_status)
         if line != self._shown:
             self._shown = line
             self._view.message(line)
 
 
-def format_place(how: RunStatus) -> str:
+def format_place(run_status: RunStatus) -> str:
     """State, job and nodes of a run in one line. Pure."""
-    line = how.state.value
-    if how.job is not None:
-        line += f": job {how.job}"
-    if how.state is State.RUNNING and how.nodes:
-        line += f" on {how.nodes}"
-    if how.waits:
-        line += f", {how.waits}"
-    if how.state is State.RESTARTING and how.cause:
-        line += f" (last end: {how.cause})"
+    line = run_status.state.value
+    if run_status.job is not None:
+        line += f": job {run_status.job}"
+    if run_status.state is State.RUNNING and run_status.nodes:
+        line += f" on {run_status.nodes}"
+    if run_status.waits:
+        line += f", {run_status.waits}"
+    if run_status.state is State.RESTARTING and run_status.cause:
+        line += f" (last end: {run_status.cause})"
     return line
 
 
-def exit_code(how: RunStatus, run: RunDir) -> int:
+def exit_code(run_status: RunStatus, run: RunDir) -> int:
     """Return the exit code for a run that has ended: 0 done, 2 wrong input, 75 preempted or stopped, otherwise 1."""
     end = last_end(run.read_attempts()) or {}
-    if how.state is State.FAILED and end.get("outcome") == Outcome.USER_ERROR.value:
+    if run_status.state is State.FAILED and end.get("outcome") == Outcome.USER_ERROR.value:
         return EXIT_USER
-    return _CODES.get(how.state, EXIT_FAILURE)
+    return _CODES.get(run_status.state, EXIT_FAILURE)

@@ -28,7 +28,7 @@ _SLOW = "`nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE` shows what throttles i
 def examine_gpu(python: str, ranks: int) -> Iterator[Finding]:
     """Whether `ranks` ranks of a machine can train on its GPUs, and their speed."""
     try:
-        reported = subprocess.run(
+        answer = subprocess.run(
             [python, "-m", "ortflow.workflow.gpu_report", str(ranks)],
             capture_output=True, text=True, timeout=WITHIN, cwd="/", stdin=subprocess.DEVNULL, errors="replace",
         )  # fmt: skip
@@ -39,9 +39,9 @@ def examine_gpu(python: str, ranks: int) -> Iterator[Finding]:
         yield fault(ABOUT, f"cannot be checked: {error}")
         return
     try:
-        report = json.loads(reported.stdout.splitlines()[-1])
+        report = json.loads(answer.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        lines = [line for line in reported.stderr.splitlines() if line.strip()] or [f"exit code {reported.returncode}"]
+        lines = [line for line in answer.stderr.splitlines() if line.strip()] or [f"exit code {answer.returncode}"]
         yield fault(ABOUT, f"cannot be checked: {lines[-1].strip()}")
         return
     yield from from_report(report, ranks)
@@ -66,16 +66,16 @@ def _all(report: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], ranks: in
         for kind in ("fp32", "fp16")
         if any(kind in gpu for gpu in gpus)
     )
-    first, free = gpus[0], size(min(gpu["free"] for gpu in gpus))
-    what = (
-        f"{report['count']} x {first['name']}, {free} of {size(first['total'])} free; "
+    first, free_size = gpus[0], size(min(gpu["free"] for gpu in gpus))
+    message = (
+        f"{report['count']} x {first['name']}, {free_size} of {size(first['total'])} free; "
         f"driver for CUDA {_version(report['driver'])}, {report['package']} for {_version(report['runtime'])}"
         + (f"; {speeds}" if speeds else "")
     )
     flops = [gpu.get("fp32") for gpu in gpus]
     if ranks > report["count"]:
-        return warning(ABOUT, f"{what}; {ranks} ranks share them", "lower resources.ranks_per_node", flops=flops)
-    return ok(ABOUT, what, flops=flops)
+        return warning(ABOUT, f"{message}; {ranks} ranks share them", "lower resources.ranks_per_node", flops=flops)
+    return ok(ABOUT, message, flops=flops)
 
 
 def _one(name: str, gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -87,10 +87,10 @@ def _one(name: str, gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -
     if gpu.get("broken_rows"):
         yield warning(ABOUT, f"{name} has rows of memory that wait to be replaced, or cannot be",
                       "have it reset, or replaced (`nvidia-smi -q -d ROW_REMAPPER`)")  # fmt: skip
-    taken, count = gpu["total"] - gpu["free"], gpu.get("processes") or 0
-    if count or taken > CLAIMED * gpu["total"]:
-        who = f"{count} other process{'' if count == 1 else 'es'}" if count else "another process"
-        yield warning(ABOUT, f"{name} is in use: {who}, {size(taken)} of its memory taken",
+    used, count = gpu["total"] - gpu["free"], gpu.get("processes") or 0
+    if count or used > CLAIMED * gpu["total"]:
+        owners = f"{count} other process{'' if count == 1 else 'es'}" if count else "another process"
+        yield warning(ABOUT, f"{name} is in use: {owners}, {size(used)} of its memory taken",
                       "`nvidia-smi` lists them; give each rank a GPU of its own")  # fmt: skip
     for kind in ("fp32", "fp16"):
         if kind in gpu and (slow := _slow(gpu, kind, gpus)) is not None:
@@ -100,12 +100,12 @@ def _one(name: str, gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -
 def _slow(gpu: Mapping[str, Any], kind: str, gpus: Sequence[Mapping[str, Any]]) -> str | None:
     """Fault in a GPU's speed: below the minimum of its model, or below the other GPUs."""
     speed, least = gpu[kind] / 1e12, floor(gpu["name"], kind)
-    reported = f"computes {speed:.1f} TFLOP/s in {kind}"
+    text = f"computes {speed:.1f} TFLOP/s in {kind}"
     if least is not None and speed < least:
-        return f"{reported}; {least:.0f} or more are expected"
+        return f"{text}; {least:.0f} or more are expected"
     alike = [other[kind] / 1e12 for other in gpus if kind in other and other["name"] == gpu["name"]]
     if speed < BEHIND * statistics.median(alike):
-        return f"{reported}, and its neighbours {statistics.median(alike):.1f}"
+        return f"{text}, and its neighbours {statistics.median(alike):.1f}"
     return None
 
 
@@ -114,22 +114,22 @@ def _throttled(gpu: Mapping[str, Any]) -> str:
     return f": throttled by {reasons[0]}" if reasons else ""
 
 
-def _sum(reported: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Finding:
-    if reported.get("missing"):
+def _sum(result: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Finding:
+    if result.get("missing"):
         return warning(
             SUM, "NCCL is not installed: sums over ranks go through host memory", "pip install 'ortflow[cuda]'"
         )
-    if "error" in reported:
-        what, _, fix = str(reported["error"]).partition("; ")
-        return fault(SUM, what, fix)
-    least, speed = min(link_floor(gpu["name"]) for gpu in gpus), reported["gbps"]
-    version = reported["nccl"]
+    if "error" in result:
+        message, _, fix = str(result["error"]).partition("; ")
+        return fault(SUM, message, fix)
+    least, speed = min(link_floor(gpu["name"]) for gpu in gpus), result["gbps"]
+    version = result["nccl"]
     number = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-    what = f"{len(gpus)} GPUs add up 256 MiB at {speed:.0f} GB/s over each (NCCL {number})"
+    message = f"{len(gpus)} GPUs add up 256 MiB at {speed:.0f} GB/s over each (NCCL {number})"
     if speed < least:
         fix = "`nvidia-smi topo -m` shows how they are joined; NCCL_DEBUG=INFO shows the path that NCCL takes"
-        return warning(SUM, f"{what}; expected are {least:.0f} or more", fix, gbps=speed)
-    return ok(SUM, what, gbps=speed)
+        return warning(SUM, f"{message}; expected are {least:.0f} or more", fix, gbps=speed)
+    return ok(SUM, message, gbps=speed)
 
 
 def _range(values: Sequence[float]) -> str:

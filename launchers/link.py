@@ -27,16 +27,17 @@ def measure_link(spec: RunSpec) -> tuple[float, float] | None:
     if mpi is None:
         return None
     with TemporaryDirectory(prefix="ortflow-link-") as folder:
-        own = {**settings(spec, Path(folder), 0, mpi), "OMP_NUM_THREADS": "1"}
+        variables = {**settings(spec, Path(folder), 0, mpi), "OMP_NUM_THREADS": "1"}
         words = [*command(spec, Path(folder), python, mpi)[:-2], PROGRAM]
         try:
             done = subprocess.run(
-                words, env=environment(own, os.environ, os.getcwd()), stdin=subprocess.DEVNULL, capture_output=True,
+                words, env=environment(variables, os.environ, os.getcwd()), stdin=subprocess.DEVNULL,
+                capture_output=True,
                 text=True, timeout=LIMIT, check=False, cwd=folder, errors="replace",
             )  # fmt: skip
             # Hydra prints exit codes behind it.
             lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-            found = json.loads(lines[0])
-            return float(found["bandwidth"]), float(found["latency"])
+            result = json.loads(lines[0])
+            return float(result["bandwidth"]), float(result["latency"])
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, IndexError):
             return None

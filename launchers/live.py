@@ -79,10 +79,10 @@ def quiet_keys() -> Iterator[None]:
     """Keep the terminal from printing ^C, which would move the panel down and leave a part of it behind."""
     try:
         before = termios.tcgetattr(sys.stdin)
-        ours = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+        is_foreground = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (termios.error, ValueError, OSError):  # not a terminal, or closed
-        ours = False
-    if not ours:  # the kernel stops a background job that changes the terminal
+        is_foreground = False
+    if not is_foreground:  # the kernel stops a background job that changes the terminal
         yield
         return
     flags = [*before]
@@ -128,8 +128,11 @@ def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
         rows.add_row("steps", bar)
     rows.add_row("doing", _doing(progress, now))
     if progress.started is not None:
-        left = progress.seconds_left if progress.phase == "train" else None
-        rows.add_row("time", duration(max(0.0, now - progress.started)) + (f"  {duration(left)} left" if left else ""))
+        seconds_left = progress.seconds_left if progress.phase == "train" else None
+        rows.add_row(
+            "time",
+            duration(max(0.0, now - progress.started)) + (f"  {duration(seconds_left)} left" if seconds_left else ""),
+        )
     if progress.loss is not None:
         rows.add_row("loss", Parts(_format_step(progress)))
     if speeds := format_speeds(progress):

@@ -61,7 +61,7 @@ class Liveness:
 def _mark(path: Path) -> _Mark | None:
     """A value that differs after a change; None if there is no such file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

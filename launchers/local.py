@@ -49,13 +49,13 @@ class LocalRequest:
         `spec` is the run on the attempt's nodes, if it is elastic, and `more` the variables that its ranks get then.
         """
         spec, run = spec or self.submission.spec, self.submission.run
-        own = {**settings(spec, run.root, attempt, self.mpi), **(more or {})}
-        return command(spec, run.root, self.python, self.mpi), environment(own, os.environ, os.getcwd())
+        variables = {**settings(spec, run.root, attempt, self.mpi), **(more or {})}
+        return command(spec, run.root, self.python, self.mpi), environment(variables, os.environ, os.getcwd())
 
     def __str__(self) -> str:
         spec, run = self.submission.spec, self.submission.run
-        own = settings(spec, run.root, next_attempt(run.read_attempts()), self.mpi)
-        variables = [f"{name}={value}" for name, value in own.items()]
+        run_variables = settings(spec, run.root, next_attempt(run.read_attempts()), self.mpi)
+        variables = [f"{name}={value}" for name, value in run_variables.items()]
         start = shlex.join(["env", *variables, *command(spec, run.root, self.python, self.mpi)])
         return f"(cd {ROOT} && exec {start})"
 
@@ -75,9 +75,9 @@ class LocalLauncher:
         python = locate(spec.resources.python)
         mpi = None
         if spec.world_size > 1:
-            wanted = spec.backends.local.mpi
-            mpi = find_mpi(python, wanted, trusts=trusts(submission)) or Mpi(
-                "openmpi" if wanted == "openmpi" else "mpich", "mpirun"
+            setting = spec.backends.local.mpi
+            mpi = find_mpi(python, setting, trusts=trusts(submission)) or Mpi(
+                "openmpi" if setting == "openmpi" else "mpich", "mpirun"
             )
         return LocalRequest(submission, python, mpi)
 

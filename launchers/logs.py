@@ -30,11 +30,11 @@ def log_lines(
     if not alive and os.path.lexists(run.log(number, rank)):
         os.close(open_regular(run.log(number, rank)))
     elif not alive:
-        there = _those_there(run, number)
+        ranks = _those_there(run, number)
         if number < next_attempt(run.read_attempts()):
-            raise UserError(f"{run.log(number, rank)} is missing", fix=there)
+            raise UserError(f"{run.log(number, rank)} is missing", fix=ranks)
         raise UserError(
-            f"{run.root} has no log of rank {rank} in attempt {number}", fix=there or "no rank has started in it"
+            f"{run.root} has no log of rank {rank} in attempt {number}", fix=ranks or "no rank has started in it"
         )
     while True:
         with closing(LineTail(run.log(number, rank))) as tail:

@@ -50,8 +50,8 @@ def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator
     if spec.resources.nodes > 1 and not spec.chooses_nodes:
         yield fault("resources.nodes", f"is {spec.resources.nodes}, and the local backend has one machine",
                     "set resources.nodes=1, or use another --backend")  # fmt: skip
-    if (why := unconfirmed(spec, submission.overrides)) is not None:
-        yield untested("interpreter and MPI", why)
+    if (reason := unconfirmed(spec, submission.overrides)) is not None:
+        yield untested("interpreter and MPI", reason)
     else:
         yield from _programs(submission, of_user)
     yield _cores(spec, of_user)
@@ -107,7 +107,7 @@ def runtime_finding(python: Interpreter) -> Finding:
         return fault(about, report["fault"], report.get("fix") or "")
     name = f"{report['package']} {report['version']}"
     if report["faults"]:
-        wrong = "; ".join(f"{need} ({what})" for need, what in report["faults"].items())
+        wrong = "; ".join(f"{need} ({fault_text})" for need, fault_text in report["faults"].items())
         return warning(
             about, f"{name} computes wrong results: {wrong}", f"runs open sessions without: {report['settings']}"
         )
@@ -140,11 +140,11 @@ def filesystem(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
         rows = [row.split() for row in mounts.read_text().splitlines()]
     except OSError:
         return kind
-    where = os.path.realpath(path)
+    real_path = os.path.realpath(path)
     for row in rows:
         point = row[1].replace("\\040", " ")
         # Of two mounts on the same folder the later one is visible.
-        if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+        if (real_path == point or real_path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
             best, kind = point, row[2]
     return kind
 
@@ -153,12 +153,12 @@ def _mpi(submission: Submission, of_user: bool) -> Finding:
     spec, about = submission.spec, "MPI"
     if spec.world_size == 1:
         return ok(about, "one rank runs without mpirun")
-    wanted = spec.backends.local.mpi
-    mpi = find_mpi(locate(spec.resources.python), wanted)
+    setting = spec.backends.local.mpi
+    mpi = find_mpi(locate(spec.resources.python), setting)
     if mpi is None:
-        what = "there is no mpirun" + ("" if wanted == "auto" else f" of {wanted}")
+        message = "there is no mpirun" + ("" if setting == "auto" else f" of {setting}")
         finding = fault if of_user else warning
-        return finding(about, f"{what} beside the interpreter or on the PATH, and several ranks need one",
+        return finding(about, f"{message} beside the interpreter or on the PATH, and several ranks need one",
                     "`pip install 'ortflow[mpich]'`")  # fmt: skip
     try:
         ranks = _connect(submission)
@@ -167,8 +167,8 @@ def _mpi(submission: Submission, of_user: bool) -> Finding:
     sizes = [rank.get("size") for rank in ranks]
     if sizes != [spec.world_size] * spec.world_size:
         errors = [str(rank["error"]) for rank in ranks if "error" in rank]
-        reported = errors[0] if errors else f"they see world sizes of {sizes}"
-        return fault(about, f"{spec.world_size} ranks do not connect with {mpi.executable}: {reported}",
+        error_text = errors[0] if errors else f"they see world sizes of {sizes}"
+        return fault(about, f"{spec.world_size} ranks do not connect with {mpi.executable}: {error_text}",
                      "use the mpirun of the MPI beside the interpreter")  # fmt: skip
     seconds = duration(max(float(rank["seconds"]) for rank in ranks))
     return ok(about, f"{spec.world_size} ranks connect with {mpi.executable} in {seconds} ({ranks[0]['library']})")
@@ -195,9 +195,9 @@ def _connect(submission: Submission) -> list[dict[str, Any]]:
 
 def _cores(spec: RunSpec, of_user: bool) -> Finding:
     cores = cores_of(grant := grant_of_this_process(socket.gethostname()), [grant])
-    wanted = spec.resources.ranks_per_node * (spec.resources.cpus_per_rank or 1)
-    if of_user and wanted > cores:
-        return warning("cores", f"{cores}, and the run asks for {wanted}: ranks will wait for each other",
+    required = spec.resources.ranks_per_node * (spec.resources.cpus_per_rank or 1)
+    if of_user and required > cores:
+        return warning("cores", f"{cores}, and the run asks for {required}: ranks will wait for each other",
                        "lower resources.ranks_per_node or cpus_per_rank")  # fmt: skip
     return ok("cores", str(cores))
 
@@ -206,13 +206,13 @@ def _memory(spec: RunSpec) -> Finding:
     import psutil
 
     state, about = psutil.virtual_memory(), "memory"
-    reported = f"{size(state.available)} of {size(state.total)} free"
-    wanted = parse_memory(spec.resources.memory) if spec.resources.memory is not None else LITTLE
-    if wanted > state.available:
+    text = f"{size(state.available)} of {size(state.total)} free"
+    required = parse_memory(spec.resources.memory) if spec.resources.memory is not None else LITTLE
+    if required > state.available:
         return warning(
-            about, f"{reported}, and the run may need {size(wanted)}", "end other processes, or lower its needs"
+            about, f"{text}, and the run may need {size(required)}", "end other processes, or lower its needs"
         )
-    return ok(about, reported)
+    return ok(about, text)
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
@@ -220,15 +220,15 @@ def _disk(folder: Path) -> Iterator[Finding]:
     if not os.access(folder, os.W_OK):
         yield fault(about, f"{folder} may not be written", "give another run_dir, or --runs-dir")
         return
-    free = shutil.disk_usage(folder).free
+    free_bytes = shutil.disk_usage(folder).free
     kind = filesystem(folder)
-    reported = f"{folder}" + (f" ({kind})" if kind else "") + f", {size(free)} free"
-    if free < LITTLE:
-        yield warning(about, reported, "make room")
+    text = f"{folder}" + (f" ({kind})" if kind else "") + f", {size(free_bytes)} free"
+    if free_bytes < LITTLE:
+        yield warning(about, text, "make room")
     elif not has_room(folder, TRIED):
-        yield warning(about, f"{reported}, but a quota allows less than {size(TRIED)}", "make room, or ask for more")
+        yield warning(about, f"{text}, but a quota allows less than {size(TRIED)}", "make room, or ask for more")
     else:
-        yield ok(about, reported)
+        yield ok(about, text)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

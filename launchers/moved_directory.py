@@ -34,32 +34,32 @@ def location_of(run: RunDir) -> Location | None:
 
 def recorded_end(location: Location, number: int, world_size: int) -> DirectoryMoved:
     """Record the end of an attempt at the directory's new path, if it has one; returns the error to raise."""
-    root, there = location.root, location.current()
-    if there is None:
-        what = f"{root} was removed, or renamed by another machine, while the run was active"
-        return DirectoryMoved(f"{what}; the run is stopped, and may not be saved", EXIT_FAILURE)
-    run = RunDir(there)
+    root, current = location.root, location.current()
+    if current is None:
+        message = f"{root} was removed, or renamed by another machine, while the run was active"
+        return DirectoryMoved(f"{message}; the run is stopped, and may not be saved", EXIT_FAILURE)
+    run = RunDir(current)
     ended = agreed(ends_of(run, number, range(world_size)), world_size)
     outcome = ended.outcome if ended is not None else Outcome.FAILURE
     code = ended.exit_code if ended is not None else EXIT_FAILURE
-    cause = f"the run directory was renamed to {there} while the run was active"
+    cause = f"the run directory was renamed to {current} while the run was active"
     steps = [record["step"] for record in last_records(run.events(0)) if record.get("event") == "step"]
     run.record_attempt(
         event="end", attempt=number, outcome=outcome.value, step=max(steps, default=0), exit_code=code, cause=cause,
-        rank=None, next="stop", pause=0.0, why=f"continue it with `ortflow resume {there}`", asked=None,
+        rank=None, next="stop", pause=0.0, why=f"continue it with `ortflow resume {current}`", asked=None,
     )  # fmt: skip
     saved = "the ranks have saved" if code == EXIT_PREEMPTED else "the ranks have not saved"
-    return DirectoryMoved(f"{root}: {cause}; {saved}; `ortflow resume {there}` continues", code or EXIT_PREEMPTED)
+    return DirectoryMoved(f"{root}: {cause}; {saved}; `ortflow resume {current}` continues", code or EXIT_PREEMPTED)
 
 
 def between_attempts(location: Location) -> DirectoryMoved:
     """Record at the directory's new path, if it has one, that no attempt follows; returns the error to raise."""
-    root, there = location.root, location.current()
-    if there is None:
+    root, current = location.root, location.current()
+    if current is None:
         return DirectoryMoved(f"{root} was removed, or renamed by another machine: the run is stopped", EXIT_FAILURE)
-    cause = f"the run directory was renamed to {there} between two attempts"
-    RunDir(there).record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, why=cause)
-    return DirectoryMoved(f"{root}: {cause}; `ortflow resume {there}` continues", EXIT_PREEMPTED)
+    cause = f"the run directory was renamed to {current} between two attempts"
+    RunDir(current).record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, why=cause)
+    return DirectoryMoved(f"{root}: {cause}; `ortflow resume {current}` continues", EXIT_PREEMPTED)
 
 
 def is_same(root: Path, lock: int, name: str) -> bool:

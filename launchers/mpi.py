@@ -18,7 +18,7 @@ _LIBRARIES: tuple[tuple[str, MpiKind], ...] = (("libmpi.so.12*", "mpich"), ("lib
 
 
 def find_mpi(
-    python: str, wanted: Literal["auto", "mpich", "openmpi"], search: str | None = None, *, trusts: bool = True
+    python: str, setting: Literal["auto", "mpich", "openmpi"], search: str | None = None, *, trusts: bool = True
 ) -> Mpi | None:
     """The first mpirun of the wanted kind, beside the ranks' interpreter or on the PATH (`search` if given).
 
@@ -28,7 +28,7 @@ def find_mpi(
         for name in NAMES:
             executable = shutil.which(name, path=folder)
             kind = (kind_of(executable) if starts else library_beside(python)) if executable else None
-            if executable and kind and wanted in ("auto", kind):
+            if executable and kind and setting in ("auto", kind):
                 return Mpi(kind, os.path.abspath(executable))
     return None
 
@@ -42,10 +42,10 @@ def library_beside(python: str) -> MpiKind | None:
 def kind_of(executable: str) -> MpiKind | None:
     """The kind that an mpirun reports; Intel MPI and MVAPICH start processes with Hydra as MPICH does."""
     try:
-        reported = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=20)
+        answer = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    output = reported.stdout + reported.stderr
+    output = answer.stdout + answer.stderr
     if "HYDRA" in output or "Intel(R) MPI" in output:
         return "mpich"
     return "openmpi" if "Open MPI" in output or "OpenRTE" in output else None

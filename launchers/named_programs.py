@@ -20,11 +20,11 @@ PYTHON, ARGUMENTS = "resources.python", "backends.local.arguments"
 
 def unconfirmed(spec: RunSpec, overrides: Sequence[str]) -> str | None:
     """Why nothing of the run may be started, with the fix; None if it may. `overrides` are the command line's."""
-    given = {value.partition("=")[0] for value in overrides}
+    keys = {value.partition("=")[0] for value in overrides}
     python = spec.resources.python
-    if python is not None and PYTHON not in given and not _is_this(python):
+    if python is not None and PYTHON not in keys and not _is_this(python):
         return f"the run file names {python}, which is started only if you agree: add {PYTHON}={python}"
-    if spec.backends.local.arguments and ARGUMENTS not in given:
+    if spec.backends.local.arguments and ARGUMENTS not in keys:
         words = ", ".join(spec.backends.local.arguments)
         return f"the run file has arguments for mpirun, which are used only if you agree: add {ARGUMENTS}='[{words}]'"
     return None

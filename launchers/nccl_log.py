@@ -18,17 +18,17 @@ MOST = 64
 """Number of logs that are searched: a network failure affects many ranks."""
 
 
-def explained(found: Cause, run: RunDir, attempt: int, world_size: int) -> Cause:
+def explained(cause: Cause, run: RunDir, attempt: int, world_size: int) -> Cause:
     """Return the cause, extended if it is a failure that a warning of NCCL in a rank's log explains."""
-    if found.outcome is not Outcome.FAILURE:
-        return found
-    ranks = [found.rank] if found.rank is not None else []
+    if cause.outcome is not Outcome.FAILURE:
+        return cause
+    ranks = [cause.rank] if cause.rank is not None else []
     for rank in [*ranks, *range(min(world_size, MOST))]:
-        known = _in_tail(run.log(attempt, rank))
-        if known is not None:
-            reported = known.what in found.sentence
-            return found if reported else replace(found, sentence=f"{found.sentence}: NCCL reports that {known}")
-    return found
+        trouble = _in_tail(run.log(attempt, rank))
+        if trouble is not None:
+            is_said = trouble.what in cause.sentence
+            return cause if is_said else replace(cause, sentence=f"{cause.sentence}: NCCL reports that {trouble}")
+    return cause
 
 
 def _in_tail(path: Path) -> Trouble | None:

@@ -75,7 +75,7 @@ class NodeExclusion:
     def _no_other_nodes(self, out: Mapping[str, str]) -> str | None:
         """Why a run that would be handed back would wait for nodes for ever; None if it has them, or there are some."""
         gone = {*self._excluded, *out}
-        here = self._job.nodes is not None and self._job.nodes.lack(gone) is None
-        if not self._job.hands_back or here or self._job.has_other_nodes(gone):
+        is_enough = self._job.nodes is not None and self._job.nodes.lack(gone) is None
+        if not self._job.hands_back or is_enough or self._job.has_other_nodes(gone):
             return None
         return "the scheduler has no others for this job"

@@ -31,8 +31,8 @@ def prepare(spec: RunSpec, folder: Path | None, python: str, memory: str | None 
         check_signal(code, f"`{shlex.join(spec.prepare)}`")
         if code:
             raise UserError(f"`{shlex.join(spec.prepare)}` ended with exit code {code}", where="prepare")
-    for what in missing(spec):
-        raise UserError(what, fix="correct the path, or the `prepare` command that makes it")
+    for item in missing(spec):
+        raise UserError(item, fix="correct the path, or the `prepare` command that makes it")
 
 
 def missing(spec: RunSpec) -> list[str]:

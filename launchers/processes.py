@@ -48,7 +48,7 @@ def family(root: psutil.Process) -> list[psutil.Process]:
 
 def ranks_among(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
     """The ranks of a process tree that is listed parents first."""
-    found: dict[int, psutil.Process] = {}
+    ranks: dict[int, psutil.Process] = {}
     inside: set[int] = set()
     for process in processes:
         try:
@@ -60,22 +60,22 @@ def ranks_among(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process
             continue
         place = Place.from_environment(environment)
         if place.manager != "none":
-            found[place.rank] = process
+            ranks[place.rank] = process
             inside.add(process.pid)
-    return found
+    return ranks
 
 
 def of_run(run_dir: Path) -> list[psutil.Process]:
     """Every process of this user, except this one, that was started for the run directory."""
-    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    found = []
+    own_ids = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    members = []
     for process in psutil.process_iter():
-        if process.pid in mine:
+        if process.pid in own_ids:
             continue
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get("ORTFLOW_RUN_DIR") == str(run_dir):
-                found.append(process)
-    return found
+                members.append(process)
+    return members
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

@@ -71,12 +71,12 @@ def opened(submission: Submission, check: Callable[[], None] | None = None) -> I
     """
     run = submission.run
     _refuse_strangers(run)
-    made = _make(run.root)
+    new_folder = _make(run.root)
     try:
         lock = _lock(run)
     except OutOfDisk:
-        if made is not None and _empty(run):
-            _remove(run.root, made)
+        if new_folder is not None and _empty(run):
+            _remove(run.root, new_folder)
         raise
     result = None
     try:
@@ -90,9 +90,9 @@ def opened(submission: Submission, check: Callable[[], None] | None = None) -> I
             yield result
         finally:
             # The directory may have been renamed meanwhile, and another run may be in its place.
-            here = is_same(run.root, lock, run.lock.name)
-            if new and here and _worthless(run) and not (result and result.handed_over):
-                _remove(run.root, made)
+            is_in_place = is_same(run.root, lock, run.lock.name)
+            if new and is_in_place and _worthless(run) and not (result and result.handed_over):
+                _remove(run.root, new_folder)
     finally:
         os.close(lock)
 
@@ -128,8 +128,10 @@ def _settle(submission: Submission, lock: int, new: bool) -> Opened:
     if message := damage_message(run.attempts, set_aside(run.attempts, ATTEMPTS), aside=True):
         notes.append(message)
     if notes:
-        reported = [change._asdict() for change in changes]
-        run.record_attempt(event="changed", attempt=next_attempt(run.read_attempts()), changes=reported, notes=notes)
+        change_records = [change._asdict() for change in changes]
+        run.record_attempt(
+            event="changed", attempt=next_attempt(run.read_attempts()), changes=change_records, notes=notes
+        )
     return Opened(run, spec, lock, tuple(notes))
 
 
@@ -184,8 +186,8 @@ def _refuse_strangers(run: RunDir) -> None:
     if run.root.is_dir() and not run.is_ours and not all(map(_PASSING.fullmatch, os.listdir(run.root))):
         if run.attempts.is_file() and not run.run_file.is_file():
             # A run whose own run file was lost, or replaced by a device, a folder or a link to nothing.
-            what = "is not a file" if os.path.lexists(run.run_file) else "is missing"
-            raise UserError(f"{run.run_file} {what}", where="run_dir", fix="restore it, or choose another run_dir")
+            state = "is not a file" if os.path.lexists(run.run_file) else "is missing"
+            raise UserError(f"{run.run_file} {state}", where="run_dir", fix="restore it, or choose another run_dir")
         raise _not_a_run(run.root)
 
 

@@ -72,9 +72,9 @@ class SimulatedAttempt(Attempt):
         return returncode
 
     def _kill_lost(self) -> None:
-        each = self.world_size // len(self._nodes)
+        per_node = self.world_size // len(self._nodes)
         places = [self._nodes.index(name) for name in self._lost]
-        ranks = {place * each + k for place in places for k in range(each)}
+        ranks = {place * per_node + k for place in places for k in range(per_node)}
         if ranks <= self.ranks.keys():
             processes.kill(self.ranks[rank] for rank in ranks)
         else:

@@ -63,27 +63,27 @@ def run_here(request: LocalRequest, watch: Callable[[Opened], AbstractContextMan
     Raises UserError if the ranks cannot run or the directory is not free.
     """
     check_request(request)
-    with interruptible(), opened(request.submission) as ours:
-        if ours.finished:
+    with interruptible(), opened(request.submission) as directory:
+        if directory.finished:
             return Ending(EXIT_DONE, finished=True)
-        begin(request, ours)
-        with watch(ours) as view:
-            saves = save_message(ours.spec.checkpoint, by_program=ours.spec.program is not None)
-            for note in (*ours.notes, saves):
+        begin(request, directory)
+        with watch(directory) as view:
+            saves = save_message(directory.spec.checkpoint, by_program=directory.spec.program is not None)
+            for note in (*directory.notes, saves):
                 view.message(note)
             code = supervise(request, view)
-        end = last_end(ours.run.read_attempts()) or {}
+        end = last_end(directory.run.read_attempts()) or {}
         return Ending(code, end.get("cause") or "", end.get("why") or "")
 
 
 def start_detached(request: LocalRequest) -> None:
     """Start in the background and return. Raises as `run_here` does."""
     check_request(request)
-    with interruptible(), opened(request.submission) as ours:
-        if not ours.finished:
-            begin(request, ours)
-            detach(ours.run, ours.lock)
-            ours.handed_over = True
+    with interruptible(), opened(request.submission) as directory:
+        if not directory.finished:
+            begin(request, directory)
+            detach(directory.run, directory.lock)
+            directory.handed_over = True
 
 
 def check_request(request: LocalRequest) -> None:
@@ -95,16 +95,16 @@ def check_request(request: LocalRequest) -> None:
     # One rank needs about what mpirun does: for its own libraries, the data, the records and the checkpoints.
     open_files.allow(FILES_OF_MPIRUN + FILES_OF_A_RANK * ranks, f"a run of {ranks} rank(s)")
     if request.mpi is not None and shutil.which(request.mpi.executable) is None:
-        wanted = request.submission.spec.backends.local.mpi
+        setting = request.submission.spec.backends.local.mpi
         raise UserError(
             f"{request.submission.spec.world_size} ranks need an MPI, and "
-            + ("there is none" if wanted == "auto" else f"there is no {wanted}")
+            + ("there is none" if setting == "auto" else f"there is no {setting}")
             + f" beside {request.python} or on the PATH",
-            fix=f"`{request.python} -m pip install 'ortflow[{'mpich' if wanted == 'auto' else wanted}]'`",
+            fix=f"`{request.python} -m pip install 'ortflow[{'mpich' if setting == 'auto' else setting}]'`",
         )
 
 
-def begin(request: LocalRequest, ours: Opened) -> None:
+def begin(request: LocalRequest, directory: Opened) -> None:
     """Prepare the first attempt: make missing files, record the submission.
 
     Starting a run that gave up resets its budgets; a run whose launcher died continues with
@@ -112,9 +112,9 @@ def begin(request: LocalRequest, ours: Opened) -> None:
     """
     submission = request.submission
     prepare(submission.spec, submission.folder, request.python)
-    ours.run.stop_request.unlink(missing_ok=True)
-    new_budget = submission.new_budget or state(ours.run.read_attempts(), alive=False) is State.FAILED
-    ours.run.record_attempt(event="submit", launcher="local", new_budget=new_budget)
+    directory.run.stop_request.unlink(missing_ok=True)
+    new_budget = submission.new_budget or state(directory.run.read_attempts(), alive=False) is State.FAILED
+    directory.run.record_attempt(event="submit", launcher="local", new_budget=new_budget)
 
 
 def supervise(request: LocalRequest, view: View) -> int:
@@ -132,8 +132,8 @@ def supervise(request: LocalRequest, view: View) -> int:
         if nodes is None:
             return Attempt(run, number, *request.start(number), spec.world_size, mpi)
         ranks = nodes.spec.world_size
-        more = {**variables(nodes.spec, nodes.summary), NODE_NAMES: ",".join(nodes.names)}
-        started = request.start(number, nodes.spec, more)
+        node_variables = {**variables(nodes.spec, nodes.summary), NODE_NAMES: ",".join(nodes.names)}
+        started = request.start(number, nodes.spec, node_variables)
         return SimulatedAttempt(run, number, *started, ranks, mpi if ranks > 1 else None, pool, nodes.names)
 
     job = Job(

@@ -109,9 +109,9 @@ def taken_over(
 ) -> Iterator[None]:
     """Handle signals to stop while inside, or `for_good`; an ignored one (nohup) stays so unless `ignored` is set."""
     before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
-    for taken in numbers:
-        if ignored or signal.getsignal(taken) is not signal.SIG_IGN:
-            before[taken] = signal.signal(taken, handler)
+    for stop_signal in numbers:
+        if ignored or signal.getsignal(stop_signal) is not signal.SIG_IGN:
+            before[stop_signal] = signal.signal(stop_signal, handler)
     try:
         yield
     finally:

@@ -104,10 +104,10 @@ def is_sweep(root: Path) -> bool:
 def read_sweep(root: Path) -> Sweep:
     """The sweep ROOT; raises UserError if its record cannot be read."""
     try:
-        reported = json.loads(read_whole(_file(root)))
+        content = json.loads(read_whole(_file(root)))
         members = tuple(
             Member(RunDir(root.with_name(str(run["run"]))), {str(k): str(v) for k, v in run["values"].items()})
-            for run in reported["runs"]
+            for run in content["runs"]
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(

@@ -61,10 +61,10 @@ class LineTail:
 
     def _is_other_file(self, file: BinaryIO) -> bool:
         try:
-            now, ours = self.path.stat(), os.fstat(file.fileno())
+            now, opened_status = self.path.stat(), os.fstat(file.fileno())
         except OSError:
             return False
-        return (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino)
+        return (now.st_dev, now.st_ino) != (opened_status.st_dev, opened_status.st_ino)
 
     def close(self) -> None:
         """Close the file."""
@@ -106,20 +106,20 @@ def last_lines(path: Path, count: int, limit: int = 1 << 16) -> list[str]:
 
 def last_records(path: Path, limit: int = 1 << 16, *, attempt: int | None = None) -> list[dict[str, Any]]:
     """The records in the last `limit` bytes of an event file, oldest first; of one `attempt` if given."""
-    found = (_record(line) for line in last_bytes(path, limit).splitlines())
-    return [record for record in found if record is not None and attempt in (None, record.get("attempt"))]
+    records = (_record(line) for line in last_bytes(path, limit).splitlines())
+    return [record for record in records if record is not None and attempt in (None, record.get("attempt"))]
 
 
 def newest(
     run: RunDir, attempt: int, ranks: Iterable[int], *events: str, limit: int = 1 << 16
 ) -> dict[int, dict[str, Any]]:
     """The newest of these events of each rank in an attempt, if it has one in the last `limit` bytes of its record."""
-    found = {}
+    records = {}
     for rank in ranks:
         for record in last_records(run.events(rank), limit, attempt=attempt):
             if record.get("event") in events:
-                found[rank] = record
-    return found
+                records[rank] = record
+    return records
 
 
 def ends_of(run: RunDir, attempt: int, ranks: Iterable[int]) -> dict[int, str]:
@@ -137,13 +137,13 @@ def status_records(path: Path) -> tuple[list[dict[str, Any]], int]:
     runs would take seconds.
     """
     lines = last_bytes(path, 1 << 20).split(b"\n")[:-1]
-    position, kept = 0, []
+    position, status_lines = 0, []
     for line in reversed(lines):
         position += len(line) + 1
         if position <= 1 << 12 or not line.startswith(_MANY):
-            kept.append(line)
-    found = [_record(line) for line in reversed(kept)]
-    return [record for record in found if record is not None], found.count(None)
+            status_lines.append(line)
+    records = [_record(line) for line in reversed(status_lines)]
+    return [record for record in records if record is not None], records.count(None)
 
 
 def last_bytes(path: Path, limit: int) -> bytes:

@@ -169,9 +169,9 @@ class Watch:
     def _unnoticed(self, rank: int) -> Cause:
         """Why a rank died that mpirun did not notice; `rank` is named if the record names none."""
         attempt, job = self._attempt, self._job
-        if known := attempt.verdict(EXIT_FAILURE):
-            return known
-        ended, reported = attempt.statuses(EXIT_FAILURE), failures(job.run, attempt.number, job.world_size)
-        if ended or not all(failure.get("communication") for failure in reported.values()):
-            return cause(EXIT_FAILURE, ended, reported)
+        if verdict := attempt.verdict(EXIT_FAILURE):
+            return verdict
+        ended, reports = attempt.statuses(EXIT_FAILURE), failures(job.run, attempt.number, job.world_size)
+        if ended or not all(failure.get("communication") for failure in reports.values()):
+            return cause(EXIT_FAILURE, ended, reports)
         return Cause(Outcome.FAILURE, EXIT_FAILURE, f"rank {rank} died and mpirun did not notice", rank)

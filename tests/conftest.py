@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,9 @@ sys.path[:] = [entry for entry in sys.path if entry != str(HERE)]
 
 def pytest_configure() -> None:
     """Refuse an `ortflow` from elsewhere: another clone's editable installation, or a wheel."""
+    # A shell without job control starts what is in the background with SIGINT ignored, and the product leaves it so.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         import ortflow
     except ImportError as error:

@@ -25,10 +25,10 @@ _HANDLE = re.compile(r"kubernetes://([a-z0-9-]+)/([a-z0-9-]+)")
 
 def adopt(handle: str, runs: Path, links: Links | None = None) -> RunDir:
     """The record directory of kubernetes://NAMESPACE/JOB, created if missing. Raises UserError."""
-    found = _HANDLE.fullmatch(handle)
-    if found is None:
+    match = _HANDLE.fullmatch(handle)
+    if match is None:
         raise UserError(f"{handle} does not name a run", fix="write kubernetes://NAMESPACE/MPIJOB")
-    namespace, job = found[1], found[2]
+    namespace, job = match[1], match[2]
     with in_a_sentence():
         cluster = (links or Links()).connect(None, namespace)
         mpijob = cluster.find("MPIJob", job, namespace)
@@ -44,8 +44,8 @@ def adopt(handle: str, runs: Path, links: Links | None = None) -> RunDir:
         jobs = mpijobs(cluster, namespace, name)
         for folder in (runs / name, runs / f"{namespace}-{name}", runs / job, runs / f"{namespace}-{job}"):
             run = RunDir(Path(os.path.abspath(folder)))
-            known = read_place(run)
-            if known is not None and _shows(known, place, jobs):
+            recorded_place = read_place(run)
+            if recorded_place is not None and _shows(recorded_place, place, jobs):
                 return run
             if not run.root.exists():
                 return _make(run, cluster, place, mpijob)
@@ -59,29 +59,33 @@ def handles(name: str) -> tuple[list[str], list[str]]:
     """
     from ortflow.launchers.kubernetes.contexts import connect, kubeconfigs
 
-    here: list[str] = []
+    local_handles: list[str] = []
     elsewhere: list[str] = []
     if kubeconfigs():
         with suppress(OrtflowError, ImportError):
             cluster = connect()
-            here = _handles(mpijobs(cluster, cluster.namespace, name))
-            wanted = f"{objects.OURS},{objects.RUN}={name}"
-            elsewhere = _handles(cluster.find_all("MPIJob", labels=wanted, everywhere=True))
-    return here, [one for one in elsewhere if one not in here]
+            local_handles = _handles(mpijobs(cluster, cluster.namespace, name))
+            selector = f"{objects.OURS},{objects.RUN}={name}"
+            elsewhere = _handles(cluster.find_all("MPIJob", labels=selector, everywhere=True))
+    return local_handles, [handle for handle in elsewhere if handle not in local_handles]
 
 
-def _handles(found: Sequence[Object]) -> list[str]:
-    return [Place(one["metadata"]["namespace"], "", objects.name(one)).handle for one in found if not objects.over(one)]
+def _handles(mpijobs: Sequence[Object]) -> list[str]:
+    return [
+        Place(mpijob["metadata"]["namespace"], "", objects.name(mpijob)).handle
+        for mpijob in mpijobs
+        if not objects.over(mpijob)
+    ]
 
 
-def _shows(known: Place, wanted: Place, found: Sequence[Object]) -> bool:
+def _shows(shown_place: Place, place: Place, mpijobs: Sequence[Object]) -> bool:
     """Whether a record directory belongs to an MPIJob: its current one, or an earlier one of the same run. Pure."""
-    if (known.namespace, known.name) != (wanted.namespace, wanted.name):
+    if (shown_place.namespace, shown_place.name) != (place.namespace, place.name):
         return False
-    kin = of_place(found, known)
-    if known.job == wanted.job or (kin and objects.name(kin[0]) == wanted.job):
+    kin = of_place(mpijobs, shown_place)
+    if shown_place.job == place.job or (kin and objects.name(kin[0]) == place.job):
         return True
-    return any(objects.name(one) == wanted.job and objects.over(one) for one in kin)
+    return any(objects.name(mpijob) == place.job and objects.over(mpijob) for mpijob in kin)
 
 
 def _make(run: RunDir, cluster: Cluster, place: Place, mpijob: Object) -> RunDir:
@@ -101,6 +105,10 @@ def config_map_of(mpijob: Object) -> str:
     replicas = (mpijob.get("spec") or {}).get("mpiReplicaSpecs") or {}
     volumes = ((replicas.get("Launcher") or {}).get("template") or {}).get("spec", {}).get("volumes") or []
     return next(
-        (str(one["configMap"]["name"]) for one in volumes if one.get("name") == "run" and "configMap" in one),
+        (
+            str(volume["configMap"]["name"])
+            for volume in volumes
+            if volume.get("name") == "run" and "configMap" in volume
+        ),
         f"{objects.name(mpijob)}-run",
     )

@@ -92,33 +92,33 @@ class Cluster:
         self, kind: str, *, labels: str = "", fields: str = "", namespace: str | None = None, everywhere: bool = False
     ) -> list[Object]:
         """Objects of a kind, in our namespace, another, or `everywhere`."""
-        found: list[Object] = []
+        items: list[Object] = []
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         while True:
             answer = self._call("list", kind, "", namespace, query=query, everywhere=everywhere)
-            found += answer.get("items") or []
+            items += answer.get("items") or []
             query["continue"] = (answer.get("metadata") or {}).get("continue") or ""
             if not query["continue"]:
-                return found
+                return items
 
     def wait_for_change(
-        self, kind: str, labels: str, known: Sequence[Object], seconds: float, namespace: str | None = None
+        self, kind: str, labels: str, last_items: Sequence[Object], seconds: float, namespace: str | None = None
     ) -> bool:
-        """Wait until the objects of a kind differ from the `known` ones, at most so many seconds; whether they do.
+        """Wait until the objects of a kind differ from the `last_items`, at most so many seconds; whether they do.
 
         Two requests, however long it takes. Raises Refused without the right to watch.
         """
         from urllib3.exceptions import HTTPError
 
         answer = self._call("list", kind, "", namespace, query={"labelSelector": labels})
-        if _by_uid(answer.get("items") or []) != _by_uid(known):
+        if _by_uid(answer.get("items") or []) != _by_uid(last_items):
             return True
         version = str((answer.get("metadata") or {}).get("resourceVersion") or "")
         query = {
             "labelSelector": labels, "watch": "true", "resourceVersion": version, "timeoutSeconds": f"{seconds:.0f}",
         }  # fmt: skip
-        asked = ("watch", kind, "", namespace or self.namespace)
-        events = self._send("get", self._path(kind, "", namespace), query, asked, patience=seconds + READ)
+        request = ("watch", kind, "", namespace or self.namespace)
+        events = self._send("get", self._path(kind, "", namespace), query, request, patience=seconds + READ)
         try:
             return any(events.stream(1 << 16))
         except (HTTPError, OSError):
@@ -165,9 +165,9 @@ class Cluster:
 
         query = {"container": container, "timestamps": "true", "sinceTime": since or "", "follow": "true" * follow}
         path = f"{self._path('Pod', pod, namespace)}/log"
-        asked = ("read", "Pod", f"{pod}/log", namespace or self.namespace)
+        request = ("read", "Pod", f"{pod}/log", namespace or self.namespace)
         try:
-            answer = self._send("get", path, query, asked, patience=QUIET if follow else LOG)
+            answer = self._send("get", path, query, request, patience=QUIET if follow else LOG)
         except Refused as error:
             if error.code < 500 or OF_NODE not in error.message:
                 raise
@@ -189,14 +189,14 @@ class Cluster:
             if error.code == 404:
                 return []
             raise
-        return [str(one["version"]) for one in answer.get("versions") or []]
+        return [str(group_version["version"]) for group_version in answer.get("versions") or []]
 
     def serves_mpijobs(self, version: str) -> bool:
         """Whether MPIJobs of a version are served."""
         if version not in self.served(GROUP):
             return False
-        found = self.ask(f"/apis/{GROUP}/{version}").get("resources") or []
-        return "mpijobs" in [one.get("name") for one in found]
+        resources = self.ask(f"/apis/{GROUP}/{version}").get("resources") or []
+        return "mpijobs" in [resource.get("name") for resource in resources]
 
     def ask(self, path: str) -> Object:
         """The answer at a path of the API, such as /version."""
@@ -223,8 +223,8 @@ class Cluster:
         method = {"create": "post", "list": "get"}.get(verb, verb)
         path = self._path(kind, "" if verb == "create" else name, namespace, version, everywhere)
         path += f"/{part}" if part else ""
-        asked = (verb, kind, name, None if everywhere else namespace or self.namespace)
-        return _json(self._send(method, path, query or {}, asked, body=body).data)
+        request = (verb, kind, name, None if everywhere else namespace or self.namespace)
+        return _json(self._send(method, path, query or {}, request, body=body).data)
 
     def _version(self, kind: str) -> str:
         if kind not in OF_KUEUE:
@@ -236,11 +236,11 @@ class Cluster:
     def _path(
         self, kind: str, name: str, namespace: str | None, version: str | None = None, everywhere: bool = False
     ) -> str:
-        where = None if everywhere else namespace or self.namespace
-        return path_of(kind, name, version or self._version(kind), where)
+        scope = None if everywhere else namespace or self.namespace
+        return path_of(kind, name, version or self._version(kind), scope)
 
     def _send(
-        self, method: str, path: str, query: Mapping[str, str], asked: tuple[str, str, str, str | None], *,
+        self, method: str, path: str, query: Mapping[str, str], request: tuple[str, str, str, str | None], *,
         body: Object | None = None, patience: float = READ,
     ) -> Any:  # fmt: skip
         from kubernetes.client import ApiException
@@ -259,8 +259,8 @@ class Cluster:
             if not error.status:  # an error of the client itself
                 raise self._silence(error.reason or error) from None
             self._read_clock(error.headers or {})
-            reported = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
-            raise Refused(int(error.status), reported or str(error.reason), *asked) from None
+            body_text = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
+            raise Refused(int(error.status), body_text or str(error.reason), *request) from None
         except (HTTPError, OSError) as error:
             raise self._silence(error) from error
 
@@ -281,19 +281,19 @@ class Cluster:
             raise self._silence(error) from error
 
     def _silence(self, error: object) -> OrtflowError:
-        reported = " ".join(str(error).split())
-        if "CERTIFICATE_VERIFY_FAILED" in reported:
-            message = reported.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or reported
+        text = " ".join(str(error).split())
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            message = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or text
             return UserError(
                 f"the API server {self.server} is not trusted: {message}",
                 fix="correct certificate-authority-data of the cluster in the kubeconfig",
             )
-        how = "in time" if "timed out" in reported else f"({_shortest(reported)})"
-        return Unreachable(f"the API server {self.server} does not answer {how}")
+        reason = "in time" if "timed out" in text else f"({_shortest(text)})"
+        return Unreachable(f"the API server {self.server} does not answer {reason}")
 
 
-def _by_uid(found: Sequence[Object]) -> dict[str, Any]:
-    return {str(one["metadata"].get("uid")): one["metadata"].get("resourceVersion") or one for one in found}
+def _by_uid(items: Sequence[Object]) -> dict[str, Any]:
+    return {str(item["metadata"].get("uid")): item["metadata"].get("resourceVersion") or item for item in items}
 
 
 def _json(data: bytes | str) -> Object:
@@ -306,8 +306,8 @@ def _json(data: bytes | str) -> Object:
 
 def _shortest(message: str) -> str:
     """The operating system's message, at the end of a nested error."""
-    if found := re.findall(r"Error\((?:-?\d+, )?'([^']+)'\)", message):
-        return str(found[-1])
+    if matches := re.findall(r"Error\((?:-?\d+, )?'([^']+)'\)", message):
+        return str(matches[-1])
     if "SSL" in message:
         return "the connection was closed"
     return message.rpartition("] ")[2].rpartition(": ")[2].strip(" )'\"") or message

@@ -109,13 +109,13 @@ class PodAttempt(Child):
         end = self._clock.monotonic() + (0.0 if failed else SETTLE)
         while True:
             silent = {short(host) for host in self._lost}
-            if (found := conclude(self._before, read_reports(self._pod, self._before), silent)) is not None:
-                return found
+            if (reason := conclude(self._before, read_reports(self._pod, self._before), silent)) is not None:
+                return reason
             if self._clock.monotonic() >= end:
                 break
             self._clock.sleep(0.2)
-        known = addresses(list(self._hosts), self._pod.ssh_port, greets=False)
-        silent = {short(host) for host, address in known.items() if address != self._hosts[host]}
+        host_addresses = addresses(list(self._hosts), self._pod.ssh_port, greets=False)
+        silent = {short(host) for host, address in host_addresses.items() if address != self._hosts[host]}
         return conclude(self._before, read_reports(self._pod, self._before), silent)
 
     def guess(self, returncode: int) -> Cause | None:
@@ -148,13 +148,13 @@ class PodAttempt(Child):
         self._learn_ranks()
         if len(self._processes) < self._world_size:
             return
-        found = Counter(host for host, _ in self._processes.values())
-        wanted = {short(host): self._slots for host in self._hosts}
-        if dict(found) != wanted:
-            places = ", ".join(f"{count} on {host}" for host, count in found.items())
+        counts = Counter(host for host, _ in self._processes.values())
+        slots = {short(host): self._slots for host in self._hosts}
+        if dict(counts) != slots:
+            places = ", ".join(f"{count} on {host}" for host, count in counts.items())
             self._misplaced = (
                 f"mpirun started the ranks in the wrong pods ({places}, where {self._slots} on each of "
-                f"{', '.join(wanted)} were asked for): the MPI of the image does not follow ortflow's command"
+                f"{', '.join(slots)} were asked for): the MPI of the image does not follow ortflow's command"
             )
 
     def _learn_ranks(self) -> None:

@@ -39,7 +39,7 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
     if view.mpijob is None or objects.over(view.mpijob):
         return False
     jobs = jobs_to_delete(view)
-    _stop_following(run, [one for one in view.others if one not in jobs and not objects.over(one)])
+    _stop_following(run, [other for other in view.others if other not in jobs and not objects.over(other)])
     for mpijob in jobs:
         cluster.delete("MPIJob", objects.name(mpijob), place.namespace, uid=objects.uid(mpijob))
     if now:
@@ -54,15 +54,15 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
 
 def _record(run: RunDir, *, active: bool) -> None:
     if active and not is_settled(run.read_attempts()):
-        why = "requested by ortflow cancel"
-        run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
+        reason = "requested by ortflow cancel"
+        run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=reason)
 
 
 def _delete_orphans(run: RunDir, cluster: Cluster, place: Place, view: View, clock: Clock) -> None:
     """Delete what an MPIJob that was deleted alone has left; first the Job, which would make another launcher pod."""
     job = str(place.job)
-    made = (("Job", f"{job}-launcher"), ("ConfigMap", f"{job}-config"), ("Service", job), ("Secret", f"{job}-ssh"))
-    for kind, name in made:
+    documents = (("Job", f"{job}-launcher"), ("ConfigMap", f"{job}-config"), ("Service", job), ("Secret", f"{job}-ssh"))
+    for kind, name in documents:
         with suppress(Refused):
             cluster.delete(kind, name, place.namespace)
     for pod in view.pods:
@@ -78,15 +78,15 @@ def jobs_to_delete(view: View) -> list[Object]:
     One that another user made of the same run stays.
     """
     assert view.mpijob is not None
-    owners = {str(one.get("uid")) for one in view.mpijob["metadata"].get("ownerReferences") or []}
-    kin = [one for one in view.others if objects.same_owner(one, view.mpijob)]
-    return [view.mpijob, *(one for one in kin if not objects.over(one) or objects.uid(one) in owners)]
+    owners = {str(owner.get("uid")) for owner in view.mpijob["metadata"].get("ownerReferences") or []}
+    kin = [other for other in view.others if objects.same_owner(other, view.mpijob)]
+    return [view.mpijob, *(other for other in kin if not objects.over(other) or objects.uid(other) in owners)]
 
 
-def _stop_following(run: RunDir, others: Sequence[Object]) -> None:
+def _stop_following(run: RunDir, mpijobs: Sequence[Object]) -> None:
     """Keep the directory from following other MPIJobs with the run's name after its own is gone."""
-    if (place := read_place(run)) is not None and others:
-        write_place(run, replace(place, apart=(*place.apart, *map(objects.name, others))))
+    if (place := read_place(run)) is not None and mpijobs:
+        write_place(run, replace(place, apart=(*place.apart, *map(objects.name, mpijobs))))
 
 
 def _read_on(run: RunDir, cluster: Cluster, place: Place, view: View, clock: Clock) -> None:
@@ -96,10 +96,10 @@ def _read_on(run: RunDir, cluster: Cluster, place: Place, view: View, clock: Clo
     labels = f"{objects.JOB}={view.name or place.job}"
     while clock.monotonic() < end:
         pods = cluster.find_all("Pod", labels=labels, namespace=place.namespace)
-        ours = [pod for pod in pods if objects.role(pod) in ("launcher", "worker")]
-        if not ours:
+        own_pods = [pod for pod in pods if objects.role(pod) in ("launcher", "worker")]
+        if not own_pods:
             return
-        for pod in objects.of_role(ours, "launcher"):
+        for pod in objects.of_role(own_pods, "launcher"):
             if read_place(run) is not None:
                 LogReplicator(run, cluster).follow(pod)
         clock.sleep(PERIOD)

@@ -54,33 +54,36 @@ def unstated(documents: Sequence[Object], ranges: Sequence[Object]) -> dict[str,
     """
     filled = {
         f"{kind}.{resource}"
-        for one in ranges
-        for item in (one.get("spec") or {}).get("limits") or []
+        for limit_range in ranges
+        for item in (limit_range.get("spec") or {}).get("limits") or []
         if item.get("type") == "Container"
         for kind, keys in (("limits", ("default",)), ("requests", ("defaultRequest", "default")))
         for key in keys
         for resource in item.get(key) or {}
     }
-    found: dict[str, list[str]] = {}
+    containers: dict[str, list[str]] = {}
     for spec, _ in pod_specs(documents):
         for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
             resources = container.get("resources") or {}
             for kind in ("requests", "limits"):
                 # The API server takes a missing request from the limit.
-                given = {*(resources.get(kind) or {}), *((resources.get("limits") or {}) if kind == "requests" else ())}
+                stated = {
+                    *(resources.get(kind) or {}),
+                    *((resources.get("limits") or {}) if kind == "requests" else ()),
+                }
                 for resource in ("cpu", "memory"):
-                    if resource not in given and f"{kind}.{resource}" not in filled:
+                    if resource not in stated and f"{kind}.{resource}" not in filled:
                         for key in (f"{kind}.{resource}", *([resource] if kind == "requests" else [])):
-                            found.setdefault(key, []).append(str(container["name"]))
-    return found
+                            containers.setdefault(key, []).append(str(container["name"]))
+    return containers
 
 
 def _asks(spec: Object, kind: str = "requests") -> dict[str, float]:
-    found: dict[str, float] = {}
+    amounts: dict[str, float] = {}
     for container in spec["containers"]:
         for resource, amount in ((container.get("resources") or {}).get(kind) or {}).items():
-            found[resource] = found.get(resource, 0.0) + parse(amount)
-    return found
+            amounts[resource] = amounts.get(resource, 0.0) + parse(amount)
+    return amounts
 
 
 def operator(leases: Sequence[Object], now: float) -> Finding:
@@ -89,32 +92,32 @@ def operator(leases: Sequence[Object], now: float) -> Finding:
     Times in the lease are by the operator's clock; its last write and `now` are by the API server's.
     """
     about = "operator"
-    renewed = [(objects.changed(one), one) for one in leases]
+    renewed = [(objects.changed(lease_item), lease_item) for lease_item in leases]
     if not renewed:
         return fault(about, "no mpi-operator has ever run here", "have an administrator install it: docs/kubernetes.md")
     newest, lease = max(renewed, key=lambda pair: pair[0])
-    where = lease["metadata"].get("namespace")
+    namespace = lease["metadata"].get("namespace")
     if now - newest > STALE:
         return fault(
-            about, f"the mpi-operator of {where} does not run: its lease was renewed {duration(now - newest)} ago",
-            f"`kubectl -n {where} get pods` shows why",
+            about, f"the mpi-operator of {namespace} does not run: its lease was renewed {duration(now - newest)} ago",
+            f"`kubectl -n {namespace} get pods` shows why",
         )  # fmt: skip
-    return ok(about, f"runs in namespace {where}, as {lease['spec'].get('holderIdentity')}")
+    return ok(about, f"runs in namespace {namespace}, as {lease['spec'].get('holderIdentity')}")
 
 
 def quotas(
-    found: Sequence[Object], asked: Mapping[str, float], lacking: Mapping[str, Sequence[str]]
+    quota_items: Sequence[Object], requests: Mapping[str, float], lacking: Mapping[str, Sequence[str]]
 ) -> Iterator[Finding]:
     """Whether the run fits into the namespace's quotas; `lacking`: containers that do not state a resource."""
     about = "quota"
-    if not found:
+    if not quota_items:
         yield ok(about, "the namespace has none")
-    for quota in found:
-        reported = quota.get("status") or {}
-        hard, used = reported.get("hard") or (quota.get("spec") or {}).get("hard") or {}, reported.get("used") or {}
+    for quota in quota_items:
+        status = quota.get("status") or {}
+        hard, used = status.get("hard") or (quota.get("spec") or {}).get("hard") or {}, status.get("used") or {}
         never, full = [], []
         for resource, limit in hard.items():
-            need, most = asked.get(resource, 0.0), parse(limit)
+            need, most = requests.get(resource, 0.0), parse(limit)
             amount = f"{resource} {show(resource, need)} of {show(resource, most)}"
             if need > most:
                 never.append(amount)
@@ -122,11 +125,15 @@ def quotas(
                 full.append(f"{amount}, {show(resource, parse(used.get(resource, 0)))} in use")
         name = objects.name(quota)
         if absent := {resource: [*lacking[resource]] for resource in hard if resource in lacking}:
-            what = "; ".join(f"{resource} of {', '.join(sorted(names))}" for resource, names in absent.items())
+            resources_text = "; ".join(
+                f"{resource} of {', '.join(sorted(names))}" for resource, names in absent.items()
+            )
             fix = "give " + " and ".join(
                 keys_that_state((key, name) for key, names in absent.items() for name in names)
             )
-            yield fault(about, f"{name} requires every container to state what it limits, and there is no {what}", fix)
+            yield fault(
+                about, f"{name} requires every container to state what it limits, and there is no {resources_text}", fix
+            )
         elif never:
             yield fault(about, f"{name} is too small for the run: {'; '.join(never)}", "lower what resources asks for")
         elif full:
@@ -135,7 +142,7 @@ def quotas(
             yield ok(about, f"{name} has room for the run")
 
 
-def fits(nodes: Sequence[Object], spec: Object, wanted: int, asks: Mapping[str, float]) -> Iterator[Finding]:
+def fits(nodes: Sequence[Object], spec: Object, worker_count: int, asks: Mapping[str, float]) -> Iterator[Finding]:
     """Whether empty nodes could hold the workers; `spec` is a worker pod's."""
     about = "nodes"
     need = (
@@ -144,21 +151,22 @@ def fits(nodes: Sequence[Object], spec: Object, wanted: int, asks: Mapping[str, 
     reasons: dict[str, int] = {}
     holds = []
     for node in nodes:
-        if (why := _unfit(node, spec, asks)) is None:
+        if (reason := _unfit(node, spec, asks)) is None:
             holds.append(objects.name(node))
         else:
-            reasons[why] = reasons.get(why, 0) + 1
-    reported = "; ".join(f"{count} {why}" for why, count in reasons.items())
+            reasons[reason] = reasons.get(reason, 0) + 1
+    reasons_text = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
     if not holds:
-        yield fault(about, f"none of {len(nodes)} can hold a worker ({need}): {reported or 'there are none'}")
+        yield fault(about, f"none of {len(nodes)} can hold a worker ({need}): {reasons_text or 'there are none'}")
         return
-    text = f"{len(holds)} of {len(nodes)} can hold a worker ({need})" + (f": {reported}" if reported else "")
-    if len(holds) < wanted:
+    text = f"{len(holds)} of {len(nodes)} can hold a worker ({need})" + (f": {reasons_text}" if reasons_text else "")
+    if len(holds) < worker_count:
         strict = any(
-            one.get("whenUnsatisfiable") == "DoNotSchedule" for one in spec.get("topologySpreadConstraints") or []
+            constraint.get("whenUnsatisfiable") == "DoNotSchedule"
+            for constraint in spec.get("topologySpreadConstraints") or []
         )
         make = fault if strict else warning
-        yield make(about, f"{text}, and the run has {wanted}", "workers will share nodes" if not strict else "")
+        yield make(about, f"{text}, and the run has {worker_count}", "workers will share nodes" if not strict else "")
     else:
         yield ok(about, text)
 
@@ -169,9 +177,9 @@ def _unfit(node: Object, spec: Object, asks: Mapping[str, float]) -> str | None:
     if (node.get("spec") or {}).get("unschedulable"):
         return "cordoned"
     labels = node["metadata"].get("labels") or {}
-    wanted = {key: value for key, value in (spec.get("nodeSelector") or {}).items() if labels.get(key) != value}
-    if wanted:
-        return f"without the label {' and '.join(f'{key}={value}' for key, value in sorted(wanted.items()))}"
+    missing_labels = {key: value for key, value in (spec.get("nodeSelector") or {}).items() if labels.get(key) != value}
+    if missing_labels:
+        return f"without the label {' and '.join(f'{key}={value}' for key, value in sorted(missing_labels.items()))}"
     for taint in (node.get("spec") or {}).get("taints") or []:
         if taint.get("effect") in ("NoSchedule", "NoExecute") and not _tolerated(taint, spec.get("tolerations") or []):
             return f"with the taint {taint.get('key')}"
@@ -183,42 +191,42 @@ def _unfit(node: Object, spec: Object, asks: Mapping[str, float]) -> str | None:
 
 
 def _tolerated(taint: Object, tolerations: Sequence[Object]) -> bool:
-    for one in tolerations:
-        if one.get("effect") not in (None, "", taint.get("effect")):
+    for toleration in tolerations:
+        if toleration.get("effect") not in (None, "", taint.get("effect")):
             continue
-        if one.get("operator") == "Exists" and one.get("key") in (None, "", taint.get("key")):
+        if toleration.get("operator") == "Exists" and toleration.get("key") in (None, "", taint.get("key")):
             return True
-        if one.get("key") == taint.get("key") and (one.get("value") or "") == (taint.get("value") or ""):
+        if toleration.get("key") == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or ""):
             return True
     return False
 
 
-def claim(found: Object | None, name: str, nodes: int) -> Finding:
+def claim(claim_object: Object | None, name: str, nodes: int) -> Finding:
     """A claim that the run uses."""
     about = "volume"
-    if found is None:
+    if claim_object is None:
         return fault(about, f"there is no claim {name}", "correct backends.kubernetes.volume.claim, or make it")
-    modes = (found.get("spec") or {}).get("accessModes") or []
-    state = (found.get("status") or {}).get("phase")
-    reported = f"claim {name}, {str(state).lower()}, {', '.join(modes)}"
+    modes = (claim_object.get("spec") or {}).get("accessModes") or []
+    state = (claim_object.get("status") or {}).get("phase")
+    text = f"claim {name}, {str(state).lower()}, {', '.join(modes)}"
     if state == "Lost":
-        return fault(about, f"{reported}: its volume is gone")
+        return fault(about, f"{text}: its volume is gone")
     if nodes > 1 and not set(MANY) & set(modes):
-        return warning(about, f"{reported}: pods on several nodes cannot share it", "use one that is ReadWriteMany")
-    return ok(about, reported)
+        return warning(about, f"{text}: pods on several nodes cannot share it", "use one that is ReadWriteMany")
+    return ok(about, text)
 
 
-def storage_class(classes: Sequence[Object], wanted: str | None) -> Finding:
+def storage_class(classes: Sequence[Object], class_name: str | None) -> Finding:
     """The storage class of a claim."""
     about = "storage class"
-    names = [objects.name(one) for one in classes]
-    if wanted is not None:
-        if wanted in names:
-            return ok(about, wanted)
-        return fault(about, f"there is no {wanted}", f"there are: {', '.join(names) or 'none'}")
-    for one in classes:
-        if (one["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true":
-            return ok(about, f"{objects.name(one)}, the default")
+    names = [objects.name(storage) for storage in classes]
+    if class_name is not None:
+        if class_name in names:
+            return ok(about, class_name)
+        return fault(about, f"there is no {class_name}", f"there are: {', '.join(names) or 'none'}")
+    for storage in classes:
+        if (storage["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true":
+            return ok(about, f"{objects.name(storage)}, the default")
     return fault(
         about,
         "the cluster has no default one",
@@ -226,15 +234,15 @@ def storage_class(classes: Sequence[Object], wanted: str | None) -> Finding:
     )
 
 
-def rights(reported: Mapping[str, bool], useful: Mapping[str, bool]) -> Iterator[Finding]:
+def rights(answers: Mapping[str, bool], useful: Mapping[str, bool]) -> Iterator[Finding]:
     """The rights of these credentials; `useful`: rights that a run does not need."""
     about = "rights"
-    missing = [what for what, may in reported.items() if not may]
-    lesser = [what for what, may in useful.items() if not may]
+    missing = [right for right, may in answers.items() if not may]
+    lesser = [right for right, may in useful.items() if not may]
     if missing:
         yield fault(about, f"you may not {', '.join(missing)}", "ask an administrator for a role that allows it")
     else:
-        yield ok(about, f"all {len(reported)} that a run needs")
+        yield ok(about, f"all {len(answers)} that a run needs")
     if lesser:
         yield warning(
             about,
@@ -247,10 +255,10 @@ def documents_ask(documents: Sequence[Object]) -> list[tuple[str, str, str]]:
     """Verb, group and resource of each object that is created for the run."""
     from ortflow.launchers.kubernetes.resources import plural
 
-    found: dict[tuple[str, str, str], Any] = {}
+    asks: dict[tuple[str, str, str], Any] = {}
     for document in documents:
         group = str(document["apiVersion"]).rpartition("/")[0]
         verbs = ("create",) if document["kind"] == "PersistentVolumeClaim" else ("create", "patch", "delete")
         for verb in verbs:
-            found[verb, group, plural(str(document["kind"]))] = None
-    return list(found)
+            asks[verb, group, plural(str(document["kind"]))] = None
+    return list(asks)

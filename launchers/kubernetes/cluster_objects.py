@@ -36,17 +36,17 @@ class ClusterObjects:
     def gather(cls, cluster: Cluster, namespace: str | None, *, everywhere: bool = False) -> ClusterObjects:
         """The current objects."""
         try:
-            found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
+            mpijobs = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
         except Refused as error:
             return cls(cluster.now(), {}, {}, gone=why_gone(cluster, error))
         pods: dict[tuple[str, str], list[Object]] = {}
         for pod in cluster.find_all("Pod", labels=objects.OURS, namespace=namespace, everywhere=everywhere):
             pods.setdefault((_namespace(pod), objects.label(pod, objects.JOB)), []).append(pod)
         jobs: dict[tuple[str, str], list[Object]] = {}
-        for mpijob in newest_first(found):
+        for mpijob in newest_first(mpijobs):
             jobs.setdefault(_key(mpijob), []).append(mpijob)
         events: list[Object] = []
-        if any(not (one.get("status") or {}).get("conditions") for one in found):
+        if any(not (new_job.get("status") or {}).get("conditions") for new_job in mpijobs):
             # The list works without the right to read events.
             with suppress(Refused):
                 fields = f"reason={VALIDATION}"
@@ -55,22 +55,27 @@ class ClusterObjects:
 
     def view(self, place: Place) -> View:
         """A run, without the details that need further requests."""
-        found = of_place(self.jobs.get((place.namespace, place.name), []), place)
-        return self._of(found[0]) if found else View(None, self.now, gone=self.gone)
+        mpijobs = of_place(self.jobs.get((place.namespace, place.name), []), place)
+        return self._of(mpijobs[0]) if mpijobs else View(None, self.now, gone=self.gone)
 
-    def unknown_runs(self, known: Sequence[Place]) -> list[View]:
+    def unknown_runs(self, known_places: Sequence[Place]) -> list[View]:
         """The MPIJobs of runs at unknown places: all active ones, and the newest of each volume."""
         views: list[View] = []
         places: dict[tuple[str, str], list[Place]] = {}
-        for place in known:
+        for place in known_places:
             places.setdefault((place.namespace, place.name), []).append(place)
-        for key, found in self.jobs.items():
-            ours = [of_place(found, place) for place in places.get(key, [])]
-            shown = [kin[0] for kin in ours if kin]
-            taken = shown + [one for kin in ours for one in kin if objects.over(one) or objects.same_owner(one, kin[0])]
-            volumes = {objects.directory(one) for one in shown}
-            for mpijob in found:
-                if mpijob in taken or (objects.over(mpijob) and objects.directory(mpijob) in volumes):
+        for key, mpijobs in self.jobs.items():
+            own_jobs = [of_place(mpijobs, place) for place in places.get(key, [])]
+            shown = [kin[0] for kin in own_jobs if kin]
+            claimed_jobs = shown + [
+                related
+                for kin in own_jobs
+                for related in kin
+                if objects.over(related) or objects.same_owner(related, kin[0])
+            ]
+            volumes = {objects.directory(related) for related in shown}
+            for mpijob in mpijobs:
+                if mpijob in claimed_jobs or (objects.over(mpijob) and objects.directory(mpijob) in volumes):
                     continue
                 volumes.add(objects.directory(mpijob))
                 views.append(self._of(mpijob))
@@ -88,8 +93,8 @@ def foreign(view: View) -> RunStatus:
     place = Place(*_key(view.mpijob), view.name)
     records = [{"event": "submit", "launcher": "kubernetes"}]
     blank = read_status(RunDir(_NOWHERE), records=records, alive=True)
-    how = status(replace(blank, name=place.name, directory=place.handle), records, view)
-    return replace(how, job=place.handle)
+    run_status = status(replace(blank, name=place.name, directory=place.handle), records, view)
+    return replace(run_status, job=place.handle)
 
 
 def _key(mpijob: Object) -> tuple[str, str]:

@@ -28,9 +28,9 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
 
     joined = os.pathsep.join(files)
     try:
-        known, active = list_kube_config_contexts(joined)
-        chosen = _chosen(known, active, context, joined)
-        load_kube_config(joined, context=chosen["name"], client_configuration=configuration)
+        kube_contexts, active = list_kube_config_contexts(joined)
+        selected = _chosen(kube_contexts, active, context, joined)
+        load_kube_config(joined, context=selected["name"], client_configuration=configuration)
     except ConfigException as error:
         if context is None and _in_pod():
             return _own_cluster(configuration, context, namespace)
@@ -41,20 +41,20 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         message = " ".join(str(error).split())
         raise UserError(f"the kubeconfig {joined} cannot be read: {message}") from error
-    inner = chosen.get("context") or {}
-    return Cluster(configuration, namespace or inner.get("namespace") or "default", str(chosen["name"]))
+    inner = selected.get("context") or {}
+    return Cluster(configuration, namespace or inner.get("namespace") or "default", str(selected["name"]))
 
 
 def kubeconfigs() -> list[str]:
     """The files that exist."""
-    named = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
-    return [path for part in named.split(os.pathsep) if part and os.path.exists(path := os.path.expanduser(part))]
+    paths = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    return [path for part in paths.split(os.pathsep) if part and os.path.exists(path := os.path.expanduser(part))]
 
 
-def _chosen(known: list[Any], active: Any, context: str | None, files: str) -> Any:
+def _chosen(kube_contexts: list[Any], active: Any, context: str | None, files: str) -> Any:
     if context is None:
         return active
-    names = {str(one["name"]): one for one in known}
+    names = {str(entry["name"]): entry for entry in kube_contexts}
     if context not in names:
         near = difflib.get_close_matches(context, names, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(names)) or 'none'}"
@@ -68,12 +68,12 @@ def _in_pod() -> bool:
 
 def _own_cluster(configuration: Any, context: str | None, namespace: str | None) -> Cluster:
     if context is not None or not _in_pod():
-        wanted = os.environ.get("KUBECONFIG")
-        where = f"KUBECONFIG names {wanted}, which does not exist" if wanted else "there is no ~/.kube/config"
-        raise UserError(f"no Kubernetes cluster is known here: {where}", fix="set KUBECONFIG to your kubeconfig")
+        paths = os.environ.get("KUBECONFIG")
+        message = f"KUBECONFIG names {paths}, which does not exist" if paths else "there is no ~/.kube/config"
+        raise UserError(f"no Kubernetes cluster is known here: {message}", fix="set KUBECONFIG to your kubeconfig")
     from kubernetes.config import load_incluster_config
 
     load_incluster_config(client_configuration=configuration)
-    own = IN_POD / "namespace"
-    reported = own.read_text().strip() if own.exists() else ""
-    return Cluster(configuration, namespace or reported or "default", None)
+    namespace_file = IN_POD / "namespace"
+    pod_namespace = namespace_file.read_text().strip() if namespace_file.exists() else ""
+    return Cluster(configuration, namespace or pod_namespace or "default", None)

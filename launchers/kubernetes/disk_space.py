@@ -40,10 +40,10 @@ def await_room(run: RunDir, seconds: float, report: Callable[[OutOfDisk], None],
         return
     lack = OutOfDisk(run.root, RECORDS)
     report(lack)
-    asked: list[int] = []
-    with taken_over(lambda number, frame: asked.append(number), (signal.SIGTERM, signal.SIGINT), ignored=True):
-        room = wait_for_room(lack, Notice(run.heartbeat), seconds, lambda: asked, clock)
-    if asked:
+    answers: list[int] = []
+    with taken_over(lambda number, frame: answers.append(number), (signal.SIGTERM, signal.SIGINT), ignored=True):
+        room = wait_for_room(lack, Notice(run.heartbeat), seconds, lambda: answers, clock)
+    if answers:
         raise Preempted("asked to end while waiting for space on the volume")
     if not room:
         raise lack

@@ -80,7 +80,7 @@ def _checks(submission: Submission, cluster: Cluster, of_user: bool) -> Iterator
             yield from_error("run file", error)
 
     def mpijob() -> Object | None:
-        return next((one for one in documents if one["kind"] == "MPIJob"), None)
+        return next((document for document in documents if document["kind"] == "MPIJob"), None)
 
     yield lambda: _operator(cluster)
     yield lambda: _namespace(cluster)
@@ -95,7 +95,7 @@ def _checks(submission: Submission, cluster: Cluster, of_user: bool) -> Iterator
     yield lambda: _named(cluster, "queue", "LocalQueue", backend.queue)
     for secret in (
         *backend.image_pull_secrets,
-        *dict.fromkeys(one.partition("/")[0] for one in backend.secret_env.values()),
+        *dict.fromkeys(secret_key.partition("/")[0] for secret_key in backend.secret_env.values()),
     ):
         yield lambda secret=secret: _named(cluster, "secret", "Secret", secret)  # type: ignore[misc]
     yield lambda: _dns(cluster)
@@ -110,10 +110,10 @@ def _finding(about: str, error: OrtflowError) -> Finding:
 
 def _server(cluster: Cluster) -> Finding:
     begun = time.monotonic()
-    reported = cluster.ask("/version")
+    version = cluster.ask("/version")
     seconds = time.monotonic() - begun
     context = f", context {cluster.context}" if cluster.context else ", from inside"
-    server = f"Kubernetes {reported.get('gitVersion', '?').lstrip('v')} at {cluster.server}{context}"
+    server = f"Kubernetes {version.get('gitVersion', '?').lstrip('v')} at {cluster.server}{context}"
     if seconds > SLOW:
         return warning("API server", f"{server}, answers in {seconds:.1f} s")
     return ok("API server", f"{server}, answers in {1000 * seconds:.0f} ms")
@@ -137,48 +137,51 @@ def _operator(cluster: Cluster) -> Iterator[Finding]:
 def _namespace(cluster: Cluster) -> Iterator[Finding]:
     about = "namespace"
     try:
-        found = cluster.find("Namespace", cluster.namespace)
+        namespace = cluster.find("Namespace", cluster.namespace)
     except Refused:
         yield untested(about, f"{cluster.namespace} cannot be read: no permission")
         return
-    if found is None:
+    if namespace is None:
         yield fault(about, f"there is no {cluster.namespace}", f"`kubectl create namespace {cluster.namespace}`")
-    elif (found.get("status") or {}).get("phase") == "Terminating":
+    elif (namespace.get("status") or {}).get("phase") == "Terminating":
         yield fault(about, f"{cluster.namespace} is being deleted")
     else:
         yield ok(about, cluster.namespace)
 
 
 def _rights(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]:
-    needed = [*dict.fromkeys([*NEEDED, *checks.documents_ask(documents)])]
-    wanted = [*needed, *USEFUL]
+    required_rights = [*dict.fromkeys([*NEEDED, *checks.documents_ask(documents)])]
+    all_rights = [*required_rights, *USEFUL]
 
-    def may(one: tuple[str, str, str]) -> bool:
-        resource, _, subresource = one[2].partition("/")
-        return cluster.may(one[0], one[1], resource, subresource)
+    def may(right: tuple[str, str, str]) -> bool:
+        resource, _, subresource = right[2].partition("/")
+        return cluster.may(right[0], right[1], resource, subresource)
 
     try:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            answers = dict(zip(wanted, pool.map(may, wanted), strict=True))
+            answers = dict(zip(all_rights, pool.map(may, all_rights), strict=True))
     except Refused as error:
         yield untested("rights", f"the API server does not report them: {error.message}")
         return
-    names = {one: f"{one[0]} {one[2]}" for one in wanted}
-    yield from checks.rights({names[one]: answers[one] for one in needed}, {names[one]: answers[one] for one in USEFUL})
+    names = {asked_right: f"{asked_right[0]} {asked_right[2]}" for asked_right in all_rights}
+    yield from checks.rights(
+        {names[asked_right]: answers[asked_right] for asked_right in required_rights},
+        {names[asked_right]: answers[asked_right] for asked_right in USEFUL},
+    )
 
 
 def _quota(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]:
     if not documents:
         return
     try:
-        found = cluster.find_all("ResourceQuota")
+        quotas = cluster.find_all("ResourceQuota")
     except Refused:
         yield untested("quota", "quotas cannot be read: no permission")
         return
     ranges: list[Object] = []
     with suppress(Refused):
         ranges = cluster.find_all("LimitRange")
-    yield from checks.quotas(found, checks.all_asks(documents), checks.unstated(documents, ranges))
+    yield from checks.quotas(quotas, checks.all_asks(documents), checks.unstated(documents, ranges))
 
 
 def _volume(cluster: Cluster, submission: Submission, of_user: bool) -> Iterator[Finding]:
@@ -188,8 +191,8 @@ def _volume(cluster: Cluster, submission: Submission, of_user: bool) -> Iterator
             yield checks.claim(cluster.find("PersistentVolumeClaim", volume.claim), volume.claim, nodes)
         elif volume.create is not None:
             name = f"{submission.spec.name}-data"
-            if (there := cluster.find("PersistentVolumeClaim", name)) is not None:
-                yield checks.claim(there, name, nodes)
+            if (existing_claim := cluster.find("PersistentVolumeClaim", name)) is not None:
+                yield checks.claim(existing_claim, name, nodes)
             else:
                 yield checks.storage_class(cluster.find_all("StorageClass"), volume.create.storage_class)
         elif not of_user:
@@ -198,7 +201,7 @@ def _volume(cluster: Cluster, submission: Submission, of_user: bool) -> Iterator
         yield untested("volume", str(refusal(error)))
 
 
-def _nodes(cluster: Cluster, mpijob: Object | None, wanted: int) -> Iterator[Finding]:
+def _nodes(cluster: Cluster, mpijob: Object | None, worker_count: int) -> Iterator[Finding]:
     try:
         nodes = cluster.find_all("Node")
     except Refused:
@@ -210,7 +213,7 @@ def _nodes(cluster: Cluster, mpijob: Object | None, wanted: int) -> Iterator[Fin
         return
     replicas = mpijob["spec"]["mpiReplicaSpecs"]
     pod = (replicas.get("Worker") or replicas["Launcher"])["template"]["spec"]
-    yield from checks.fits(nodes, pod, wanted, checks.worker_asks(mpijob))
+    yield from checks.fits(nodes, pod, worker_count, checks.worker_asks(mpijob))
 
 
 def _named(cluster: Cluster, about: str, kind: str, name: str | None) -> Iterator[Finding]:
@@ -218,11 +221,11 @@ def _named(cluster: Cluster, about: str, kind: str, name: str | None) -> Iterato
     if name is None:
         return
     try:
-        found = cluster.find(kind, name)
+        existing = cluster.find(kind, name)
     except Refused:
         yield untested(about, f"{name} cannot be read: no permission")
         return
-    yield ok(about, name) if found is not None else fault(about, f"there is no {name}")
+    yield ok(about, name) if existing is not None else fault(about, f"there is no {name}")
 
 
 def _dns(cluster: Cluster) -> Iterator[Finding]:
@@ -231,7 +234,7 @@ def _dns(cluster: Cluster) -> Iterator[Finding]:
         if cluster.find("Service", "kube-dns", "kube-system") is not None:
             labels = "kubernetes.io/service-name=kube-dns"
             ready = cluster.find_all("EndpointSlice", labels=labels, namespace="kube-system")
-            if any(one.get("endpoints") for one in ready):
+            if any(endpoint_slice.get("endpoints") for endpoint_slice in ready):
                 yield ok(about, "kube-dns answers")
             else:
                 yield warning(about, "the service kube-dns has no endpoints: workers would not be found by name")

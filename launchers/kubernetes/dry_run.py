@@ -44,10 +44,10 @@ def dry_run(cluster: Cluster, documents: Sequence[Object]) -> None:
                 raise refusal(error) from error
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        asked = [pool.submit(of_document, one) for one in documents] + [
-            pool.submit(of_pod, one) for one in pods(documents)
+        futures = [pool.submit(of_document, rendered) for rendered in documents] + [
+            pool.submit(of_pod, rendered) for rendered in pods(documents)
         ]
-        for answer in asked:
+        for answer in futures:
             answer.result()
 
 
@@ -61,7 +61,7 @@ def pods(documents: Sequence[Object]) -> Iterator[Object]:
 
     A service account among the documents does not exist yet: such a pod is checked with the default account.
     """
-    accounts = {objects.name(one) for one in documents if one["kind"] == "ServiceAccount"}
+    accounts = {objects.name(rendered) for rendered in documents if rendered["kind"] == "ServiceAccount"}
     for document in documents:
         name = objects.name(document)
         spec = document.get("spec") or {}
@@ -105,11 +105,11 @@ def _may_wait(error: Refused) -> bool:
     """Whether there may be quota, or the namespace's default account, a moment later."""
     if 'serviceaccount "default" not found' in error.message:
         return True
-    found = _QUOTA.search(error.message)
-    if found is None:
+    match = _QUOTA.search(error.message)
+    if match is None:
         return False
-    asked, limits = ({key: parse(amount) for key, amount in _pairs(found[part])} for part in ("asked", "limits"))
-    return all(amount <= limits.get(key, amount) for key, amount in asked.items())
+    requests, limits = ({key: parse(amount) for key, amount in _pairs(match[part])} for part in ("asked", "limits"))
+    return all(amount <= limits.get(key, amount) for key, amount in requests.items())
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:

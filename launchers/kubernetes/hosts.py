@@ -27,10 +27,10 @@ def read_hosts(path: Path = HOSTFILE) -> list[str]:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
     except OSError as error:
         raise OrtflowError(f"there is no {path}: this pod was not made by the mpi-operator") from error
-    found = [_ENTRY.match(line) for line in lines]
-    if not lines or not all(found):
+    matches = [_ENTRY.match(line) for line in lines]
+    if not lines or not all(matches):
         raise OrtflowError(f"{path} lists no hosts that can be understood: {lines[:2]}")
-    return [match[1] for match in found if match]
+    return [match[1] for match in matches if match]
 
 
 def short(host: str) -> str:
@@ -74,19 +74,21 @@ def wait_for(
     A host that `leaves`, given its name and address, still answers for a moment but must not be used.
     Raises OrtflowError with the names of those that do not answer within `seconds`.
     """
-    end, reported = clock.monotonic() + seconds, clock.monotonic()
+    end, last_report = clock.monotonic() + seconds, clock.monotonic()
     while True:
         # Probe all again: one that has answered may be gone when the last one answers.
-        known = addresses(hosts, port)
-        missing = [host for host, found in known.items() if found is None or leaves(host, found)]
+        host_addresses = addresses(hosts, port)
+        missing = [
+            host for host, host_address in host_addresses.items() if host_address is None or leaves(host, host_address)
+        ]
         if not missing:
-            return {host: found for host, found in known.items() if found is not None}
+            return {host: host_address for host, host_address in host_addresses.items() if host_address is not None}
         check()
         now = clock.monotonic()
         names = ", ".join(map(short, missing[:3])) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         if now > end:
             raise OrtflowError(f"no answer on port {port} within {seconds:.0f} s from {names}")
-        if now > reported + TELL:
-            reported = now
+        if now > last_report + TELL:
+            last_report = now
             report(f"waiting for {names}")
         clock.sleep(PERIOD)

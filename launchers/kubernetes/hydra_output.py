@@ -47,10 +47,10 @@ def early_kill(output: str) -> Cause | None:
     match = _FIRST.search(output)
     if match is None or (status := _status(match)) >= 0:
         return None
-    where = f"a rank on {short(match[2])} was"
+    place = f"a rank on {short(match[2])} was"
     if status == -signal.SIGTERM:
-        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"{where} ended by SIGTERM")
-    return Cause(Outcome.FAILURE, status, f"{where} killed by {signal_name(-status)}")
+        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"{place} ended by SIGTERM")
+    return Cause(Outcome.FAILURE, status, f"{place} killed by {signal_name(-status)}")
 
 
 def _status(match: re.Match[str]) -> int:

@@ -61,17 +61,17 @@ class KubernetesLauncher:
 
     def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
         """Lines of a rank's log; followed across replaced pods while the run is active."""
-        how, clock = self.status(run), self._links.clock
-        if follow and how.state.active:
+        run_status, clock = self.status(run), self._links.clock
+        if follow and run_status.state.active:
             from ortflow.launchers.kubernetes.log_follower import LogFollower
 
-            with LogFollower(run, self._links, how) as follower:
+            with LogFollower(run, self._links, run_status) as follower:
                 yield from log_lines(run, attempt=attempt, rank=rank, active=follower.active, clock=clock)
-                how = follower.how
-        elif how.attempts:
+                run_status = follower.how
+        elif run_status.attempts:
             yield from log_lines(run, attempt=attempt, rank=rank, active=lambda: False, clock=clock)
-        if not how.attempts:
-            raise _no_log(run, how)
+        if not run_status.attempts:
+            raise _no_log(run, run_status)
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:
         """Delete the MPIJob, so that ranks save and stop, and read its log until the launcher pod is gone."""
@@ -135,13 +135,13 @@ class KubernetesLauncher:
         return replace(request, with_claim=True)
 
 
-def _no_log(run: RunDir, how: RunStatus) -> UserError:
+def _no_log(run: RunDir, run_status: RunStatus) -> UserError:
     """Why no rank of a run has output."""
     output = run.root / POD_OUTPUT
-    if how.state is State.FINISHED:
-        return UserError(f"there is no log of {how.name} here: it has {how.cause}")
+    if run_status.state is State.FINISHED:
+        return UserError(f"there is no log of {run_status.name} here: it has {run_status.cause}")
     return UserError(
-        f"no rank of {how.name} has started: it is {how.state.value}"
-        + (f": {why}" if (why := how.waits or how.cause) else ""),
+        f"no rank of {run_status.name} has started: it is {run_status.state.value}"
+        + (f": {reason}" if (reason := run_status.waits or run_status.cause) else ""),
         fix=f"the output of its launcher pod is in {output}" if output.exists() else None,
     )

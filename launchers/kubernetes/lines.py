@@ -40,21 +40,21 @@ def read_line(text: str) -> Line:
     """Parse one line of the log, without its time."""
     if text.startswith(MARK):
         try:
-            reported = json.loads(text[len(MARK) :])
+            data = json.loads(text[len(MARK) :])
         except ValueError:
             return Text(None, text)
-        if isinstance(reported, dict) and isinstance(reported.get("record"), dict) and reported.get("file") in FILES:
-            return Record(str(reported["file"]), reported["record"], reported.get("again") is True)
+        if isinstance(data, dict) and isinstance(data.get("record"), dict) and data.get("file") in FILES:
+            return Record(str(data["file"]), data["record"], data.get("again") is True)
         return Text(None, text)
-    if found := _RANK.fullmatch(text):
-        return Text(int(found[1]), found[2])
+    if match := _RANK.fullmatch(text):
+        return Text(int(match[1]), match[2])
     return Text(None, text)
 
 
 def stamped(line: bytes) -> tuple[str, str] | None:
     """Time, padded to a fixed length, and text of a line; None for a line without a time."""
-    found = _STAMP.fullmatch(line)
-    if found is None:
+    match = _STAMP.fullmatch(line)
+    if match is None:
         return None
-    fraction = (found[2] or b".")[1:].ljust(9, b"0")[:9]
-    return f"{found[1].decode()}.{fraction.decode()}Z", found[3].decode(errors="replace")
+    fraction = (match[2] or b".")[1:].ljust(9, b"0")[:9]
+    return f"{match[1].decode()}.{fraction.decode()}Z", match[3].decode(errors="replace")

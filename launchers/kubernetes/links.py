@@ -81,14 +81,14 @@ class Links:
 
     def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
         """The status of many runs: MPIJobs and pods are listed once per namespace; logs of running ones are read."""
-        asked = [self._place(run) for run in runs]
-        keys = {(known[1].context, known[1].namespace): known[0] for known in asked if not isinstance(known, str)}
+        places = [self._place(run) for run in runs]
+        keys = {(link[1].context, link[1].namespace): link[0] for link in places if not isinstance(link, str)}
         herds = {key: _objects_or_message(cluster, key[1]) for key, cluster in keys.items()}
 
-        def one(run: RunDir, known: tuple[Cluster, Place] | str) -> RunStatus:
-            if isinstance(known, str):
-                return status_from_records(run, known)
-            cluster, place = known
+        def one(run: RunDir, link: tuple[Cluster, Place] | str) -> RunStatus:
+            if isinstance(link, str):
+                return status_from_records(run, link)
+            cluster, place = link
             everything = herds[place.context, place.namespace]
             if isinstance(everything, str):
                 return status_from_records(run, everything)
@@ -98,7 +98,7 @@ class Links:
                 return status_from_records(run, message_of(error))
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(one, runs, asked))
+            return list(pool.map(one, runs, places))
 
     def _place(self, run: RunDir) -> tuple[Cluster, Place] | str:
         try:
@@ -109,15 +109,17 @@ class Links:
     def listed(self, runs: Sequence[RunDir], *, everywhere: bool) -> list[RunStatus]:
         """The status of our runs, and of those in the cluster without a directory here."""
         cluster = self.connect(None, None)
-        ours = self.statuses(runs)
-        known = [place for run in runs if (place := read_place(run)) is not None]
+        own_statuses = self.statuses(runs)
+        known_places = [place for run in runs if (place := read_place(run)) is not None]
         everything = ClusterObjects.gather(cluster, cluster.namespace, everywhere=everywhere)
-        return [*ours, *map(foreign, everything.unknown_runs(known))]
+        return [*own_statuses, *map(foreign, everything.unknown_runs(known_places))]
 
-    def status_of_active(self, run: RunDir, cluster: Cluster, place: Place, found: Sequence[Object]) -> RunStatus:
-        """The status of an MPIJob that may be active, of those `found`, even if the directory does not know it."""
-        view, known = take_snapshot(cluster, place), read_place(run)
-        if is_real(run) or (known is not None and [*map(objects.name, of_place(found, known))][:1] == [place.job]):
+    def status_of_active(self, run: RunDir, cluster: Cluster, place: Place, mpijobs: Sequence[Object]) -> RunStatus:
+        """The status of an MPIJob that may be active, of those in `mpijobs`, even if the directory does not know it."""
+        view, recorded_place = take_snapshot(cluster, place), read_place(run)
+        if is_real(run) or (
+            recorded_place is not None and [*map(objects.name, of_place(mpijobs, recorded_place))][:1] == [place.job]
+        ):
             return self._reported(run, cluster, place, view)
         return foreign(view)
 
@@ -127,12 +129,12 @@ class Links:
         if view.pods and read_place(run) is not None:
             unread = LogReplicator(run, cluster).sync(view.pods)
         records = run.read_attempts()
-        reported = replace(read_status(run, records=records, alive=True), job=place.job)
-        how = status(reported, records, view, silent=silent(run), unread=unread)
-        if how.state is State.FAILED and not is_settled(records) and read_place(run) is not None:
+        recorded = replace(read_status(run, records=records, alive=True), job=place.job)
+        run_status = status(recorded, records, view, silent=silent(run), unread=unread)
+        if run_status.state is State.FAILED and not is_settled(records) and read_place(run) is not None:
             # The event or pod that shows it disappears within an hour, or at the operator's next try.
-            run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=how.cause, why=REFUSED)
-        return how
+            run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=run_status.cause, why=REFUSED)
+        return run_status
 
     def _back_off(self, silence: str) -> None:
         """Wait longer each time; keep one message for one outage, even if the error changes between tries."""
@@ -161,12 +163,12 @@ def adopt_job(run: RunDir, view: View) -> None:
             write_place(run, place.at(view.name))
 
 
-def status_from_records(run: RunDir, why: str) -> RunStatus:
-    """The status from the records alone; `why` the cluster could not be queried."""
+def status_from_records(run: RunDir, reason: str) -> RunStatus:
+    """The status from the records alone; `reason` is why the cluster could not be queried."""
     records, place = run.read_attempts(), read_place(run)
-    reported = read_status(run, records=records, alive=True)
-    reported = replace(reported, launcher="kubernetes", job=place.job if place is not None else None)
-    return reported if is_settled(records) else replace(reported, waits=why)
+    recorded = read_status(run, records=records, alive=True)
+    recorded = replace(recorded, launcher="kubernetes", job=place.job if place is not None else None)
+    return recorded if is_settled(records) else replace(recorded, waits=reason)
 
 
 def message_of(error: OrtflowError) -> str:

@@ -26,8 +26,8 @@ PERIOD = 1.0
 class LogFollower:
     """`with LogFollower(run, links, how) as follower`: copies the log in a thread until the run ends."""
 
-    def __init__(self, run: RunDir, links: Links, how: RunStatus) -> None:
-        self._run, self._links, self.how = run, links, how
+    def __init__(self, run: RunDir, links: Links, run_status: RunStatus) -> None:
+        self._run, self._links, self.how = run, links, run_status
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="log follower", daemon=True)
 

@@ -144,9 +144,9 @@ class LogReplicator:
         path = POD_OUTPUT if line.rank is None else self._run.log(place.attempt, line.rank).relative_to(self._run.root)
         name = str(path)
         if name not in self._files:
-            whole = self._run.root / path
-            whole.parent.mkdir(parents=True, exist_ok=True)
-            self._files[name] = whole.open("ab")
+            target = self._run.root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._files[name] = target.open("ab")
         self._files[name].write(line.text.encode() + b"\n")
         return place
 
@@ -171,12 +171,12 @@ class LogReplicator:
         return place
 
     def _append(self, record: dict[str, Any]) -> None:
-        kept = [one for one in self._attempts if not _superseded(one, record)]
-        if len(kept) < len(self._attempts):
-            text = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in kept)
+        records = [earlier for earlier in self._attempts if not _superseded(earlier, record)]
+        if len(records) < len(self._attempts):
+            text = "".join(json.dumps(earlier, separators=(",", ":")) + "\n" for earlier in records)
             write_atomically(self._run.attempts, text.encode())
         append_json_line(self._run.attempts, record)
-        self._attempts = [*kept, record]
+        self._attempts = [*records, record]
 
 
 def rewind(run: RunDir, step: int, *, to_save: bool = False) -> None:
@@ -202,11 +202,11 @@ class Newest:
     The clock of a rank may be set back while it runs, so times are compared only for repeated events.
     """
 
-    def __init__(self, known: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, records: Sequence[dict[str, Any]]) -> None:
         self._attempt, self._time = -1, 0.0
         self._seen: set[str] = set()
         """Of the newest attempt."""
-        for record in known:
+        for record in records:
             self.takes(record)
 
     def takes(self, record: dict[str, Any], *, again: bool = False) -> bool:
@@ -224,33 +224,33 @@ class Newest:
         return True
 
 
-def _superseded(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+def _superseded(own_record: dict[str, Any], new_record: dict[str, Any]) -> bool:
     """Whether the run's own record, at its right place, now replaces our record of a submission."""
     return (
-        theirs.get("event") == ours.get("event") == "submit"
-        and ours.get("job") == theirs.get("job")
-        and "submission" not in ours
+        new_record.get("event") == own_record.get("event") == "submit"
+        and own_record.get("job") == new_record.get("job")
+        and "submission" not in own_record
     )
 
 
 def whole_lines(pieces: Iterable[bytes], *, rest: bool) -> Iterator[bytes]:
     """Lines of a text that comes in chunks; an unfinished last line only with `rest`. Pure."""
-    left = b""
+    tail = b""
     for piece in pieces:
-        *lines, left = (left + piece).split(b"\n")
+        *lines, tail = (tail + piece).split(b"\n")
         yield from lines
-    if rest and left:
-        yield left
+    if rest and tail:
+        yield tail
 
 
 def fresh(lines: Iterable[bytes], cursor: Cursor) -> Iterator[tuple[str, str]]:
     """Time and text of the lines after the cursor: the API server filters by seconds, lines have nanoseconds. Pure."""
     skip = cursor.lines
     for line in lines:
-        found = stamped(line)
-        if found is None or found[0] < cursor.time:
+        stamp = stamped(line)
+        if stamp is None or stamp[0] < cursor.time:
             continue
-        if found[0] == cursor.time and skip:
+        if stamp[0] == cursor.time and skip:
             skip -= 1
             continue
-        yield found
+        yield stamp

@@ -109,8 +109,8 @@ class LogStream(PlainView):
         print(f"[{rank}] {line.decode(errors='replace')}", flush=True)
 
     def _record(self, file: str, record: Mapping[str, Any], *, again: bool = False) -> None:
-        reported = {"file": file, "record": record, **({"again": True} if again else {})}
-        print(MARK + json.dumps(reported, separators=(",", ":")), flush=True)
+        message = {"file": file, "record": record, **({"again": True} if again else {})}
+        print(MARK + json.dumps(message, separators=(",", ":")), flush=True)
 
 
 def _to_json(lack: OutOfDisk | None) -> dict[str, Any]:

@@ -52,38 +52,41 @@ def hostfile(kind: MpiKind, hosts: Sequence[str], slots: int) -> str:
 
 
 def command(
-    spec: RunSpec, run_dir: Path, python: str, mpi: Mpi, hosts: Path, here: str, names: Sequence[str]
+    spec: RunSpec, run_dir: Path, python: str, mpi: Mpi, hosts: Path, own_host: str, names: Sequence[str]
 ) -> list[str]:
-    """The command that starts all ranks; `hosts` is the hostfile, `here` our address, `names` the ranks' variables."""
+    """The command that starts all ranks.
+
+    `hosts` is the hostfile, `own_host` our address, `names` the ranks' variables.
+    """
     rank = [python, "-m", RANK_MODULE, str(run_dir)]
-    count, each = str(spec.world_size), str(spec.resources.ranks_per_node)
+    count, per_node = str(spec.world_size), str(spec.resources.ranks_per_node)
     if mpi.kind == "mpich":
         # Without -localhost the hosts look for this pod by a name that is not in DNS. All variables are passed.
         return [
-            mpi.executable, "-localhost", here, "-launcher", "ssh", "-f", str(hosts), "-print-all-exitcodes",
-            "-ppn", each, "-n", count, *rank,
+            mpi.executable, "-localhost", own_host, "-launcher", "ssh", "-f", str(hosts), "-print-all-exitcodes",
+            "-ppn", per_node, "-n", count, *rank,
         ]  # fmt: skip
     if mpi.kind == "openmpi":
         carried = [word for name in names for word in ("-x", name)]
         return [
-            mpi.executable, "--hostfile", str(hosts), "--map-by", f"ppr:{each}:node", "--bind-to", "none",
+            mpi.executable, "--hostfile", str(hosts), "--map-by", f"ppr:{per_node}:node", "--bind-to", "none",
             *carried, "-n", count, *rank,
         ]  # fmt: skip
     assert_never(mpi.kind)
 
 
-def environment(own: Mapping[str, str], outer: Mapping[str, str], mpi: Mpi, port: int) -> dict[str, str]:
-    """The environment of mpirun and, as far as mpirun passes it on, of the ranks: the container's, then `own`."""
-    ours = dict(DEFAULTS[mpi.kind])
-    ours |= {name: value for name, value in outer.items() if name not in OWN and not name.startswith(OPERATORS)}
+def environment(variables: Mapping[str, str], outer: Mapping[str, str], mpi: Mpi, port: int) -> dict[str, str]:
+    """The environment of mpirun and, as far as mpirun passes it on, of the ranks: the container's, then `variables`."""
+    merged = dict(DEFAULTS[mpi.kind])
+    merged |= {name: value for name, value in outer.items() if name not in OWN and not name.startswith(OPERATORS)}
     ssh = " ".join(ssh_options(port))
     if mpi.kind == "mpich":
-        ours["HYDRA_LAUNCHER_EXTRA_ARGS"] = ssh
+        merged["HYDRA_LAUNCHER_EXTRA_ARGS"] = ssh
     elif mpi.kind == "openmpi":
         # Open MPI 5 reads the first of each pair, 4 the second.
-        ours |= {"PRTE_MCA_plm_ssh_args": ssh, "OMPI_MCA_plm_rsh_args": ssh}
-        ours |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        ours |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        merged |= {"PRTE_MCA_plm_ssh_args": ssh, "OMPI_MCA_plm_rsh_args": ssh}
+        merged |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        merged |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     else:
         assert_never(mpi.kind)
-    return {**ours, **own, "HOME": outer.get("HOME", "/")}
+    return {**merged, **variables, "HOME": outer.get("HOME", "/")}

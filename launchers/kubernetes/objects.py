@@ -45,9 +45,9 @@ def moment(text: str | None) -> float | None:
     """Unix time of a time as Kubernetes writes it, with nanoseconds or without."""
     if not text:
         return None
-    whole, _, rest = text.rstrip("Z").partition(".")
+    seconds_text, _, rest = text.rstrip("Z").partition(".")
     try:
-        seconds = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp()
+        seconds = datetime.fromisoformat(seconds_text).replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
         return None
     return seconds + (float(f"0.{rest}") if rest.isdigit() else 0.0)
@@ -61,7 +61,7 @@ def created(thing: Object) -> float:
 def changed(thing: Object) -> float:
     """Unix time of its last change; 0 if the API server does not report it."""
     fields = thing["metadata"].get("managedFields") or []
-    return max((moment(one.get("time")) or 0.0 for one in fields), default=0.0)
+    return max((moment(field.get("time")) or 0.0 for field in fields), default=0.0)
 
 
 def deleted_at(thing: Object) -> float | None:
@@ -72,7 +72,7 @@ def deleted_at(thing: Object) -> float | None:
 def condition(thing: Object | None, kind: str) -> Object | None:
     """The condition of a kind, whatever its status."""
     conditions = ((thing or {}).get("status") or {}).get("conditions") or []
-    return next((one for one in conditions if one.get("type") == kind), None)
+    return next((entry for entry in conditions if entry.get("type") == kind), None)
 
 
 def holds(thing: Object | None, kind: str) -> bool:
@@ -98,22 +98,22 @@ def directory(mpijob: Object) -> str | None:
     """
     replicas = (mpijob.get("spec") or {}).get("mpiReplicaSpecs") or {}
     spec = ((replicas.get("Launcher") or {}).get("template") or {}).get("spec") or {}
-    volume = next((one for one in spec.get("volumes") or [] if one.get("name") == "data"), None)
+    volume = next((entry for entry in spec.get("volumes") or [] if entry.get("name") == "data"), None)
     if volume is None:
         return None
-    mounts = [one for container in spec.get("containers") or [] for one in container.get("volumeMounts") or []]
-    mount: Object = next((one for one in mounts if one.get("name") == "data"), {})
-    own = {"job": name(mpijob)} if "emptyDir" in volume else {"inside": mount.get("subPath") or ""}
-    return json.dumps({**volume, **own}, sort_keys=True)
+    mounts = [entry for container in spec.get("containers") or [] for entry in container.get("volumeMounts") or []]
+    mount: Object = next((entry for entry in mounts if entry.get("name") == "data"), {})
+    place = {"job": name(mpijob)} if "emptyDir" in volume else {"inside": mount.get("subPath") or ""}
+    return json.dumps({**volume, **place}, sort_keys=True)
 
 
-def same_owner(one: Object, other: Object) -> bool:
+def same_owner(first: Object, other: Object) -> bool:
     """Whether one of two MPIJobs owns the other, or both have the same owner, after a supervisor's resubmission."""
-    return bool(({uid(one)} | _owners(one)) & ({uid(other)} | _owners(other)))
+    return bool(({uid(first)} | _owners(first)) & ({uid(other)} | _owners(other)))
 
 
 def _owners(thing: Object) -> set[str]:
-    return {str(one.get("uid")) for one in thing["metadata"].get("ownerReferences") or []}
+    return {str(reference.get("uid")) for reference in thing["metadata"].get("ownerReferences") or []}
 
 
 def role(pod: Object) -> str:
@@ -121,9 +121,9 @@ def role(pod: Object) -> str:
     return label(pod, COMPONENT) or label(pod, ROLE)
 
 
-def of_role(pods: Iterable[Object], wanted: str) -> list[Object]:
+def of_role(pods: Iterable[Object], role_name: str) -> list[Object]:
     """The pods of a role, oldest first."""
-    return sorted((pod for pod in pods if role(pod) == wanted), key=lambda pod: (created(pod), name(pod)))
+    return sorted((pod for pod in pods if role(pod) == role_name), key=lambda pod: (created(pod), name(pod)))
 
 
 def node(pod: Object) -> str:
@@ -139,15 +139,15 @@ def phase(pod: Object) -> str:
 def main_container(pod: Object) -> Object:
     """The status of ortflow's container; empty before there is one."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    wanted = container_name(pod)
-    return next((one for one in statuses if one.get("name") == wanted), {})
+    main_name = container_name(pod)
+    return next((container for container in statuses if container.get("name") == main_name), {})
 
 
 def beside_main(pod: Object) -> list[Object]:
     """The statuses of a pod's other containers, those that run before it first."""
-    reported = pod.get("status") or {}
-    every = [*(reported.get("initContainerStatuses") or []), *(reported.get("containerStatuses") or [])]
-    return [one for one in every if one.get("name") != container_name(pod)]
+    status = pod.get("status") or {}
+    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    return [container for container in every if container.get("name") != container_name(pod)]
 
 
 def container_of(pod: Object) -> Object:
@@ -156,8 +156,8 @@ def container_of(pod: Object) -> Object:
     An admission webhook may put its own before it, as Istio does.
     """
     containers = (pod.get("spec") or {}).get("containers") or [{}]
-    found: Object = next((one for one in containers if one.get("name") == role(pod)), containers[0])
-    return found
+    main: Object = next((container for container in containers if container.get("name") == role(pod)), containers[0])
+    return main
 
 
 def container_name(pod: Object) -> str:
@@ -169,7 +169,7 @@ def holds_ranks(pod: Object) -> bool:
     """Whether its resources are a worker's: a pod that only launches has fewer limits than requests."""
     if role(pod) != "launcher":
         return True
-    if any(one.get("name") == NO_RANKS for one in container_of(pod).get("env") or []):
+    if any(variable.get("name") == NO_RANKS for variable in container_of(pod).get("env") or []):
         return False
     resources = container_of(pod).get("resources") or {}
     return "requests" not in resources or resources["requests"] == resources.get("limits")
@@ -196,7 +196,7 @@ def outlived_by(pod: Object) -> list[str]:
     """The names of the containers that keep a pod whose launcher has ended from ending."""
     if not has_ended(pod) or phase(pod) != "Running":
         return []
-    return [str(one.get("name")) for one in beside_main(pod) if "running" in (one.get("state") or {})]
+    return [str(container.get("name")) for container in beside_main(pod) if "running" in (container.get("state") or {})]
 
 
 def ended_at(pod: Object) -> float:
@@ -216,24 +216,24 @@ def disrupted(pod: Object) -> str | None:
     Kueue's condition for pods that it evicts is TerminationTarget.
     """
     for kind in DISRUPTIONS:
-        found = condition(pod, kind)
-        if found is not None and found.get("status") == "True":
-            return str(found.get("reason") or kind)
+        disruption = condition(pod, kind)
+        if disruption is not None and disruption.get("status") == "True":
+            return str(disruption.get("reason") or kind)
     reason = (pod.get("status") or {}).get("reason")
     return str(reason) if reason in ("Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown") else None
 
 
 def events_of(events: Iterable[Object], thing: str, *, warnings: bool = False) -> list[Object]:
     """Events about the object with this name, oldest first."""
-    found = [
+    own_events = [
         event
         for event in events
         if (event.get("involvedObject") or {}).get("name") == thing and (not warnings or event.get("type") == "Warning")
     ]
-    return sorted(found, key=last_seen)
+    return sorted(own_events, key=last_seen)
 
 
 def last_seen(event: Object) -> float:
     """Time of an event's last occurrence."""
     times: list[Any] = [event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp")]
-    return next((found for text in times if (found := moment(text)) is not None), 0.0)
+    return next((seconds for text in times if (seconds := moment(text)) is not None), 0.0)

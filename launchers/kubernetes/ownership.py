@@ -84,12 +84,12 @@ class Ownership:
 
     def _other_stays(self, seconds: float) -> bool:
         """Whether the owner of the directory keeps writing heartbeats for so long, with no pause as long as ALIVE."""
-        watched, seen = 0.0, self._clock.monotonic()
+        watched, last_change = 0.0, self._clock.monotonic()
         beats = FileChanges([_beats(self._run)], watched)
         while not wait_free(self._run.lock, POLL, self._clock):
             # Time during which the volume does not answer does not count: no heartbeat can be written.
             now = self._clock.monotonic()
-            watched, seen = watched + min(now - seen, 2 * POLL), now
+            watched, last_change = watched + min(now - last_change, 2 * POLL), now
             if beats.quiet(watched) >= ALIVE:
                 return False
             if watched >= seconds:

@@ -73,14 +73,14 @@ def keep(run: RunDir, config_map: Object, spec: RunSpec | None = None) -> None:
 
 def read_files(paths: list[str], folder: Path) -> dict[str, str]:
     """Return the text of each small file. Raises UserError for one that cannot be carried."""
-    found = {}
+    contents = {}
     for path in paths:
         try:
-            found[path] = (folder / path).read_text(encoding="utf-8")
+            contents[path] = (folder / path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not text", where=FILES, fix="put it on the volume") from error
         except OSError as error:
             raise UserError(
                 f"{folder / path} cannot be read: {error.strerror}", where=FILES, fix="correct the path"
             ) from error
-    return found
+    return contents

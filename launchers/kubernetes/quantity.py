@@ -13,8 +13,8 @@ _FORM = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?\d+)?)([numkKMGTPE]?i?)")
 
 def parse(text: object) -> float:
     """The value of an amount; 0 if it is invalid."""
-    found = _FORM.fullmatch(str(text))
-    return float(found[1]) * _UNITS.get(found[2], 1.0) if found else 0.0
+    match = _FORM.fullmatch(str(text))
+    return float(match[1]) * _UNITS.get(match[2], 1.0) if match else 0.0
 
 
 def show(resource: str, amount: float) -> str:

@@ -54,20 +54,20 @@ def fault_of(pod: Object, events: Sequence[Object]) -> str | None:
         message = str(scheduled.get("message") or "the scheduler gives no reason")
         return f"cannot be scheduled: {scheduler_reason(message, _resources(pod))}"
     if objects.phase(pod) == "Pending" and scheduled is None:
-        who = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
-        return f"is not scheduled yet by {who}"
-    own = objects.events_of(events, objects.name(pod))
+        scheduler = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
+        return f"is not scheduled yet by {scheduler}"
+    own_events = objects.events_of(events, objects.name(pod))
     main = objects.main_container(pod)
     waiting = (main.get("state") or {}).get("waiting")
     if objects.phase(pod) == "Pending" and (waiting or {}).get("reason") not in WRONG:
         for other in objects.beside_main(pod):
-            held = (other.get("state") or {}).get("waiting") or {}
-            if held.get("reason") in WRONG:
-                return f"has a container {other.get('name')} beside ortflow's, which {_waiting(pod, other, own)}"
+            waiting_state = (other.get("state") or {}).get("waiting") or {}
+            if waiting_state.get("reason") in WRONG:
+                return f"has a container {other.get('name')} beside ortflow's, which {_waiting(pod, other, own_events)}"
     if waiting:
-        return _waiting(pod, main, own)
+        return _waiting(pod, main, own_events)
     if objects.phase(pod) == "Pending":
-        return _creating(own)
+        return _creating(own_events)
     return None
 
 
@@ -81,22 +81,22 @@ def scheduler_reason(message: str, resources: str = "resources") -> str:
 
     `resources` is the section with the pod's resources.
     """
-    reported = _BESIDE.split(" ".join(message.split()))[0]
-    hint = next((fix for pattern, fix in _HINTS if re.search(pattern, reported)), None)
-    return f"{reported}; {hint.replace('{resources}', resources)}" if hint else reported
+    text = _BESIDE.split(" ".join(message.split()))[0]
+    hint = next((fix for pattern, fix in _HINTS if re.search(pattern, text)), None)
+    return f"{text}; {hint.replace('{resources}', resources)}" if hint else text
 
 
-def _waiting(pod: Object, container: Object, own: Sequence[Object]) -> str:
+def _waiting(pod: Object, container: Object, own_events: Sequence[Object]) -> str:
     """Why a container waits, from its status."""
     waiting = container["state"]["waiting"]
     reason, message = str(waiting.get("reason") or ""), " ".join(str(waiting.get("message") or "").split())
-    ours = container.get("name") == objects.container_name(pod)
-    image = objects.container_of(pod).get("image") if ours else container.get("image")
+    is_main = container.get("name") == objects.container_name(pod)
+    image = objects.container_of(pod).get("image") if is_main else container.get("image")
     if reason in _PULL:
-        reported = [str(event.get("message")) for event in own if event.get("reason") == "Failed"]
-        why = next((each for each in reversed(reported) if "Failed to pull image" in each), message)
-        why = " ".join(why.split()).removeprefix(f'Failed to pull image "{image}": ')
-        return f"cannot pull the image {image}: {why}" + (PULL_FIX if ours else "")
+        messages = [str(event.get("message")) for event in own_events if event.get("reason") == "Failed"]
+        message_text = next((line for line in reversed(messages) if "Failed to pull image" in line), message)
+        message_text = " ".join(message_text.split()).removeprefix(f'Failed to pull image "{image}": ')
+        return f"cannot pull the image {image}: {message_text}" + (PULL_FIX if is_main else "")
     if reason == "ErrImageNeverPull":
         return f"has no image {image} on its node, and backends.kubernetes.image_pull_policy is Never"
     if reason == "InvalidImageName":
@@ -106,12 +106,12 @@ def _waiting(pod: Object, container: Object, own: Sequence[Object]) -> str:
     if reason == "CrashLoopBackOff":
         last = (container.get("lastState") or {}).get("terminated") or {}
         return f"keeps ending: {_end_message(last, pod)}"
-    return _creating(own)
+    return _creating(own_events)
 
 
-def _creating(own: Sequence[Object]) -> str:
+def _creating(own_events: Sequence[Object]) -> str:
     """A container that is being created: its newest event."""
-    for event in reversed(own):
+    for event in reversed(own_events):
         reason, message = str(event.get("reason") or ""), " ".join(str(event.get("message") or "").split())
         if "failed to sync" in message:
             continue  # the kubelet has not received it yet
@@ -136,9 +136,9 @@ def _end_message(ended: Object, pod: Object) -> str:
 
 def end_reason(pod: Object) -> str:
     """Why a pod has ended or is being deleted."""
-    if taken := objects.disrupted(pod):
+    if disruption := objects.disrupted(pod):
         message = (pod.get("status") or {}).get("message")
-        return _TAKEN.get(taken, taken) + (f": {message}" if message else "")
+        return _TAKEN.get(disruption, disruption) + (f": {message}" if message else "")
     ended = (objects.main_container(pod).get("state") or {}).get("terminated")
     if ended:
         return _end_message(ended, pod)

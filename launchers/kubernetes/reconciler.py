@@ -138,8 +138,10 @@ def _is_lost(pod: Object, now: float) -> bool:
 
 def _lost(pod: Object) -> DeletePod:
     node = objects.node(pod) or "nowhere"
-    held = bool(pod["metadata"].get("finalizers"))
-    return DeletePod(objects.name(pod), objects.uid(pod), f"its node {node} does not answer", force=True, held=held)
+    has_finalizers = bool(pod["metadata"].get("finalizers"))
+    return DeletePod(
+        objects.name(pod), objects.uid(pod), f"its node {node} does not answer", force=True, held=has_finalizers
+    )
 
 
 def _is_outlived(pod: Object, now: float) -> bool:
@@ -147,9 +149,9 @@ def _is_outlived(pod: Object, now: float) -> bool:
 
 
 def _outlived(pod: Object) -> EndPod:
-    beside = ", ".join(objects.outlived_by(pod))
+    names = ", ".join(objects.outlived_by(pod))
     phase = "Failed" if objects.exit_code(pod) else "Succeeded"
-    return EndPod(objects.name(pod), objects.uid(pod), f"its launcher has ended, and {beside} does not", phase)
+    return EndPod(objects.name(pod), objects.uid(pod), f"its launcher has ended, and {names} does not", phase)
 
 
 def _is_dead(pod: Object) -> bool:
@@ -172,18 +174,18 @@ def _dead(pod: Object) -> DeletePod:
 
 def _settled(view: View, records: Sequence[dict[str, Any]]) -> list[Action]:
     assert view.mpijob is not None
-    how = state(records, alive=True)
+    run_state = state(records, alive=True)
     if objects.over(view.mpijob):
-        return [Done(f"the run has ended: {how.value}")]
-    if how in (State.FAILED, State.PREEMPTED, State.STOPPED, State.CANCELLED, State.LOST):
-        return _end_retries(view, f"the run has ended: {how.value}")
+        return [Done(f"the run has ended: {run_state.value}")]
+    if run_state in (State.FAILED, State.PREEMPTED, State.STOPPED, State.CANCELLED, State.LOST):
+        return _end_retries(view, f"the run has ended: {run_state.value}")
     return []
 
 
-def _end_retries(view: View, why: str) -> list[Action]:
+def _end_retries(view: View, reason: str) -> list[Action]:
     """The operator then sees the Job fail, and releases the workers."""
     limit = ((view.job or {}).get("spec") or {}).get("backoffLimit")
-    return [EndRetries(objects.name(view.job), why)] if view.job is not None and limit != 0 else []
+    return [EndRetries(objects.name(view.job), reason)] if view.job is not None and limit != 0 else []
 
 
 def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Action:
@@ -197,9 +199,9 @@ def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Ac
     launchers = objects.of_role(view.pods, "launcher")
     if launchers and objects.exit_code(launchers[-1]) == 2:
         return Done(end_reason(launchers[-1]), Outcome.USER_ERROR)
-    taken = bool(launchers) and objects.disrupted(launchers[-1]) is not None
+    is_disrupted = bool(launchers) and objects.disrupted(launchers[-1]) is not None
     before, vain = used(records), submissions_without_attempt(records)
-    if taken:
+    if is_disrupted:
         outcome, spent = Outcome.PREEMPTED, Used(before.failures, before.preemptions + 1)
     elif vain:
         # The last submission started no attempt: it would fail again, so this must not repeat forever.
@@ -207,10 +209,10 @@ def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Ac
     else:
         outcome, spent = Outcome.LOST, before
     decision = decide(outcome, spent, restart, attempts_without_step(records))
-    why = f"the operator gave up ({end_reason(launchers[-1]) if launchers else reasons[0]})"
+    end_text = f"the operator gave up ({end_reason(launchers[-1]) if launchers else reasons[0]})"
     if decision.again:
-        return Resubmit(f"{why}; {decision.why}", decision.pause)
-    return Done(f"{why}, and {decision.why}", Outcome.FAILURE)
+        return Resubmit(f"{end_text}; {decision.why}", decision.pause)
+    return Done(f"{end_text}, and {decision.why}", Outcome.FAILURE)
 
 
 def submissions_without_attempt(records: Sequence[dict[str, Any]]) -> int:

@@ -87,7 +87,7 @@ def in_a_sentence() -> Iterator[None]:
 def refusal(error: Refused) -> OrtflowError:
     """The error for a refusal: a UserError if the user must change something, else an OrtflowError that may pass."""
     message = " ".join(error.message.split())
-    where = f"namespace {error.namespace}"
+    place = f"namespace {error.namespace}"
     thing = f"{error.kind} {error.name}".strip()
     if error.code == 401:
         return UserError(
@@ -98,21 +98,21 @@ def refusal(error: Refused) -> OrtflowError:
         error.details.get("kind") == "namespaces" or re.search(r"namespaces? \S+ not found", message)
     ):
         return UserError(
-            f"there is no {where}",
+            f"there is no {place}",
             where=NAMESPACE,
             fix=f"`kubectl create namespace {error.namespace}`, or name another",
         )
     if error.code == 404:
-        return UserError(f"there is no {thing} in {where}")
+        return UserError(f"there is no {thing} in {place}")
     for pattern, sentence, key, fix in _RULES:
-        if found := re.search(pattern, message):
-            if "quota" in found.groupdict():
-                return _unstated(sentence, where, found["quota"], found["what"])
-            return UserError(sentence.format(where=where, thing=thing, **found.groupdict()), where=key, fix=fix)
+        if match := re.search(pattern, message):
+            if "quota" in match.groupdict():
+                return _unstated(sentence, place, match["quota"], match["what"])
+            return UserError(sentence.format(where=place, thing=thing, **match.groupdict()), where=key, fix=fix)
     if error.code == 403:
-        return UserError(f"the API server does not allow to {error.verb} {thing} in {where}: {message}")
+        return UserError(f"the API server does not allow to {error.verb} {thing} in {place}: {message}")
     if error.code == 409 and error.reason == "AlreadyExists":
-        return UserError(f"the name is taken: there is a {thing} in {where} already", fix="delete it, or submit again")
+        return UserError(f"the name is taken: there is a {thing} in {place} already", fix="delete it, or submit again")
     if error.code == 413 or "[]: Too long" in message:
         return UserError(
             f"{thing} is too large for the API server",
@@ -121,20 +121,22 @@ def refusal(error: Refused) -> OrtflowError:
         )
     if error.code in (400, 422):
         return _invalid(error, message, thing)
-    if found := _BROKEN_HOOK.search(message):
-        return OrtflowError(f"a policy of the cluster, {found['hook']}, does not answer: {found['message']}")
+    if match := _BROKEN_HOOK.search(message):
+        return OrtflowError(f"a policy of the cluster, {match['hook']}, does not answer: {match['message']}")
     if error.code == 429:
         return OrtflowError("the API server is overloaded; try again")
     return OrtflowError(f"the API server fails to {error.verb} {thing} ({error.code}): {message}")
 
 
-def _unstated(sentence: str, where: str, quota: str, lacking: str) -> UserError:
+def _unstated(sentence: str, place: str, quota: str, lacking: str) -> UserError:
     """`lacking` is the API server's list: `limits.cpu for: launcher,side; requests.cpu for: worker`."""
     stated = [(resource, name) for part in lacking.split(";") for resource, name in _containers(part)]
     keys = keys_that_state(stated)
-    what = "; ".join(part.strip() for part in lacking.split(";"))
+    amounts = "; ".join(part.strip() for part in lacking.split(";"))
     key = "backends.kubernetes.overlay" if " " in keys[0] else keys[0]
-    return UserError(sentence.format(where=where, quota=quota, what=what), where=key, fix=f"give {' and '.join(keys)}")
+    return UserError(
+        sentence.format(where=place, quota=quota, what=amounts), where=key, fix=f"give {' and '.join(keys)}"
+    )
 
 
 def _containers(part: str) -> Iterator[tuple[str, str]]:
@@ -150,10 +152,10 @@ def keys_that_state(lacking: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _key_that_states(resource: str, container: str) -> str:
-    own = container in ("launcher", "supervisor", "tensorboard")
-    if container != "worker" and not own:
+    has_own_key = container in ("launcher", "supervisor", "tensorboard")
+    if container != "worker" and not has_own_key:
         return f"{resource} of {container} in an overlay"
-    if own and resource == "limits.cpu":
+    if has_own_key and resource == "limits.cpu":
         return "backends.kubernetes.launcher_resources.cpu_limit"
     # Only a launcher in which ranks run lacks anything else.
     return "resources.cpus_per_rank" if resource.endswith("cpu") else "resources.memory"
@@ -162,12 +164,12 @@ def _key_that_states(resource: str, container: str) -> str:
 def _invalid(error: Refused, message: str, thing: str) -> UserError:
     causes = [cause for cause in error.details.get("causes") or [] if cause.get("field")]
     if fields := _UNKNOWN.findall(message):
-        reported = f"there is no field {', '.join(dict.fromkeys(fields))} in {error.kind}"
+        field_text = f"there is no field {', '.join(dict.fromkeys(fields))} in {error.kind}"
         return UserError(
-            reported, where="backends.kubernetes", fix="correct it; an overlay uses Kubernetes' field names"
+            field_text, where="backends.kubernetes", fix="correct it; an overlay uses Kubernetes' field names"
         )
     if causes:
-        reported = "; ".join(f"{cause['field']}: {cause.get('message', '')}".rstrip(": ") for cause in causes[:3])
-        more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
-        return UserError(f"the API server rejects {thing}: {reported}{more}")
+        field_text = "; ".join(f"{cause['field']}: {cause.get('message', '')}".rstrip(": ") for cause in causes[:3])
+        rest = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
+        return UserError(f"the API server rejects {thing}: {field_text}{rest}")
     return UserError(f"the API server rejects {thing}: {message}")

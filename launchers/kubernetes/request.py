@@ -49,10 +49,10 @@ class KubernetesRequest:
         """
         from ortflow.manifests.kubernetes import dump, without_claim
 
-        found = self.documents(None, None, new_budget=self.submission.new_budget)
-        _refuse_what_apply_cannot(found)
-        kept, claim = without_claim(found)
-        text = dump(found if self.with_claim else kept).rstrip("\n")
+        documents = self.documents(None, None, new_budget=self.submission.new_budget)
+        _refuse_what_apply_cannot(documents)
+        remaining_documents, claim = without_claim(documents)
+        text = dump(documents if self.with_claim else remaining_documents).rstrip("\n")
         if claim is None:
             return text
         comment = _CLAIM_IN if self.with_claim else _CLAIM_OUT
@@ -73,8 +73,8 @@ def _refuse_what_apply_cannot(documents: Sequence[dict[str, Any]]) -> None:
 
 def applied_size(document: dict[str, Any]) -> int:
     """Bytes of the annotation in which `kubectl apply` keeps a document, with the others. Pure."""
-    written = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     # Go's encoder also escapes these, as six letters each.
-    escaped = sum(map(written.count, "<>&\u2028\u2029"))
-    others = document["metadata"].get("annotations") or {}
-    return len(written.encode()) + 5 * escaped + sum(len(key) + len(value) for key, value in others.items()) + 64
+    escaped = sum(map(text.count, "<>&\u2028\u2029"))
+    annotations = document["metadata"].get("annotations") or {}
+    return len(text.encode()) + 5 * escaped + sum(len(key) + len(value) for key, value in annotations.items()) + 64

@@ -32,7 +32,7 @@ def plural(kind: str) -> str:
 
 def path_of(kind: str, name: str, version: str, namespace: str | None) -> str:
     """The path of an object, or of all of a kind if `name` is empty; in all namespaces if `namespace` is None."""
-    where = "" if namespace is None or kind in CLUSTER_WIDE else f"/namespaces/{quote(namespace)}"
-    return f"/{'apis' if '/' in version else 'api'}/{version}{where}/{plural(kind)}" + (
+    prefix = "" if namespace is None or kind in CLUSTER_WIDE else f"/namespaces/{quote(namespace)}"
+    return f"/{'apis' if '/' in version else 'api'}/{version}{prefix}/{plural(kind)}" + (
         f"/{quote(name)}" if name else ""
     )

@@ -134,18 +134,18 @@ class RunSupervisor:
             self._ownership.settle_with_others(self._spec.backends.kubernetes.grace_seconds, self._log_stream.message)
             fresh = self._pod.fresh and not self._begun()
             submission = Submission(self._spec, self._run, self._folder, fresh=fresh, new_budget=self._pod.new_budget)
-            with opened(submission) as ours:
+            with opened(submission) as directory:
                 # From here on everything is recorded there, and the next pod reads it.
-                ours.handed_over = True
-                return self._keep_open(ours, mpi)
+                directory.handed_over = True
+                return self._keep_open(directory, mpi)
 
-    def _keep_open(self, ours: Opened, mpi: Mpi) -> int:
+    def _keep_open(self, directory: Opened, mpi: Mpi) -> int:
         self._ownership.renew()
         self._ownership.watch()
         # Including those found by an earlier pod that started no attempt.
         for note in pending_changes(self._run.read_attempts()):
             self._log_stream.message(note)
-        if ours.finished:
+        if directory.finished:
             self._log_stream.begin()
             self._log_stream.message("the run in the run directory has finished")
             return self._end(EXIT_DONE)
@@ -161,8 +161,8 @@ class RunSupervisor:
             return self._end(before)
         # An earlier pod passed on a signal with it and could not remove it.
         self._run.stop_request.unlink(missing_ok=True)
-        own = self._spec.backends.kubernetes.launcher_as_worker
-        memory = "resources.memory" if own else "backends.kubernetes.launcher_resources.memory"
+        has_ranks = self._spec.backends.kubernetes.launcher_as_worker
+        memory = "resources.memory" if has_ranks else "backends.kubernetes.launcher_resources.memory"
         prepare(self._spec, self._folder, self._python, memory)
         code = self._supervise(mpi)
         if code == EXIT_PREEMPTED and self._stop.signalled:
@@ -189,9 +189,9 @@ class RunSupervisor:
             return supervisor.supervise()
         except Preempted:
             if not self._stop.signalled:
-                why = f"requested by {self._stop.reason}"
+                reason = f"requested by {self._stop.reason}"
                 self._run.record_attempt(
-                    event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=self._stop.reason
+                    event="stop", outcome=Outcome.PREEMPTED.value, why=reason, asked=self._stop.reason
                 )
             return EXIT_PREEMPTED
 
@@ -214,13 +214,13 @@ class RunSupervisor:
 
     def _find_mpi(self) -> Mpi:
         check(examine(self._python), program=self._spec.program is not None)
-        wanted = self._spec.backends.kubernetes.mpi
-        mpi = find_mpi(self._python, wanted)
+        setting = self._spec.backends.kubernetes.mpi
+        mpi = find_mpi(self._python, setting)
         if mpi is None:
             raise UserError(
-                f"the image has no {wanted} beside {self._python} or on the PATH",
+                f"the image has no {setting} beside {self._python} or on the PATH",
                 where="backends.kubernetes.mpi",
-                fix=f"install `ortflow[{wanted}]` in the image, or name the MPI that it has",
+                fix=f"install `ortflow[{setting}]` in the image, or name the MPI that it has",
             )
         return mpi
 
@@ -245,26 +245,26 @@ class RunSupervisor:
         return wait_for(hosts, self._pod.ssh_port, WAIT, self._check_for_stop, say, unready_workers, self._clock)
 
     def _start(self, number: int, mpi: Mpi) -> PodAttempt:
-        spec, pod, more = self._spec, self._pod, dict[str, str]()
+        spec, pod, extra_variables = self._spec, self._pod, dict[str, str]()
         slots = spec.resources.ranks_per_node
         if self._nodes is None or self._pool is None:
-            known = self._await_all(number)
+            host_addresses = self._await_all(number)
         else:
-            spec, more = self._nodes.spec, variables(self._nodes.spec, self._nodes.summary)
-            known = {host: self._pool.addresses[host] for host in self._nodes.names}
+            spec, extra_variables = self._nodes.spec, variables(self._nodes.spec, self._nodes.summary)
+            host_addresses = {host: self._pool.addresses[host] for host in self._nodes.names}
         file = Path(tempfile.mkdtemp(prefix="ortflow-")) / "hosts"
-        file.write_text(hostfile(mpi.kind, list(known), slots))
-        own = {
+        file.write_text(hostfile(mpi.kind, list(host_addresses), slots))
+        own_variables = {
             "ORTFLOW_RUN_DIR": str(self._run.root),
             "ORTFLOW_LAUNCHER": "kubernetes",
             "ORTFLOW_ATTEMPT": str(number),
             "PYTHONUNBUFFERED": "1",
             VARIABLE: self._ownership.renew(attempt=number),
-            **more,
+            **extra_variables,
         }
-        outer = environment(own, os.environ, mpi, pod.ssh_port)
+        outer = environment(own_variables, os.environ, mpi, pod.ssh_port)
         mpirun = command(spec, self._run.root, self._python, mpi, file, pod.address, sorted(outer))
-        return PodAttempt(self._run, number, mpirun, outer, mpi.kind, pod, known, slots, self._clock)
+        return PodAttempt(self._run, number, mpirun, outer, mpi.kind, pod, host_addresses, slots, self._clock)
 
     def _check_for_stop(self) -> None:
         """Called while waiting for workers; raises Preempted if the pod is asked to end."""
@@ -312,8 +312,8 @@ def _record_refusal(pod: Pod, error: OrtflowError) -> None:
     with suppress(OrtflowError, OSError):
         run = RunDir(Path(str(read_spec(pod)[0].run_dir)))
         if (owner_of(run) or {}).get("submission") == pod.submission:
-            why = "wrong input is not tried again"
-            run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=str(error), why=why)
+            reason = "wrong input is not tried again"
+            run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=str(error), why=reason)
 
 
 if __name__ == "__main__":

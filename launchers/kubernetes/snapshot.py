@@ -42,35 +42,37 @@ class View:
 
 def mpijobs(cluster: Cluster, namespace: str | None, name: str) -> list[Object]:
     """The MPIJobs of a run's name, newest first; raises Refused, with 404 if the cluster has no MPIJobs."""
-    found = cluster.find_all("MPIJob", labels=f"{objects.OURS},{objects.RUN}={name}", namespace=namespace)
-    return newest_first(found)
+    items = cluster.find_all("MPIJob", labels=f"{objects.OURS},{objects.RUN}={name}", namespace=namespace)
+    return newest_first(items)
 
 
-def newest_first(found: Sequence[Object]) -> list[Object]:
+def newest_first(items: Sequence[Object]) -> list[Object]:
     """Sorted by age, then by name. Pure."""
-    return sorted(found, key=lambda one: (objects.created(one), objects.name(one)), reverse=True)
+    return sorted(items, key=lambda item: (objects.created(item), objects.name(item)), reverse=True)
 
 
-def of_place(found: Sequence[Object], place: Place) -> list[Object]:
+def of_place(mpijobs: Sequence[Object], place: Place) -> list[Object]:
     """The MPIJobs of a run, the selected one first, of all with its name, newest first. Pure.
 
     The one of the place is selected while it is active. If it is over or gone, its newest successor is: one that a
     supervisor submitted, or one on the same volume.
     """
-    named = next((one for one in found if objects.name(one) == place.job), None)
-    if named is None:
-        return [one for one in found if objects.name(one) not in place.apart and _may_be(one, place.volume)]
-    volume = objects.directory(named)
+    own_job = next((mpijob for mpijob in mpijobs if objects.name(mpijob) == place.job), None)
+    if own_job is None:
+        return [
+            mpijob for mpijob in mpijobs if objects.name(mpijob) not in place.apart and _may_be(mpijob, place.volume)
+        ]
+    volume = objects.directory(own_job)
     kin = [
-        one
-        for one in found
-        if one is named
-        or objects.same_owner(one, named)
-        or (objects.name(one) not in place.apart and _may_be(one, volume))
+        mpijob
+        for mpijob in mpijobs
+        if mpijob is own_job
+        or objects.same_owner(mpijob, own_job)
+        or (objects.name(mpijob) not in place.apart and _may_be(mpijob, volume))
     ]
-    later = kin[: kin.index(named)] if objects.over(named) else []
-    first = later[0] if later else named
-    return [first, *(one for one in kin if one is not first)]
+    later = kin[: kin.index(own_job)] if objects.over(own_job) else []
+    first = later[0] if later else own_job
+    return [first, *(mpijob for mpijob in kin if mpijob is not first)]
 
 
 def _may_be(mpijob: Object, volume: str | None) -> bool:
@@ -88,25 +90,25 @@ def take_snapshot(cluster: Cluster, place: Place, *, closely: bool = True) -> Vi
     """The run now; `closely` also fetches events if something does not run."""
     namespace = place.namespace
     try:
-        found = of_place(mpijobs(cluster, namespace, place.name), place)
+        own_jobs = of_place(mpijobs(cluster, namespace, place.name), place)
     except Refused as error:
         return View(None, cluster.now(), gone=why_gone(cluster, error))
-    if not found:
+    if not own_jobs:
         labels = f"{objects.OURS},{objects.JOB}={place.job}"
-        left = cluster.find_all("Pod", labels=labels, namespace=namespace) if place.job else []
-        return View(None, cluster.now(), pods=[pod for pod in left if objects.role(pod) in ("launcher", "worker")])
-    mpijob, *others = found
+        orphans = cluster.find_all("Pod", labels=labels, namespace=namespace) if place.job else []
+        return View(None, cluster.now(), pods=[pod for pod in orphans if objects.role(pod) in ("launcher", "worker")])
+    mpijob, *older_jobs = own_jobs
     job = objects.name(mpijob)
     pods = cluster.find_all("Pod", labels=f"{objects.JOB}={job}", namespace=namespace)
-    view = View(mpijob, cluster.now(), cluster.find("Job", f"{job}-launcher", namespace), pods, others=others)
+    view = View(mpijob, cluster.now(), cluster.find("Job", f"{job}-launcher", namespace), pods, others=older_jobs)
     return add_events(cluster, view, namespace) if closely and not objects.over(mpijob) else view
 
 
 def add_events(cluster: Cluster, view: View, namespace: str) -> View:
     """The same view with the events about what does not run."""
     launchers = [pod for pod in objects.of_role(view.pods, "launcher") if not objects.has_ended(pod)]
-    wanted = objects.workers_wanted(view.mpijob) if view.mpijob is not None else 0
-    lacking = not launchers or len(objects.of_role(view.pods, "worker")) < wanted
+    worker_count = objects.workers_wanted(view.mpijob) if view.mpijob is not None else 0
+    lacking = not launchers or len(objects.of_role(view.pods, "worker")) < worker_count
     still = [pod for pod in view.pods if objects.phase(pod) == "Pending" or not objects.has_begun(pod)]
     if not still and not lacking:
         return view
@@ -120,7 +122,9 @@ def add_events(cluster: Cluster, view: View, namespace: str) -> View:
     if view.mpijob is not None and objects.label(view.mpijob, objects.QUEUE):
         with suppress(Refused):
             owned = cluster.find_all("Workload", namespace=namespace)
-            workload = next((one for one in owned if _owner(one) == objects.uid(view.mpijob)), None)
+            workload = next(
+                (workload_item for workload_item in owned if _owner(workload_item) == objects.uid(view.mpijob)), None
+            )
     return View(view.mpijob, view.now, view.job, view.pods, events, workload, view.others)
 
 

@@ -35,18 +35,18 @@ def start_sshd(port: int, host: str, node: str = "") -> int:
             "the image has no sshd, which mpirun connects to; `ortflow image check` shows what is missing"
         )
     if not (keys() / "id_rsa").exists():
-        where = "it must be where the operator mounts them (sshAuthMountPath)"
-        raise OrtflowError(f"there are no keys in {keys()}: {where}")
+        hint = "it must be where the operator mounts them (sshAuthMountPath)"
+        raise OrtflowError(f"there are no keys in {keys()}: {hint}")
     if os.getuid() == 0:
         with suppress(OSError):
             os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
     config = Path(tempfile.mkdtemp(prefix="sshd-")) / "config"
     config.write_text(sshd_config(port, keys(), host, node))
-    ours, its = os.pipe()
+    read_end, its = os.pipe()
     command = [binary, "-D", "-e", "-f", str(config)]
     process = os.posix_spawn(binary, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, its, 2)])
     os.close(its)
-    threading.Thread(target=pass_on, args=(ours,), daemon=True).start()
+    threading.Thread(target=pass_on, args=(read_end,), daemon=True).start()
     return process
 
 

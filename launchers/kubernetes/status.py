@@ -34,34 +34,36 @@ def is_settled(records: Sequence[dict[str, Any]]) -> bool:
 
 
 def status(
-    reported: RunStatus, records: Sequence[dict[str, Any]], view: View, *, silent: Collection[str] = (),
+    run_status: RunStatus, records: Sequence[dict[str, Any]], view: View, *, silent: Collection[str] = (),
     unread: Collection[str] = (),
 ) -> RunStatus:  # fmt: skip
-    """The run's status; `reported` is the status from its records.
+    """The run's status; `run_status` is the status from its records.
 
     `silent`: uids of launcher pods that have not reported the run's attempts: an attempt that the records show as
     running is then an earlier pod's. `unread`: uids of those whose log cannot be read.
     """
-    reported = replace(reported, launcher="kubernetes")
+    run_status = replace(run_status, launcher="kubernetes")
     if is_settled(records):
-        return replace(reported, waits=_held_pods(view))
+        return replace(run_status, waits=_held_pods(view))
     if view.mpijob is None and (orphans := orphaned(view)):
-        left = f"its {len(orphans)} pod{'s' if len(orphans) > 1 else ''}"
-        return replace(reported, waits=f"its MPIJob was deleted without {left}: `ortflow cancel` deletes what is left")
+        pods_text = f"its {len(orphans)} pod{'s' if len(orphans) > 1 else ''}"
+        return replace(
+            run_status, waits=f"its MPIJob was deleted without {pods_text}: `ortflow cancel` deletes what is left"
+        )
     if view.mpijob is None:
-        return replace(reported, state=State.LOST, phase=None, cause=view.gone) if view.gone else _gone(reported)
-    reported = replace(reported, job=view.name, job_restarts=_retries(view))
+        return replace(run_status, state=State.LOST, phase=None, cause=view.gone) if view.gone else _gone(run_status)
+    run_status = replace(run_status, job=view.name, job_restarts=_retries(view))
     if objects.deleted_at(view.mpijob) is not None:
-        return replace(reported, waits="it is being deleted: ranks save and exit")
+        return replace(run_status, waits="it is being deleted: ranks save and exit")
     if objects.over(view.mpijob):
-        return _over(reported, records, view)
+        return _over(run_status, records, view)
     if (error := refused(view)) is not None:
-        return replace(reported, state=State.FAILED, cause=f"the operator rejects the MPIJob: {error}", phase=None)
+        return replace(run_status, state=State.FAILED, cause=f"the operator rejects the MPIJob: {error}", phase=None)
     if (reason := given_up(view, records)) is not None:
-        return replace(reported, state=State.FAILED, cause=reason, phase=None)
+        return replace(run_status, state=State.FAILED, cause=reason, phase=None)
     if (reason := held(view)) is not None:
-        return _idle(reported, reason)
-    return _at_work(reported, records, view, silent, unread)
+        return _idle(run_status, reason)
+    return _at_work(run_status, records, view, silent, unread)
 
 
 def orphaned(view: View) -> list[Object]:
@@ -79,11 +81,11 @@ def _held_pods(view: View) -> str | None:
     if view.mpijob is None or objects.over(view.mpijob) or objects.deleted_at(view.mpijob) is not None:
         return None
     launchers = objects.of_role(view.pods, "launcher")
-    beside = objects.outlived_by(launchers[-1]) if launchers else []
-    if not beside or view.now < objects.ended_at(launchers[-1]) + SILENCE:
+    names = objects.outlived_by(launchers[-1]) if launchers else []
+    if not names or view.now < objects.ended_at(launchers[-1]) + SILENCE:
         return None
     return (
-        f"its container {', '.join(beside)} does not end, which holds the pods of the run: `ortflow supervise` or "
+        f"its container {', '.join(names)} does not end, which holds the pods of the run: `ortflow supervise` or "
         "`ortflow cancel` ends them"
     )
 
@@ -126,10 +128,10 @@ def held(view: View) -> str | None:
     if not queue or not _policy(view.mpijob).get("suspend"):
         return None
     for kind in ("Evicted", "QuotaReserved", "Admitted"):
-        found = objects.condition(view.workload, kind)
+        entry = objects.condition(view.workload, kind)
         wrong = "True" if kind == "Evicted" else "False"
-        if found is not None and found.get("status") == wrong and found.get("message"):
-            return f"waits for quota in queue {queue}: {found['message']}"
+        if entry is not None and entry.get("status") == wrong and entry.get("message"):
+            return f"waits for quota in queue {queue}: {entry['message']}"
     return f"waits for quota in queue {queue}"
 
 
@@ -144,22 +146,22 @@ def _policy(mpijob: Object) -> Object:
     return (mpijob.get("spec") or {}).get("runPolicy") or {}
 
 
-def _gone(reported: RunStatus) -> RunStatus:
-    if reported.job is None and reported.attempts == 0 and reported.state is not State.PENDING:
-        return replace(reported, state=State.LOST, cause=reported.cause or "it was never submitted")
-    named = f"MPIJob {reported.job}" if reported.job else "its MPIJob"
-    return replace(reported, state=State.CANCELLED, phase=None, cause=f"{named} no longer exists: it was deleted")
+def _gone(run_status: RunStatus) -> RunStatus:
+    if run_status.job is None and run_status.attempts == 0 and run_status.state is not State.PENDING:
+        return replace(run_status, state=State.LOST, cause=run_status.cause or "it was never submitted")
+    job_text = f"MPIJob {run_status.job}" if run_status.job else "its MPIJob"
+    return replace(run_status, state=State.CANCELLED, phase=None, cause=f"{job_text} no longer exists: it was deleted")
 
 
-def _over(reported: RunStatus, records: Sequence[dict[str, Any]], view: View) -> RunStatus:
+def _over(run_status: RunStatus, records: Sequence[dict[str, Any]], view: View) -> RunStatus:
     """The operator has finished it, and the records do not show how it ended."""
     if objects.holds(view.mpijob, "Succeeded"):
         # The launcher pod ends with 0 only where the run directory says so.
         # Earlier ends say nothing about the last attempt, whose own end may have been lost with its pod's log.
         read = any(objects.of_role(view.pods, "launcher"))
-        return replace(reported, state=State.FINISHED, phase=None, cause="finished" if read else UNREAD, why=None)
+        return replace(run_status, state=State.FINISHED, phase=None, cause="finished" if read else UNREAD, why=None)
     failed = objects.condition(view.mpijob, "Failed") or {}
-    return replace(reported, state=State.LOST, phase=None, cause=_end_of(view, failed))
+    return replace(run_status, state=State.LOST, phase=None, cause=_end_of(view, failed))
 
 
 def _end_of(view: View, failed: Object) -> str:
@@ -176,14 +178,18 @@ def _job_failure(view: View) -> Object:
     return objects.condition(view.job, "Failed") or {}
 
 
-def _idle(reported: RunStatus, reason: str) -> RunStatus:
+def _idle(run_status: RunStatus, reason: str) -> RunStatus:
     """Status of a run without a running pod."""
-    now = State.PENDING if reported.state is State.PENDING else State.RESTARTING
-    return replace(reported, state=now, phase=None, seconds_left=None, waits=reason)
+    now = State.PENDING if run_status.state is State.PENDING else State.RESTARTING
+    return replace(run_status, state=now, phase=None, seconds_left=None, waits=reason)
 
 
 def _at_work(
-    reported: RunStatus, records: Sequence[dict[str, Any]], view: View, silent: Collection[str], unread: Collection[str]
+    run_status: RunStatus,
+    records: Sequence[dict[str, Any]],
+    view: View,
+    silent: Collection[str],
+    unread: Collection[str],
 ) -> RunStatus:
     assert view.mpijob is not None
     workers = objects.of_role(view.pods, "worker")
@@ -192,27 +198,27 @@ def _at_work(
     nodes = sorted(
         {str(pod["spec"]["nodeName"]) for pod in workers or alive if (pod.get("spec") or {}).get("nodeName")}
     )
-    reported = replace(reported, nodes=", ".join(nodes) or None)
+    run_status = replace(run_status, nodes=", ".join(nodes) or None)
     if not (view.mpijob.get("status") or {}).get("conditions"):
         # It also has none if the operator could not create the first pod.
-        return _idle(reported, _nothing_made(view) or _untouched(view))
-    wanted = objects.workers_wanted(view.mpijob)
+        return _idle(run_status, _nothing_made(view) or _untouched(view))
+    worker_count = objects.workers_wanted(view.mpijob)
     running = bool(alive) and objects.has_begun(alive[-1])
     cut = _cut_off(alive[-1]) if running and objects.uid(alive[-1]) in unread else None
     if open_attempt(records) is not None and running and objects.uid(alive[-1]) not in silent:
         names = elastic_nodes(records)
         taking_part = workers if names is None else [pod for pod in workers if objects.name(pod) in names]
-        needed = wanted if names is None else sum("-worker-" in name for name in names)
-        if (reason := _missing(taking_part, needed, view)) is None:
-            absent = _missing(workers, wanted, view) if names is not None else None
-            return replace(reported, waits=cut or reported.waits or absent or _not_reporting(workers, wanted))
-        return replace(reported, state=State.RESTARTING, phase=None, seconds_left=None, waits=reason)
-    lack = cut or (reported.waits if running else None)
-    reason = _missing(workers, wanted, view) or _not_ready(workers, wanted) or lack
-    return _idle(reported, reason or _launcher(alive, launchers, view, running))
+        required_count = worker_count if names is None else sum("-worker-" in name for name in names)
+        if (reason := _missing(taking_part, required_count, view)) is None:
+            absent = _missing(workers, worker_count, view) if names is not None else None
+            return replace(run_status, waits=cut or run_status.waits or absent or _not_reporting(workers, worker_count))
+        return replace(run_status, state=State.RESTARTING, phase=None, seconds_left=None, waits=reason)
+    lack = cut or (run_status.waits if running else None)
+    reason = _missing(workers, worker_count, view) or _not_ready(workers, worker_count) or lack
+    return _idle(run_status, reason or _launcher(alive, launchers, view, running))
 
 
-def _missing(workers: Sequence[Object], wanted: int, view: View) -> str | None:
+def _missing(workers: Sequence[Object], worker_count: int, view: View) -> str | None:
     """Why workers are missing; None if the container of each one runs."""
     going = [pod for pod in workers if objects.deleted_at(pod) is not None]
     ended = [pod for pod in workers if objects.has_ended(pod) and pod not in going]
@@ -223,28 +229,28 @@ def _missing(workers: Sequence[Object], wanted: int, view: View) -> str | None:
         return f"worker {_place(ended[0])} is dead ({end_reason(ended[0])}): `ortflow supervise` has it replaced"
     if going:
         return _leaving(going[0], view)
-    if len(workers) >= wanted:
+    if len(workers) >= worker_count:
         return None
-    none = f"waiting for workers: the operator has made none of {wanted} yet"
-    return _nothing_made(view) or (_not_ready(workers, wanted) if workers else none)
+    none = f"waiting for workers: the operator has made none of {worker_count} yet"
+    return _nothing_made(view) or (_not_ready(workers, worker_count) if workers else none)
 
 
-def _not_ready(workers: Sequence[Object], wanted: int) -> str | None:
+def _not_ready(workers: Sequence[Object], worker_count: int) -> str | None:
     """What a launcher pod without an attempt waits for; None if all workers are ready."""
     ready = sum(map(objects.is_ready, workers))
-    return f"waiting for workers: {ready} of {wanted} are ready" if ready < wanted else None
+    return f"waiting for workers: {ready} of {worker_count} are ready" if ready < worker_count else None
 
 
-def _not_reporting(workers: Sequence[Object], wanted: int) -> str | None:
+def _not_reporting(workers: Sequence[Object], worker_count: int) -> str | None:
     """The note beside a running attempt while workers are not ready.
 
     All pods of a node count as not ready while it does not report to the cluster, and after an outage of the API server
     those of every node do. Ranks keep running; if they do not, the launcher pod detects it.
     """
     ready = sum(map(objects.is_ready, workers))
-    if ready >= wanted:
+    if ready >= worker_count:
         return None
-    return f"{ready} of {wanted} workers are ready: the others do not report, or are slow to answer"
+    return f"{ready} of {worker_count} workers are ready: the others do not report, or are slow to answer"
 
 
 def _cut_off(pod: Object) -> str:
@@ -263,8 +269,8 @@ def _leaving(pod: Object, view: View) -> str:
             f"worker {_place(pod)} should have ended {late:.0f} s ago: its node {node} does not answer; "
             "`ortflow supervise` has it replaced"
         )
-    why = end_reason(pod)
-    return f"worker {_place(pod)} is terminating" + (f" ({why})" if why != "deleted" else "")
+    reason = end_reason(pod)
+    return f"worker {_place(pod)} is terminating" + (f" ({reason})" if reason != "deleted" else "")
 
 
 def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View, running: bool) -> str:
@@ -276,9 +282,9 @@ def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View
         return f"the launcher pod {reason}" if reason else "the launcher pod is being prepared"
     if reason := _nothing_made(view):
         return reason
-    if all_of_them and (beside := objects.outlived_by(all_of_them[-1])):
+    if all_of_them and (names := objects.outlived_by(all_of_them[-1])):
         return (
-            f"the launcher pod ended ({end_reason(all_of_them[-1])}), and its container {', '.join(beside)} does not, "
+            f"the launcher pod ended ({end_reason(all_of_them[-1])}), and its container {', '.join(names)} does not, "
             "so that no other can start: `ortflow supervise` ends it"
         )
     if all_of_them and objects.has_ended(all_of_them[-1]):
@@ -295,12 +301,12 @@ def _nothing_made(view: View) -> str | None:
 
     Events stay for an hour: one that is older than the newest pod is outdated.
     """
-    reported = [
+    messages = [
         *objects.events_of(view.events, view.name, warnings=True),
         *objects.events_of(view.events, f"{view.name}-launcher", warnings=True),
     ]
     newest = max(map(objects.created, view.pods), default=0.0)
-    for event in reversed(reported):
+    for event in reversed(messages):
         if objects.last_seen(event) < newest:
             continue
         if event.get("reason") in ("FailedCreate", "ErrResourceExists", "MPIJobFailed", "FailedCreatePod"):

@@ -32,25 +32,25 @@ def submit(request: KubernetesRequest, links: Links) -> str:
     """Create the run's objects. Raises UserError if the cluster or the record directory refuses it."""
     run, backend = request.submission.run, request.payload.spec.backends.kubernetes
     # Report invalid values before the first request.
-    mine = request.documents(None, backend.namespace or "default", new_budget=False)
+    own_documents = request.documents(None, backend.namespace or "default", new_budget=False)
     before = read_place(run)
     # A resumed run stays in its namespace, even if kubectl's has changed.
     pinned = before.namespace if before is not None and request.submission.source is None else None
     cluster = links.connect(backend.context or (before.context if before else None), backend.namespace or pinned)
-    there = _retry(links.clock, request.submission.retry, lambda: _of_name(cluster, request.payload.spec.name))
+    mpijobs_there = _retry(links.clock, request.submission.retry, lambda: _of_name(cluster, request.payload.spec.name))
     place = Place(cluster.namespace, request.payload.spec.name, context=cluster.context)
     if before is not None and _is_elsewhere(links, before, cluster):
         _refuse_losing_record(links, run, before, cluster, fresh=request.submission.fresh)
     if request.submission.source is None and before is not None and _unsuspend(request, cluster, before):
         return before.handle
-    _settle(links, run, cluster, place, mine, there)
+    _settle(links, run, cluster, place, own_documents, mpijobs_there)
     # The pods have their own run directory: the record directory must not be in the run file.
     spec = request.payload.spec.model_copy(update={"run_dir": None})
-    with interruptible(), opened(replace(request.submission, spec=spec)) as ours:
-        if ours.finished:
+    with interruptible(), opened(replace(request.submission, spec=spec)) as directory:
+        if directory.finished:
             return (read_place(run) or place).handle
-        documents = request.documents(new_suffix(), cluster.namespace, new_budget=_new_budget(request, ours))
-        return _place(request, ours, cluster, place, documents)
+        documents = request.documents(new_suffix(), cluster.namespace, new_budget=_new_budget(request, directory))
+        return _place(request, directory, cluster, place, documents)
 
 
 def _unsuspend(request: KubernetesRequest, cluster: Cluster, place: Place) -> bool:
@@ -96,19 +96,24 @@ def _is_elsewhere(links: Links, before: Place, cluster: Cluster) -> bool:
 
 
 def _settle(
-    links: Links, run: RunDir, cluster: Cluster, place: Place, mine: Sequence[Object], found: Sequence[Object]
+    links: Links,
+    run: RunDir,
+    cluster: Cluster,
+    place: Place,
+    own_documents: Sequence[Object],
+    mpijobs: Sequence[Object],
 ) -> None:
     """Raise UserError if the run is active in an existing MPIJob; delete one that only seems to be."""
-    volume = next(directory(one) for one in mine if one["kind"] == "MPIJob")
+    volume = next(directory(document) for document in own_documents if document["kind"] == "MPIJob")
     with in_a_sentence():
-        for mpijob in found:
+        for mpijob in mpijobs:
             if over(mpijob):
                 continue
-            how = links.status_of_active(run, cluster, place.at(name(mpijob)), found)
-            if how.state.active:
+            run_status = links.status_of_active(run, cluster, place.at(name(mpijob)), mpijobs)
+            if run_status.state.active:
                 handle = place.at(name(mpijob)).handle
                 raise UserError(
-                    f"the run {place.name} is {how.state.value} as MPIJob {name(mpijob)}"
+                    f"the run {place.name} is {run_status.state.value} as MPIJob {name(mpijob)}"
                     f" in namespace {place.namespace}",
                     fix=f"follow it with `ortflow logs -f {handle}`, stop it with `ortflow cancel {handle}`",
                 )
@@ -119,19 +124,21 @@ def _settle(
 
 
 def _place(
-    request: KubernetesRequest, ours: Opened, cluster: Cluster, place: Place, documents: list[dict[str, Any]]
+    request: KubernetesRequest, run_directory: Opened, cluster: Cluster, place: Place, documents: list[dict[str, Any]]
 ) -> str:
     """Create the objects and record the submission; returns its handle."""
-    run = ours.run
+    run = run_directory.run
     mpijob = create(cluster, documents)
     # From here on the directory belongs to this run, even if this fails.
-    ours.handed_over = True
+    run_directory.handed_over = True
     before = read_place(run)
-    known: Mapping[str, Any] = {} if before is None else {"cursors": before.cursors, "sizes": before.sizes}
+    place_fields: Mapping[str, Any] = {} if before is None else {"cursors": before.cursors, "sizes": before.sizes}
     if not is_real(run):
-        write_place(run, replace(place.at(name(mpijob)), volume=directory(mpijob), **known))
-        keep(run, next(one for one in documents if one["kind"] == "ConfigMap"), request.payload.spec)
-    run.record_attempt(event="submit", launcher="kubernetes", job=name(mpijob), new_budget=_new_budget(request, ours))
+        write_place(run, replace(place.at(name(mpijob)), volume=directory(mpijob), **place_fields))
+        keep(run, next(document for document in documents if document["kind"] == "ConfigMap"), request.payload.spec)
+    run.record_attempt(
+        event="submit", launcher="kubernetes", job=name(mpijob), new_budget=_new_budget(request, run_directory)
+    )
     return place.at(name(mpijob)).handle
 
 
@@ -156,6 +163,6 @@ def _of_name(cluster: Cluster, name: str) -> list[Object]:
         raise refusal(error) from error
 
 
-def _new_budget(request: KubernetesRequest, ours: Opened) -> bool:
-    records = ours.run.read_attempts()
+def _new_budget(request: KubernetesRequest, directory: Opened) -> bool:
+    records = directory.run.read_attempts()
     return request.submission.new_budget or (bool(records) and state(records, alive=False) is State.FAILED)

@@ -53,40 +53,40 @@ def require_operator(cluster: Cluster) -> None:
 
 def create(cluster: Cluster, documents: Sequence[Object]) -> Object:
     """Create them all; returns the MPIJob. Raises UserError if the API server refuses one; then nothing is left."""
-    ordered = sorted(documents, key=lambda one: one["kind"] == "MPIJob")
+    ordered = sorted(documents, key=lambda item: item["kind"] == "MPIJob")
     dry_run(cluster, ordered)
-    made: list[Object] = []
+    created: list[Object] = []
     try:
         for document in ordered:
-            _make(cluster, document, made)
-        mpijob = made[-1]
+            _make(cluster, document, created)
+        mpijob = created[-1]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(lambda thing: _give(cluster, thing, mpijob), made[:-1]))
+            list(pool.map(lambda thing: _give(cluster, thing, mpijob), created[:-1]))
     except BaseException as error:
-        left = _delete_created(cluster, made)
+        leftovers = _delete_created(cluster, created)
         if isinstance(error, Refused):
             raise refusal(error) from error
-        if left and isinstance(error, OrtflowError):
-            names = " ".join(f"{thing['kind'].lower()}/{objects.name(thing)}" for thing in left)
-            where = objects.namespace(left[0], cluster)
-            raise OrtflowError(f"{error}; what may be left: `kubectl delete -n {where} {names}`") from error
+        if leftovers and isinstance(error, OrtflowError):
+            names = " ".join(f"{thing['kind'].lower()}/{objects.name(thing)}" for thing in leftovers)
+            namespace = objects.namespace(leftovers[0], cluster)
+            raise OrtflowError(f"{error}; what may be left: `kubectl delete -n {namespace} {names}`") from error
         raise
     return mpijob
 
 
-def _make(cluster: Cluster, document: Object, made: list[Object]) -> None:
+def _make(cluster: Cluster, document: Object, created: list[Object]) -> None:
     try:
-        made.append(cluster.create(document))
+        created.append(cluster.create(document))
     except Refused as error:
         if not is_there(error):
             raise
         if document["kind"] in SHARED:
-            there = cluster.get(str(document["kind"]), objects.name(document), document["metadata"].get("namespace"))
-            made.insert(0, {**there, "kind": document["kind"], FOUND: True})
+            existing = cluster.get(str(document["kind"]), objects.name(document), document["metadata"].get("namespace"))
+            created.insert(0, {**existing, "kind": document["kind"], FOUND: True})
     except BaseException:
         # It may have been created before the answer was lost. What may have existed before stays.
         if document["kind"] not in (KEPT, *SHARED):
-            made.append(document)
+            created.append(document)
         raise
 
 
@@ -109,10 +109,10 @@ def owner(mpijob: Object) -> Object:
     }
 
 
-def _delete_created(cluster: Cluster, made: Sequence[Object]) -> list[Object]:
+def _delete_created(cluster: Cluster, created: Sequence[Object]) -> list[Object]:
     """Delete what was created, the newest first; returns what could not be deleted."""
-    left = []
-    for thing in reversed(made):
+    leftovers = []
+    for thing in reversed(created):
         if thing.get(FOUND):
             continue
         try:
@@ -123,8 +123,8 @@ def _delete_created(cluster: Cluster, made: Sequence[Object]) -> list[Object]:
                 uid=objects.uid(thing) or None,
             )
         except OrtflowError:
-            left.append(thing)
-    return left
+            leftovers.append(thing)
+    return leftovers
 
 
 def sweep(cluster: Cluster, namespace: str, job: str) -> None:

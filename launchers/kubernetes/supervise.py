@@ -141,26 +141,29 @@ def successor(mpijob: Object, suffix: str) -> Object:
         template = replica.get("template") or {}
         _relabel(template.get("metadata") or {}, new)
         for container in template.get("spec", {}).get("containers") or []:
-            kept = [one for one in container.get("env") or [] if one.get("name") not in ONCE_ONLY]
-            container["env"] = [{**one, "value": new} if one.get("name") == "ORTFLOW_JOB" else one for one in kept]
+            variables = [variable for variable in container.get("env") or [] if variable.get("name") not in ONCE_ONLY]
+            container["env"] = [
+                {**variable, "value": new} if variable.get("name") == "ORTFLOW_JOB" else variable
+                for variable in variables
+            ]
         for spread in template.get("spec", {}).get("topologySpreadConstraints") or []:
             labels = (spread.get("labelSelector") or {}).get("matchLabels") or {}
             if labels.get(objects.JOB) == old:
                 labels[objects.JOB] = new
-    owners = [one for one in metadata.get("ownerReferences") or [] if one.get("kind") == "MPIJob"]
+    owners = [item for item in metadata.get("ownerReferences") or [] if item.get("kind") == "MPIJob"]
     notes = {
         key: value
         for key, value in (metadata.get("annotations") or {}).items()
         if key != "kubectl.kubernetes.io/last-applied-configuration"
     }
-    made: Object = {
+    new_metadata: Object = {
         "name": new, "labels": dict(metadata.get("labels") or {}), "annotations": notes,
         "ownerReferences": owners or [owner(mpijob)],
     }  # fmt: skip
     if "namespace" in metadata:
-        made["namespace"] = metadata["namespace"]
-    _relabel(made, new)
-    return {"apiVersion": mpijob["apiVersion"], "kind": mpijob["kind"], "metadata": made, "spec": spec}
+        new_metadata["namespace"] = metadata["namespace"]
+    _relabel(new_metadata, new)
+    return {"apiVersion": mpijob["apiVersion"], "kind": mpijob["kind"], "metadata": new_metadata, "spec": spec}
 
 
 def _relabel(metadata: Object, job: str) -> None:
@@ -173,10 +176,10 @@ def _end(charge: SupervisedRun, done: Done) -> int:
     if done.outcome is not None:
         charge.run.record_attempt(event="stop", outcome=done.outcome.value, why=done.why, cause=done.why)
         return EXIT_PREEMPTED if done.outcome is Outcome.PREEMPTED else EXIT_FAILURE
-    how = state(records, alive=False) if records else State.LOST
-    if how is State.FINISHED:
+    run_state = state(records, alive=False) if records else State.LOST
+    if run_state is State.FINISHED:
         return EXIT_DONE
-    return EXIT_PREEMPTED if how in (State.PREEMPTED, State.STOPPED, State.CANCELLED) else EXIT_FAILURE
+    return EXIT_PREEMPTED if run_state in (State.PREEMPTED, State.STOPPED, State.CANCELLED) else EXIT_FAILURE
 
 
 def in_terminal(run: RunDir, links: Links, report: Callable[[str], None]) -> int:
@@ -214,11 +217,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="supervise")
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--job", required=True)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     # The first process of a container has no default handler, so the kubelet would wait out the grace period.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
     try:
-        return in_cluster(given.namespace, given.job)
+        return in_cluster(options.namespace, options.job)
     except OrtflowError as error:
         print(f"error: {error}", flush=True)
         return error.exit_code

@@ -31,8 +31,8 @@ def lost(slurm: Slurm, names: Sequence[str]) -> list[str]:
     """Those of some nodes that are down, or that do not answer the controller."""
     if not names:
         return []
-    found = read_nodes(slurm.answer(["scontrol", "show", "node", "--oneliner", ",".join(names)]).out)
-    return [node.name for node in found if node.name in names and not node.up]
+    nodes = read_nodes(slurm.answer(["scontrol", "show", "node", "--oneliner", ",".join(names)]).out)
+    return [node.name for node in nodes if node.name in names and not node.up]
 
 
 def would_start(slurm: Slurm, script: Path, nodes: int, without: Sequence[str]) -> bool:
@@ -52,7 +52,7 @@ def expected_start(slurm: Slurm, script: Path, nodes: int, without: Sequence[str
         "sbatch", "--test-only", f"--nodes={nodes}", f"--exclude={','.join(excluded)}", "--dependency=", "--begin=now",
         str(script),
     ]  # fmt: skip
-    ours: Settings = {"LC_ALL": "C", **{name: None for name in os.environ if name.startswith("SBATCH_")}}
-    answer = slurm.answer(command, ours)
+    settings: Settings = {"LC_ALL": "C", **{name: None for name in os.environ if name.startswith("SBATCH_")}}
+    answer = slurm.answer(command, settings)
     expected = _EXPECTED.search(f"{answer.err}\n{answer.out}")
     return None if answer.code or expected is None else datetime.fromisoformat(expected[1]).timestamp()

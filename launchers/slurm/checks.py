@@ -28,8 +28,8 @@ NAMES = {"mpich": "MPICH", "openmpi": "Open MPI"}
 def accounting(settings: Settings, answers: bool) -> Finding:
     """Whether the site keeps records of ended jobs."""
     about, storage = "accounting", settings.get("AccountingStorageType", "").removeprefix("accounting_storage/")
-    kept = duration(seconds(settings.get("MinJobAge", "")) or 300.0)
-    forgets = f"Slurm forgets a job {kept} after its end; the run directory keeps its record"
+    retention = duration(seconds(settings.get("MinJobAge", "")) or 300.0)
+    forgets = f"Slurm forgets a job {retention} after its end; the run directory keeps its record"
     if storage in ("", "none"):
         return ok(about, f"none: {forgets}")
     if not answers:
@@ -39,46 +39,49 @@ def accounting(settings: Settings, answers: bool) -> Finding:
 
 
 def identity(
-    user: str, found: Sequence[Association] | None, settings: Settings, wanted: Asked | None
+    user: str, associations: Sequence[Association] | None, settings: Settings, request: Asked | None
 ) -> Iterator[Finding]:
-    """The user's accounts, and whether the run's account and QOS are among them; `found` None: the query failed."""
+    """The user's accounts, and whether the run's account and QOS are among them.
+
+    `associations` None: the query failed.
+    """
     enforced = listed(settings, "AccountingStorageEnforce").keys() & {"associations", "limits", "qos", "safe"}
-    if not found:
-        if found is not None and enforced:
-            reported = f"{user} has no account, and Slurm accepts jobs only from users with one"
-            yield fault("user", reported, "ask the administrators of the cluster")
+    if not associations:
+        if associations is not None and enforced:
+            text = f"{user} has no account, and Slurm accepts jobs only from users with one"
+            yield fault("user", text, "ask the administrators of the cluster")
         else:
-            yield ok("user", user if found is None else f"{user}, with no account; none is needed")
+            yield ok("user", user if associations is None else f"{user}, with no account; none is needed")
         return
-    accounts = sorted({one.account for one in found})
-    qos = sorted({name for one in found for name in one.qos})
+    accounts = sorted({association.account for association in associations})
+    qos = sorted({name for association in associations for name in association.qos})
     yield ok("user", f"{user}, account {', '.join(accounts)}" + (f", QOS {', '.join(qos)}" if qos else ""))
-    if wanted is None:
+    if request is None:
         return
-    for key, value, known in (("account", wanted.account, accounts), ("qos", wanted.qos, qos)):
-        if value is not None and value not in known:
-            whose = f"is {value}, which you do not have ({', '.join(known) or 'there is none'})"
-            reported = whose if enforced else f"{whose}, and Slurm does not check it here"
-            yield (fault if enforced else warning)(f"backends.slurm.{key}", reported, "change it, or remove it")
+    for key, value, allowed in (("account", request.account, accounts), ("qos", request.qos, qos)):
+        if value is not None and value not in allowed:
+            whose = f"is {value}, which you do not have ({', '.join(allowed) or 'there is none'})"
+            text = whose if enforced else f"{whose}, and Slurm does not check it here"
+            yield (fault if enforced else warning)(f"backends.slurm.{key}", text, "change it, or remove it")
 
 
 def partition_line(partition: Partition, nodes: Sequence[Node]) -> Finding:
     """Describe a partition in one line."""
-    about, reported = f"partition {partition.name}", ", ".join(_partition_parts(partition, nodes))
-    own = [node for node in nodes if partition.name in node.partitions]
+    about, text = f"partition {partition.name}", ", ".join(_partition_parts(partition, nodes))
+    partition_nodes = [node for node in nodes if partition.name in node.partitions]
     if partition.state != "UP":
-        return warning(about, f"{partition.state}; {reported}")
-    if own and not any(node.up for node in own):
-        return warning(about, f"no node is up; {reported}", "`sinfo -R` shows why")
-    return ok(about, reported)
+        return warning(about, f"{partition.state}; {text}")
+    if partition_nodes and not any(node.up for node in partition_nodes):
+        return warning(about, f"no node is up; {text}", "`sinfo -R` shows why")
+    return ok(about, text)
 
 
 def _partition_parts(partition: Partition, nodes: Sequence[Node]) -> Iterator[str]:
     if partition.default:
         yield "the default one"
-    own = [node for node in nodes if partition.name in node.partitions]
-    up = sum(node.up for node in own)
-    yield f"{partition.nodes} nodes" + (f", {up} of them up" if up < len(own) else "")
+    partition_nodes = [node for node in nodes if partition.name in node.partitions]
+    up = sum(node.up for node in partition_nodes)
+    yield f"{partition.nodes} nodes" + (f", {up} of them up" if up < len(partition_nodes) else "")
     yield f"at most {clock(partition.max_time)}" if partition.max_time is not None else "no time limit"
     if partition.default_time is not None and partition.default_time != partition.max_time:
         yield f"{clock(partition.default_time)} for a job that asks for none"
@@ -86,81 +89,81 @@ def _partition_parts(partition: Partition, nodes: Sequence[Node]) -> Iterator[st
         yield f"at most {partition.max_nodes} nodes a job"
     if partition.preempt_mode not in ("OFF", ""):
         yield f"jobs may be preempted ({partition.preempt_mode.lower()}, grace {partition.grace} s)"
-    for what, names in partition.allowed.items():
-        yield f"for {what} {', '.join(sorted(names))} only"
+    for kind, names in partition.allowed.items():
+        yield f"for {kind} {', '.join(sorted(names))} only"
 
 
-def fits(wanted: Asked, partitions: Sequence[Partition], nodes: Sequence[Node]) -> Iterator[Finding]:
+def fits(request: Asked, partitions: Sequence[Partition], nodes: Sequence[Node]) -> Iterator[Finding]:
     """Whether the run fits into its partitions: one of several is enough."""
-    about, places = "request", chosen(wanted, partitions)
-    for name in sorted({*wanted.partitions} - {one.name for one in partitions}):
-        there = ", ".join(one.name for one in partitions)
-        yield fault(about, f"there is no partition {name}", f"set backends.slurm.partition to one of {there}")
-    if not places and not wanted.partitions:
+    about, places = "request", chosen(request, partitions)
+    for name in sorted({*request.partitions} - {partition.name for partition in partitions}):
+        partition_names = ", ".join(partition.name for partition in partitions)
+        yield fault(about, f"there is no partition {name}", f"set backends.slurm.partition to one of {partition_names}")
+    if not places and not request.partitions:
         yield fault(about, "there is no default partition", "give backends.slurm.partition")
-    wrong = {place.name: misfits(wanted, place, nodes) for place in places}
-    if good := [name for name, found in wrong.items() if not found]:
-        yield ok(about, f"{wanted}: fits in {', '.join(good)}")
+    wrong = {place.name: misfits(request, place, nodes) for place in places}
+    if good := [name for name, partition_misfits in wrong.items() if not partition_misfits]:
+        yield ok(about, f"{request}: fits in {', '.join(good)}")
         return
     # A shortage that ends when nodes are back must not prevent a submission.
-    later = any(all(not one.never for one in found) for found in wrong.values())
-    for name, found in wrong.items():
-        for one in found:
-            yield (warning if later else fault)(about, f"partition {name} {one.what}", one.fix)
+    later = any(all(not misfit.never for misfit in partition_misfits) for partition_misfits in wrong.values())
+    for name, partition_misfits in wrong.items():
+        for misfit in partition_misfits:
+            yield (warning if later else fault)(about, f"partition {name} {misfit.what}", misfit.fix)
 
 
-def memory(wanted: Asked, ranks: int, places: Sequence[Partition], settings: Settings) -> Finding:
+def memory(request: Asked, ranks: int, places: Sequence[Partition], settings: Settings) -> Finding:
     """The memory that a node's ranks get; `ranks` is their number on a node."""
     about = "memory"
-    if wanted.memory is not None:
-        return ok(about, f"{wanted.memory} MiB a node, {wanted.memory // ranks} a rank")
+    if request.memory is not None:
+        return ok(about, f"{request.memory} MiB a node, {request.memory // ranks} a rank")
     defaults = [(place.memory_per_node, place.memory_per_cpu) for place in places]
     defaults.append((_limit(settings.get("DefMemPerNode", "")), _limit(settings.get("DefMemPerCPU", ""))))
     for per_node, per_cpu in defaults:
-        amount = per_node or (per_cpu or 0) * wanted.cpus
+        amount = per_node or (per_cpu or 0) * request.cpus
         if amount:
-            why = f"DefMemPerNode is {per_node}" if per_node else f"DefMemPerCPU is {per_cpu}"
-            reported = f"resources.memory is not given, so Slurm gives {amount // ranks} MiB a rank ({why})"
-            return warning(about, reported, "give it") if amount // ranks < SMALL_MEMORY else ok(about, reported)
+            reason = f"DefMemPerNode is {per_node}" if per_node else f"DefMemPerCPU is {per_cpu}"
+            text = f"resources.memory is not given, so Slurm gives {amount // ranks} MiB a rank ({reason})"
+            return warning(about, text, "give it") if amount // ranks < SMALL_MEMORY else ok(about, text)
     return ok(about, "resources.memory is not given, and Slurm gives all that a node has")
 
 
-def time(wanted: Asked, places: Sequence[Partition]) -> Iterator[Finding]:
+def time(request: Asked, places: Sequence[Partition]) -> Iterator[Finding]:
     """The time limit of a job without its own."""
-    if wanted.time is not None or not places:
+    if request.time is not None or not places:
         return
     limit = places[0].default_time if places[0].default_time is not None else places[0].max_time
     if limit is not None:
-        reported = f"resources.time_limit is not given, so a job gets {clock(limit)}, and the run continues in the next"
-        yield ok("time", reported) if limit >= SHORT else warning("time", reported, "give a longer one")
+        text = f"resources.time_limit is not given, so a job gets {clock(limit)}, and the run continues in the next"
+        yield ok("time", text) if limit >= SHORT else warning("time", text, "give a longer one")
 
 
 def plugins(loads: Mapping[str, bool]) -> Finding:
     """MPI plug-ins: which of the listed ones can be loaded."""
     good = [name for name, loaded in loads.items() if loaded]
     bad = [name for name, loaded in loads.items() if not loaded]
-    reported = f"{', '.join(good)} load" if good else "none loads"
+    text = f"{', '.join(good)} load" if good else "none loads"
     if bad:
-        reported += f"; {', '.join(bad)} {'is' if len(bad) == 1 else 'are'} listed and cannot be loaded"
+        text += f"; {', '.join(bad)} {'is' if len(bad) == 1 else 'are'} listed and cannot be loaded"
     if {*good} & {"pmi2", "pmix"}:
-        return ok("srun --mpi", reported)
-    return warning("srun --mpi", reported, "several ranks can be started with mpirun only")
+        return ok("srun --mpi", text)
+    return warning("srun --mpi", text, "several ranks can be started with mpirun only")
 
 
-def start(setting: str, found: Start, python: str, loads: Mapping[str, bool]) -> Finding:
+def start(setting: str, launch: Start, python: str, loads: Mapping[str, bool]) -> Finding:
     """How ranks would be started, and whether that fits their MPI."""
-    about, how = f"backends.slurm.mpi {setting}", found.how
-    beside = f", for the {NAMES[found.kind]} of {python}" if found.kind else ""
-    if how == "mpirun":
-        return ok(about, f"{found.mpirun} inside the job{beside}")
-    if how == "none":
+    about, mode = f"backends.slurm.mpi {setting}", launch.how
+    suffix = f", for the {NAMES[launch.kind]} of {python}" if launch.kind else ""
+    if mode == "mpirun":
+        return ok(about, f"{launch.mpirun} inside the job{suffix}")
+    if mode == "none":
         return ok(about, "srun --mpi=none: a single rank")
-    if not loads.get(how, True):
-        return fault(about, f"srun cannot load {how}", "set it to auto or mpirun")
-    reported = f"srun --mpi={how}{beside}"
-    if found.kind and FITTING[found.kind] != how:
-        return warning(about, reported, f"that MPI usually needs {FITTING[found.kind]}: auto chooses what fits")
-    return ok(about, reported)
+    if not loads.get(mode, True):
+        return fault(about, f"srun cannot load {mode}", "set it to auto or mpirun")
+    text = f"srun --mpi={mode}{suffix}"
+    if launch.kind and FITTING[launch.kind] != mode:
+        return warning(about, text, f"that MPI usually needs {FITTING[launch.kind]}: auto chooses what fits")
+    return ok(about, text)
 
 
 def _limit(text: str) -> int | None:

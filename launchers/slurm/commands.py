@@ -144,8 +144,8 @@ class Slurm(scheduler.Scheduler[Job]):
             answer = self._read("scontrol", "show", "job", "--oneliner", job_id)
         except NotInstalled:
             return self.in_queue([job_id]).get(job_id)
-        found = read_scontrol(answer.out) if answer.code == 0 else []
-        return next((job for job in found if job.id == job_id), found[0] if found else None)
+        jobs = read_scontrol(answer.out) if answer.code == 0 else []
+        return next((job for job in jobs if job.id == job_id), jobs[0] if jobs else None)
 
     def in_queue(self, job_ids: Sequence[str]) -> dict[str, Job]:
         if not job_ids:
@@ -196,11 +196,14 @@ class Slurm(scheduler.Scheduler[Job]):
         """scancel; `pending`: only those that have not started. A job that is already gone is not an error."""
         # With a filter, scancel cancels all pending tasks of an array instead of the given one.
         filtered = [job_id for job_id in job_ids if pending and "_" not in job_id]
-        for some, options in ((filtered, ["--state=PENDING"]), ([one for one in job_ids if one not in filtered], [])):
-            answer = self._read("scancel", *options, *some) if some else None
+        for ids, options in (
+            (filtered, ["--state=PENDING"]),
+            ([job_id for job_id in job_ids if job_id not in filtered], []),
+        ):
+            answer = self._read("scancel", *options, *ids) if ids else None
             if answer is not None and answer.code and "permission denied" in answer.message:
                 raise scheduler.NotOwner(
-                    f"job {', '.join(some)} is another user's, and scancel refuses ({answer.message})",
+                    f"job {', '.join(ids)} is another user's, and scancel refuses ({answer.message})",
                     fix="ask its owner or an administrator to cancel it",
                 )
             if answer is not None and answer.code and "Invalid job id" not in answer.message:
@@ -213,8 +216,8 @@ class Slurm(scheduler.Scheduler[Job]):
 
     def longest_array(self) -> int | None:
         """How many tasks an array may have (MaxArraySize); None if unknown."""
-        reported = self._run(["scontrol", "show", "config"], SETTINGS, GLANCE)
-        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", reported.out, re.MULTILINE)
+        answer = self._run(["scontrol", "show", "config"], SETTINGS, GLANCE)
+        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.out, re.MULTILINE)
         return int(match[1]) if match else None
 
     def starts_with(self, kind: str) -> bool:

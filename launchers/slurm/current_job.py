@@ -74,9 +74,9 @@ class SlurmJob(CurrentJob):
         return self._slurm.seconds_left(self.id)
 
     def follow_up(self, script: Path) -> str:
-        ours = {name: None for name in os.environ if name.startswith("SBATCH_")}
+        settings = {name: None for name in os.environ if name.startswith("SBATCH_")}
         without = [f"--exclude={self._without(self.excluded)}"] if self.excluded else []
-        return self._slurm.submit(str(script), ours, f"--dependency=afterany:{self.id}", *without)
+        return self._slurm.submit(str(script), settings, f"--dependency=afterany:{self.id}", *without)
 
     def remind(self, script: Path, seconds: float, name: str, log: Path) -> None:
         # Where this job runs; none of its nodes, GPUs and memory.
@@ -116,9 +116,9 @@ class SlurmJob(CurrentJob):
         names = os.environ.get("SLURM_JOB_NODELIST")
         return hostnames(self._slurm, names) if names else None
 
-    def more_nodes(self, count: int, script: Path, ours: Sequence[str]) -> bool:
+    def more_nodes(self, count: int, script: Path, job_nodes: Sequence[str]) -> bool:
         # An array's script is beside the runs, and would start all its tasks.
-        return self.task is None and script.exists() and would_start(self._slurm, script, count, ours)
+        return self.task is None and script.exists() and would_start(self._slurm, script, count, job_nodes)
 
     def has_other_nodes(self, count: int, script: Path, without: Sequence[str]) -> bool:
         if self.task is not None or not script.exists():

@@ -20,10 +20,10 @@ USUAL_KILL_WAIT = 30.0
 
 def deadlines(slurm: Slurm, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables, by one or two short commands; those that Slurm does not answer are missing. Never raises."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     with suppress(OrtflowError):
-        if END not in environment and (left := slurm.seconds_left(environment["SLURM_JOB_ID"])) is not None:
-            found[END] = str(int(time.time() + left))
-        known = seconds(read_config(slurm.answer(["scontrol", "show", "config"]).out).get("KillWait", ""))
-        found[KILL_WAIT] = f"{USUAL_KILL_WAIT if known is None else known:g}"
-    return found
+        if END not in environment and (seconds_left := slurm.seconds_left(environment["SLURM_JOB_ID"])) is not None:
+            variables[END] = str(int(time.time() + seconds_left))
+        kill_wait = seconds(read_config(slurm.answer(["scontrol", "show", "config"]).out).get("KillWait", ""))
+        variables[KILL_WAIT] = f"{USUAL_KILL_WAIT if kill_wait is None else kill_wait:g}"
+    return variables

@@ -68,33 +68,33 @@ def examine_cluster(
 
 def _commands(slurm: Survey) -> Iterator[Finding]:
     missing = [name for name in (*NEEDED, *FINE_TO_HAVE) if not slurm.has(name)]
-    if needed := [name for name in missing if name in NEEDED]:
+    if needed_names := [name for name in missing if name in NEEDED]:
         raise UserError(
-            f"there is no {', '.join(needed)} on the PATH", fix="log in to the cluster, or load the site's module"
+            f"there is no {', '.join(needed_names)} on the PATH", fix="log in to the cluster, or load the site's module"
         )
     major, minor = slurm.version()
-    there = [name for name in (*NEEDED, *FINE_TO_HAVE) if name not in missing]
-    reported = f"{major}.{minor:02d}, with {', '.join(there)}"
-    yield ok("Slurm", reported + (f"; without {', '.join(missing)}" if missing else ""))
+    present = [name for name in (*NEEDED, *FINE_TO_HAVE) if name not in missing]
+    summary = f"{major}.{minor:02d}, with {', '.join(present)}"
+    yield ok("Slurm", summary + (f"; without {', '.join(missing)}" if missing else ""))
     seconds = slurm.ping()
     text = f"answers in {1000 * seconds:.0f} ms" if seconds < 1 else f"answers in {duration(seconds)}"
     yield ok("controller", text) if seconds < SLOW_ANSWER else warning("controller", text)
 
 
 def _site(submission: Submission, slurm: Survey, of_user: bool) -> Iterator[Finding]:
-    spec, wanted = submission.spec, asked(submission.spec)
+    spec, request = submission.spec, asked(submission.spec)
     config, partitions, nodes, jobs = slurm.config(), slurm.partitions(), slurm.nodes(), slurm.mine()
     yield ok("queue", f"its output is as expected; {sum(job.active for job in jobs)} jobs of yours are in it")
     yield checks.accounting(config, slurm.accounts())
     user = pwd.getpwuid(os.geteuid()).pw_name
-    yield from checks.identity(user, _associations(slurm, config, user), config, wanted if of_user else None)
+    yield from checks.identity(user, _associations(slurm, config, user), config, request if of_user else None)
     yield from (checks.partition_line(partition, nodes) for partition in partitions)
-    places = chosen(wanted, partitions)
+    places = chosen(request, partitions)
     if of_user:
-        yield from checks.fits(wanted, partitions, nodes)
-        yield from _limits(slurm, config, user, wanted, places)
-        yield checks.memory(wanted, spec.resources.ranks_per_node, places, config)
-        yield from checks.time(wanted, places)
+        yield from checks.fits(request, partitions, nodes)
+        yield from _limits(slurm, config, user, request, places)
+        yield checks.memory(request, spec.resources.ranks_per_node, places, config)
+        yield from checks.time(request, places)
     yield from restarts(config, places, spec.backends.slurm.requeue)
     yield from _starts(submission, slurm, of_user)
 
@@ -109,14 +109,14 @@ def _associations(slurm: Survey, config: Settings, user: str) -> list[Associatio
 
 
 def _limits(
-    slurm: Survey, config: Settings, user: str, wanted: Asked, places: Sequence[Partition]
+    slurm: Survey, config: Settings, user: str, request: Asked, places: Sequence[Partition]
 ) -> Iterator[Finding]:
     """Limits of the run's QOS, its account and its partitions' QOS, if Slurm enforces them."""
     if not listed(config, "AccountingStorageEnforce").keys() & {"limits", "safe", "qos"}:
         return
     try:
-        for whose, one in slurm.limits(user, wanted, places):
-            yield from (fault("request", f"{whose} {found.what}", found.fix) for found in breaks(wanted, one))
+        for whose, limits in slurm.limits(user, request, places):
+            yield from (fault("request", f"{whose} {misfit.what}", misfit.fix) for misfit in breaks(request, limits))
     except OrtflowError as error:
         yield untested("limits", str(error))
 
@@ -127,8 +127,8 @@ def _starts(submission: Submission, slurm: Survey, of_user: bool) -> Iterator[Fi
     with ThreadPoolExecutor(len(names) or 1) as pool:
         loads = dict(zip(names, pool.map(slurm.starts_with, names), strict=True))
     yield checks.plugins(loads)
-    if inside(submission.spec) is None and (why := unconfirmed(submission.spec, submission.overrides)) is not None:
-        yield untested("MPI", why)
+    if inside(submission.spec) is None and (reason := unconfirmed(submission.spec, submission.overrides)) is not None:
+        yield untested("MPI", reason)
         return
     request = _request(submission, slurm)
     if isinstance(request, Finding):
@@ -159,8 +159,8 @@ def _sbatch(request: SlurmRequest, slurm: Survey) -> Finding:
     except Refused as error:
         if NO_PLACE in error.message:
             # Without --test-only it would accept the job and let it wait.
-            more = "nodes may be down, or backends.slurm.constraint, nodelist and exclude leave too few"
-            return warning(about, f"cannot place the job now: {error.message}", more)
+            advice = "nodes may be down, or backends.slurm.constraint, nodelist and exclude leave too few"
+            return warning(about, f"cannot place the job now: {error.message}", advice)
         return from_error(about, refusal(error.message))
     except UserError as error:
         return from_error(about, error)
@@ -184,22 +184,24 @@ def _interpreter(submission: Submission) -> Finding:
         return untested(about, f"it is inside {box.image}, which is opened only on the nodes")
     if python is not None and os.path.isabs(python) and not os.path.exists(python):
         return untested(about, f"{python} is not here; the nodes may have it")
-    if (why := unconfirmed(spec, submission.overrides)) is not None:
-        return untested(about, why)
+    if (reason := unconfirmed(spec, submission.overrides)) is not None:
+        return untested(about, reason)
     try:
-        found = examine(locate(python))
-        check(found, program=spec.program is not None)
+        examined = examine(locate(python))
+        check(examined, program=spec.program is not None)
     except UserError as error:
         return from_error(about, error)
-    return ok(about, interpreter_line(found))
+    return ok(about, interpreter_line(examined))
 
 
 def _nodes(submission: Submission, slurm: Survey, trial: Trial | None) -> Iterator[Finding]:
     """Checks that only a job can make."""
     about = "nodes"
     if trial is None:
-        what = "whether they see the run directory and the interpreter, whether ranks connect; their disk, clocks, NCCL"
-        yield untested(about, what, "a job of at most two minutes checks that: add --job")
+        checks = (
+            "whether they see the run directory and the interpreter, whether ranks connect; their disk, clocks, NCCL"
+        )
+        yield untested(about, checks, "a job of at most two minutes checks that: add --job")
         return
     spec = trial_spec(submission.spec, trial.nodes)
     request = _request(replace(submission, spec=spec, after=()), slurm)
@@ -209,7 +211,7 @@ def _nodes(submission: Submission, slurm: Survey, trial: Trial | None) -> Iterat
     placement = replace(request.placement, submission=new_submission(), dependency=None)
     paths = [path for path in input_files(spec) if os.path.exists(path)]
     try:
-        results, left = run_trial(spec, placement, paths, slurm, trial.wait, trial.report)
+        results, leftovers = run_trial(spec, placement, paths, slurm, trial.wait, trial.report)
     except NotRun as error:
         yield error.finding
         if error.finding.level is not Level.FAULT:
@@ -218,4 +220,4 @@ def _nodes(submission: Submission, slurm: Survey, trial: Trial | None) -> Iterat
     start, model = Start(placement.start, placement.mpirun, placement.kind), Path(spec.model.path if spec.model else "")
     folder, size = str(existing(placement.run_dir.parent)), model.stat().st_size if model.is_file() else None
     yield from findings(results, spec.world_size, start, folder, size, spec.preflight)
-    yield from left
+    yield from leftovers

@@ -35,18 +35,18 @@ def ending(run: RunDir, job: Job | None, last: str | None) -> str:
     """How the job ended; `last` is its id, if Slurm has forgotten it."""
     if job is None:
         return f"Slurm no longer knows of job {last}, and it left no record"
-    where = f" on {job.nodes}" if job.nodes else ""
+    place = f" on {job.nodes}" if job.nodes else ""
     # Slurm also reports JobLaunchFailure for a batch script that a signal has ended.
     if job.signal == NEVER_BEGAN or (job.reason == "JobLaunchFailure" and not job.signal):
         return (
-            f"Slurm could not write {run.root}/logs{where}, and so did not start the job: the run directory must be "
+            f"Slurm could not write {run.root}/logs{place}, and so did not start the job: the run directory must be "
             "on storage that every node mounts, and writable there"
         )
     records = run.read_attempts()
     end = last_end(records)
     if job.state == "TIMEOUT" and end is not None and end.get("next") == "restart" and open_attempt(records) is None:
         # On a node without scontrol and sbatch, or under a controller that was away until the end.
-        return f"the ranks had saved at step {end.get('step')}, and the job{where} could not have itself queued again"
+        return f"the ranks had saved at step {end.get('step')}, and the job{place} could not have itself queued again"
     if job.state in _ENDS:
         return _ENDS[job.state]
     log = run.root / "logs" / f"slurm-{job.id}.log"
@@ -54,8 +54,8 @@ def ending(run: RunDir, job: Job | None, last: str | None) -> str:
     log_end = f"; {log} ends with: {lines[-1].strip()}" if lines else ""
     if job.code in (126, 127):
         return (
-            f"the job could not be started{where}: its Python, or what the prologue calls, is not there or may not be "
+            f"the job could not be started{place}: its Python, or what the prologue calls, is not there or may not be "
             f"run; it must be on storage that every node mounts (backends.slurm.python){log_end}"
         )
-    how = f"was killed by {signal_name(job.signal)}" if job.signal else f"ended with exit code {job.code}"
-    return f"the job's script {how}{where}{log_end}"
+    end_text = f"was killed by {signal_name(job.signal)}" if job.signal else f"ended with exit code {job.code}"
+    return f"the job's script {end_text}{place}{log_end}"

@@ -59,8 +59,8 @@ class SlurmExecutor(Submitit):  # type: ignore[misc]  # types are not followed i
 
     def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[RunJob]:
         """Every run is a separate job, also in a batch. If one is refused, no job of the batch is left."""
-        wanted = [self._read(delayed) for delayed in delayed_submissions]
-        names = Counter(run.root for _, run in wanted)
+        submissions = [self._read(delayed) for delayed in delayed_submissions]
+        names = Counter(run.root for _, run in submissions)
         if twice := [str(root) for root, count in names.items() if count > 1]:
             raise UserError(
                 f"several runs of one call have the directory {', '.join(twice)}",
@@ -68,7 +68,7 @@ class SlurmExecutor(Submitit):  # type: ignore[misc]  # types are not followed i
             )
         jobs: list[RunJob] = []
         try:
-            for submission, run in wanted:
+            for submission, run in submissions:
                 jobs.append(self._place(submission, run))
         except BaseException:
             for job in jobs:

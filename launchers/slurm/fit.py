@@ -45,8 +45,8 @@ class Asked:
             parts.append(f"{self.gpus} {self.named}")
         if self.memory:
             parts.append(f"{self.memory} MiB")
-        each = " each" if self.nodes > 1 else ""
-        return ", ".join(parts) + each + (f", for {clock(self.time)}" if self.time else "")
+        suffix = " each" if self.nodes > 1 else ""
+        return ", ".join(parts) + suffix + (f", for {clock(self.time)}" if self.time else "")
 
     @property
     def named(self) -> str:
@@ -82,78 +82,87 @@ def asked(spec: RunSpec) -> Asked:
     )
 
 
-def chosen(wanted: Asked, partitions: Iterable[Partition]) -> list[Partition]:
+def chosen(request: Asked, partitions: Iterable[Partition]) -> list[Partition]:
     """The partitions that Slurm would consider."""
-    return [one for one in partitions if (one.name in wanted.partitions if wanted.partitions else one.default)]
+    return [
+        partition
+        for partition in partitions
+        if (partition.name in request.partitions if request.partitions else partition.default)
+    ]
 
 
-def misfits(wanted: Asked, partition: Partition, nodes: Sequence[Node]) -> list[Misfit]:
+def misfits(request: Asked, partition: Partition, nodes: Sequence[Node]) -> list[Misfit]:
     """Everything that keeps the run out of a partition; `nodes` are the cluster's."""
-    return [*_rules(wanted, partition), *_machines(wanted, [one for one in nodes if partition.name in one.partitions])]
+    return [
+        *_rules(request, partition),
+        *_machines(request, [node for node in nodes if partition.name in node.partitions]),
+    ]
 
 
-def _rules(wanted: Asked, partition: Partition) -> Iterator[Misfit]:
+def _rules(request: Asked, partition: Partition) -> Iterator[Misfit]:
     if partition.state != "UP":
         yield Misfit(f"is {partition.state}", "choose another backends.slurm.partition, or wait", never=False)
-    if wanted.time is not None and partition.max_time is not None and wanted.time > partition.max_time:
+    if request.time is not None and partition.max_time is not None and request.time > partition.max_time:
         limit = clock(partition.max_time)
-        yield Misfit(f"gives a job {limit}, and the run asks for {clock(wanted.time)}",
+        yield Misfit(f"gives a job {limit}, and the run asks for {clock(request.time)}",
                      f"set resources.time_limit to {limit} at most: the run continues in the next job")  # fmt: skip
-    if partition.max_nodes is not None and wanted.nodes > partition.max_nodes:
-        yield Misfit(f"gives a job {partition.max_nodes} nodes, and the run asks for {wanted.nodes}",
+    if partition.max_nodes is not None and request.nodes > partition.max_nodes:
+        yield Misfit(f"gives a job {partition.max_nodes} nodes, and the run asks for {request.nodes}",
                      f"set resources.nodes to {partition.max_nodes} at most")  # fmt: skip
-    for key, what, value in (("account", "accounts", wanted.account), ("qos", "qos", wanted.qos)):
-        allowed, denied = partition.allowed.get(what), partition.denied.get(what, frozenset())
+    for key, kind, value in (("account", "accounts", request.account), ("qos", "qos", request.qos)):
+        allowed, denied = partition.allowed.get(kind), partition.denied.get(kind, frozenset())
         if value is not None and (value in denied or (allowed is not None and value not in allowed)):
             names = f": it takes {', '.join(sorted(allowed))}" if allowed else ""
             yield Misfit(f"does not accept {key} {value}{names}", f"change backends.slurm.{key} or partition")
 
 
-def _machines(wanted: Asked, nodes: Sequence[Node]) -> Iterator[Misfit]:
-    if wanted.nodes > len(nodes):
-        yield Misfit(f"has {len(nodes)} nodes, and the run asks for {wanted.nodes}", "lower resources.nodes")
+def _machines(request: Asked, nodes: Sequence[Node]) -> Iterator[Misfit]:
+    if request.nodes > len(nodes):
+        yield Misfit(f"has {len(nodes)} nodes, and the run asks for {request.nodes}", "lower resources.nodes")
         return
-    fitting = [node for node in nodes if _fits(wanted, node)]
-    if len(fitting) < wanted.nodes:
-        yield from _short(wanted, nodes, len(fitting))
-    elif (up := sum(node.up for node in fitting)) < wanted.nodes:
-        what = f"has {len(fitting)} nodes that fit, and {up} of them are up: the run waits for {wanted.nodes}"
-        yield Misfit(what, "`sinfo -R` shows why nodes are down", never=False)
+    fitting = [node for node in nodes if _fits(request, node)]
+    if len(fitting) < request.nodes:
+        yield from _short(request, nodes, len(fitting))
+    elif (up := sum(node.up for node in fitting)) < request.nodes:
+        message = f"has {len(fitting)} nodes that fit, and {up} of them are up: the run waits for {request.nodes}"
+        yield Misfit(message, "`sinfo -R` shows why nodes are down", never=False)
 
 
-def _fits(wanted: Asked, node: Node) -> bool:
+def _fits(request: Asked, node: Node) -> bool:
     return (
-        node.cpus >= wanted.cpus
-        and node.memory >= (wanted.memory or 0)
-        and node.gpus_of(wanted.gpu_type) >= wanted.gpus
+        node.cpus >= request.cpus
+        and node.memory >= (request.memory or 0)
+        and node.gpus_of(request.gpu_type) >= request.gpus
     )
 
 
-def _short(wanted: Asked, nodes: Sequence[Node], fitting: int) -> Iterator[Misfit]:
+def _short(request: Asked, nodes: Sequence[Node], fitting: int) -> Iterator[Misfit]:
     """The requests that too few nodes meet; nodes may meet each one, but none meet all of them."""
-    found = False
-    for what, need, key, has in (
-        ("cores", wanted.cpus, "ranks_per_node or cpus_per_rank", [node.cpus for node in nodes]),
-        ("MiB of memory", wanted.memory or 0, "memory", [node.memory for node in nodes]),
-        (wanted.named, wanted.gpus, _gpu_keys(wanted), [node.gpus_of(wanted.gpu_type) for node in nodes]),
+    is_short = False
+    for resource, need, key, has in (
+        ("cores", request.cpus, "ranks_per_node or cpus_per_rank", [node.cpus for node in nodes]),
+        ("MiB of memory", request.memory or 0, "memory", [node.memory for node in nodes]),
+        (request.named, request.gpus, _gpu_keys(request), [node.gpus_of(request.gpu_type) for node in nodes]),
     ):
         able = sum(amount >= need for amount in has)
-        if able < wanted.nodes:
-            found = True
-            reported = f"has {able} nodes with {need} {what}, and the run asks for {wanted.nodes}"
+        if able < request.nodes:
+            is_short = True
+            text = f"has {able} nodes with {need} {resource}, and the run asks for {request.nodes}"
             if not able:
-                most = f"more than {max(has)} {what}" if max(has) else what
-                reported = f"has no node with {most}, and the run asks for {need} on each"
+                most = f"more than {max(has)} {resource}" if max(has) else resource
+                text = f"has no node with {most}, and the run asks for {need} on each"
             kinds = sorted({kind for node in nodes for kind, _ in node.kinds})
-            there = f" (there are {', '.join(kinds)})" if wanted.gpu_type and what == wanted.named and kinds else ""
-            yield Misfit(reported + there, f"lower resources.{key}")
-    if not found:
-        yield Misfit(f"has {fitting} nodes with all of that, and the run asks for {wanted.nodes}",
+            kinds_text = (
+                f" (there are {', '.join(kinds)})" if request.gpu_type and resource == request.named and kinds else ""
+            )
+            yield Misfit(text + kinds_text, f"lower resources.{key}")
+    if not is_short:
+        yield Misfit(f"has {fitting} nodes with all of that, and the run asks for {request.nodes}",
                      "lower what resources asks for")  # fmt: skip
 
 
-def _gpu_keys(wanted: Asked) -> str:
-    return "ranks_per_node, or change resources.gpu_type" if wanted.gpu_type else "ranks_per_node"
+def _gpu_keys(request: Asked) -> str:
+    return "ranks_per_node, or change resources.gpu_type" if request.gpu_type else "ranks_per_node"
 
 
 def clock(amount: float) -> str:

@@ -49,16 +49,16 @@ class Watcher(SlurmInfoWatcher):  # type: ignore[misc]
 
     def update(self) -> None:
         self._num_calls += 1
-        wanted = self._registered - self._finished
+        open_ids = self._registered - self._finished
         try:
-            mine = {job.id: job for job in self.slurm.mine()} if wanted else {}
-            for job_id in wanted:
-                if (job := mine.get(job_id) or self.slurm.job(job_id)) is not None:
+            own_jobs = {job.id: job for job in self.slurm.mine()} if open_ids else {}
+            for job_id in open_ids:
+                if (job := own_jobs.get(job_id) or self.slurm.job(job_id)) is not None:
                     self._info_dict[job_id] = {"JobID": job_id, "State": job.state, "NodeList": job.nodes}
         except OrtflowError as error:
             logger.get_logger().warning(str(error))
         self._last_status_check = time.time()
-        self._finished |= {job_id for job_id in wanted if self.is_done(job_id, mode="cache")}
+        self._finished |= {job_id for job_id in open_ids if self.is_done(job_id, mode="cache")}
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         return self.get_state(job_id, mode=mode).upper() not in WAITING | AT_WORK | BETWEEN
@@ -124,8 +124,8 @@ class RunJob(SlurmJob):  # type: ignore[misc]
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         if result_file(self.run, self.job_id).exists():
-            reported: tuple[str, Any] = super()._get_outcome_and_result()
-            return reported
+            answer: tuple[str, Any] = super()._get_outcome_and_result()
+            return answer
         # The job is gone without a result: use the run directory and Slurm.
         kind, reported_instead = outcome(SlurmLauncher().status(self.run))
         if kind == "success":

@@ -110,18 +110,18 @@ def read_scontrol(text: str) -> list[Job]:
 
 def _from_scontrol(line: str) -> Job:
     # Values hold spaces, and a comment may hold anything: the first of each key is Slurm's.
-    reported: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for key, value in re.findall(r"(?:^| )([A-Z][\w/:]*)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)", line):
-        reported.setdefault(key, value)
-    array, task = reported.get("ArrayJobId"), reported.get("ArrayTaskId", "")
+        fields.setdefault(key, value)
+    array, task = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "")
     return _job(
         {
-            **reported,
-            "JobArrayID": f"{array}_{task}" if array and task.isdigit() else reported["JobId"],
-            "State": reported.get("JobState", "UNKNOWN").split()[0],
-            "RestartCnt": reported.get("Restarts", ""),
-            "exit_code": reported.get("ExitCode", ""),
-            "Name": reported.get("JobName", ""),
+            **fields,
+            "JobArrayID": f"{array}_{task}" if array and task.isdigit() else fields["JobId"],
+            "State": fields.get("JobState", "UNKNOWN").split()[0],
+            "RestartCnt": fields.get("Restarts", ""),
+            "exit_code": fields.get("ExitCode", ""),
+            "Name": fields.get("JobName", ""),
         }
     )
 
@@ -131,16 +131,16 @@ def read_sacct(text: str) -> list[Job]:
     jobs = []
     for line in text.splitlines():
         if len(row := line.split(SEPARATOR)) == len(_SACCT_NAMES):
-            reported = dict(zip(_SACCT_NAMES, row, strict=True))
-            state, _, by = reported["State"].strip().partition(" ")
-            nodes = reported["NodeList"].replace("None assigned", "")
-            jobs.append(_job({**reported, "State": state, "Reason": by, "NodeList": nodes}))
+            fields = dict(zip(_SACCT_NAMES, row, strict=True))
+            state, _, by = fields["State"].strip().partition(" ")
+            nodes = fields["NodeList"].replace("None assigned", "")
+            jobs.append(_job({**fields, "State": state, "Reason": by, "NodeList": nodes}))
     return jobs
 
 
-def _job(reported: Mapping[str, str]) -> Job:
+def _job(columns: Mapping[str, str]) -> Job:
     """A job from its fields by the names of squeue."""
-    fields = {name: value.strip() for name, value in reported.items()}
+    fields = {name: value.strip() for name, value in columns.items()}
     number = fields["JobArrayID"]
     code, signal = _exit(fields["exit_code"])
     return Job(

@@ -137,8 +137,11 @@ class SlurmLauncher(BatchLauncher[Job]):
         from ortflow.launchers.slurm.sweep import SweepRequest
 
         first = self.request(submissions[0])
-        alone = (SlurmRequest(one, replace(first.placement, run_dir=one.run.root)) for one in submissions)
-        return SweepRequest(sweep, tuple(alone), at_once)
+        requests = (
+            SlurmRequest(submission, replace(first.placement, run_dir=submission.run.root))
+            for submission in submissions
+        )
+        return SweepRequest(sweep, tuple(requests), at_once)
 
     def submit_sweep(self, request: SweepRequest) -> str:
         """Submit the job array; returns its handle."""
@@ -163,17 +166,17 @@ class SlurmLauncher(BatchLauncher[Job]):
         """The job's dependency: the run file's, and the success of the runs in `after`."""
         from ortflow.launchers.batch.chain import awaited
 
-        own = spec.backends.slurm.dependency
+        dependency = spec.backends.slurm.dependency
         jobs = awaited(after, "slurm", self.statuses) if after else []
         if not jobs:
-            return own if after else None
-        if own is not None and "?" in own:
+            return dependency if after else None
+        if dependency is not None and "?" in dependency:
             raise UserError(
-                f"is {own}, an alternative, and cannot be joined with --after",
+                f"is {dependency}, an alternative, and cannot be joined with --after",
                 where="backends.slurm.dependency",
                 fix="use one of the two",
             )
-        return ",".join([*([own] if own else []), "afterok:" + ":".join(jobs)])
+        return ",".join([*([dependency] if dependency else []), "afterok:" + ":".join(jobs)])
 
 
 def _run_supervisor_python(spec: RunSpec) -> str:

@@ -42,46 +42,46 @@ class Limits:
 
 def read_limits(text: str, columns: tuple[str, ...]) -> list[Limits]:
     """Rows of `sacctmgr -nP show qos format=COLUMNS`, or of assoc."""
-    found = []
+    limits = []
     for line in text.splitlines():
         values = dict(zip(columns, line.split("|"), strict=False))
         if len(values) == len(columns):
             bounds = {name: _amounts(value) for name, value in values.items() if name in (*MOST, LEAST) and value}
-            found.append(Limits(values[columns[0]], bounds, read_seconds(values[WALL])))
-    return found
+            limits.append(Limits(values[columns[0]], bounds, read_seconds(values[WALL])))
+    return limits
 
 
-def breaks(wanted: Asked, limits: Limits) -> Iterator[Misfit]:
+def breaks(request: Asked, limits: Limits) -> Iterator[Misfit]:
     """Each limit that the run exceeds; resources that it does not set are not counted."""
-    each = {"cpu": float(wanted.cpus), "gres/gpu": float(wanted.gpus)}
-    if wanted.memory is not None:
-        each["mem"] = float(wanted.memory)
-    whole = {**{key: amount * wanted.nodes for key, amount in each.items()}, "node": float(wanted.nodes)}
+    per_node = {"cpu": float(request.cpus), "gres/gpu": float(request.gpus)}
+    if request.memory is not None:
+        per_node["mem"] = float(request.memory)
+    amounts = {**{key: amount * request.nodes for key, amount in per_node.items()}, "node": float(request.nodes)}
     for name, whose in MOST.items():
         for key, most in limits.bounds.get(name, {}).items():
-            need = (each if name == "MaxTRESPerNode" else whole).get(key)
+            need = (per_node if name == "MaxTRESPerNode" else amounts).get(key)
             if need is not None and need > most:
-                what, fix = _KEYS[key]
-                what = what.removesuffix("s") if most == 1 else what
-                reported = f"gives {whose} {most:g} {what} ({name}), and the run asks for {need:g}"
-                yield Misfit(reported, f"{fix}, or choose another backends.slurm.qos or account")
+                resource, fix = _KEYS[key]
+                resource = resource.removesuffix("s") if most == 1 else resource
+                text = f"gives {whose} {most:g} {resource} ({name}), and the run asks for {need:g}"
+                yield Misfit(text, f"{fix}, or choose another backends.slurm.qos or account")
     for key, least in limits.bounds.get(LEAST, {}).items():
-        need = whole.get(key)
+        need = amounts.get(key)
         if need is not None and need < least:
-            reported = f"takes no job with less than {least:g} {_KEYS[key][0]} ({LEAST}), and the run asks for {need:g}"
-            yield Misfit(reported, "ask for more, or choose another backends.slurm.qos")
-    if limits.wall is not None and wanted.time is not None and wanted.time > limits.wall:
-        reported = f"gives a job {clock(limits.wall)} ({WALL}), and the run asks for {clock(wanted.time)}"
+            text = f"takes no job with less than {least:g} {_KEYS[key][0]} ({LEAST}), and the run asks for {need:g}"
+            yield Misfit(text, "ask for more, or choose another backends.slurm.qos")
+    if limits.wall is not None and request.time is not None and request.time > limits.wall:
+        text = f"gives a job {clock(limits.wall)} ({WALL}), and the run asks for {clock(request.time)}"
         yield Misfit(
-            reported, f"set resources.time_limit to {clock(limits.wall)} at most: the run continues in the next job"
+            text, f"set resources.time_limit to {clock(limits.wall)} at most: the run continues in the next job"
         )
 
 
 def _amounts(text: str) -> dict[str, float]:
     """cpu=2,mem=4G,gres/gpu=1 as numbers; amounts in other formats are left out."""
-    found = {}
+    amounts = {}
     for word in text.split(","):
         key, _, amount = word.partition("=")
         if key in _KEYS and (match := re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)", amount)):
-            found[key] = float(match[1]) * (_MIB[match[2] or "M"] if key == "mem" else 1.0)
-    return found
+            amounts[key] = float(match[1]) * (_MIB[match[2] or "M"] if key == "mem" else 1.0)
+    return amounts

@@ -21,14 +21,14 @@ def explained(error: OrtflowError, spec: RunSpec, slurm: Slurm) -> OrtflowError:
 
     if not _VAGUE.search(str(error)):
         return error
-    survey, wanted = Survey(slurm.runner), asked(spec)
+    survey, request = Survey(slurm.runner), asked(spec)
     try:
-        partitions, nodes = chosen(wanted, survey.partitions()), survey.nodes()
+        partitions, nodes = chosen(request, survey.partitions()), survey.nodes()
     except OrtflowError:
         return error
     for partition in partitions:
-        for one in misfits(wanted, partition, nodes):
-            if one.never:
-                what = f"Slurm rejects the job: partition {partition.name} {one.what}"
-                return UserError(what, where="resources", fix=one.fix)
+        for misfit in misfits(request, partition, nodes):
+            if misfit.never:
+                message = f"Slurm rejects the job: partition {partition.name} {misfit.what}"
+                return UserError(message, where="resources", fix=misfit.fix)
     return error

@@ -44,13 +44,13 @@ def collect(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> dict[st
     except Failed as error:
         report["error"] = str(error)
     # The others would wait for a rank that cannot take part: all begin, or none.
-    reported = gather(None if "error" in report else bytes(unique))
-    if nccl is None or None in reported:
+    unique_ids = gather(None if "error" in report else bytes(unique))
+    if nccl is None or None in unique_ids:
         return report
     # If each rank sees all GPUs of its node, every rank takes a different one.
     local = next((int(os.environ[name]) for name in _LOCAL_RANKS if name in os.environ), 0)
     try:
-        report["sum"] = _sum(nccl, UniqueId.from_buffer_copy(reported[0]), rank, size, local % int(report["count"]))
+        report["sum"] = _sum(nccl, UniqueId.from_buffer_copy(unique_ids[0]), rank, size, local % int(report["count"]))
     except Failed as error:
         report["error"] = str(error)
     return report
@@ -97,9 +97,9 @@ def _driver() -> ctypes.CDLL:
 def _library() -> ctypes.CDLL:
     """NCCL from pip, else from the system."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
-    found = [path for folder in folders for path in glob.glob(f"{folder}/nvidia/nccl/lib/libnccl.so.2")]
+    libraries = [path for folder in folders for path in glob.glob(f"{folder}/nvidia/nccl/lib/libnccl.so.2")]
     try:
-        nccl = ctypes.CDLL([*found, "libnccl.so.2"][0])
+        nccl = ctypes.CDLL([*libraries, "libnccl.so.2"][0])
     except OSError as error:
         raise Failed(f"no NCCL: {error}") from error
     nccl.ncclGetErrorString.restype = ctypes.c_char_p
@@ -107,14 +107,14 @@ def _library() -> ctypes.CDLL:
     return nccl
 
 
-def _checked(nccl: ctypes.CDLL, code: int, what: str) -> None:
+def _checked(nccl: ctypes.CDLL, code: int, call: str) -> None:
     if code:
         last = " ".join((nccl.ncclGetLastError(None) or b"").decode(errors="replace").split())
-        raise Failed(f"{what}: {nccl.ncclGetErrorString(code).decode()}" + (f" ({last})" if last else ""))
+        raise Failed(f"{call}: {nccl.ncclGetErrorString(code).decode()}" + (f" ({last})" if last else ""))
 
 
-def _driven(code: int, what: str) -> None:
+def _driven(code: int, call: str) -> None:
     if code:
         message = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(message))
-        raise Failed(f"{what}: {(message.value or b'an unknown error').decode()} (CUDA error {code})")
+        raise Failed(f"{call}: {(message.value or b'an unknown error').decode()} (CUDA error {code})")

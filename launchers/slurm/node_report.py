@@ -69,8 +69,8 @@ def preflight(mpi: Any, world: Any) -> dict[str, Any]:
         cores = importlib.import_module("ortflow.workflow.cores")
     except ImportError as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    mine = cores.grant_of_this_process(socket.gethostname())
-    nodes, together = gate.best_measure(ranks, mine.host, cores.cores_of(mine, world.allgather(mine)))
+    grant = cores.grant_of_this_process(socket.gethostname())
+    nodes, together = gate.best_measure(ranks, grant.host, cores.cores_of(grant, world.allgather(grant)))
     return {} if nodes is None else {"nodes": nodes, "all_reduce": together}
 
 
@@ -100,29 +100,29 @@ def connect(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def packages(names: Sequence[str]) -> dict[str, str]:
     """Versions of installed packages; ortflow's by importing it, because it may run from a checkout."""
-    found = {}
+    versions = {}
     for name in names:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     try:
-        found["ortflow"] = importlib.import_module("ortflow").__version__
+        versions["ortflow"] = importlib.import_module("ortflow").__version__
     except ImportError:
-        found.pop("ortflow", None)
-    return found
+        versions.pop("ortflow", None)
+    return versions
 
 
 def imports() -> str:
     """Why the ranks' imports fail; empty if they succeed. In a separate process: they may crash."""
     try:
-        reported = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=40)
+        result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=40)
     except subprocess.TimeoutExpired:
         return "importing onnxruntime takes more than 40 s"
-    if reported.returncode < 0:
-        return f"importing onnxruntime was ended by signal {-reported.returncode}"
-    lines = reported.stderr.strip().splitlines()
-    return (lines[-1] if lines else f"exit code {reported.returncode}") if reported.returncode else ""
+    if result.returncode < 0:
+        return f"importing onnxruntime was ended by signal {-result.returncode}"
+    lines = result.stderr.strip().splitlines()
+    return (lines[-1] if lines else f"exit code {result.returncode}") if result.returncode else ""
 
 
 def others(folder: str, count: int) -> dict[str, Any]:
@@ -130,15 +130,15 @@ def others(folder: str, count: int) -> dict[str, Any]:
     begun = time.monotonic()
     while True:
         afresh(folder)
-        seen = []
+        names = []
         for entry in sorted(os.listdir(folder)):
             if entry.endswith(".seen"):
                 with open(os.path.join(folder, entry)) as file:
                     if file.read().strip():
-                        seen.append(entry[: -len(".seen")])
+                        names.append(entry[: -len(".seen")])
         waited = time.monotonic() - begun
-        if len(seen) >= count or waited > OTHERS:
-            return {"seen": seen, "seconds": waited}
+        if len(names) >= count or waited > OTHERS:
+            return {"seen": names, "seconds": waited}
         time.sleep(0.1)
 
 
@@ -163,14 +163,14 @@ def lock(path: str) -> str:
 def speed(path: str) -> float:
     """Bytes per second that are written and flushed."""
     block = os.urandom(BLOCK)
-    begun, written = time.monotonic(), 0
+    begun, count = time.monotonic(), 0
     with open(path, "wb", buffering=0) as file:
-        while written < BLOCK * BLOCKS and time.monotonic() - begun < PATIENCE:
-            written += file.write(block) or 0
+        while count < BLOCK * BLOCKS and time.monotonic() - begun < PATIENCE:
+            count += file.write(block) or 0
         os.fsync(file.fileno())
     seconds = time.monotonic() - begun
     os.unlink(path)
-    return written / seconds
+    return count / seconds
 
 
 def free(folder: str) -> int:

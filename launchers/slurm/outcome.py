@@ -39,18 +39,20 @@ def leave_result(run: RunDir, job: str) -> None:
 
     A file that cannot be written is skipped: the run's own records have the same content.
     """
-    how = read_status(run, alive=True)
-    if not how.state.active:
+    status = read_status(run, alive=True)
+    if not status.state.active:
         with suppress(OSError):
-            write_atomically(result_file(run, job), pickle.dumps(outcome(how)))
+            write_atomically(result_file(run, job), pickle.dumps(outcome(status)))
 
 
-def outcome(how: RunStatus) -> tuple[str, Any]:
+def outcome(status: RunStatus) -> tuple[str, Any]:
     """submitit's pair of an ended run: "success" with the status as plain data, or "error" with why. Pure."""
-    if how.state is State.FINISHED:
-        return "success", how.to_json()
-    reasons = "; ".join(word for word in (how.cause, how.why) if word)
-    return "error", f"the run {how.name} in {how.directory} is {how.state.value}" + (f": {reasons}" if reasons else "")
+    if status.state is State.FINISHED:
+        return "success", status.to_json()
+    reasons = "; ".join(word for word in (status.cause, status.why) if word)
+    return "error", f"the run {status.name} in {status.directory} is {status.state.value}" + (
+        f": {reasons}" if reasons else ""
+    )
 
 
 def follower(records: Sequence[dict[str, Any]], job: str) -> str:

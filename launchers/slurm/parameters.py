@@ -100,20 +100,22 @@ NEVER: Mapping[str, str] = {
 
 def renamed(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters by submitit's names for Slurm; None means not given. Raises Faults."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     faults = []
-    for given, value in parameters.items():
-        plain = given.removeprefix(PREFIX)
+    for parameter, value in parameters.items():
+        plain = parameter.removeprefix(PREFIX)
         name = OTHERS.get(plain, plain)
         if name in NEVER:
-            faults.append(UserError("is not a parameter of a run", where=given, fix=NEVER[name]))
+            faults.append(UserError("is not a parameter of a run", where=parameter, fix=NEVER[name]))
         elif name not in KEYS:
-            faults.append(UserError("is not a parameter of submitit", where=given, fix=f"there are {', '.join(KEYS)}"))
-        elif value is not None and not (given in OTHERS and OTHERS[given] in parameters):
-            found[name] = _gibibytes(value) if plain == "mem_gb" else value
+            faults.append(
+                UserError("is not a parameter of submitit", where=parameter, fix=f"there are {', '.join(KEYS)}")
+            )
+        elif value is not None and not (parameter in OTHERS and OTHERS[parameter] in parameters):
+            result[name] = _gibibytes(value) if plain == "mem_gb" else value
     if faults:
         raise Faults(faults)
-    return found
+    return result
 
 
 def overrides(parameters: Mapping[str, Any]) -> list[str]:

@@ -43,20 +43,20 @@ def choose_start(spec: RunSpec, python: str, slurm: Slurm, *, trusts: bool = Tru
     request cannot be met.
     """
     settings = spec.backends.slurm
-    wanted = settings.mpi
-    if wanted != "auto" and wanted != "mpirun":
-        return Start(wanted, kind=library_beside(python))
-    if wanted == "auto" and spec.world_size == 1:
+    setting = settings.mpi
+    if setting != "auto" and setting != "mpirun":
+        return Start(setting, kind=library_beside(python))
+    if setting == "auto" and spec.world_size == 1:
         return Start("none")
-    if wanted == "auto" and inside(spec) is not None:
+    if setting == "auto" and inside(spec) is not None:
         # The image's MPI is not visible here. pmi2 is built into every Slurm and fits MPICH's wheel.
         return Start("pmi2")
-    beside = library_beside(python)
-    mpi = None if beside and wanted == "auto" else find_mpi(python, beside or "auto", trusts=trusts)
-    kind = beside or (mpi.kind if mpi else None)
-    how = _FITTING.get(kind) if kind else None
-    if wanted == "auto" and how and _loads(slurm, how):
-        return Start(how, kind=kind)
+    library = library_beside(python)
+    mpi = None if library and setting == "auto" else find_mpi(python, library or "auto", trusts=trusts)
+    kind = library or (mpi.kind if mpi else None)
+    mode = _FITTING.get(kind) if kind else None
+    if setting == "auto" and mode and _loads(slurm, mode):
+        return Start(mode, kind=kind)
     mpi = mpi or find_mpi(python, kind or "auto", trusts=trusts)
     if mpi is not None:
         return Start("mpirun", mpi.executable, mpi.kind)
@@ -78,29 +78,29 @@ def supports_expedite(slurm: Slurm) -> bool:
 
 def beside(ask: Callable[[], bool]) -> Callable[[], bool]:
     """The answer to a query that runs in the background; raises its OrtflowError."""
-    reported: list[bool | OrtflowError] = []
+    results: list[bool | OrtflowError] = []
 
     def asked() -> None:
         try:
-            reported.append(ask())
+            results.append(ask())
         except OrtflowError as error:
-            reported.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=asked, daemon=True)
     thread.start()
 
     def answer() -> bool:
         thread.join()
-        if isinstance(reported[0], OrtflowError):
-            raise reported[0]
-        return reported[0]
+        if isinstance(results[0], OrtflowError):
+            raise results[0]
+        return results[0]
 
     return answer
 
 
-def _loads(slurm: Slurm, how: str) -> bool:
+def _loads(slurm: Slurm, mode: str) -> bool:
     """Whether srun loads the plug-in; True without Slurm, when a script is only printed."""
     try:
-        return slurm.starts_with(how)
+        return slurm.starts_with(mode)
     except UserError:
         return True

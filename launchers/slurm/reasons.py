@@ -136,34 +136,36 @@ def explain(reason: str) -> Reason:
     reason = reason.strip("() ")
     if reason in _EXACT:
         return _EXACT[reason]
-    for pattern, found in _PATTERNS:
+    for pattern, explanation in _PATTERNS:
         if match := re.match(pattern, reason):
             whose = "QOS" if reason.startswith("QOS") else "account"
             nodes = match.groupdict().get("nodes")
-            message = found.message.format(whose=whose) + (f": {nodes}" if nodes else "")
-            return Reason(f"{message} ({reason})", found.never, found.fix.format(whose=whose))
+            message = explanation.message.format(whose=whose) + (f": {nodes}" if nodes else "")
+            return Reason(f"{message} ({reason})", explanation.never, explanation.fix.format(whose=whose))
     return Reason(f"Slurm reports: {reason}")
 
 
 def waits(job: Job) -> str:
     """Why a job is pending, in one sentence; also if it will never start by itself."""
-    found = _explained(job)
+    explanation = _explained(job)
     if job.reason == "Dependency" and job.dependency:
-        found = Reason(f"{found.message}: {job.dependency.replace('(unfulfilled)', '')}")
+        explanation = Reason(f"{explanation.message}: {job.dependency.replace('(unfulfilled)', '')}")
     if job.reason == "BeginTime" and job.restarts:
-        found = Reason("Slurm delays its next start, for up to two minutes")
-    fix = found.fix.replace("JOB", job.id)
-    reported = f"will never start by itself: {found.message}" if found.never else found.message
-    return f"{reported}; {fix}" if fix else reported
+        explanation = Reason("Slurm delays its next start, for up to two minutes")
+    fix = explanation.fix.replace("JOB", job.id)
+    text = f"will never start by itself: {explanation.message}" if explanation.never else explanation.message
+    return f"{text}; {fix}" if fix else text
 
 
 def left_in_queue(job: Job) -> str:
     """Why a run that has ended still has a job in the queue, and how that job ends, in one sentence."""
-    found = _explained(job)
-    if not found.never:
-        return f"the run has ended, and job {job.id} is still in the queue: {found.message}; it ends when it starts"
+    explanation = _explained(job)
+    if not explanation.never:
+        return (
+            f"the run has ended, and job {job.id} is still in the queue: {explanation.message}; it ends when it starts"
+        )
     return (
-        f"the run has ended, and job {job.id} is still in the queue: {found.message}; "
+        f"the run has ended, and job {job.id} is still in the queue: {explanation.message}; "
         f"`scontrol release {job.id}` lets it end, `scancel {job.id}` removes it"
     )
 
@@ -174,5 +176,5 @@ def never_starts(job: Job) -> bool:
 
 
 def _explained(job: Job) -> Reason:
-    found = explain(job.reason)
-    return _EXACT["JobHeldUser"] if job.state == "REQUEUE_HOLD" and not found.never else found
+    explanation = explain(job.reason)
+    return _EXACT["JobHeldUser"] if job.state == "REQUEUE_HOLD" and not explanation.never else explanation

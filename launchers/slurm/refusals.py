@@ -46,8 +46,8 @@ TABLE: tuple[tuple[str, str | None, str], ...] = (
 
 def refusal(message: str) -> UserError:
     """The error for sbatch's message."""
-    reported = f"Slurm rejects the job: {message.replace('Batch job submission failed: ', '')}"
+    text = f"Slurm rejects the job: {message.replace('Batch job submission failed: ', '')}"
     for pattern, key, fix in TABLE:
         if re.search(pattern, message):
-            return UserError(reported, where=key, fix=fix)
-    return UserError(reported, fix="`ortflow render --backend slurm` shows the submitted script")
+            return UserError(text, where=key, fix=fix)
+    return UserError(text, fix="`ortflow render --backend slurm` shows the submitted script")

@@ -25,28 +25,28 @@ def restarts(settings: Settings, places: Sequence[Partition], requeue: bool) -> 
 def _requeue(settings: Settings, requeue: bool) -> Finding:
     about, value = "requeue", settings.get("JobRequeue", "")
     if not requeue:
-        reported = "backends.slurm.requeue is false: a job that has lost a node is not started again"
-        return warning(about, reported, "set it to true, unless the site does not allow it")
+        text = "backends.slurm.requeue is false: a job that has lost a node is not started again"
+        return warning(about, text, "set it to true, unless the site does not allow it")
     asks = "" if value == "1" else ": only jobs that ask for it are queued again, and ortflow's do"
     return ok(about, f"JobRequeue={value or 'unknown'}{asks}")
 
 
 def _preemption(settings: Settings, places: Sequence[Partition]) -> Finding:
-    about, how = "preemption", settings.get("PreemptType", "preempt/none").removeprefix("preempt/")
+    about, plugin = "preemption", settings.get("PreemptType", "preempt/none").removeprefix("preempt/")
     kill = seconds(settings.get("KillWait", "")) or 30.0
     modes = {place.preempt_mode for place in places} or {settings.get("PreemptMode", "OFF")}
-    if how == "none" or modes <= {"OFF", ""}:
+    if plugin == "none" or modes <= {"OFF", ""}:
         return ok(about, f"jobs are not preempted; ranks of one that is ended have KillWait {kill:g} s to save")
     if modes <= SUSPENDING:
         return ok(about, "jobs are suspended, and resume by themselves")
     grace = min((place.grace for place in places), default=0)
-    reported = f"{how}, {' and '.join(sorted(modes)).lower()}: ranks have {grace + kill:g} s to save "
-    reported += f"(grace {grace} s, KillWait {kill:g} s)"
+    text = f"{plugin}, {' and '.join(sorted(modes)).lower()}: ranks have {grace + kill:g} s to save "
+    text += f"(grace {grace} s, KillWait {kill:g} s)"
     if "CANCEL" in modes and not grace:
-        reported += "; a job is cancelled, not queued again, and ortflow submits another in its place"
+        text += "; a job is cancelled, not queued again, and ortflow submits another in its place"
     if grace + kill < SHORT_GRACE:
-        return warning(about, reported, "set checkpoint.every_seconds to limit the loss if that is too short")
-    return ok(about, reported)
+        return warning(about, text, "set checkpoint.every_seconds to limit the loss if that is too short")
+    return ok(about, text)
 
 
 def _signal(settings: Settings) -> Finding:

@@ -37,14 +37,16 @@ class SlurmRanks:
 
     def start(self, spec: RunSpec, number: int, environment: Mapping[str, str]) -> StepAttempt:
         """Start an attempt. Variables of MPI that the user's prologue has set win over the defaults."""
-        own = settings(spec, self._placement)
-        ours = {name: value for name, value in own.items() if name not in environment or name.startswith(OURS)}
+        variables = settings(spec, self._placement)
+        additions = {
+            name: value for name, value in variables.items() if name not in environment or name.startswith(OURS)
+        }
         mpirun = self._placement.kind if self._placement.start == "mpirun" else None
         if spec.program is not None:
-            ours |= deadlines(Slurm(run_in_job), environment)
+            additions |= deadlines(Slurm(run_in_job), environment)
         names = [name for name in environment.get(CHOSEN, "").split(",") if name]
         launch = sized(self._launch, spec, names) if VARIABLE in environment else self._launch
-        return StepAttempt(self._run, number, launch, {**environment, **ours}, mpirun)
+        return StepAttempt(self._run, number, launch, {**environment, **additions}, mpirun)
 
     def lead(self, spec: RunSpec) -> float:
         """Seconds ahead of the time limit at which the ranks save."""
@@ -56,7 +58,7 @@ def placement_of(run: RunDir, launch: Sequence[str]) -> Placement:
     kind: MpiKind = "openmpi" if {"--map-by", "--mpi=pmix"} & set(launch) else "mpich"
     start: Start = "mpirun"
     if Path(launch[0]).name == "srun":
-        start = next((known for known in STARTS if f"--mpi={known}" in launch), "none")
+        start = next((mode for mode in STARTS if f"--mpi={mode}" in launch), "none")
     return Placement(run.root, sys.executable, sys.executable, start, submission="", kind=kind)
 
 

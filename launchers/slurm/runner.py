@@ -56,11 +56,11 @@ def run_here(
             environment.pop(name, None)
         else:
             environment[name] = value
-    reported = subprocess.run(
+    result = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, env=environment, errors="replace",
         start_new_session=before is not None, preexec_fn=before,
     )  # fmt: skip
-    return Answer(reported.returncode, reported.stdout, reported.stderr)
+    return Answer(result.returncode, result.stdout, result.stderr)
 
 
 def outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:

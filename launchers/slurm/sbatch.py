@@ -45,11 +45,11 @@ def settings(script: str, environment: Mapping[str, str], folder: Path) -> Mappi
     Variables of sbatch override directives: those that would change the script's settings are removed. Entries of
     PYTHONPATH are relative to `folder`, because the job runs elsewhere.
     """
-    given = {*_DIRECTIVE.findall(script), *_NEVER} | ({"requeue"} if "#SBATCH --no-requeue" in script else set())
+    options = {*_DIRECTIVE.findall(script), *_NEVER} | ({"requeue"} if "#SBATCH --no-requeue" in script else set())
     changes: dict[str, str | None] = {}
     for name in environment:
         option = name.removeprefix("SBATCH_").lower().replace("_", "-")
-        if name.startswith("SBATCH_") and _NAMES.get(option, option) in given:
+        if name.startswith("SBATCH_") and _NAMES.get(option, option) in options:
             changes[name] = None
     if entries := environment.get("PYTHONPATH"):
         changes["PYTHONPATH"] = absolute_entries(entries, str(folder))

@@ -97,8 +97,8 @@ def listed(settings: Settings, name: str) -> dict[str, str]:
 
 def credential_expiry(settings: Settings) -> int:
     """Seconds until a job's old credential has expired: a requeued job cannot start before."""
-    reported = listed(settings, "AuthInfo").get("cred_expire", "")
-    return int(reported) if reported.isdigit() else DEFAULT_EXPIRY
+    text = listed(settings, "AuthInfo").get("cred_expire", "")
+    return int(text) if text.isdigit() else DEFAULT_EXPIRY
 
 
 def seconds(text: str) -> float | None:
@@ -135,42 +135,42 @@ def read_plugins(text: str) -> list[str]:
     return names
 
 
-def _partition(reported: dict[str, str]) -> Partition:
+def _partition(fields: dict[str, str]) -> Partition:
     allowed, denied = {}, {}
-    for key, what in (("Accounts", "accounts"), ("Qos", "qos"), ("Groups", "groups")):
-        names = reported.get(f"Allow{key}", "ALL")
+    for key, kind in (("Accounts", "accounts"), ("Qos", "qos"), ("Groups", "groups")):
+        names = fields.get(f"Allow{key}", "ALL")
         if names not in ("ALL", "N/A", "(null)"):
-            allowed[what] = frozenset(names.split(","))
-        if f"Deny{key}" in reported:
-            denied[what] = frozenset(reported[f"Deny{key}"].split(","))
+            allowed[kind] = frozenset(names.split(","))
+        if f"Deny{key}" in fields:
+            denied[kind] = frozenset(fields[f"Deny{key}"].split(","))
     return Partition(
-        name=reported["PartitionName"],
-        state=reported.get("State", ""),
-        default=reported.get("Default") == "YES",
-        nodes=_count(reported.get("TotalNodes", "")) or 0,
-        max_nodes=_count(reported.get("MaxNodes", "")),
-        max_time=read_seconds(reported.get("MaxTime", "")),
-        default_time=read_seconds(reported.get("DefaultTime", "")),
-        preempt_mode=reported.get("PreemptMode", "OFF"),
-        grace=_count(reported.get("GraceTime", "")) or 0,
-        memory_per_cpu=_count(reported.get("DefMemPerCPU", "")),
-        memory_per_node=_count(reported.get("DefMemPerNode", "")),
+        name=fields["PartitionName"],
+        state=fields.get("State", ""),
+        default=fields.get("Default") == "YES",
+        nodes=_count(fields.get("TotalNodes", "")) or 0,
+        max_nodes=_count(fields.get("MaxNodes", "")),
+        max_time=read_seconds(fields.get("MaxTime", "")),
+        default_time=read_seconds(fields.get("DefaultTime", "")),
+        preempt_mode=fields.get("PreemptMode", "OFF"),
+        grace=_count(fields.get("GraceTime", "")) or 0,
+        memory_per_cpu=_count(fields.get("DefMemPerCPU", "")),
+        memory_per_node=_count(fields.get("DefMemPerNode", "")),
         allowed=allowed,
         denied=denied,
-        qos=None if (own := reported.get("QoS", "N/A")) in ("N/A", "(null)") else own,
+        qos=None if (qos := fields.get("QoS", "N/A")) in ("N/A", "(null)") else qos,
     )
 
 
-def _node(reported: dict[str, str]) -> Node:
-    kinds = [(kind, int(count)) for kind, count in _GPUS.findall(reported.get("Gres", ""))]
+def _node(fields: dict[str, str]) -> Node:
+    kinds = [(kind, int(count)) for kind, count in _GPUS.findall(fields.get("Gres", ""))]
     return Node(
-        name=reported["NodeName"],
-        state=reported.get("State", ""),
+        name=fields["NodeName"],
+        state=fields.get("State", ""),
         # The site may reserve cores for the system.
-        cpus=_count(reported.get("CPUEfctv", "")) or _count(reported.get("CPUTot", "")) or 0,
-        memory=_count(reported.get("RealMemory", "")) or 0,
+        cpus=_count(fields.get("CPUEfctv", "")) or _count(fields.get("CPUTot", "")) or 0,
+        memory=_count(fields.get("RealMemory", "")) or 0,
         gpus=sum(count for _, count in kinds),
-        partitions=frozenset(reported.get("Partitions", "").split(",")),
+        partitions=frozenset(fields.get("Partitions", "").split(",")),
         kinds=tuple((kind, count) for kind, count in kinds if kind),
     )
 

@@ -51,8 +51,8 @@ def first_end(output: str) -> dict[int, int]:
     Later ones were ended because of it (--kill-on-bad-exit), as are all after an aborted step: there a rank
     has had MPI end the others, and has recorded the cause.
     """
-    for _, tasks, how in _ENDED.findall(output.partition(_ABORTED)[0]):
-        status = _status(how)
+    for _, tasks, end in _ENDED.findall(output.partition(_ABORTED)[0]):
+        status = _status(end)
         if status:
             return {int(re.split("[,-]", tasks)[0]): status}
     return {}
@@ -73,10 +73,10 @@ def verdict(output: str, returncode: int) -> Cause | None:
             "and that loads, or to mpirun"
         )
     if match := _EXECVE.search(output):
-        node = next((name for name, _, how in _ENDED.findall(output) if _CODE.search(how)), None)
-        where = f"on {node}" if node else "on a node"
+        node = next((name for name, _, end in _ENDED.findall(output) if _CODE.search(end)), None)
+        place = f"on {node}" if node else "on a node"
         return _wrong(
-            f"{match[1]} cannot be run {where} ({match[2].lower()}): the ranks' environment must be on storage that "
+            f"{match[1]} cannot be run {place} ({match[2].lower()}): the ranks' environment must be on storage that "
             "every node mounts; set resources.python to one that is"
         )
     if match := _UNSEEN.search(output):
@@ -121,10 +121,10 @@ def taken_away(output: str) -> str | None:
     return "a user requeued the job" if match[1] == "JOB REQUEUE" else "a node of the job was lost"
 
 
-def _status(how: str) -> int:
-    if match := _CODE.search(how):
+def _status(end: str) -> int:
+    if match := _CODE.search(end):
         return int(match[1])
-    return next((-number for name, number in _SIGNALS.items() if how.startswith(name)), EXIT_FAILURE)
+    return next((-number for name, number in _SIGNALS.items() if end.startswith(name)), EXIT_FAILURE)
 
 
 def _wrong(sentence: str) -> Cause:

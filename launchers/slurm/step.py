@@ -51,10 +51,10 @@ class StepAttempt(Child):
 
     def verdict(self, returncode: int) -> Cause | None:
         """What Slurm or mpirun reports of an end that no rank can report."""
-        found = verdict(self.output(), returncode)
-        if found is None and self._mpirun is not None:
+        reason = verdict(self.output(), returncode)
+        if reason is None and self._mpirun is not None:
             return lost_node(self._mpirun, self.output(), returncode)
-        return found
+        return reason
 
     def guess(self, returncode: int) -> Cause | None:
         """A cancelled step, if no rank has had MPI end them all."""

@@ -69,23 +69,26 @@ class Survey(Slurm):
 
     def associations(self, user: str) -> list[Association]:
         """What the accounting allows a user."""
-        wanted = ["assoc", f"user={user}", "format=account,partition,qos"]
-        return read_associations(self._reported("sacctmgr", "-n", "-P", "show", *wanted))
+        query = ["assoc", f"user={user}", "format=account,partition,qos"]
+        return read_associations(self._reported("sacctmgr", "-n", "-P", "show", *query))
 
-    def limits(self, user: str, wanted: Asked, places: Sequence[Partition]) -> list[tuple[str, Limits]]:
+    def limits(self, user: str, request: Asked, places: Sequence[Partition]) -> list[tuple[str, Limits]]:
         """Limits of a job's QOS, of its partitions' QOS and of its account, each with its name."""
-        account = wanted.account or self._accounting("user", user, "format=DefaultAccount").strip()
+        account = request.account or self._accounting("user", user, "format=DefaultAccount").strip()
         whose = ("assoc", f"user={user}", f"account={account}")
-        names = [wanted.qos or _usual(self._accounting(*whose, "format=DefaultQOS,QOS")), *(one.qos for one in places)]
-        mine = read_limits(self._accounting(*whose, f"format={','.join(ASSOC_FORMAT)}"), ACCOUNT_COLUMNS)
-        found = [(f"account {one.name}", one) for one in mine]
+        names = [
+            request.qos or _usual(self._accounting(*whose, "format=DefaultQOS,QOS")),
+            *(partition.qos for partition in places),
+        ]
+        account_limits = read_limits(self._accounting(*whose, f"format={','.join(ASSOC_FORMAT)}"), ACCOUNT_COLUMNS)
+        limits = [(f"account {row.name}", row) for row in account_limits]
         for name in dict.fromkeys(filter(None, names)):
             rows = self._accounting("qos", name, f"format={','.join(QOS_COLUMNS)}")
-            found += [(f"QOS {one.name}", one) for one in read_limits(rows, QOS_COLUMNS)]
-        return found
+            limits += [(f"QOS {row.name}", row) for row in read_limits(rows, QOS_COLUMNS)]
+        return limits
 
-    def _accounting(self, *what: str) -> str:
-        return self._reported("sacctmgr", "-n", "-P", "show", *what)
+    def _accounting(self, *arguments: str) -> str:
+        return self._reported("sacctmgr", "-n", "-P", "show", *arguments)
 
     def plugins(self) -> list[str]:
         """Plug-ins that `srun --mpi=list` names, whether they load or not."""

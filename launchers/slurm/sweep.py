@@ -81,8 +81,8 @@ def check_length(runs: int, slurm: Slurm) -> None:
 
 def ranges(numbers: Sequence[int]) -> str:
     """0-3,5 for 0, 1, 2, 3, 5. Pure."""
-    reported = []
+    parts = []
     for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         members = [number for _, number in group]
-        reported.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
-    return ",".join(reported)
+        parts.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
+    return ",".join(parts)

@@ -92,14 +92,14 @@ def run_trial(
 
     `placement.run_dir` is the run directory; `paths` are files that every node must see. Raises NotRun.
     """
-    beside = existing(placement.run_dir.parent)
+    parent = existing(placement.run_dir.parent)
     try:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=beside))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     except OSError as error:
         raise NotRun(
-            fault("run directory", f"{beside} cannot be written here: {error.strerror}", "give another run_dir")
+            fault("run directory", f"{parent} cannot be written here: {error.strerror}", "give another run_dir")
         ) from error
-    left: list[Finding] = []
+    leftovers: list[Finding] = []
     try:
         with taken_over(_leave), _lock(folder / "lock") as locked:
             _lay_out(folder, spec, paths)
@@ -107,8 +107,8 @@ def run_trial(
         results.locked = locked
     finally:
         if not _remove(folder):
-            left.append(warning("run directory", f"{folder} could not be removed", "remove it"))
-    return results, left
+            leftovers.append(warning("run directory", f"{folder} could not be removed", "remove it"))
+    return results, leftovers
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -121,10 +121,10 @@ def _lock(path: Path) -> Iterator[bool]:
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
+            is_held = True
         except OSError:
-            held = False
-        yield held
+            is_held = False
+        yield is_held
 
 
 def _lay_out(folder: Path, spec: RunSpec, paths: list[str]) -> None:
@@ -165,7 +165,7 @@ def _run(folder: Path, spec: RunSpec, placement: Placement, slurm: Survey, wait:
 
 
 def _until_started(slurm: Survey, job_id: str, end: float, wait: float, report: Report) -> Job:
-    reported = ""
+    message = ""
     while True:
         job = slurm.job(job_id)
         if job is None:
@@ -180,9 +180,9 @@ def _until_started(slurm: Survey, job_id: str, end: float, wait: float, report: 
         if time.monotonic() >= end:
             text = f"job {job_id} was still pending after {wait:g} s: {reason.message}; it was cancelled"
             raise NotRun(warning("job", text, "wait longer with --wait, or try again later"))
-        if reason.message != reported:
+        if reason.message != message:
             report(f"job {job_id}: {reason.message}" if job.reason else f"job {job_id} is in the queue")
-            reported = reason.message
+            message = reason.message
         time.sleep(PAUSE)
 
 
@@ -207,7 +207,7 @@ def _cancel(slurm: Survey, job_id: str | None, submission: str) -> None:
             for job in slurm.mine():
                 if job.comment.split()[:2] == [COMMENT, submission]:
                     slurm.cancel(job.id)
-        elif (found := slurm.job(job_id)) is not None and found.active:
+        elif (trial_job := slurm.job(job_id)) is not None and trial_job.active:
             slurm.cancel(job_id)
 
 

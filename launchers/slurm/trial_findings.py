@@ -43,8 +43,8 @@ def findings(
     node does not pass.
     """
     nodes = results.nodes
-    reported = f"job {results.job.id} ran on {results.job.nodes or 'no node'}, waited {duration(results.waited)}"
-    yield ok("job", reported, waited=results.waited)
+    text = f"job {results.job.id} ran on {results.job.nodes or 'no node'}, waited {duration(results.waited)}"
+    yield ok("job", text, waited=results.waited)
     unseen = [node for node in nodes if node not in results.seen]
     good = [node for node in nodes if node in results.reports]
     silent = [node for node in nodes if node in results.seen and node not in good]
@@ -53,8 +53,8 @@ def findings(
         yield untested("nodes", "the job did not run the checks")
         return
     if unseen:
-        reported = f"{named(unseen)} {_do(unseen)} not see {folder}, or may not write there"
-        yield fault("shared folder", reported, "put the run directory (run_dir, --runs-dir) where every node sees it")
+        text = f"{named(unseen)} {_do(unseen)} not see {folder}, or may not write there"
+        yield fault("shared folder", text, "put the run directory (run_dir, --runs-dir) where every node sees it")
     if good:
         yield _sight(results, good, folder)
         yield _locks(results, good, folder)
@@ -77,9 +77,9 @@ def _broken(results: Results, unseen: Sequence[str]) -> Finding | None:
     if job.state not in ENDED:
         return fault("job", f"it ended as {job.state}, and not by itself", "try again; see backends.slurm.prologue")
     if job.code not in (0, UNSEEN) or job.signal:
-        how = f"was ended by signal {job.signal}" if job.signal else f"ended with exit code {job.code}"
+        end = f"was ended by signal {job.signal}" if job.signal else f"ended with exit code {job.code}"
         message = f": {relevant_line(log)}" if log.strip() else ""
-        return fault("job", f"its script {how} ({job.state.lower()}){message}", "see backends.slurm.prologue")
+        return fault("job", f"its script {end} ({job.state.lower()}){message}", "see backends.slurm.prologue")
     if log.strip() and len(unseen) == len(results.nodes):
         return fault("job", f"srun could not start anything on its nodes: {relevant_line(log)}")
     return None
@@ -90,25 +90,25 @@ def _sight(results: Results, good: Sequence[str], folder: str) -> Finding:
     slowest = max(float(results.reports[node]["others"]["seconds"]) for node in good)
     for node in good:
         if blind := sorted(set(good) - set(results.reports[node]["others"]["seen"])):
-            reported = f"{node} does not see what {named(blind)} wrote to {folder}"
-            return fault(about, reported, "every node must mount the same folder")
-    reported = f"{names} {'sees' if len(good) == 1 else 'see'} {folder} and may write there"
+            text = f"{node} does not see what {named(blind)} wrote to {folder}"
+            return fault(about, text, "every node must mount the same folder")
+    text = f"{names} {'sees' if len(good) == 1 else 'see'} {folder} and may write there"
     if len(good) == 1:
-        return ok(about, reported)
+        return ok(about, text)
     if slowest > SLOW_SIGHT and len(good) == len(results.nodes):
-        return warning(about, f"{reported}; one sees what another wrote only after {duration(slowest)}")
-    return ok(about, f"{reported}, and each reads what the others wrote")
+        return warning(about, f"{text}; one sees what another wrote only after {duration(slowest)}")
+    return ok(about, f"{text}, and each reads what the others wrote")
 
 
 def _locks(results: Results, good: Sequence[str], folder: str) -> Finding:
-    about, reported = "locks", {node: str(results.reports[node]["lock"]) for node in good}
+    about, locks = "locks", {node: str(results.reports[node]["lock"]) for node in good}
     if not results.locked:
         return warning(about, f"{folder} has no locks (flock) here", FENCED)
-    if all(lock == "held" for lock in reported.values()):
+    if all(lock == "held" for lock in locks.values()):
         return ok(about, "one that is held here is seen on every node")
-    if free := [node for node, lock in reported.items() if lock == "free"]:
-        return warning(about, f"one that is held here is not seen on {named(free)}", FENCED)
-    return warning(about, f"there are none on the nodes: {', '.join(sorted({*reported.values()} - {'held'}))}", FENCED)
+    if free_nodes := [node for node, lock in locks.items() if lock == "free"]:
+        return warning(about, f"one that is held here is not seen on {named(free_nodes)}", FENCED)
+    return warning(about, f"there are none on the nodes: {', '.join(sorted({*locks.values()} - {'held'}))}", FENCED)
 
 
 def _interpreters(results: Results, good: Sequence[str], silent: Sequence[str]) -> Iterator[Finding]:
@@ -123,19 +123,19 @@ def _interpreters(results: Results, good: Sequence[str], silent: Sequence[str]) 
             yield fault(about, f"on {node} it ended with exit code {code}: {message}", ENVIRONMENT)
     wrong: dict[str, list[str]] = {}
     for node in good:
-        if reported := _lacks(results, node):
-            wrong.setdefault(reported, []).append(node)
-    for reported, nodes in wrong.items():
-        yield fault(about, f"{named(nodes)}: {reported}")
+        if lacks := _lacks(results, node):
+            wrong.setdefault(lacks, []).append(node)
+    for lacks, nodes in wrong.items():
+        yield fault(about, f"{named(nodes)}: {lacks}")
     if good and not wrong:
         versions = sorted({".".join(map(str, results.reports[node]["version"])) for node in good})
         yield ok(about, f"CPython {' and '.join(versions)} imports what ranks need, on {named(good)}")
     if (code := results.codes.get("run_supervisor")) and results.nodes[0] not in silent:
         message = _last(results.logs.get("run_supervisor", ""))
-        reported = f"the supervisor process ended with exit code {code} on {results.nodes[0]}: {message}"
+        lacks = f"the supervisor process ended with exit code {code} on {results.nodes[0]}: {message}"
         yield fault(
             "supervisor process",
-            reported,
+            lacks,
             "set backends.slurm.python to an interpreter that the nodes have, with ortflow",
         )
 
@@ -150,13 +150,13 @@ def _commands(results: Results) -> Iterator[Finding]:
     if code == 0:
         yield ok(about, f"scontrol on {node} shows the job, which can be queued again from there")
     elif follows:
-        reported = f"scontrol does not work on {node} ({message}): a job is not requeued, another follows it"
-        yield warning(about, reported, "put scontrol on the PATH of the nodes, for instance in backends.slurm.prologue")
+        text = f"scontrol does not work on {node} ({message}): a job is not requeued, another follows it"
+        yield warning(about, text, "put scontrol on the PATH of the nodes, for instance in backends.slurm.prologue")
     else:
-        reported = f"neither scontrol nor sbatch work on {node} ({message}): nothing starts the run again after a "
-        reported += "preemption or the time limit"
+        text = f"neither scontrol nor sbatch work on {node} ({message}): nothing starts the run again after a "
+        text += "preemption or the time limit"
         fix = "put Slurm's commands on the PATH of the nodes, for instance in backends.slurm.prologue"
-        yield fault(about, reported, f"{fix}; without them `ortflow resume` continues the run")
+        yield fault(about, text, f"{fix}; without them `ortflow resume` continues the run")
 
 
 def _lacks(results: Results, node: str) -> str:
@@ -181,42 +181,42 @@ def _inputs(results: Results, good: Sequence[str]) -> Iterator[Finding]:
 
 def _clocks(results: Results) -> Finding:
     """Tasks of a step begin at about the same time, and between the submission and now."""
-    about, known = "clocks", {node: moment for node, moment in results.seen.items() if moment is not None}
-    if not known:
+    about, moments = "clocks", {node: moment for node, moment in results.seen.items() if moment is not None}
+    if not moments:
         return untested(about, "no node reported its time")
-    middle = median(known.values())
-    off = {node: moment - middle for node, moment in known.items() if abs(moment - middle) > SKEW}
-    for node, moment in known.items():
+    middle = median(moments.values())
+    off = {node: moment - middle for node, moment in moments.items() if abs(moment - middle) > SKEW}
+    for node, moment in moments.items():
         if moment < results.submitted - SKEW:
             off[node] = moment - results.submitted
         elif moment > results.collected + SKEW:
             off[node] = moment - results.collected
     if off:
-        reported = ", ".join(f"{node} by {amount:+.0f} s or more" for node, amount in sorted(off.items()))
-        return warning(about, f"differ: {reported}", "times in the run's records will be wrong")
-    among = f"; the nodes' by less than {max(known.values()) - min(known.values()) + 0.05:.1f} s" if known else ""
-    return ok(about, "agree with the one here" + (among if len(known) > 1 else ""))
+        text = ", ".join(f"{node} by {amount:+.0f} s or more" for node, amount in sorted(off.items()))
+        return warning(about, f"differ: {text}", "times in the run's records will be wrong")
+    among = f"; the nodes' by less than {max(moments.values()) - min(moments.values()) + 0.05:.1f} s" if moments else ""
+    return ok(about, "agree with the one here" + (among if len(moments) > 1 else ""))
 
 
 def _disk(results: Results, good: Sequence[str], folder: str, model_bytes: int | None) -> Finding:
     about, speeds = "disk", {node: float(results.reports[node]["bytes_per_second"]) for node in good}
     slowest, fastest = min(speeds.values()), max(speeds.values())
-    free = min(int(results.reports[node]["free"]) for node in good)
+    free_bytes = min(int(results.reports[node]["free"]) for node in good)
     spread = f"{size(slowest)}/s" if fastest < 1.2 * slowest else f"{size(slowest)}/s to {size(fastest)}/s"
-    reported = f"{folder} takes {spread}{' a node, in parallel' if len(good) > 1 else ''}; {size(free)} free"
+    text = f"{folder} takes {spread}{' a node, in parallel' if len(good) > 1 else ''}; {size(free_bytes)} free"
     need = LITTLE if model_bytes is None else float(CHECKPOINTS * model_bytes)
-    if free < need:
-        more = f"{reported}; a run's checkpoints may need {size(need)}"
-        return warning(about, more, "make room, or use another run_dir", bytes_per_second=speeds, free=free)
+    if free_bytes < need:
+        advice = f"{text}; a run's checkpoints may need {size(need)}"
+        return warning(about, advice, "make room, or use another run_dir", bytes_per_second=speeds, free=free_bytes)
     if slowest < SLOW_DISK:
-        return warning(about, f"{reported}: slow", "save less often", bytes_per_second=speeds, free=free)
-    return ok(about, reported, bytes_per_second=speeds, free=free)
+        return warning(about, f"{text}: slow", "save less often", bytes_per_second=speeds, free=free_bytes)
+    return ok(about, text, bytes_per_second=speeds, free=free_bytes)
 
 
 def named(nodes: Sequence[str]) -> str:
     """Nodes by name, as many as fit on a line."""
-    more = f" and {len(nodes) - MANY} more" if len(nodes) > MANY else ""
-    return ", ".join(nodes[:MANY]) + more
+    rest = f" and {len(nodes) - MANY} more" if len(nodes) > MANY else ""
+    return ", ".join(nodes[:MANY]) + rest
 
 
 def _last(text: str) -> str:

@@ -36,17 +36,17 @@ def cancel(
         cancel_sweep(sweep, runs, now=now)
         return
     assert run is not None
-    found = find_run(run, runs)
-    launcher = launcher_of(found)
-    if not launcher.cancel(found, now=now):
-        typer.echo(f"{found.root.name} is not running: {launcher.status(found).state.value}")
+    run_dir = find_run(run, runs)
+    launcher = launcher_of(run_dir)
+    if not launcher.cancel(run_dir, now=now):
+        typer.echo(f"{run_dir.root.name} is not running: {launcher.status(run_dir).state.value}")
         return
     end, pause = time.monotonic() + PATIENCE, 0.2
-    while (how := launcher.status(found)).state.active:
+    while (run_status := launcher.status(run_dir)).state.active:
         if time.monotonic() > end:
             harder = "" if now else "; `ortflow cancel --now` stops without saving"
-            raise OrtflowError(f"{found.root.name} did not stop within {PATIENCE:.0f} s{harder}")
+            raise OrtflowError(f"{run_dir.root.name} did not stop within {PATIENCE:.0f} s{harder}")
         time.sleep(pause)
         # Each query may call a scheduler.
         pause = min(2.0, pause * 1.3)
-    typer.echo(f"{found.root.name}: {how.state.value} at step {how.step}")
+    typer.echo(f"{run_dir.root.name}: {run_status.state.value} at step {run_status.step}")

@@ -67,21 +67,21 @@ def verify(
     from ortflow.workflow.checkpoint.verify import verify as faults_of
 
     store = _store(run, runs)
-    found = {one: faults_of(store, one) for one in _steps(store, step)}
+    faults_of_steps = {number: faults_of(store, number) for number in _steps(store, step)}
     if as_json:
         print_json(
             [
-                {"step": one, "path": str(store.place(one)), "whole": not faults, "faults": _plain(faults)}
-                for one, faults in found.items()
+                {"step": number, "path": str(store.place(number)), "whole": not faults, "faults": _plain(faults)}
+                for number, faults in faults_of_steps.items()
             ]
         )
     else:
-        for one, faults in found.items():
+        for number, faults in faults_of_steps.items():
             for fault in faults:
                 typer.echo(str(fault))
             if not faults:
-                typer.echo(f"{store.place(one)}: whole")
-    if any(found.values()):
+                typer.echo(f"{store.place(number)}: whole")
+    if any(faults_of_steps.values()):
         raise typer.Exit(EXIT_FAILURE)
 
 
@@ -146,18 +146,18 @@ def prune(
     store = _store(run, runs)
     if damaged:
         _refuse_if_saving(store)
-        for one in [one for one in store.steps() if faults_of(store, one)]:
-            if not store.is_own(one):
-                typer.echo(f"kept {store.place(one)}, which contains files that are not a checkpoint's", err=True)
+        for number in [number for number in store.steps() if faults_of(store, number)]:
+            if not store.is_own(number):
+                typer.echo(f"kept {store.place(number)}, which contains files that are not a checkpoint's", err=True)
                 continue
-            store.remove(one)
-            typer.echo(f"deleted {store.place(one)}, which was damaged")
+            store.remove(number)
+            typer.echo(f"deleted {store.place(number)}, which was damaged")
         for path in store.remove_set_asides():
             typer.echo(f"deleted {path}, which was damaged")
         for path in store.set_asides():
             typer.echo(f"kept {path}, which contains files that are not a checkpoint's", err=True)
-    for one in prune_store(store, newest, every, best=best_steps(store)):
-        typer.echo(f"deleted {store.place(one)}")
+    for number in prune_store(store, newest, every, best=best_steps(store)):
+        typer.echo(f"deleted {store.place(number)}")
 
 
 @app.command()
@@ -197,9 +197,9 @@ def merge(
     from ortflow.workflow.checkpoint.reshape import merge as write
 
     store = _store(run, runs)
-    found = _manifest(store, step).step
-    size = write(store, found, output, moments=moments)
-    typer.echo(f"{output}: step {found}, {_size(size)}")
+    merged_step = _manifest(store, step).step
+    size = write(store, merged_step, output, moments=moments)
+    typer.echo(f"{output}: step {merged_step}, {_size(size)}")
 
 
 def _store(run: str, runs: Path) -> DirectoryStore:
@@ -208,8 +208,8 @@ def _store(run: str, runs: Path) -> DirectoryStore:
     folder = DirectoryStore(Path(run))
     if folder.steps() or folder.set_asides():
         return folder
-    found = find_run(run, runs)
-    return DirectoryStore(found.root / _checkpoint_directory(found.run_file, found.root))
+    run_dir = find_run(run, runs)
+    return DirectoryStore(run_dir.root / _checkpoint_directory(run_dir.run_file, run_dir.root))
 
 
 def _refuse_if_saving(store: DirectoryStore) -> None:
@@ -240,9 +240,9 @@ def _checkpoint_directory(run_file: Path, root: Path) -> str:
 def _steps(store: DirectoryStore, step: int | None) -> list[int]:
     steps = store.steps()
     if not steps or (step is not None and step not in steps):
-        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        there = f"there are steps {', '.join(map(str, steps))}" if steps else "wait until the run has saved one"
-        raise UserError(f"{what} in {store.path}", fix=there)
+        message = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        advice = f"there are steps {', '.join(map(str, steps))}" if steps else "wait until the run has saved one"
+        raise UserError(f"{message} in {store.path}", fix=advice)
     return steps if step is None else [step]
 
 
@@ -251,9 +251,9 @@ def _manifest(store: DirectoryStore, step: int | None) -> AnyManifest:
     from ortflow.workflow.checkpoint.verify import read_any
 
     faults = []
-    for one in reversed(_steps(store, step)):
+    for number in reversed(_steps(store, step)):
         try:
-            return read_any(store, one)
+            return read_any(store, number)
         except Damaged as fault:
             faults.append(fault)
     raise faults[0]

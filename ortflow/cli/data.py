@@ -72,12 +72,12 @@ def convert(
     if text != (length is not None):
         raise UserError("--text and --length must be given together", fix="give both, as in --text --length 256")
     files = find_files(sources)
-    more: dict[str, Any] = {"eval_fraction": eval_fraction, "shard_samples": shard_samples, "replace": force}
+    options: dict[str, Any] = {"eval_fraction": eval_fraction, "shard_samples": shard_samples, "replace": force}
     if text or lines:
-        written = convert_text(files, output, length=length, column=column or "tokens", **more)
+        summary = convert_text(files, output, length=length, column=column or "tokens", **options)
     else:
-        written = convert_arrays(files, output, column=column, **more)
-    for path, count in written.items():
+        summary = convert_arrays(files, output, column=column, **options)
+    for path, count in summary.items():
         typer.echo(f"{path}: {count} samples")
 
 
@@ -98,13 +98,13 @@ def show(
         show_table(path, as_json)
         return
     samples = open_samples(section_of(path, **preparation_of(path)))
-    reported = describe(samples)
+    summary = describe(samples)
     if as_json:
-        typer.echo(json.dumps(reported))
+        typer.echo(json.dumps(summary))
         return
-    files = f"{reported['shards']} file{'s' if reported['shards'] > 1 else ''}"
-    typer.echo(f"{title_of(path)}: {reported['samples']} samples in {files}")
-    for name, column in reported["columns"].items():
+    files = f"{summary['shards']} file{'s' if summary['shards'] > 1 else ''}"
+    typer.echo(f"{title_of(path)}: {summary['samples']} samples in {files}")
+    for name, column in summary["columns"].items():
         shape = f"shape {column['shape']}" if column["shape"] else "scalar"
         if column["variable"]:
             shortest, longest = column["lengths"]

@@ -79,12 +79,12 @@ def _examine(
         names = ", ".join(offering(Examining))
         raise UserError(f"the launcher {backend!r} has no checks for doctor", fix=f"those that have: {names}")
     submission = submission_to_check(file, overrides, runs, elsewhere=is_elsewhere(launcher))
-    given = {"file": file is not None, "overrides": bool(overrides)}
+    answers = {"file": file is not None, "overrides": bool(overrides)}
     if job is not None and isinstance(launcher, Trying):
         trial = Trial(job[0], job[1], lambda text: typer.echo(text, err=True))
-        yield from launcher.examine_with_job(submission, trial, **given)
+        yield from launcher.examine_with_job(submission, trial, **answers)
     else:
-        yield from launcher.examine(submission, **given)
+        yield from launcher.examine(submission, **answers)
 
 
 def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:
@@ -97,13 +97,13 @@ def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> S
     reading = read_run_file(file, overrides, files=False)
     if reading.spec is None or reading.faults:
         raise Faults(reading.faults)
-    spec, folder, given = reading.spec, file.absolute().parent, tuple(overrides)
+    spec, folder, overrides_given = reading.spec, file.absolute().parent, tuple(overrides)
     if elsewhere:
-        return Submission(spec, RunDir(runs / spec.name), folder, source=reading.written, overrides=given)
+        return Submission(spec, RunDir(runs / spec.name), folder, source=reading.written, overrides=overrides_given)
     if spec.run_dir is None:
         spec = spec.model_copy(update={"run_dir": str(runs / spec.name)})
     spec = resolve_paths(spec, file)
-    return Submission(spec, RunDir(Path(str(spec.run_dir))), folder, overrides=given)
+    return Submission(spec, RunDir(Path(str(spec.run_dir))), folder, overrides=overrides_given)
 
 
 def submission_to_check(file: Path | None, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:

@@ -46,20 +46,20 @@ def export(
     """
     from ortflow.launchers.interpreter import check, examine
 
-    found = find_run(run, runs)
+    run_dir = find_run(run, runs)
     check(examine(sys.executable))
     out = output.absolute() if output else None
     if to is not Form.onnx:
         from ortflow.workflow.steps.export_weights import export_weights
 
-        written = export_weights(found, step, to.value, out)
-        averaged = ", averaged weights" if written.averaged else ""
-        typer.echo(f"{written.path}: step {written.step}, {written.entries} tensors{averaged}{_names(written.named)}")
+        paths = export_weights(run_dir, step, to.value, out)
+        averaged = ", averaged weights" if paths.averaged else ""
+        typer.echo(f"{paths.path}: step {paths.step}, {paths.entries} tensors{averaged}{_names(paths.named)}")
         return
 
     from ortflow.workflow.steps.export import deviation, export_checkpoint
 
-    done = export_checkpoint(found, step, out)
+    done = export_checkpoint(run_dir, step, out)
     typer.echo(f"{done.path}: step {done.step}, {deviation(done.max_difference)}")
     for variant in done.variants:
         typer.echo(str(variant))

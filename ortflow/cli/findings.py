@@ -18,14 +18,14 @@ def print_findings(findings: Iterable[Finding], *, as_json: bool) -> None:
     """Print a line for each finding, or one JSON document; exits with code 1 if one is a fault."""
     from ortflow.launchers.findings import has_fault, summary
 
-    found: list[Finding] = []
+    shown: list[Finding] = []
     for finding in findings:
-        found.append(finding)
+        shown.append(finding)
         if not as_json:
             typer.echo(str(finding))
     if as_json:
-        print_json({"fault": has_fault(found), "findings": [finding.to_json() for finding in found]})
+        print_json({"fault": has_fault(shown), "findings": [finding.to_json() for finding in shown]})
     else:
-        typer.echo(summary(found))
-    if has_fault(found):
+        typer.echo(summary(shown))
+    if has_fault(shown):
         raise typer.Exit(EXIT_FAILURE)

@@ -36,22 +36,22 @@ def goodput(
 
     now = time.time()
     begin = None if since is None else round((now - seconds_of(since)) * MICRO)
-    found, unreadable = surveys(runs_of(where, runs), now)
-    each = [(run, totals_since(run.account, begin)) for run in found]
-    whole = Sum()
-    for _, totals in each:
-        whole.add(totals)
-    users, weeks = by_user(each), by_week(found, begin)
+    run_surveys, unreadable = surveys(runs_of(where, runs), now)
+    run_totals = [(run, totals_since(run.account, begin)) for run in run_surveys]
+    total = Sum()
+    for _, totals in run_totals:
+        total.add(totals)
+    users, weeks = by_user(run_totals), by_week(run_surveys, begin)
     if as_json:
-        print_json(_as_json(each, whole, users, weeks, unreadable))
+        print_json(_as_json(run_totals, total, users, weeks, unreadable))
         return
-    if not found:
+    if not run_surveys:
         typer.echo(f"no runs in {where or runs}")
-    elif len(found) == 1:
-        _print_one(found[0], each[0][1])
+    elif len(run_surveys) == 1:
+        _print_one(run_surveys[0], run_totals[0][1])
     else:
-        rows = [(run.status.name, run.status.state.value, *_row(totals, run)) for run, totals in each]
-        _print_rows([("RUN", "STATE", *HEAD), *rows, ("all", "", *_row(whole.totals))])
+        rows = [(run.status.name, run.status.state.value, *_row(totals, run)) for run, totals in run_totals]
+        _print_rows([("RUN", "STATE", *HEAD), *rows, ("all", "", *_row(total.totals))])
         if len(users) > 1:
             _print_rows([("USER", "RUNS", *HEAD), *((n, str(s.runs), *_row(s.totals)) for n, s in users.items())])
         if len(weeks) > 1:
@@ -81,18 +81,18 @@ def surveys(runs: Sequence[RunDir], now: float) -> tuple[list[Survey], list[str]
     from ortflow.launchers.base import statuses
     from ortflow.launchers.report.survey import survey
 
-    found, messages = [], []
+    run_surveys, messages = [], []
     for run, status in zip(runs, statuses(runs), strict=True):
         try:
-            found.append(survey(run, now, status=status))
+            run_surveys.append(survey(run, now, status=status))
         except OSError as error:
             messages.append(f"{error.filename or run.root}: {error.strerror}")
-    return found, messages
+    return run_surveys, messages
 
 
 def _as_json(
-    each: Sequence[tuple[Survey, dict[Cause, int]]],
-    whole: Sum,
+    run_totals: Sequence[tuple[Survey, dict[Cause, int]]],
+    total: Sum,
     users: Mapping[str, Sum],
     weeks: Mapping[str, Sum],
     unreadable: Sequence[str],
@@ -100,15 +100,15 @@ def _as_json(
     from ortflow.launchers.report.goodput import Sum
 
     rows = []
-    for run, totals in each:
-        one = Sum()
-        one.add(totals)
-        rows.append({**run.to_json(), **one.to_json(), "runs": 1})
+    for run, totals in run_totals:
+        run_sum = Sum()
+        run_sum.add(totals)
+        rows.append({**run.to_json(), **run_sum.to_json(), "runs": 1})
     return {
         "runs": rows,
-        "total": whole.to_json(),
-        "users": {name: one.to_json() for name, one in users.items()},
-        "weeks": {name: one.to_json() for name, one in weeks.items()},
+        "total": total.to_json(),
+        "users": {name: run_sum.to_json() for name, run_sum in users.items()},
+        "weeks": {name: run_sum.to_json() for name, run_sum in weeks.items()},
         "unreadable": list(unreadable),
     }
 

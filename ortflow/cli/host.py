@@ -110,25 +110,29 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
 
     launcher = find_launcher(backend_of(ctx))
     if is_elsewhere(launcher):
-        what = f"--host is for login nodes; the cluster of the launcher {backend_of(ctx)} is reached directly"
-        raise UserError(what, fix="leave it out")
+        message = f"--host is for login nodes; the cluster of the launcher {backend_of(ctx)} is reached directly"
+        raise UserError(message, fix="leave it out")
     file, overrides = run_file_of(ctx)
     if file is not None and is_program(file):
         raise UserError(f"--host takes a run file, and {file} is a program", fix=f"`ortflow init {file}` writes one")
     spec = load_run_file(file, overrides) if file is not None else None
     used = choose(recall(host), python or (python_of(spec, launcher) if spec is not None else None), folder)
     login = Login(connect(host), used.python or PYTHON, used.folder or FOLDER)
-    own = cluster_own(named(spec, file.absolute().parent)) if spec is not None and file is not None else []
+    cluster_files = cluster_own(named(spec, file.absolute().parent)) if spec is not None and file is not None else []
     code, packages = own_code(), requirements()
-    state = login.probe(packages, [(login.code_folder(code), code.sizes)], [one.text for one in own])
+    state = login.probe(
+        packages, [(login.code_folder(code), code.sizes)], [cluster_file.text for cluster_file in cluster_files]
+    )
     login.require(packages, state.lacking)
     remember(host, used)
     if not state.whole[0]:
         login.bring_code(code)
     if spec is None or file is None:
         return login.run(code, retyped(ctx))
-    there = [one.text for one, found in zip(own, state.there, strict=True) if found]
-    payload = pack(spec, file, login, there)
+    present_files = [
+        cluster_file.text for cluster_file, is_present in zip(cluster_files, state.there, strict=True) if is_present
+    ]
+    payload = pack(spec, file, login, present_files)
     # Commands that only query read no inputs.
     send(payload, login, only_run_file=ctx.command.name != "submit")
     return login.run(code, retyped(ctx, payload.run_file, payload.overrides()))
@@ -211,4 +215,4 @@ def _option(param: Any, value: Any) -> list[str]:
         return [max(param.opts if value else param.secondary_opts, key=len)]
     name = max(param.opts, key=len)
     values = value if isinstance(value, (list, tuple)) else [value]
-    return [f"{name}={getattr(one, 'value', one)}" for one in values]
+    return [f"{name}={getattr(item, 'value', item)}" for item in values]

@@ -65,8 +65,8 @@ def inspect(
         _plan(plan, model, json)
         return
     if len(model) != 1:
-        what = "one model file is needed, or --plan or --passes and a run file"
-        raise UserError(what, where="ortflow inspect", fix="name it")
+        message = "one model file is needed, or --plan or --passes and a run file"
+        raise UserError(message, where="ortflow inspect", fix="name it")
     if model[0].endswith((".yaml", ".yml")):
         raise UserError(
             f"{model[0]} is a run file, not an ONNX model",
@@ -107,31 +107,34 @@ def _plan(run_file: Path, overrides: list[str], json: bool) -> None:
     """Predict the memory of a rank of a run."""
     from ortflow.workflow.forecast import forecast
 
-    reported = forecast(_run(run_file, overrides))
+    prediction = forecast(_run(run_file, overrides))
     if json:
-        typer.echo(jsonlib.dumps(reported.to_json(), indent=2))
+        typer.echo(jsonlib.dumps(prediction.to_json(), indent=2))
     else:
-        _print_plan(reported)
+        _print_plan(prediction)
 
 
-def _print_plan(reported: Forecast) -> None:
+def _print_plan(prediction: Forecast) -> None:
     from ortflow.workflow.forecast import ADVICE, SHOWN
 
-    where = "GPU" if reported.device == "cuda" else "CPU"
-    of = "a rank" if reported.ranks == 1 else f"rank {reported.rank}, which needs most of {reported.ranks},"
-    typer.echo(f"memory of {of} on the {where}, predicted, {reported.micro_batch} samples a micro-batch")
-    for name, count in (*reported.parts.items(), ("in all", reported.total)):
-        formula = reported.formulas.get(name)
+    device = "GPU" if prediction.device == "cuda" else "CPU"
+    of = "a rank" if prediction.ranks == 1 else f"rank {prediction.rank}, which needs most of {prediction.ranks},"
+    typer.echo(f"memory of {of} on the {device}, predicted, {prediction.micro_batch} samples a micro-batch")
+    for name, count in (*prediction.parts.items(), ("in all", prediction.total)):
+        formula = prediction.formulas.get(name)
         typer.echo(f"  {name:<12}{size(count):>8}" + (f"  = {formula}" if formula else ""))
-    if reported.saving is not None:
-        kept, more = size(reported.saving.activations), reported.saving.operations - 1
-        typer.echo(f"  without model.recompute, {kept} of activations; with it, about {more:.0%} more operations")
-    typer.echo(f"activations are largest at {reported.peak.node}:")
-    for name, count in reported.peak.values[:SHOWN]:
+    if prediction.saving is not None:
+        saved_bytes, extra_operations = size(prediction.saving.activations), prediction.saving.operations - 1
+        typer.echo(
+            f"  without model.recompute, {saved_bytes} of activations; with it, about {extra_operations:.0%} more "
+            "operations"
+        )
+    typer.echo(f"activations are largest at {prediction.peak.node}:")
+    for name, count in prediction.peak.values[:SHOWN]:
         typer.echo(f"  {size(count):>8}  {name}")
-    if reported.peak.unknown:
-        typer.echo(f"not counted, because their size is unknown: {len(reported.peak.unknown)} values")
-    typer.echo(f"the largest part: {reported.largest}; {ADVICE[reported.largest]}")
+    if prediction.peak.unknown:
+        typer.echo(f"not counted, because their size is unknown: {len(prediction.peak.unknown)} values")
+    typer.echo(f"the largest part: {prediction.largest}; {ADVICE[prediction.largest]}")
 
 
 def _print(report: Report, every: bool) -> None:
@@ -180,6 +183,6 @@ def _dims(value: Value) -> str:
 def _rows(roles: list[Role], tied: dict[str, list[str]]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("name", "shape", "why")]
     for role in roles:
-        why = role.reason + (f", read by {len(tied[role.name])} nodes" if role.name in tied else "")
-        rows.append((role.name, str(list(role.shape)), why))
+        reason = role.reason + (f", read by {len(tied[role.name])} nodes" if role.name in tied else "")
+        rows.append((role.name, str(list(role.shape)), reason))
     return rows

@@ -43,32 +43,32 @@ def join(
     joined = join_files(stages, output, untied or [])
     for line in _lines(joined):
         typer.echo(f"# {line}")
-    found = {"model": {"path": str(output)}, "parallel": {"pipeline": len(stages), "cuts": joined.cuts}}
-    typer.echo(yaml.safe_dump(found, sort_keys=False, default_flow_style=None), nl=False)
+    changes = {"model": {"path": str(output)}, "parallel": {"pipeline": len(stages), "cuts": joined.cuts}}
+    typer.echo(yaml.safe_dump(changes, sort_keys=False, default_flow_style=None), nl=False)
 
 
 def _lines(joined: Joined) -> Iterator[str]:
     """What became of weights that have the same name and shape in several files."""
     holders: dict[tuple[str, int], list[int]] = {}
-    for each in joined.tied:
-        if each.real:
-            holders.setdefault((each.name, each.first), [each.first]).append(each.stage)
+    for group in joined.tied:
+        if group.real:
+            holders.setdefault((group.name, group.first), [group.first]).append(group.stage)
     together: dict[tuple[int, ...], list[str]] = {}
     for (name, _), stages in holders.items():
         together.setdefault(tuple(stages), []).append(name)
     for (*rest, last), names in together.items():
         among = f"{', '.join(map(str, rest))} and {last}"
         yield f"one weight each, because name, shape and values are the same in the stages {among}: {_some(names)}"
-    for kind, why in (
+    for kind, reason in (
         ("other values", "a weight of the same name and shape in an earlier stage has other values"),
         ("equal numbers", "all their elements are one number, as in new scales and biases"),
     ):
-        names = [each.name for each in joined.apart if each.was.kind == kind and each.was.real]
+        names = [group.name for group in joined.apart if group.was.kind == kind and group.was.real]
         if names:
-            yield f"different weights, because {why}: {_some(names)}"
+            yield f"different weights, because {reason}: {_some(names)}"
 
 
 def _some(names: Sequence[str]) -> str:
     """The first few names, and the number of others."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{rest}"

@@ -22,12 +22,12 @@ def logs(
     """Print a rank's log."""
     from ortflow.launchers.base import launcher_of
 
-    found = find_run(run, runs, adopts=True)
-    launcher = launcher_of(found)
+    run_dir = find_run(run, runs, adopts=True)
+    launcher = launcher_of(run_dir)
     try:
-        if follow and attempt is None and (how := launcher.status(found)).waits:
-            typer.echo(f"{found.root.name} is {how.state.value}: {how.waits}", err=True)
-        for line in launcher.logs(found, attempt=attempt, rank=rank, follow=follow):
+        if follow and attempt is None and (run_status := launcher.status(run_dir)).waits:
+            typer.echo(f"{run_dir.root.name} is {run_status.state.value}: {run_status.waits}", err=True)
+        for line in launcher.logs(run_dir, attempt=attempt, rank=rank, follow=follow):
             typer.echo(line)
     except KeyboardInterrupt:
         return

@@ -91,28 +91,30 @@ def plan(
     from ortflow.workflow.spec.file.paths import resolve_paths
     from ortflow.workflow.spec.run import trainer_run
 
-    written = trainer_run(resolve_paths(load_run_file(run_file, overrides or (), files=True), run_file), "ortflow plan")
-    spec = on_ranks(written, ranks or written.world_size)
+    spec_of_file = trainer_run(
+        resolve_paths(load_run_file(run_file, overrides or (), files=True), run_file), "ortflow plan"
+    )
+    spec = on_ranks(spec_of_file, ranks or spec_of_file.world_size)
     budget = budget_of(spec, memory)
     rates = _Rates(measure, bandwidth, threads_of(spec), overrides or ())
-    found = with_recomputation(survey(spec, rates), budget.bytes)
-    fitting = found.fitting(budget.bytes)
+    plan_survey = with_recomputation(survey(spec, rates), budget.bytes)
+    fitting = plan_survey.fitting(budget.bytes)
     if not fitting:
-        raise too_small(found, budget)
+        raise too_small(plan_survey, budget)
     if layout > len(fitting):
         raise UserError(f"is {layout}, and {len(fitting)} layouts fit", where="--layout", fix="give a smaller number")
     if json:
-        typer.echo(jsonlib.dumps(_data(written, found, fitting, budget.bytes), indent=2))
+        typer.echo(jsonlib.dumps(_data(spec_of_file, plan_survey, fitting, budget.bytes), indent=2))
         return
-    _print(found, fitting, budget.bytes, budget.source, refused=refused)
+    _print(plan_survey, fitting, budget.bytes, budget.source, refused=refused)
     typer.echo(f"keys of layout {layout}:")
-    chosen = fitting[layout - 1]
-    typer.echo(yaml.safe_dump(keys_of(written, spec, chosen.layout, chosen.recompute), **STYLE), nl=False)
+    selected = fitting[layout - 1]
+    typer.echo(yaml.safe_dump(keys_of(spec_of_file, spec, selected.layout, selected.recompute), **STYLE), nl=False)
     for line in (
-        *found.rates.how,
-        *found.notes,
-        *without_data_parallelism(found.spec),
-        *_not_counted(written, fitting),
+        *plan_survey.rates.how,
+        *plan_survey.notes,
+        *without_data_parallelism(plan_survey.spec),
+        *_not_counted(spec_of_file, fitting),
     ):
         typer.echo(line)
 
@@ -130,12 +132,12 @@ def without_data_parallelism(spec: TrainerRunSpec) -> Iterator[str]:
     )
 
 
-def _not_counted(written: TrainerRunSpec, fitting: list[Candidate]) -> Iterator[str]:
+def _not_counted(spec_of_file: TrainerRunSpec, fitting: list[Candidate]) -> Iterator[str]:
     """What the predicted memory leaves out."""
-    unknown = max(len(each.memory.peak.unknown) for each in fitting)
+    unknown = max(len(candidate.memory.peak.unknown) for candidate in fitting)
     if unknown:
         yield f"{UNKNOWN} Memory leaves out values whose size is unknown, up to {unknown} of a layout."
-    if written.train.check_gradient and written.train.precision in ("bf16", "fp16"):
+    if spec_of_file.train.check_gradient and spec_of_file.train.precision in ("bf16", "fp16"):
         yield (
             "Memory leaves out the check of the gradient before the first step, which computes in fp32 on two samples "
             "(train.check_gradient: false avoids it)."
@@ -154,7 +156,7 @@ class _Rates:
         except UserError as error:
             raise UserError(error.what, where="--bandwidth", fix=error.fix) from None
 
-    def __call__(self, found: Built, spec: TrainerRunSpec, operations: int, memory: int) -> Rates:
+    def __call__(self, built: Built, spec: TrainerRunSpec, operations: int, memory: int) -> Rates:
         from ortflow.launchers.link import measure_link
         from ortflow.launchers.named_programs import unconfirmed
         from ortflow.workflow.planning.budget import may_measure
@@ -166,55 +168,59 @@ class _Rates:
         if not may_measure(self._measure, spec, rates, operations, memory):
             return rates
         rates = measured(
-            rates, micro_batch_seconds(found, spec, threads), operations, found.graphs.index.trained, threads
+            rates, micro_batch_seconds(built, spec, threads), operations, built.graphs.index.trained, threads
         )
         link = measure_link(spec) if unconfirmed(spec, self._overrides) is None else None
         return rates if link is None else linked(rates, Link(*link))
 
 
-def _data(written: TrainerRunSpec, found: Survey, fitting: list[Candidate], budget: float) -> dict[str, Any]:
+def _data(spec_of_file: TrainerRunSpec, plan_survey: Survey, fitting: list[Candidate], budget: float) -> dict[str, Any]:
     from ortflow.workflow.planning.layout import keys_of
 
-    listed = [{**each.to_json(), "keys": keys_of(written, found.spec, each.layout, each.recompute)} for each in fitting]
-    large = [each for each in found.found if each.memory.total > budget]
+    listed = [
+        {**candidate.to_json(), "keys": keys_of(spec_of_file, plan_survey.spec, candidate.layout, candidate.recompute)}
+        for candidate in fitting
+    ]
+    large = [candidate for candidate in plan_survey.found if candidate.memory.total > budget]
     return {
-        "ranks": found.spec.world_size, "memory": budget, "global_batch": found.spec.global_batch,
-        "device": "cuda" if found.spec.on_gpus else "cpu", "layouts": listed,
-        "too_large": [each.to_json() for each in large],
-        "refused": [{"layout": str(each), "reason": reason} for each, reason in found.refused],
-        "prediction": list(found.rates.how), "notes": list(found.notes),
+        "ranks": plan_survey.spec.world_size, "memory": budget, "global_batch": plan_survey.spec.global_batch,
+        "device": "cuda" if plan_survey.spec.on_gpus else "cpu", "layouts": listed,
+        "too_large": [candidate.to_json() for candidate in large],
+        "refused": [{"layout": str(candidate), "reason": reason} for candidate, reason in plan_survey.refused],
+        "prediction": list(plan_survey.rates.how), "notes": list(plan_survey.notes),
     }  # fmt: skip
 
 
-def _print(found: Survey, fitting: list[Candidate], budget: float, source: str, *, refused: bool) -> None:
-    spec, large = found.spec, [each for each in found.found if each.memory.total > budget]
+def _print(plan_survey: Survey, fitting: list[Candidate], budget: float, source: str, *, refused: bool) -> None:
+    spec, large = plan_survey.spec, [candidate for candidate in plan_survey.found if candidate.memory.total > budget]
     many = "rank" if spec.world_size == 1 else "ranks"
     typer.echo(
         f"{spec.world_size} {many} on {'GPUs' if spec.on_gpus else 'CPUs'} with {size(budget)} each ({source}), "
         f"{spec.global_batch} samples a step in micro-batches of {spec.data.micro_batch}"
     )
-    counts = f"{len(fitting)} layouts fit, {len(large)} need more memory, {len(found.refused)} are refused"
-    typer.echo(counts if refused or not (large or found.refused) else f"{counts} (--refused lists them)")
+    counts = f"{len(fitting)} layouts fit, {len(large)} need more memory, {len(plan_survey.refused)} are refused"
+    typer.echo(counts if refused or not (large or plan_survey.refused) else f"{counts} (--refused lists them)")
     rows = [
         ("", "data", "pipeline", "horizontal", "zero", "recompute", "micro-batches", "memory", "s a step", "waiting")
     ]
-    some = any(each.recompute for each in fitting)
-    for number, each in enumerate(fitting, 1):
-        layout, time = each.layout, each.time
+    any_recomputed = any(candidate.recompute for candidate in fitting)
+    for number, candidate in enumerate(fitting, 1):
+        layout, time = candidate.layout, candidate.time
         stages = str(layout.pipeline)
         if layout.pipeline > 1:
             stages += f" {layout.schedule}" + (f" x {layout.chunks}" if layout.chunks > 1 else "")
         waiting = f"{time.bubble:.0%}" if layout.pipeline > 1 else "-"
         rows.append((
-            str(number), str(layout.data), stages, str(layout.horizontal), str(layout.zero), each.recompute or "-",
-            str(each.micro_batches), size(each.memory.total) + (UNKNOWN if each.memory.peak.unknown else ""),
+            str(number), str(layout.data), stages, str(layout.horizontal), str(layout.zero), candidate.recompute or "-",
+            str(candidate.micro_batches),
+            size(candidate.memory.total) + (UNKNOWN if candidate.memory.peak.unknown else ""),
             f"{time.total:.3g}", waiting,
         ))  # fmt: skip
-    for text in table(rows if some else [(*row[:5], *row[6:]) for row in rows]):
+    for text in table(rows if any_recomputed else [(*row[:5], *row[6:]) for row in rows]):
         typer.echo(text)
     if refused:
-        for each in large:
-            typer.echo(f"needs {size(each.memory.total)}: {each}")
-        for reason, count in Counter(reason for _, reason in found.refused).most_common():
-            first = next(str(each) for each, why in found.refused if why == reason)
+        for candidate in large:
+            typer.echo(f"needs {size(candidate.memory.total)}: {candidate}")
+        for reason, count in Counter(reason for _, reason in plan_survey.refused).most_common():
+            first = next(str(candidate) for candidate, cause in plan_survey.refused if cause == reason)
             typer.echo(f"refused: {first}{f' and {count - 1} more' if count > 1 else ''}: {reason}")

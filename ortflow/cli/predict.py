@@ -34,14 +34,14 @@ def predict(
 
     The table has one row a sample, in the order of the set.
     """
-    found = applied(model, runs, step)
-    asked, out = asked_of(data, column, micro_batch), output.absolute()
+    applied_model = applied(model, runs, step)
+    request, out = asked_of(data, column, micro_batch), output.absolute()
 
     from ortflow.workflow.inference.predict import predict_model, predict_run
 
-    if isinstance(found, Path):
-        done = predict_model(found.absolute(), asked, out, ranks)
+    if isinstance(applied_model, Path):
+        done = predict_model(applied_model.absolute(), request, out, ranks)
     else:
-        done = predict_run(found, step, asked, out, ranks)
-    where = "" if done.step is None else f", step {done.step}"
-    typer.echo(f"{output}: {done.samples:,} rows of {', '.join(done.columns)}{where}")
+        done = predict_run(applied_model, step, request, out, ranks)
+    step_text = "" if done.step is None else f", step {done.step}"
+    typer.echo(f"{output}: {done.samples:,} rows of {', '.join(done.columns)}{step_text}")

@@ -28,8 +28,8 @@ def profile(
     if by not in ("operator", "module"):
         raise UserError(f"--by is {by}", fix="give operator or module")
     found_run = find_run(run, runs)
-    found = read(found_run.root)
-    if found is None:
+    run_profile = read(found_run.root)
+    if run_profile is None:
         raise UserError(
             f"{found_run.root.name} has no profile yet",
             where=str(found_run.run_file),
@@ -37,26 +37,26 @@ def profile(
         )
     for folder in records.attempts(found_run.root):
         # Ranks that were killed in the window left their records, and no trace.
-        if not records.trace_of(folder).exists() or (folder == found.folder and not found.complete):
+        if not records.trace_of(folder).exists() or (folder == run_profile.folder and not run_profile.complete):
             try:
                 records.write_trace(folder)
             except OSError as error:
                 typer.echo(f"warning: {records.trace_of(folder)} is not written: {error.strerror}", err=True)
-    trace = records.trace_of(found.folder)
+    trace = records.trace_of(run_profile.folder)
     if as_json:
-        print_json({**found.to_json(), "trace": str(trace)})
+        print_json({**run_profile.to_json(), "trace": str(trace)})
         return
-    _print(found, trace, by, most)
+    _print(run_profile, trace, by, most)
 
 
-def _print(found: Profile, trace: Path, by: str, most: int) -> None:
+def _print(run_profile: Profile, trace: Path, by: str, most: int) -> None:
     from ortflow.cli.status import print_table
     from ortflow.launchers.report.advice import advice
     from ortflow.launchers.report.profile_table import head, table
 
-    typer.echo(head(found))
-    rows = table(found, by, most)
+    typer.echo(head(run_profile))
+    rows = table(run_profile, by, most)
     print_table(rows, (rows[0][-1], rows[0][0]))
-    for number, sentence in enumerate(advice(found), 1):
+    for number, sentence in enumerate(advice(run_profile), 1):
         typer.echo(f"{number}. {sentence}")
     typer.echo(f"trace, for https://ui.perfetto.dev: {trace}")

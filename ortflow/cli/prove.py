@@ -85,7 +85,7 @@ def sources(spec: RunSpec) -> list[Path]:
     if section is None or section.script is None:
         return []
     script = Path(section.script)
-    beside = sorted(path for path in script.parent.glob("*.py") if path != script)
+    neighbours = sorted(path for path in script.parent.glob("*.py") if path != script)
     imported = {line.split()[1].split(".")[0] for line in script.read_text(errors="replace").splitlines()
                 if line.strip().startswith(("import ", "from ")) and len(line.split()) > 1}  # fmt: skip
-    return [script, *(path for path in beside if path.stem in imported)]
+    return [script, *(path for path in neighbours if path.stem in imported)]

@@ -68,21 +68,21 @@ def resume(
     from ortflow.workflow.spec.file.load import load_run_file
     from ortflow.workflow.spec.file.paths import moved, resolve_paths
 
-    found = find_run(run, runs)
-    spec = moved(load_run_file(found.run_file, overrides or ()), found.root)
-    before = used(found.read_attempts())
+    run_dir = find_run(run, runs)
+    spec = moved(load_run_file(run_dir.run_file, overrides or ()), run_dir.root)
+    before = used(run_dir.read_attempts())
     counted = ""
     if before.failures or before.preemptions:
         counted = (
             f"{before.failures} failures and {before.preemptions} preemptions are no longer counted: "
             f"{spec.restart.failures} failures are allowed from here"
         )
-    launcher = launcher_of(found)
+    launcher = launcher_of(run_dir)
     if overrides and spec.run_dir is not None:
         spec = resolve_paths(spec, Path("run.yaml").absolute())
-    submission = Submission(spec, found, new_budget=True, overrides=tuple(overrides or ()))
+    submission = Submission(spec, run_dir, new_budget=True, overrides=tuple(overrides or ()))
     if isinstance(launcher, LocalLauncher):
-        if counted and not launcher.status(found).state.active:
+        if counted and not launcher.status(run_dir).state.active:
             typer.echo(counted, err=True)
         start(submission, runs, detach=detach)
     else:
@@ -139,17 +139,17 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
     leave(end.code, end.how.cause or end.how.state.value, end.how.why or "", run, name)
 
 
-def leave(code: int, cause: str, why: str, run: RunDir, name: str) -> NoReturn:
+def leave(code: int, cause: str, reason: str, run: RunDir, name: str) -> NoReturn:
     """Exit as the run has ended, and print how to continue it; after wrong input only if steps were done."""
     if code == EXIT_USER:
         raise UserError(
             cause, fix=f"correct it, then continue with `ortflow resume {name} KEY=VALUE`" if is_run(run) else None
         )
     if code == EXIT_FAILURE:
-        reported = "; ".join(filter(None, (cause, why)))
-        raise OrtflowError(f"{reported}; `ortflow resume {name}` tries again, `ortflow logs {name}` shows more")
+        message = "; ".join(filter(None, (cause, reason)))
+        raise OrtflowError(f"{message}; `ortflow resume {name}` tries again, `ortflow logs {name}` shows more")
     if code == EXIT_PREEMPTED:
-        typer.echo(f"stopped: {why or cause}; `ortflow resume {name}` continues", err=True)
+        typer.echo(f"stopped: {reason or cause}; `ortflow resume {name}` continues", err=True)
     raise typer.Exit(code)
 
 
@@ -158,27 +158,27 @@ def refuse_elsewhere(run: RunDir, launcher: object) -> None:
     from ortflow.launchers.base import launcher_of
 
     other = launcher_of(run)
-    if type(other) is not type(launcher) and (how := other.status(run)).state.active:
+    if type(other) is not type(launcher) and (run_status := other.status(run)).state.active:
         raise UserError(
-            f"{run.root} is {how.state.value} with the {how.launcher} launcher"
-            + (f", job {how.job}" if how.job else ""),
+            f"{run.root} is {run_status.state.value} with the {run_status.launcher} launcher"
+            + (f", job {run_status.job}" if run_status.job else ""),
             fix=f"stop it first with `ortflow cancel {run.root}`",
         )
 
 
-def watch(ours: Opened) -> AbstractContextManager[View]:
+def watch(directory: Opened) -> AbstractContextManager[View]:
     """The live view on a terminal, otherwise plain lines; of a program, its output."""
-    if ours.spec.program is not None:
+    if directory.spec.program is not None:
         from ortflow.launchers.output import OutputView
 
-        return OutputView(ours.run, ours.spec.monitor.every_steps)
+        return OutputView(directory.run, directory.spec.monitor.every_steps)
     if sys.stdout.isatty():
         from ortflow.launchers.live import LiveView
 
-        return LiveView(ours.run, ours.spec.name)
+        return LiveView(directory.run, directory.spec.name)
     from ortflow.launchers.plain import PlainView
 
-    return PlainView(ours.run, ours.spec.monitor.every_steps)
+    return PlainView(directory.run, directory.spec.monitor.every_steps)
 
 
 def print_submitted(run: RunDir, name: str) -> None:

@@ -82,17 +82,18 @@ def _applied(text: str, runs: Path, *, adopts: bool) -> RunDir | None:
     from ortflow.launchers.base import offering
     from ortflow.launchers.capabilities import Adopting
 
-    here: list[str] = []
+    local_handles: list[str] = []
     elsewhere: list[str] = []
     for launcher in offering(Adopting).values():
-        mine, others = launcher.handles(text)
-        here, elsewhere = here + mine, elsewhere + others
-    if adopts and len(here) == 1:
-        return _adopted(here[0], runs)
-    if found := here or elsewhere:
+        own_handles, other_handles = launcher.handles(text)
+        local_handles, elsewhere = local_handles + own_handles, elsewhere + other_handles
+    if adopts and len(local_handles) == 1:
+        return _adopted(local_handles[0], runs)
+    if handles := local_handles or elsewhere:
         raise UserError(
             f"there is no run {text} in {runs}",
-            fix=f"the cluster has {', '.join(found)}: use {'this' if len(found) == 1 else 'one of these'} as the run",
+            fix=f"the cluster has {', '.join(handles)}: use {'this' if len(handles) == 1 else 'one of these'} as "
+            "the run",
         )
     return None
 
@@ -100,10 +101,10 @@ def _applied(text: str, runs: Path, *, adopts: bool) -> RunDir | None:
 def runs_in(folder: Path) -> list[RunDir]:
     """The runs of a folder, by name."""
     try:
-        found = sorted(path for path in folder.iterdir() if path.is_dir())
+        folders = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:
         return []
-    return [run for path in found if is_run(run := RunDir(Path(os.path.abspath(path))))]
+    return [run for path in folders if is_run(run := RunDir(Path(os.path.abspath(path))))]
 
 
 def is_run(run: RunDir) -> bool:

@@ -71,10 +71,10 @@ def submit(
     from ortflow.launchers.capabilities import Chaining
 
     launcher, typed = find_launcher(backend), Typed.here(ranks, nodes, gpus, name, start_by)
-    names = [one for text in after or () for one in text.split(",") if one]
+    names = [predecessor for text in after or () for predecessor in text.split(",") if predecessor]
     if names and not isinstance(launcher, Chaining):
         raise UserError(f"--after: runs of the launcher {backend} cannot depend on others", fix=ways_to(Chaining))
-    before = tuple(find_run(one, runs) for one in names)
+    before = tuple(find_run(predecessor, runs) for predecessor in names)
     if sets or at_once is not None:
         sweeper = _of_sweeps(launcher, backend, sets)
         if follow:

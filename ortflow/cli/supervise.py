@@ -20,17 +20,17 @@ def supervise(run: RunArgument, runs: RunsOption = Path(RUNS)) -> None:
     from ortflow.launchers.base import launcher_name, launcher_of
     from ortflow.launchers.capabilities import Supervising
 
-    found = find_run(run, runs)
-    launcher = launcher_of(found)
+    run_dir = find_run(run, runs)
+    launcher = launcher_of(run_dir)
     if not isinstance(launcher, Supervising):
-        name = launcher_name(found.read_attempts())
-        raise UserError(f"{found.root.name} is a run of the {name} launcher, which needs no `ortflow supervise`")
+        name = launcher_name(run_dir.read_attempts())
+        raise UserError(f"{run_dir.root.name} is a run of the {name} launcher, which needs no `ortflow supervise`")
 
     def report(text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')}  {text}")
 
     try:
-        code = launcher.supervise(found, report)
+        code = launcher.supervise(run_dir, report)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit(code)

@@ -61,16 +61,16 @@ def plan_sweep(
     launcher.check_sweep(count(axes))
     members, submissions = [], []
     for task, values in enumerate(combinations(axes)):
-        given = [*(overrides or ()), *(f"{key}={value}" for key, value in values.items())]
-        root, one = _submission(file, given, runs, task, fresh=fresh, files=files, typed=typed)
-        members.append(Member(one.run, values))
-        submissions.append(replace(one, after=after, retry=retry))
-    refuse_shared_outputs([one.spec for one in submissions])
+        changes = [*(overrides or ()), *(f"{key}={value}" for key, value in values.items())]
+        root, submission = _submission(file, changes, runs, task, fresh=fresh, files=files, typed=typed)
+        members.append(Member(submission.run, values))
+        submissions.append(replace(submission, after=after, retry=retry))
+    refuse_shared_outputs([submission.spec for submission in submissions])
     return Sweep(root, tuple(members)), submissions
 
 
 def _submission(
-    file: Path, given: Sequence[str], runs: Path, task: int, *, fresh: bool, files: bool, typed: Typed | None
+    file: Path, changes: Sequence[str], runs: Path, task: int, *, fresh: bool, files: bool, typed: Typed | None
 ) -> tuple[Path, Submission]:
     """The run of a task, and the common start of the paths of all run directories of its sweep."""
     from ortflow.cli.program import Typed
@@ -80,7 +80,7 @@ def _submission(
     from ortflow.workflow.rundir import RunDir
     from ortflow.workflow.spec.file.paths import resolve_paths, run_directory
 
-    reading = (typed or Typed()).reading(file, given, files=files)
+    reading = (typed or Typed()).reading(file, changes, files=files)
     if reading.spec is None or reading.faults:
         raise Faults(reading.faults)
     spec = reading.spec
@@ -129,8 +129,8 @@ def submit_sweep(planned: tuple[Sweep, list[Submission]], launcher: Sweeping, at
         typer.echo(f"{sweep.root} holds this sweep, finished; --fresh starts from the beginning and keeps the old runs")
         return
     name = _reference(sweep, runs)
-    reported = f"{len(sweep.runs)} runs" + (f", {finished} of them finished already" if finished else "")
-    typer.echo(f"{name} is a job array of {reported}; status: ortflow list --sweep {name}")
+    message = f"{len(sweep.runs)} runs" + (f", {finished} of them finished already" if finished else "")
+    typer.echo(f"{name} is a job array of {message}; status: ortflow list --sweep {name}")
     typer.echo(f"  one of them: ortflow status {name}-0    save and stop all: ortflow cancel --sweep {name}")
 
 
@@ -141,28 +141,28 @@ def cancel_sweep(name: str, runs: Path, *, now: bool) -> None:
     from ortflow.launchers.capabilities import Sweeping
 
     sweep = find_sweep(name, runs)
-    there = [run for run in sweep.runs if run.run_file.is_file()]
+    runs_here = [run for run in sweep.runs if run.run_file.is_file()]
     by_launcher: dict[str, list[RunDir]] = {}
-    for run in there:
+    for run in runs_here:
         by_launcher.setdefault(launcher_name(run.read_attempts()), []).append(run)
-    asked = 0
-    for launcher, ours in ((find_launcher(key), ours) for key, ours in by_launcher.items()):
+    asked_count = 0
+    for launcher, launcher_runs in ((find_launcher(key), launcher_runs) for key, launcher_runs in by_launcher.items()):
         if isinstance(launcher, Sweeping):
-            asked += launcher.cancel_sweep(ours, now=now)
+            asked_count += launcher.cancel_sweep(launcher_runs, now=now)
         else:
-            asked += sum(launcher.cancel(run, now=now) for run in ours)
+            asked_count += sum(launcher.cancel(run, now=now) for run in launcher_runs)
     end, pause = time.monotonic() + PATIENCE, 0.2
-    found = statuses(there)
-    while active := [how for how in found if how.state.active]:
+    run_statuses = statuses(runs_here)
+    while active := [run_status for run_status in run_statuses if run_status.state.active]:
         if time.monotonic() > end:
-            others = f" and {len(active) - 1} more" if len(active) > 1 else ""
+            rest = f" and {len(active) - 1} more" if len(active) > 1 else ""
             harder = "" if now else "; `ortflow cancel --now` stops without saving"
-            raise OrtflowError(f"{active[0].name}{others} did not stop within {PATIENCE:.0f} s{harder}")
+            raise OrtflowError(f"{active[0].name}{rest} did not stop within {PATIENCE:.0f} s{harder}")
         time.sleep(pause)
-        pause, found = min(2.0, pause * 1.3), statuses(there)
-    counts = Counter(how.state.value for how in found)
-    reported = ", ".join(f"{number} {state}" for state, number in counts.items())
-    typer.echo(f"{sweep.name}: {reported}" if asked else f"{sweep.name} is not running: {reported}")
+        pause, run_statuses = min(2.0, pause * 1.3), statuses(runs_here)
+    counts = Counter(run_status.state.value for run_status in run_statuses)
+    message = ", ".join(f"{number} {state}" for state, number in counts.items())
+    typer.echo(f"{sweep.name}: {message}" if asked_count else f"{sweep.name} is not running: {message}")
 
 
 def find_sweep(text: str, runs: Path) -> Sweep:

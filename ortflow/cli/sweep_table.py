@@ -32,37 +32,37 @@ class Results:
         rows: list[tuple[str, ...]] = [
             ("", "NAME", *self.sweep.keys, "STATE", "STEP", "LOSS", *(f"EVAL {name.upper()}" for name in metrics))
         ]
-        for place, (member, how) in enumerate(zip(self.sweep.members, self.found, strict=True)):
-            step = f"{how.step}/{how.total_steps}" if how.total_steps else str(how.step)
-            results = [number(how.loss), *(number(how.evaluation.get(name)) for name in metrics)]
+        for place, (member, run_status) in enumerate(zip(self.sweep.members, self.found, strict=True)):
+            step = f"{run_status.step}/{run_status.total_steps}" if run_status.total_steps else str(run_status.step)
+            results = [number(run_status.loss), *(number(run_status.evaluation.get(name)) for name in metrics)]
             mark = "*" if place == self.best else ""
-            rows.append((mark, member.run.root.name, *member.values.values(), how.state.value, step, *results))
+            rows.append((mark, member.run.root.name, *member.values.values(), run_status.state.value, step, *results))
         return rows
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         runs = [
-            {"values": dict(member.values), "best": place == self.best, **how.to_json()}
-            for place, (member, how) in enumerate(zip(self.sweep.members, self.found, strict=True))
+            {"values": dict(member.values), "best": place == self.best, **run_status.to_json()}
+            for place, (member, run_status) in enumerate(zip(self.sweep.members, self.found, strict=True))
         ]
         return {"sweep": self.sweep.name, "metric": self.metric, "runs": runs}
 
 
-def results(sweep: Sweep, found: Sequence[RunStatus], by: str | None) -> Results:
+def results(sweep: Sweep, run_statuses: Sequence[RunStatus], by: str | None) -> Results:
     """The results compared `by` a metric, by default the first; raises UserError for an unknown metric."""
-    metrics = metrics_of(found)
+    metrics = metrics_of(run_statuses)
     if by is not None and metrics and by not in metrics:
         raise UserError(f"no run of {sweep.name} was evaluated by {by}", fix=f"there are: {', '.join(metrics)}")
     metric = by if by in metrics else next(iter(metrics), None)
     if metric is None:
-        return Results(sweep, found, None, None)
+        return Results(sweep, run_statuses, None, None)
     sign = -1.0 if higher_is_better(metric) else 1.0
     ranked = [
         (sign * value, place)
-        for place, how in enumerate(found)
-        if (value := how.evaluation.get(metric)) is not None and _is_finite(how.evaluation.values())
+        for place, run_status in enumerate(run_statuses)
+        if (value := run_status.evaluation.get(metric)) is not None and _is_finite(run_status.evaluation.values())
     ]
-    return Results(sweep, found, metric, min(ranked)[1] if ranked else None)
+    return Results(sweep, run_statuses, metric, min(ranked)[1] if ranked else None)
 
 
 def _is_finite(values: Iterable[float | None]) -> bool:
@@ -70,9 +70,9 @@ def _is_finite(values: Iterable[float | None]) -> bool:
     return all(value is not None and math.isfinite(value) for value in values)
 
 
-def metrics_of(found: Sequence[RunStatus]) -> list[str]:
+def metrics_of(run_statuses: Sequence[RunStatus]) -> list[str]:
     """All metrics of the evaluated runs, in the order of the records."""
-    return list(dict.fromkeys(name for how in found for name in how.evaluation))
+    return list(dict.fromkeys(name for run_status in run_statuses for name in run_status.evaluation))
 
 
 def number(value: float | None) -> str:

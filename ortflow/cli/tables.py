@@ -36,9 +36,9 @@ def verify_table(path: Path) -> None:
     """Read a table once and list its bad rows."""
     from ortflow.workflow.data.tables import describe
 
-    rows, bad, named = describe.verify_table(path)
+    rows, bad, bad_rows = describe.verify_table(path)
     typer.echo(f"{title_of(path)}: {rows} rows can be read, {bad} {'is' if bad == 1 else 'are'} bad")
-    _list_bad(named, bad, len(named))
+    _list_bad(bad_rows, bad, len(bad_rows))
     if bad:
         raise typer.Exit(EXIT_USER)
 
@@ -47,7 +47,7 @@ def convert_table(path: Path, output: Path, shard_samples: int | None, force: bo
     """Convert a table, and print what became of its columns and what the conversion gains."""
     from ortflow.workflow.data.tables import describe
 
-    count, classes, left, (before, after) = describe.convert_table(
+    count, classes, omitted, (before, after) = describe.convert_table(
         path, output, shard_samples=shard_samples, replace=force
     )
     typer.echo(f"{output}: {count} samples")
@@ -56,7 +56,7 @@ def convert_table(path: Path, output: Path, shard_samples: int | None, force: bo
         typer.echo(f"  {name}: {len(names)} classes: {listed}{', …' if len(names) > _LISTED else ''}")
     if classes:
         typer.echo(f"  all classes are in {describe.classes_beside(output)}")
-    for name, reason in left.items():
+    for name, reason in omitted.items():
         typer.echo(f"  {name} is left out: {reason}")
     typer.echo(f"  reading in random order: {after:,.0f} samples/s; from {path.name}: {before:,.0f}")
 
@@ -76,13 +76,13 @@ def _column(column: Mapping[str, Any]) -> str:
         parts.append(f"{column['not_numbers']} NaN")
     if "most" in column:
         most = ", ".join(f"{name!r} {count}" for name, count in column["most"].items())
-        more = ", …" if column["different"] > len(column["most"]) else ""
-        parts.append(f"{column['different']} different: {most}{more}")
+        rest = ", …" if column["different"] > len(column["most"]) else ""
+        parts.append(f"{column['different']} different: {most}{rest}")
     return ", ".join(parts)
 
 
-def _list_bad(named: list[str], bad: int, listed: int = _LISTED) -> None:
-    for line in named[:listed]:
+def _list_bad(bad_rows: list[str], bad: int, listed: int = _LISTED) -> None:
+    for line in bad_rows[:listed]:
         typer.echo(f"  {line}")
-    if bad > min(len(named), listed):
-        typer.echo(f"  … and {bad - min(len(named), listed)} more bad rows")
+    if bad > min(len(bad_rows), listed):
+        typer.echo(f"  … and {bad - min(len(bad_rows), listed)} more bad rows")

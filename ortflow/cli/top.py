@@ -74,13 +74,13 @@ class Overview:
         self._runs = list(statuses(runs_in(self._folder)))
         self._now = time.time()
         self._read_goodputs(self._runs, self._now, all_new=all_new)
-        self._trends = {how.directory: _trend(Path(how.directory)) for how in self._runs}
-        if self.selected not in {how.directory for how in self._runs}:
-            self.selected = next((how.directory for how in self._ordered()), None)
+        self._trends = {run_status.directory: _trend(Path(run_status.directory)) for run_status in self._runs}
+        if self.selected not in {run_status.directory for run_status in self._runs}:
+            self.selected = next((run_status.directory for run_status in self._ordered()), None)
 
     def move(self, by: int) -> None:
         """Select a run further up or down."""
-        places = [how.directory for how in self._ordered()]
+        places = [run_status.directory for run_status in self._ordered()]
         if self.selected in places:
             self.selected = places[min(len(places) - 1, max(0, places.index(self.selected) + by))]
 
@@ -102,13 +102,22 @@ class Overview:
         rows = [
             HEAD,
             *(
-                _row(how, self._trends.get(how.directory, ""), self._goodputs.get(how.directory), self._now)
-                for how in ordered
+                _row(
+                    run_status,
+                    self._trends.get(run_status.directory, ""),
+                    self._goodputs.get(run_status.directory),
+                    self._now,
+                )
+                for run_status in ordered
             ),
         ]
         head, *lines = (cut(line, width) for line in table(fitted(rows, width, ("NAME",))))
-        place = next((place for place, how in enumerate(ordered) if how.directory == self.selected), 0)
-        waiting = [cut(f"{Path(how.directory).name} waits: {how.waits}", width) for how in ordered if how.waits]
+        place = next((place for place, run_status in enumerate(ordered) if run_status.directory == self.selected), 0)
+        waiting = [
+            cut(f"{Path(run_status.directory).name} waits: {run_status.waits}", width)
+            for run_status in ordered
+            if run_status.waits
+        ]
         if height is None or 1 + len(lines) + len(waiting) <= height:
             self.bright = 1 + place
             return [head, *lines, *waiting]
@@ -118,40 +127,47 @@ class Overview:
         shown = [*lines, *waiting][first : first + room]
         return [head, *shown, f"… {len(lines) + len(waiting) - len(shown)} more"]
 
-    def _read_goodputs(self, found: Sequence[RunStatus], now: float, *, all_new: bool) -> None:
+    def _read_goodputs(self, run_statuses: Sequence[RunStatus], now: float, *, all_new: bool) -> None:
         from ortflow.launchers.report.survey import survey
         from ortflow.workflow.rundir import RunDir
 
-        fresh = [how for how in found if how.directory not in self._goodputs]
-        active = [how for how in found if how.state.active and how not in fresh]
-        active.sort(key=lambda how: self._oldest.index(how.directory) if how.directory in self._oldest else -1)
-        for how in fresh if all_new else [*fresh[:5], *active[:1]]:
+        fresh = [run_status for run_status in run_statuses if run_status.directory not in self._goodputs]
+        active = [run_status for run_status in run_statuses if run_status.state.active and run_status not in fresh]
+        active.sort(
+            key=lambda run_status: (
+                self._oldest.index(run_status.directory) if run_status.directory in self._oldest else -1
+            )
+        )
+        for run_status in fresh if all_new else [*fresh[:5], *active[:1]]:
             try:
-                self._goodputs[how.directory] = survey(
-                    RunDir(Path(how.directory)), now, status=how, all_ranks=False
+                self._goodputs[run_status.directory] = survey(
+                    RunDir(Path(run_status.directory)), now, status=run_status, all_ranks=False
                 ).account.goodput
             except OSError:
-                self._goodputs[how.directory] = None
-            self._oldest = [*(one for one in self._oldest if one != how.directory), how.directory]
+                self._goodputs[run_status.directory] = None
+            self._oldest = [
+                *(folder for folder in self._oldest if folder != run_status.directory),
+                run_status.directory,
+            ]
 
 
 HEAD = ("NAME", "STATE", "STEP", "LEFT", "LOSS", "TREND", "RESTARTS", "GOOD")
 
 
-def _row(how: RunStatus, trend: str, goodput: float | None, now: float) -> tuple[str, ...]:
+def _row(run_status: RunStatus, trend: str, goodput: float | None, now: float) -> tuple[str, ...]:
     from ortflow.launchers.lines import duration
 
-    left = "-" if how.seconds_left is None else duration(how.seconds_left)
-    if how.starts_at is not None and how.starts_at > now and how.state.value == "pending":
-        left = f"in {duration(how.starts_at - now)}"
+    seconds_left = "-" if run_status.seconds_left is None else duration(run_status.seconds_left)
+    if run_status.starts_at is not None and run_status.starts_at > now and run_status.state.value == "pending":
+        seconds_left = f"in {duration(run_status.starts_at - now)}"
     return (
-        Path(how.directory).name,
-        how.state.value,
-        f"{how.step}/{how.total_steps}" if how.total_steps else str(how.step),
-        left,
-        "-" if how.loss is None else f"{how.loss:.4g}",
+        Path(run_status.directory).name,
+        run_status.state.value,
+        f"{run_status.step}/{run_status.total_steps}" if run_status.total_steps else str(run_status.step),
+        seconds_left,
+        "-" if run_status.loss is None else f"{run_status.loss:.4g}",
         trend,
-        str(max(0, how.attempts - 1)),
+        str(max(0, run_status.attempts - 1)),
         "-" if goodput is None else f"{100 * goodput:.0f}%",
     )
 
@@ -160,11 +176,11 @@ def _key(order: str, goodputs: dict[str, float | None]) -> Callable[[RunStatus],
     """The order of rows; runs that are active come first."""
     infinite = float("inf")
     keys: dict[str, Callable[[RunStatus], tuple[object, ...]]] = {
-        "state": lambda how: (not how.state.active, -(how.time or 0.0)),
-        "name": lambda how: (Path(how.directory).name,),
-        "left": lambda how: (infinite if how.seconds_left is None else how.seconds_left,),
-        "updated": lambda how: (-(how.time or 0.0),),
-        "goodput": lambda how: (infinite if (value := goodputs.get(how.directory)) is None else value,),
+        "state": lambda run_status: (not run_status.state.active, -(run_status.time or 0.0)),
+        "name": lambda run_status: (Path(run_status.directory).name,),
+        "left": lambda run_status: (infinite if run_status.seconds_left is None else run_status.seconds_left,),
+        "updated": lambda run_status: (-(run_status.time or 0.0),),
+        "goodput": lambda run_status: (infinite if (value := goodputs.get(run_status.directory)) is None else value,),
     }
     return keys[order]
 

@@ -103,8 +103,8 @@ def _log(run: Path, lines: int) -> list[str]:
     from ortflow.workflow.rundir import RunDir
 
     try:
-        found = RunDir(run)
-        newest = deque(launcher_of(found).logs(found, attempt=None, rank=0, follow=False), maxlen=max(1, lines - 1))
+        run_dir = RunDir(run)
+        newest = deque(launcher_of(run_dir).logs(run_dir, attempt=None, rank=0, follow=False), maxlen=max(1, lines - 1))
     except (OrtflowError, OSError) as error:
         newest = deque(str(error).split("\n"))
     return [f"log of {run.name}, rank 0", *newest]
@@ -131,11 +131,11 @@ def live(view: Overview) -> None:
         while not screen.ended:
             view.read()
             until = time.monotonic() + PERIOD
-            while not screen.ended and (left := until - time.monotonic()) > 0:
+            while not screen.ended and (seconds_left := until - time.monotonic()) > 0:
                 screen.look()
                 size = console.size
                 shown.update(screen.drawn(size.width, size.height, keys=keyboard is not None), refresh=True)
-                for key in _keys(keyboard, left):
+                for key in _keys(keyboard, seconds_left):
                     screen.press(key)
 
 

@@ -76,9 +76,9 @@ class Findings:
     unchecked: str | None = None
     """What could not be checked, and why."""
 
-    def add_unchecked(self, what: str) -> None:
+    def add_unchecked(self, text: str) -> None:
         """Add to what could not be checked."""
-        self.unchecked = f"{what}; {self.unchecked}" if self.unchecked else what
+        self.unchecked = f"{text}; {self.unchecked}" if self.unchecked else text
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -144,8 +144,8 @@ def _examine_program(spec: ProgramRunSpec, reading: Reading, findings: Findings,
 
     if missing:
         findings.add_unchecked("the program, because it does not exist; the `prepare` command creates it")
-    elif (why := unconfirmed(spec, ())) is not None and spec.resources.python is not None:
-        findings.add_unchecked(f"the program, because {why}")
+    elif (reason := unconfirmed(spec, ())) is not None and spec.resources.python is not None:
+        findings.add_unchecked(f"the program, because {reason}")
     else:
         try:
             check_source(spec.program)
@@ -174,7 +174,7 @@ def examine_elsewhere(run_file: Path, overrides: Sequence[str], name: str, launc
     return findings
 
 
-def _of_launchers(reading: Reading, chosen: str | None) -> tuple[list[Fault], str | None]:
+def _of_launchers(reading: Reading, backend: str | None) -> tuple[list[Fault], str | None]:
     """The faults for the launcher that the user named, and for those with a section in the run file.
 
     Also what they could not check, and why.
@@ -183,18 +183,18 @@ def _of_launchers(reading: Reading, chosen: str | None) -> tuple[list[Fault], st
     from ortflow.launchers.capabilities import Validating
     from ortflow.workflow.spec.file.installed import find_options, options_of
 
-    spec, written = reading.spec, reading.written.get("backends")
+    spec, sections = reading.spec, reading.written.get("backends")
     if spec is None or reading.faults:
         return [], None
     faults: list[Fault] = []
     unchecked: list[str] = []
-    for name in dict.fromkeys([*(written if isinstance(written, dict) else ()), *([chosen] if chosen else ())]):
+    for name in dict.fromkeys([*(sections if isinstance(sections, dict) else ()), *([backend] if backend else ())]):
         try:
             if (options := find_options(name)) is not None:
                 options_of(spec, name, options)
             launcher = find_launcher(name)
             if isinstance(launcher, Validating):
-                unchecked += filter(None, [launcher.validate(spec, reading.written, chosen=name == chosen)])
+                unchecked += filter(None, [launcher.validate(spec, reading.written, chosen=name == backend)])
         except Faults as found:
             faults += [reading.located(fault) for fault in found.faults]
         except UserError as error:
