@@ -36,7 +36,8 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
     try:
         root.mkdir(parents=True, exist_ok=True)
         _remove_division(root)
-        forms = (form.of(graph) for form in Form for graph in (result.train, result.optimizer))
+        further_forms = [form for form in Form if form is not Form.PLAIN]
+        forms = (form.of(graph) for form in further_forms for graph in (result.train, result.optimizer))
         for graph in (result.infer, result.optimizer, result.state_dict, root / RECORD, *forms):
             # Files of an earlier attempt.
             graph.unlink(missing_ok=True)
