@@ -239,6 +239,7 @@ def has_kernels(spec: TrainerRunSpec) -> bool:
 def _form(graphs: GraphSet, spec: TrainerRunSpec) -> Path | None:
     """The training graph in its form for the device, as far as it is known here; None for the plain one."""
     from ortflow.workflow.graph.forms import Target
+    from ortflow.workflow.spec.train import HALF_PRECISIONS
 
     kernels = spec.resources.kernels == "auto" if spec.on_gpus else has_kernels(spec)
-    return Target(spec.on_gpus, kernels, spec.train.precision in ("fp16", "bf16")).form_of(graphs.train)
+    return Target(spec.on_gpus, kernels, spec.train.precision in HALF_PRECISIONS).form_of(graphs.train)

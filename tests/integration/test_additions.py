@@ -164,6 +164,15 @@ FORMAT = Addition(
         )
     },
 )
+PRECISION = Addition(
+    "A precision",
+    [
+        ("workflow/spec/train.py", '"fp16", "bf16"] = "fp32"', '"fp16_unscaled", '),
+        ("workflow/spec/train.py", '"fp16", "bf16")', '"fp16_unscaled", '),
+        ("workflow/fusion/half.py", '"fp16": TensorProto.FLOAT16, ', '"fp16_unscaled": TensorProto.FLOAT16, '),
+        ("workflow/fusion/halved.py", '"fp16": _scale, ', '"fp16_unscaled": _copy, '),
+    ],
+)
 
 
 def named(section: str) -> set[str]:
@@ -283,5 +292,22 @@ def test_the_gradient_of_an_operator(tmp_path: Path) -> None:
         "        return (np.linalg.inv(x),)\n"
         "values = np.array([[2.0, 0.5, 0.0], [1.0, 3.0, -1.0], [0.0, 0.5, 1.5]])\n"
         "check('Inverse', {'x': values}, ['x'], domain='com.microsoft', new_ops=[Inverse])\n"
+    )
+    output_of(source, str(program), folder=tmp_path)
+
+
+def test_a_precision(tmp_path: Path) -> None:
+    source = with_addition(tmp_path, PRECISION)
+    program = tmp_path / "build.py"
+    program.write_text(
+        "import sys\nfrom pathlib import Path\n"
+        f"sys.path.insert(0, {str(ROOT / 'tests/support')!r})\n"
+        "import onnx\nfrom graph_build_models import built, linear\n"
+        "from ortflow.workflow.graph.forms import Form\n"
+        "loss = {'kind': 'mse', 'label': 'target'}\n"
+        "graphs = built(linear(Path('m.onnx')), loss, resources__gpus_per_rank=1, train__precision='fp16_unscaled')\n"
+        "graph = onnx.load(Form.HALF.of(graphs.train)).graph\n"
+        "assert onnx.TensorProto.FLOAT16 in {v.type.tensor_type.elem_type for v in graph.value_info}\n"
+        "assert 'ortflow.loss_scale' not in {v.name for v in graph.input}\n"
     )
     output_of(source, str(program), folder=tmp_path)

@@ -22,7 +22,7 @@ from ortflow.workflow.assembly.saving import batch_shapes, saving, without_recom
 from ortflow.workflow.assembly.starting import started_from
 from ortflow.workflow.assembly.timing import Timing, costs_of, wants_costs, why_counted
 from ortflow.workflow.assembly.torch_names import torch_names
-from ortflow.workflow.assembly.training import TRAIN, synced_files, training_forms, training_of
+from ortflow.workflow.assembly.training import TRAIN, Training, synced_files, training_forms, training_of
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.intake.lora import with_lora
@@ -38,7 +38,7 @@ from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.roles.role_heuristics import recurrent_biases
 from ortflow.workflow.graph.stages.node_costs import NAME as COSTS
 from ortflow.workflow.graph.types import SEED, VALID, GraphSet
-from ortflow.workflow.kernels.library import library_for
+from ortflow.workflow.kernels.library import Library, library_for
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
 from ortflow.workflow.spec.model import single_losses
 from ortflow.workflow.spec.run import TrainerRunSpec
@@ -64,9 +64,9 @@ def build_graphs(
     """
     section = spec.onnx_model
     # Sessions are tested in a separate process, which starts while the model is read.
-    with Child() as child, ThreadPoolExecutor(1) as beside:
+    with Child() as child, ThreadPoolExecutor(1) as executor:
         # The first call compiles for a second or two.
-        library = beside.submit(library_for, spec.kernels)
+        library = executor.submit(library_for, spec.kernels)
         read = read_source(section)
         started = started_from(section.start_from, read, torch_names(read), out, resumed=resumed)
         source = with_lora(started.source, section.lora, spec.seed)
@@ -77,7 +77,7 @@ def build_graphs(
         batch = batch_input(forward.graph, source)
         training = training_of(forward, spec, source, batch, length)
         losses = single_losses(section.loss)
-        logits = [line for where, loss in losses.items() for line in logits_note(forward.graph, loss, outputs[where])]
+        logits = [line for key, loss in losses.items() for line in logits_note(forward.graph, loss, outputs[key])]
         notes = [*started.notes, *source.notes, *logits, *training.notes]
         warnings = [*source.warnings, *_untrained(source, training.trained)]
         evaluate, bounds = eval_graph([*outputs.values()], spec, source, batch)
@@ -107,25 +107,19 @@ def build_graphs(
             update = user_optimizer_graph(section.graphs.optimizer)
             files["optimizer.onnx"] = update.SerializeToString(deterministic=True)
             check_loads(child, files["optimizer.onnx"], "optimizer", update)
-        for form in (Form.PLACED, Form.HALF):
-            if form in training.forms:
-                files[form.of(TRAIN).name] = serialized(training.forms[form], order)
-        if Form.KERNELS in training.forms:
-            content = serialized(training.forms[Form.KERNELS], order)
-            fault = kernels_fault(child, content, library.result())
-            if fault is None:
-                files[Form.KERNELS.of(TRAIN).name] = content
-            else:
-                check_loads(child, files[TRAIN.name], "training", forward)
-                notes.append(f"trained with ONNX Runtime's own kernels, because it rejects ortflow's ({fault})")
+        form_files, fault = _forms(training, order, child, library.result())
+        files |= form_files
+        if fault is not None:
+            check_loads(child, files[TRAIN.name], "training", forward)
+            notes.append(f"trained with ONNX Runtime's own kernels, because it rejects ortflow's ({fault})")
         if section.recompute:
             shapes = batch_shapes(inputs, spec.data.micro_batch, length, lengths or {})
-            kept = training_of(forward, without_recomputation(spec), source, batch, length) if shapes else None
-            if shapes and kept:
-                own = Form.KERNELS.of(TRAIN).name in files and library.result() is not None
-                own = spec.resources.kernels == "auto" if spec.on_gpus else own
-                whole = " for the undivided model" if spec.divides else ""
-                notes.append(saving(training, kept, shapes, order, kernels=own, whole=whole))
+            unrecomputed = training_of(forward, without_recomputation(spec), source, batch, length) if shapes else None
+            if shapes and unrecomputed:
+                has_kernels = Form.KERNELS.of(TRAIN).name in files and library.result() is not None
+                has_kernels = spec.resources.kernels == "auto" if spec.on_gpus else has_kernels
+                scope = " for the undivided model" if spec.divides else ""
+                notes.append(saving(training, unrecomputed, shapes, order, kernels=has_kernels, whole=scope))
         measured = None
         if wants_costs(spec) and training.prepared is not None:
             measured = costs_of(training.prepared, source.tensors, inputs, spec, length, out, child, timing)
@@ -146,7 +140,7 @@ def build_graphs(
         notes += divided.notes
         files |= divided.files
     integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]
-    unproved = (unproved_logits(forward.graph, loss, outputs[where]) for where, loss in losses.items())
+    unproved = (unproved_logits(forward.graph, loss, outputs[key]) for key, loss in losses.items())
     result = GraphSet(
         root=out,
         index=index,
@@ -164,15 +158,30 @@ def build_graphs(
     return result
 
 
+def _forms(
+    training: Training, order: Sequence[onnx.ValueInfoProto], child: Child, library: Library | None
+) -> tuple[dict[str, bytes], str | None]:
+    """The forms of the training graph by file name, and why ONNX Runtime rejects ortflow's kernels, if it does."""
+    files, fault = {}, None
+    for form in (Form.PLACED, Form.HALF, Form.KERNELS):
+        if form not in training.forms:
+            continue
+        content = serialized(training.forms[form], order)
+        fault = kernels_fault(child, content, library) if form is Form.KERNELS else None
+        if fault is None:
+            files[form.of(TRAIN).name] = content
+    return files, fault
+
+
 def _untrained(source: Source, trained: Collection[str]) -> list[str]:
     """A warning if the training graph has no gradient for some of the parameters that should be trained."""
-    left = [name for name in source.roles.trained if name not in trained]
-    if not left:
+    untrained = [name for name in source.roles.trained if name not in trained]
+    if not untrained:
         return []
-    values = sum(source.roles[name].count for name in left)
+    values = sum(source.roles[name].count for name in untrained)
     share = values / sum(role.count for role in source.roles if role.role == "trained")
     return [
-        f"not trained, because the training graph has no gradient for it: {_some(left)}, {values:,} values,"
+        f"not trained, because the training graph has no gradient for it: {_some(untrained)}, {values:,} values,"
         f" {share:.2%} of the parameters"
     ]
 
@@ -181,25 +190,25 @@ def _in_order(
     spec: TrainerRunSpec, source: Source, inputs: Sequence[str], models: Sequence[onnx.ModelProto]
 ) -> list[onnx.ValueInfoProto]:
     """The inputs of every graph, in order: the batch's, what the trainer adds, the model's tensors."""
-    known = {value.name: value for model in models for value in model.graph.input}
-    added = [*([VALID] if spec.data.last_batch == "pad" else []), *([SEED] if SEED in known else [])]
-    return [known[name] for name in (*inputs, *added, *source.tensors)]
+    inputs_by_name = {value.name: value for model in models for value in model.graph.input}
+    added = [*([VALID] if spec.data.last_batch == "pad" else []), *([SEED] if SEED in inputs_by_name else [])]
+    return [inputs_by_name[name] for name in (*inputs, *added, *source.tensors)]
 
 
 def _index(spec: TrainerRunSpec, source: Source, trained: Collection[str]) -> FlatIndex:
     """Where each tensor lies in the flat buffers, by its group."""
     check_groups(spec.train, trained)
     patterns = spec.train.optimizer.no_decay
-    named: set[str] = set()
+    undecayed: set[str] = set()
     for place, pattern in enumerate(patterns or []):
-        named.update(matches(pattern, trained, f"train.optimizer.no_decay[{place}]", "trained parameter"))
+        undecayed.update(matches(pattern, trained, f"train.optimizer.no_decay[{place}]", "trained parameter"))
     state = set(source.roles.state)
     biases = recurrent_biases(source.skeleton.graph)
 
     def group(name: str, shape: tuple[int, ...]) -> Group:
         if name not in trained:
             return "state" if name in state else "frozen"
-        excluded = (len(shape) <= 1 or name in biases) if patterns is None else name in named
+        excluded = (len(shape) <= 1 or name in biases) if patterns is None else name in undecayed
         return "no_decay" if excluded else "decay"
 
     return FlatIndex.place(
@@ -209,5 +218,5 @@ def _index(spec: TrainerRunSpec, source: Source, trained: Collection[str]) -> Fl
 
 def _some(names: Sequence[str], limit: int = 5) -> str:
     """The first few names, and the number of others."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest

@@ -100,7 +100,7 @@ def divide(
         If the model cannot be divided like this.
     """
     section, cuts = spec.parallel, spec.parallel.cuts
-    held: list[list[Held]] = []
+    holdings: list[list[Held]] = []
     files: dict[Path, bytes] = {}
     collectives: list[dict[str, list[Kind]]] = []
     notes: list[str] = []
@@ -111,14 +111,14 @@ def divide(
             forward, evaluated, regions, lines = _part_of(spec, whole, prepared, evaluate, trained, part, lengths)
         if parts is not None and part not in parts:
             # The parts of a stage have the same tensors.
-            first = [held[0][stage].tensors for stage in range(section.pipeline)]
-            held.append([_held(names, regions) for names in first])
+            first = [holdings[0][stage].tensors for stage in range(section.pipeline)]
+            holdings.append([_held(names, regions) for names in first])
             continue
         folder = folder_of(root, part)
         if section.pipeline == 1:
             graphs = {**train_graph(forward), "eval.onnx": evaluated}
             files |= {folder / name: _finished(model, on_gpus=spec.on_gpus) for name, model in graphs.items()}
-            held.append([Held([entry.name for entry in whole], regions)])
+            holdings.append([Held([entry.name for entry in whole], regions)])
         else:
             # The parts of a stage run in step: all are cut where the first is.
             cut = _staged(spec, whole, forward, evaluated, trained, cuts, length, folder, measured)
@@ -128,24 +128,24 @@ def divide(
             if section.horizontal > 1:
                 graphs = {p.name: onnx.load_from_string(data) for p, data in cut.files.items() if p.suffix == ".onnx"}
             lines += cut.notes
-            held.append([_held(names, regions) for names in _tensors_of(cut, whole, section.pipeline)])
+            holdings.append([_held(names, regions) for names in _tensors_of(cut, whole, section.pipeline)])
         collectives.append({name: _collectives(model) for name, model in graphs.items()})
         notes += lines if not part else ()
     check_alike(collectives)
-    ordered = [held[part][stage] for stage in range(section.pipeline) for part in range(section.horizontal)]
+    ordered = [holdings[part][stage] for stage in range(section.pipeline) for part in range(section.horizontal)]
     try:
         division = division_of(whole, spec.grid, ordered)
         for rank in range(spec.grid.world_size):
             ties(division, spec.grid.place(rank))
     except ValueError as error:
         raise UserError(str(error), where="parallel", fix="set pipeline or horizontal to 1") from error
-    named = {path.relative_to(root).as_posix(): content for path, content in files.items()}
-    return Divided(division, {**named, NAME: json.dumps(division.to_json()).encode()}, notes)
+    contents = {path.relative_to(root).as_posix(): content for path, content in files.items()}
+    return Divided(division, {**contents, NAME: json.dumps(division.to_json()).encode()}, notes)
 
 
 def _part_of(
     spec: TrainerRunSpec,
-    whole: FlatIndex,
+    index: FlatIndex,
     prepared: onnx.ModelProto,
     evaluate: onnx.ModelProto,
     trained: Sequence[str],
@@ -153,23 +153,25 @@ def _part_of(
     lengths: Mapping[str, int] | None,
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, dict[str, Region], list[str]]:
     """The forward and the evaluation graph of one part, its regions of the divided tensors, and log lines."""
-    shapes = {entry.name: entry.tensor.shape for entry in whole}
+    shapes = {entry.name: entry.tensor.shape for entry in index}
     parts = spec.parallel.horizontal
     section = spec.parallel
-    named = {"whole": section.whole, "columns": section.columns, "rows": section.rows}
-    forward = divide_layers(prepared, shapes, trained, LOSS_SUM, part, parts, CHANNEL, named=named)
+    layers = {"whole": section.whole, "columns": section.columns, "rows": section.rows}
+    forward = divide_layers(prepared, shapes, trained, LOSS_SUM, part, parts, CHANNEL, named=layers)
     evaluated = divide_layers(evaluate, shapes, (), LOSS_SUM, part, parts, CHANNEL, like=forward)
     regions = {name: region for name, region in forward.regions.items() if not region.whole}
     notes = list(forward.notes)
     if section.sequence_parallel:
-        held = {name: forward.regions[name].shape(shape) for name, shape in shapes.items()}
-        notes += share_tokens(forward.model, held, trained, LOSS_SUM, forward.sums, part, parts, CHANNEL, lengths)
+        held_shapes = {name: forward.regions[name].shape(shape) for name, shape in shapes.items()}
+        notes += share_tokens(
+            forward.model, held_shapes, trained, LOSS_SUM, forward.sums, part, parts, CHANNEL, lengths
+        )
     return forward.model, evaluated.model, regions, notes
 
 
 def _staged(
     spec: TrainerRunSpec,
-    whole: FlatIndex,
+    index: FlatIndex,
     forward: onnx.ModelProto,
     evaluated: onnx.ModelProto,
     trained: Sequence[str],
@@ -184,23 +186,23 @@ def _staged(
         section.pipeline, section.chunks, cuts, spec.data.micro_batch, length,
         spec.onnx_model.recomputed_scopes, spec.train.precision if spec.on_gpus else None, measured,
     )  # fmt: skip
-    weights = [entry.name for entry in whole]
+    weights = [entry.name for entry in index]
     try:
         return build_stages(forward, evaluated, weights, trained, stages, folder)
     except UserError as error:
         if cuts is not None or measured is None or not measured.known:
             raise
-        made = build_stages(forward, evaluated, weights, trained, replace(stages, measured=None), folder)
+        staged = build_stages(forward, evaluated, weights, trained, replace(stages, measured=None), folder)
         line = f"cut by counted operations, because the model cannot be cut where the measured time says: {error.what}"
-        return replace(made, notes=(*made.notes, line))
+        return replace(staged, notes=(*staged.notes, line))
 
 
-def _tensors_of(cut: StageGraphs, whole: FlatIndex, stages: int) -> list[list[str]]:
+def _tensors_of(cut: StageGraphs, index: FlatIndex, stages: int) -> list[list[str]]:
     """The tensors of each stage."""
     tensors = [cut.stages.tensors_of(stage) for stage in range(stages)]
     read = set[str]().union(*tensors)
     # What only other outputs of the model are computed with is saved and exported all the same.
-    tensors[0] += [entry.name for entry in whole if entry.name not in read]
+    tensors[0] += [entry.name for entry in index if entry.name not in read]
     return tensors
 
 
@@ -232,8 +234,8 @@ def check_alike(collectives: Sequence[Mapping[str, Sequence[Kind]]]) -> None:
         Of each part, by the name of its graphs.
     """
     first = collectives[0]
-    for part, each in enumerate(collectives):
-        unlike = [name for name in {**first, **each} if first.get(name) != each.get(name)]
+    for part, kinds in enumerate(collectives):
+        unlike = [name for name in {**first, **kinds} if first.get(name) != kinds.get(name)]
         if unlike:
             raise UserError(
                 f"the parts 0 and {part} of {unlike[0]} do not run the same collectives in the same order",
@@ -242,7 +244,7 @@ def check_alike(collectives: Sequence[Mapping[str, Sequence[Kind]]]) -> None:
             )
 
 
-def division_of(whole: FlatIndex, grid: Grid, held: Sequence[Held]) -> Division:
+def division_of(whole: FlatIndex, grid: Grid, holdings: Sequence[Held]) -> Division:
     """The division. Tensors with several holdings come last within their group.
 
     The elements that a sum over all ranks counts on a rank are then one or two pieces of its flat buffer. The parts of
@@ -250,15 +252,17 @@ def division_of(whole: FlatIndex, grid: Grid, held: Sequence[Held]) -> Division:
     stay equal.
     """
     holders: dict[str, int] = {}
-    for each in held:
-        for name in each.tensors:
+    for holding in holdings:
+        for name in holding.tensors:
             holders[name] = holders.get(name, 0) + 1
 
-    def index(each: Held) -> FlatIndex:
-        there = [entry.tensor for entry in whole if entry.name in set(each.tensors)]
+    def index(holding: Held) -> FlatIndex:
+        tensors = [entry.tensor for entry in whole if entry.name in set(holding.tensors)]
         # The parts hold different elements of a divided tensor: only other stages hold the same ones.
-        parts = {t.name: grid.horizontal if t.name in each.regions else 1 for t in there}
-        there.sort(key=lambda tensor: holders[tensor.name] > parts[tensor.name])
-        return FlatIndex.place(Tensor(t.name, each.regions.get(t.name, WHOLE).shape(t.shape), t.group) for t in there)
+        parts = {t.name: grid.horizontal if t.name in holding.regions else 1 for t in tensors}
+        tensors.sort(key=lambda tensor: holders[tensor.name] > parts[tensor.name])
+        return FlatIndex.place(
+            Tensor(t.name, holding.regions.get(t.name, WHOLE).shape(t.shape), t.group) for t in tensors
+        )
 
-    return Division(whole, grid, tuple(Holding(index(each), dict(each.regions)) for each in held))
+    return Division(whole, grid, tuple(Holding(index(holding), dict(holding.regions)) for holding in holdings))

@@ -36,7 +36,8 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
     try:
         root.mkdir(parents=True, exist_ok=True)
         _remove_division(root)
-        forms = (form.of(graph) for form in Form for graph in (result.train, result.optimizer))
+        further_forms = [form for form in Form if form is not Form.PLAIN]
+        forms = (form.of(graph) for form in further_forms for graph in (result.train, result.optimizer))
         for graph in (result.infer, result.optimizer, result.state_dict, root / RECORD, *forms):
             # Files of an earlier attempt.
             graph.unlink(missing_ok=True)
@@ -48,8 +49,8 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
         result.save()
     except OSError as error:
         if is_full(error):
-            needed = sum(map(len, files.values())) + sum(array.nbytes for array in tensors.values())
-            raise OutOfDisk(root, needed) from error
+            size = sum(map(len, files.values())) + sum(array.nbytes for array in tensors.values())
+            raise OutOfDisk(root, size) from error
         # If a temporary file is moved to its destination, the destination is named.
         place = getattr(error, "filename2", None) or getattr(error, "filename", None) or root
         reason = getattr(error, "strerror", None) or str(error)
@@ -85,6 +86,6 @@ def give_inputs(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -
     """Give the model exactly these inputs, in this order, including inputs that it does not read; then those that only
     this form of it has: the seed of its dropouts, and the loss scale.
     """
-    known = {value.name for value in inputs}
-    more = [value for value in model.graph.input if value.name in (SEED, LOSS_SCALE) and value.name not in known]
-    replace(model.graph.input, [*inputs, *more])
+    names = {value.name for value in inputs}
+    added = [value for value in model.graph.input if value.name in (SEED, LOSS_SCALE) and value.name not in names]
+    replace(model.graph.input, [*inputs, *added])

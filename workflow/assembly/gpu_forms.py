@@ -24,6 +24,6 @@ def gpu_forms(
         `Form.PLACED`; None for the user's own training graph.
     """
     adapted = CUDA.run(plain, None, watch)
-    own = OWN_FUSED.run(copied(adapted), None, watch) if placed is None else FUSED.run(placed, None, watch)
-    has_groups = any(node.op_type in (FUSED_GROUP, FUSED_SUMS) for node in own.graph.node)
-    return {Form.CUDA: adapted, **({Form.FUSED: own} if has_groups else {})}
+    fused = OWN_FUSED.run(copied(adapted), None, watch) if placed is None else FUSED.run(placed, None, watch)
+    has_groups = any(node.op_type in (FUSED_GROUP, FUSED_SUMS) for node in fused.graph.node)
+    return {Form.CUDA: adapted, **({Form.FUSED: fused} if has_groups else {})}

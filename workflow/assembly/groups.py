@@ -20,9 +20,9 @@ def check_groups(train: TrainSection, trained: Collection[str]) -> None:
     for place, group in enumerate(train.groups):
         for number, pattern in enumerate(group.match):
             matches(pattern, trained, f"train.groups[{place}].match[{number}]", "trained parameter")
-    layers, where = layers_of(train), "train.layer_decay.layers"
+    layers, key = layers_of(train), "train.layer_decay.layers"
     for pattern in layers:
-        matches(pattern, trained, where, "trained parameter")
+        matches(pattern, trained, key, "trained parameter")
     for name in trained:
         groups = holders(name, [group.match for group in train.groups])
         if len(groups) > 1:
@@ -31,9 +31,11 @@ def check_groups(train: TrainSection, trained: Collection[str]) -> None:
                 where="train.groups",
                 fix="write patterns that have no parameter in common",
             )
-        held = holders(name, [[pattern] for pattern in layers])
-        if layers and len(held) != 1:
-            what = f"in layer {held[0]} and in layer {held[1]}" if held else "in no layer"
+        layer_numbers = holders(name, [[pattern] for pattern in layers])
+        if layers and len(layer_numbers) != 1:
+            found_in = (
+                f"in layer {layer_numbers[0]} and in layer {layer_numbers[1]}" if layer_numbers else "in no layer"
+            )
             raise UserError(
-                f"{name} is {what}", where=where, fix="write patterns that have each trained parameter exactly once"
+                f"{name} is {found_in}", where=key, fix="write patterns that have each trained parameter exactly once"
             )

@@ -41,6 +41,6 @@ def join_files(stages: Sequence[Path], output: Path, untied: Sequence[str] = ())
 
 
 def _check_patterns(untied: Sequence[str], joined: Joined) -> None:
-    names = list(dict.fromkeys(each.name for each in (*joined.tied, *(renamed.was for renamed in joined.apart))))
+    names = list(dict.fromkeys(tensor.name for tensor in (*joined.tied, *(renamed.was for renamed in joined.apart))))
     for pattern in untied:
         matches(pattern, names, "--untied", "tensor that several stages have")

@@ -31,16 +31,16 @@ def check_loads(child: Child, model: bytes, what: str, forward: onnx.ModelProto,
     try:
         child.load(model, optimized=optimized)
     except RuntimeFault as fault:
-        found = _NO_KERNEL.search(fault.message)
-        if found is None:
+        missing = _NO_KERNEL.search(fault.message)
+        if missing is None:
             raise UserError(
                 f"ONNX Runtime cannot load the {what} graph ({_short(fault)})", where="model.path"
             ) from None
-        operator, node = found[1], found[2]
-        made = _MADE.match(node)
-        if made:
+        operator, node = missing[1], missing[2]
+        origin = _MADE.match(node)
+        if origin:
             raise UserError(
-                f"{_named(forward, made[1])} has a gradient, {operator}, that ONNX Runtime cannot compute on cpu",
+                f"{_named(forward, origin[1])} has a gradient, {operator}, that ONNX Runtime cannot compute on cpu",
                 where="model.path",
                 fix=_FIX,
             ) from None

@@ -53,7 +53,7 @@ class Recorder:
         self._name = name
         self._operators: dict[str, Counter[str]] = {}
         lists = reversed(all_passes())
-        self._beginnings = {one.graph: one.behind for one in lists}
+        self._beginnings = {passes.graph: passes.behind for passes in lists}
         """Graph -> the pass behind which its first list begins."""
 
     def __call__(self, name: str, model: onnx.ModelProto) -> None:
@@ -108,8 +108,8 @@ def lines(effects: Sequence[Effect], shown: int = 3) -> Iterator[tuple[str, str,
     for effect in effects:
         changes = [f"+{count} {operator}" for operator, count in _largest(effect.added, shown)]
         changes += [f"-{count} {operator}" for operator, count in _largest(effect.removed, shown)]
-        further = len(effect.added) + len(effect.removed) - len(changes)
-        yield effect.name, str(effect.nodes), ", ".join(changes) + (f" and {further} more operators" if further else "")
+        rest = len(effect.added) + len(effect.removed) - len(changes)
+        yield effect.name, str(effect.nodes), ", ".join(changes) + (f" and {rest} more operators" if rest else "")
 
 
 def _largest(counts: dict[str, int], shown: int) -> list[tuple[str, int]]:

@@ -51,7 +51,7 @@ def profile(model: bytes, feeds: Mapping[str, npt.NDArray[Any]], weights: Mappin
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
         options.enable_profiling, options.profile_file_prefix = True, str(Path(folder, "run"))
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        given = {**feeds, **_random(weights)}
+        arrays = {**feeds, **_random(weights)}
         run = onnxruntime.RunOptions()
         run.log_severity_level = 4
         timer = threading.Timer(LIMIT, setattr, (run, "terminate", True))
@@ -59,7 +59,7 @@ def profile(model: bytes, feeds: Mapping[str, npt.NDArray[Any]], weights: Mappin
         timer.start()
         start = time.perf_counter()
         for _ in range(REPEATS):
-            session.run(None, given, run)
+            session.run(None, arrays, run)
             timer.cancel()
             if time.perf_counter() - start > ENOUGH:
                 break
@@ -74,24 +74,24 @@ def _random(weights: Mapping[str, list[int]]) -> dict[str, npt.NDArray[np.float3
     vectors, matrices = 0.5 + pool[: max((counts[n] for n, s in weights.items() if len(s) < 2), default=0)], pool
     matrices -= 0.5
     matrices *= 0.1
-    found, start = {}, 0
+    arrays, start = {}, 0
     for name, shape in weights.items():
         count = counts[name]
         if len(shape) < 2:
-            found[name] = vectors[:count].reshape(shape)
+            arrays[name] = vectors[:count].reshape(shape)
             continue
         if start + count > len(matrices):
             start = 0
-        found[name] = matrices[start : start + count].reshape(shape)
+        arrays[name] = matrices[start : start + count].reshape(shape)
         start += count
-    return found
+    return arrays
 
 
 def _fastest(path: Path) -> dict[str, float]:
-    found: dict[str, float] = {}
+    fastest: dict[str, float] = {}
     for event in json.loads(path.read_text(encoding="utf-8", errors="replace")):
         name = str(event.get("name", ""))
         if event.get("cat") == "Node" and name.endswith(_MARK):
             name, seconds = name.removesuffix(_MARK), 1e-6 * float(event["dur"])
-            found[name] = min(seconds, found.get(name, seconds))
-    return found
+            fastest[name] = min(seconds, fastest.get(name, seconds))
+    return fastest

@@ -35,14 +35,14 @@ def batch_shapes(
     length, lengths
         As in `build_graphs`.
     """
-    found = {}
-    for each in inputs:
-        free = lengths.get(each.name, length)
-        dims = [rows, *(free if dim is None else dim for dim in each.shape[1:])]
-        if not all(dims) or sum(dim is None for dim in each.shape[1:]) > 1:
+    shapes = {}
+    for value in inputs:
+        size = lengths.get(value.name, length)
+        dims = [rows, *(size if dim is None else dim for dim in value.shape[1:])]
+        if not all(dims) or sum(dim is None for dim in value.shape[1:]) > 1:
             return None
-        found[each.name] = tuple(dims)
-    return found
+        shapes[value.name] = tuple(dims)
+    return shapes
 
 
 def saving(
@@ -72,12 +72,12 @@ def saving(
     for training in (recomputed, kept):
         for model in (training.plain, training.forms[training.form(kernels=kernels)]):
             give_inputs(model, inputs)
-    now, before = (activations(each, batch, kernels=kernels) for each in (recomputed, kept))
-    more = operations(recomputed.plain, batch) / max(1, operations(kept.plain, batch)) - 1
+    now, before = (activations(graphs, batch, kernels=kernels) for graphs in (recomputed, kept))
+    added = operations(recomputed.plain, batch) / max(1, operations(kept.plain, batch)) - 1
     change = f"{abs(before - now) / 1e6:.1f} MB {'less' if now <= before else 'more'}"
     return (
         f"model.recompute, predicted{whole}: activations {now / 1e6:.1f} MB in place of {before / 1e6:.1f} MB, "
-        f"{change}; about {more:.0%} more operations a micro-batch"
+        f"{change}; about {added:.0%} more operations a micro-batch"
     )
 
 
@@ -87,9 +87,9 @@ def activations(training: Training, batch: Shapes, *, kernels: bool) -> int:
     model = training.forms[form]
     if Form.PLACED in training.forms and form is not Form.HALF:
         model = FUSED.run(copied(model), None) if kernels else CUDA.run(copied(model), None)
-    known = forms_of(training.plain, model, batch)
+    forms = forms_of(training.plain, model, batch)
     bound = {value.name for value in (*model.graph.input, *model.graph.output)}
-    return peak_of(model.graph, bytes_of(known.types), bound, known.conditions).held
+    return peak_of(model.graph, bytes_of(forms.types), bound, forms.conditions).held
 
 
 def operations(model: onnx.ModelProto, batch: Shapes) -> int:

@@ -58,19 +58,19 @@ def with_costs(
     seconds: Callable[[onnx.NodeProto], float] | None,
 ) -> tuple[Stage, ...]:
     """The stages of a forward graph with the costs of their nodes."""
-    found = []
+    result = []
     for stage, places in zip(stages, assign(graph, cuts, weights).stages, strict=True):
         nodes = [graph.node[place] for place in sorted(places)]
-        taken = None if seconds is None else sum(map(seconds, nodes))
+        duration = None if seconds is None else sum(map(seconds, nodes))
         sent = sum(costs.bytes(value.name) for value in stage.sends)
-        found.append(replace(stage, cost=Cost(sum(map(costs.operations, nodes)), taken, sent)))
-    return tuple(found)
+        result.append(replace(stage, cost=Cost(sum(map(costs.operations, nodes)), duration, sent)))
+    return tuple(result)
 
 
-def check_statistics(prepared: onnx.GraphProto, made: StageSet) -> None:
+def check_statistics(prepared: onnx.GraphProto, division: StageSet) -> None:
     """Only one rank of a pipeline moves a running statistic: no other may evaluate with it."""
     moving = {value.name.removesuffix(STATISTIC) for value in prepared.output if value.name.endswith(STATISTIC)}
-    for name, ranks in made.holders().items():
+    for name, ranks in division.holders().items():
         if name in moving and len(ranks) > 1:
             raise UserError(
                 f"the ranks {ranks[0]} and {ranks[1]} of a pipeline both use the running statistic {name!r}, one in "
@@ -87,17 +87,17 @@ def _values(names: Sequence[str], types: dict[str, onnx.TypeProto], gradients: C
     return tuple(Value(name, dtype(name), name in gradients) for name in names)
 
 
-def notes_on(cuts: Sequence[Sequence[str]], made: StageSet) -> list[str]:
+def notes_on(cuts: Sequence[Sequence[str]], division: StageSet) -> list[str]:
     """Lines for the log: where each stage ends, and what it costs."""
     lines = [f"stage {number} ends with {', '.join(cut)}" for number, cut in enumerate(cuts)]
-    known = [stage.cost for stage in made.stages if stage.cost is not None]
-    operations = max(1, sum(cost.operations for cost in known))
-    for number, cost in enumerate(known):
+    costs = [stage.cost for stage in division.stages if stage.cost is not None]
+    operations = max(1, sum(cost.operations for cost in costs))
+    for number, cost in enumerate(costs):
         share = f"{cost.operations / operations:.0%} of the counted operations"
-        taken = share if cost.seconds is None else f"{1e3 * cost.seconds:.3g} ms measured, {share}"
-        sent = f"; {cost.sent:,} bytes go to the next stage" if number < len(known) - 1 else ""
-        lines.append(f"stage {number} in a forward pass of a micro-batch: {taken}{sent}")
-    for name, ranks in made.holders().items():
+        part = share if cost.seconds is None else f"{1e3 * cost.seconds:.3g} ms measured, {share}"
+        sent = f"; {cost.sent:,} bytes go to the next stage" if number < len(costs) - 1 else ""
+        lines.append(f"stage {number} in a forward pass of a micro-batch: {part}{sent}")
+    for name, ranks in division.holders().items():
         if len(ranks) > 1:
             lines.append(f"{name} is held by the ranks {', '.join(map(str, ranks))} of each pipeline")
     return lines

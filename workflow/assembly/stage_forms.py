@@ -52,12 +52,12 @@ def forms_of(model: onnx.ModelProto, length: int, *, on_gpus: bool) -> Iterator[
         yield StageForm(targets.STAGE.run(copied(model), None), Form.PLAIN)
         yield StageForm(targets.STAGE_KERNELS.run(model, _Length(length)), Form.KERNELS)
         return
-    own = placed(model)
-    gather_again(own.graph)
+    kernels = placed(model)
+    gather_again(kernels.graph)
     plain = targets.STAGE.run(model, None)
     yield StageForm(plain, Form.PLAIN)
     yield StageForm(targets.STAGE_CUDA.run(plain, None), Form.CUDA)
-    yield StageForm(own, Form.FUSED, fused)
+    yield StageForm(kernels, Form.FUSED, fused)
 
 
 def half_form(model: onnx.ModelProto, trained: list[str], precision: str) -> StageForm:
@@ -66,10 +66,10 @@ def half_form(model: onnx.ModelProto, trained: list[str], precision: str) -> Sta
     """
     from ortflow.workflow.fusion.halved import in_half
 
-    both = in_half(model, trained, precision)
-    sort_nodes(both.graph)
-    gather_again(both.graph)
-    return StageForm(both, Form.PLAIN, fused)
+    graph = in_half(model, trained, precision)
+    sort_nodes(graph.graph)
+    gather_again(graph.graph)
+    return StageForm(graph, Form.PLAIN, fused)
 
 
 def placed(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -132,31 +132,31 @@ def build_stages(
         counted = PER_BYTE if division.precision is None else PER_BYTE_ON_GPUS
         per_byte = SECONDS_PER_BYTE if seconds is not None else counted
         cuts = balanced_cuts(prepared, count, weights, costs, allowed=common, seconds=seconds, per_byte=per_byte)
-    whole, notes = make_differentiable(keeping(prepared, cuts), trained, LOSS_SUM)
-    pieces, derivatives = _differentiated(whole, prepared, cuts, weights, trained, LOSS_SUM)
+    differentiable, notes = make_differentiable(keeping(prepared, cuts), trained, LOSS_SUM)
+    pieces, derivatives = _differentiated(differentiable, prepared, cuts, weights, trained, LOSS_SUM)
     eval_pieces = cut_graph(evaluated, [_in_evaluation(prepared.graph, evaluated.graph, cut) for cut in cuts], weights)
 
-    types = shapes.value_types(whole), shapes.value_types(evaluated)
+    types = shapes.value_types(differentiable), shapes.value_types(evaluated)
     stages = described(pieces, eval_pieces, derivatives, types, weights)
-    made = StageSet(root, with_costs(stages, prepared.graph, cuts, weights, costs, seconds), division.ranks)
-    check_statistics(prepared.graph, made)
+    stage_set = StageSet(root, with_costs(stages, prepared.graph, cuts, weights, costs, seconds), division.ranks)
+    check_statistics(prepared.graph, stage_set)
     files: dict[Path, bytes] = {}
     on_gpus = division.precision is not None
     for number in range(count):
         derivative = derivatives[number]
         recompute(derivative.model.graph, division.recompute, derivative.roots, partial=True)
         forms = forms_of(derivative.model, division.length, on_gpus=on_gpus)
-        files |= _training_files(made, pieces[number], number, forms, weights, on_gpus=on_gpus)
+        files |= _training_files(stage_set, pieces[number], number, forms, weights, on_gpus=on_gpus)
         _finish(eval_pieces[number].model, on_gpus=on_gpus)
-        files[made.eval(number)] = _bytes(eval_pieces[number].model)
-    files[made.description] = made.to_bytes()
+        files[stage_set.eval(number)] = _bytes(eval_pieces[number].model)
+    files[stage_set.description] = stage_set.to_bytes()
     reached = {name for derivative in derivatives for name in derivative.trained}
     if division.precision in HALF_PRECISIONS:
-        more, lines = _half_files(prepared, cuts, weights, trained, division, made, eval_pieces)
-        files |= more
+        half_files, lines = _half_files(prepared, cuts, weights, trained, division, stage_set, eval_pieces)
+        files |= half_files
         notes += lines
-    notes += notes_on(cuts, made)
-    return StageGraphs(made, files, cuts, tuple(name for name in trained if name in reached), tuple(notes))
+    notes += notes_on(cuts, stage_set)
+    return StageGraphs(stage_set, files, cuts, tuple(name for name in trained if name in reached), tuple(notes))
 
 
 def _costs(
@@ -175,7 +175,7 @@ def _costs(
 
 
 def _differentiated(
-    whole: onnx.ModelProto,
+    graph: onnx.ModelProto,
     prepared: onnx.ModelProto,
     cuts: Sequence[Sequence[str]],
     weights: Collection[str],
@@ -183,11 +183,11 @@ def _differentiated(
     loss: str,
 ) -> tuple[list[Piece], list[Derivative]]:
     """The stages of a differentiable graph, with the outputs of `prepared` and the loss, and their derivatives."""
-    rewrites.before(whole.graph)
-    wanted = {loss, *(value.name for value in prepared.graph.output)}
-    replace(whole.graph.output, [value for value in whole.graph.output if value.name in wanted])
-    pieces = cut_graph(whole, cuts, weights)
-    return pieces, differentiate_pieces(pieces, trained, carries_gradient(whole, trained, loss), loss)
+    rewrites.before(graph.graph)
+    outputs = {loss, *(value.name for value in prepared.graph.output)}
+    replace(graph.graph.output, [value for value in graph.graph.output if value.name in outputs])
+    pieces = cut_graph(graph, cuts, weights)
+    return pieces, differentiate_pieces(pieces, trained, carries_gradient(graph, trained, loss), loss)
 
 
 def _half_files(
@@ -205,15 +205,15 @@ def _half_files(
     precision = division.precision
     assert precision is not None
     forward, notes = scaled(keeping(prepared, cuts), trained, precision)
-    whole, _ = make_differentiable(forward, trained, SCALED)
-    pieces, derivatives = _differentiated(whole, prepared, cuts, weights, trained, SCALED)
-    types = shapes.value_types(whole)
-    found = described(pieces, eval_pieces, derivatives, (types, types), weights)
-    made = StageSet(exact.root, found, exact.ranks, HALF)
+    differentiable, _ = make_differentiable(forward, trained, SCALED)
+    pieces, derivatives = _differentiated(differentiable, prepared, cuts, weights, trained, SCALED)
+    types = shapes.value_types(differentiable)
+    descriptions = described(pieces, eval_pieces, derivatives, (types, types), weights)
+    stage_set = StageSet(exact.root, descriptions, exact.ranks, HALF)
     files: dict[Path, bytes] = {}
     for number, (piece, derivative) in enumerate(zip(pieces, derivatives, strict=True)):
-        here, there = made.stages[number], exact.stages[number]
-        if set(here.trained) != set(there.trained) or not set(here.tensors) <= set(there.tensors):
+        stage, exact_stage = stage_set.stages[number], exact.stages[number]
+        if set(stage.trained) != set(exact_stage.trained) or not set(stage.tensors) <= set(exact_stage.tensors):
             raise UserError(
                 f"stage {number} needs other weights in {precision} than in fp32",
                 where=WHERE,
@@ -222,13 +222,13 @@ def _half_files(
         replace(derivative.model.graph.output, [v for v in derivative.model.graph.output if v.name != SCALED])
         recompute(derivative.model.graph, division.recompute, derivative.roots, partial=True)
         form = half_form(derivative.model, list(derivative.trained), precision)
-        files |= _training_files(made, piece, number, [form], weights, without=SCALED)
-    files[made.description] = made.to_bytes()
+        files |= _training_files(stage_set, piece, number, [form], weights, without=SCALED)
+    files[stage_set.description] = stage_set.to_bytes()
     return files, notes
 
 
 def _training_files(
-    made: StageSet,
+    stage_set: StageSet,
     piece: Piece,
     number: int,
     forms: Iterable[StageForm],
@@ -239,7 +239,7 @@ def _training_files(
 ) -> dict[Path, bytes]:
     """The graphs of a stage in each form. `without` is an output of the piece that ranks do not need."""
     files: dict[Path, bytes] = {}
-    last = number == len(made.stages) - 1
+    last = number == len(stage_set.stages) - 1
     ends = [str(value.name) for value in piece.model.graph.output if value.name != without]
     moving = [name for name in piece.weights if f"{name}_new" in ends]
     for form in forms:
@@ -249,11 +249,11 @@ def _training_files(
             _finish(graph, on_gpus=on_gpus)
             if on_gpus:
                 fix_shapes(graph.graph)
-        files[form.form.of(made.forward(number))] = _bytes(finished[0])
+        files[form.form.of(stage_set.forward(number))] = _bytes(finished[0])
         if backward.graph.output:
-            files[form.form.of(made.backward(number))] = _bytes(finished[1])
+            files[form.form.of(stage_set.backward(number))] = _bytes(finished[1])
         if last:
-            files[form.form.of(made.both(number))] = _bytes(finished[2])
+            files[form.form.of(stage_set.both(number))] = _bytes(finished[2])
     return files
 
 
@@ -285,19 +285,19 @@ def keeping(prepared: onnx.ModelProto, cuts: Sequence[Sequence[str]]) -> onnx.Mo
     """A copy with the tensors of the cuts as additional outputs, so that optimizations keep them."""
     copy = onnx.ModelProto()
     copy.CopyFrom(prepared)
-    types, made = shapes.value_types(copy), _made(copy.graph)
-    kept = [name for cut in cuts for name in cut if name in made and name in types]
-    copy.graph.output.extend(onnx.helper.make_value_info(name, types[name]) for name in dict.fromkeys(kept))
+    types, results = shapes.value_types(copy), _made(copy.graph)
+    values = [name for cut in cuts for name in cut if name in results and name in types]
+    copy.graph.output.extend(onnx.helper.make_value_info(name, types[name]) for name in dict.fromkeys(values))
     return copy
 
 
 def _in_evaluation(prepared: onnx.GraphProto, evaluate: onnx.GraphProto, cut: Sequence[str]) -> list[str]:
     """The same tensors in the evaluation graph, where Dropout passes on its input."""
-    made = _made(evaluate)
+    results = _made(evaluate)
     dropped = {node.output[0]: node.input[0] for node in prepared.node if node.op_type == "Dropout" and not node.domain}
     names = []
     for name in cut:
-        while name not in made and name in dropped:
+        while name not in results and name in dropped:
             name = dropped[name]
         names.append(name)
     return names

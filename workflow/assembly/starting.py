@@ -53,21 +53,21 @@ def started_from(
     weights = _opened(section)
     stored = weights.tensors
     constants = {t.name: numpy_helper.to_array(t) for t in source.skeleton.graph.initializer}
-    shapes = {name: each.shape for name, each in stored.items()}
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
     targets = _targets(source, table or [], constants)
-    found = match(shapes, targets, section.names, section.missing, section.unexpected)
+    matched = match(shapes, targets, section.names, section.missing, section.unexpected)
     tensors = {
-        name: _value(name, found.sources[name], stored) if name in found.sources else array
+        name: _value(name, matched.sources[name], stored) if name in matched.sources else array
         for name, array in source.tensors.items()
     }
-    given = {name: stored[entry] for name, entry in found.others.items()}
-    _refuse_other_constants(given, constants, table or [])
-    made = Record(section.model_dump(mode="json"), weights.digest, tuple(filter(None, map(stamp, weights.files))))
+    values = {name: stored[entry] for name, entry in matched.others.items()}
+    _refuse_other_constants(values, constants, table or [])
+    new_record = Record(section.model_dump(mode="json"), weights.digest, tuple(filter(None, map(stamp, weights.files))))
     return Started(
         replace(source, tensors=tensors),
-        None if table is None else [_with_value(entry, given) for entry in table],
-        {RECORD: made.encode()},
-        [_note(weights.description, found, stored)],
+        None if table is None else [_with_value(entry, values) for entry in table],
+        {RECORD: new_record.encode()},
+        [_note(weights.description, matched, stored)],
     )
 
 
@@ -83,23 +83,23 @@ def _opened(section: StartFrom) -> Weights:
 
 def _targets(source: Source, table: Sequence[Entry], constants: Mapping[str, Array]) -> Targets:
     aliases = {e.name: e.tensor for e in table if e.tensor is not None and e.tensor in source.tensors}
-    others = {name: array.shape for name, array in constants.items()}
-    others |= {entry.name: entry.shape for entry in table if entry.name not in aliases}
-    return Targets({name: array.shape for name, array in source.tensors.items()}, aliases, others)
+    constant_shapes = {name: array.shape for name, array in constants.items()}
+    constant_shapes |= {entry.name: entry.shape for entry in table if entry.name not in aliases}
+    return Targets({name: array.shape for name, array in source.tensors.items()}, aliases, constant_shapes)
 
 
 def _own_copy(record: Record, source: Source, table: list[Entry] | None, out: Path) -> Started | None:
     """The tensors that this run began with, when its graphs are made again; None if they are not there."""
     try:
         stored = read_file(out / INITIAL).tensors
-        kept = {entry.name: entry for entry in read_kept(out) or ()}
+        entries = {entry.name: entry for entry in read_kept(out) or ()}
     except (OSError, UserError):
         return None
     if any(name not in stored or stored[name].shape != array.shape for name, array in source.tensors.items()):
         return None
     # Copied: the file is replaced by the one that is written from them.
     tensors = {name: np.array(stored[name].read()) for name in source.tensors}
-    rows = None if table is None else [replace(e, value=_or(kept.get(e.name), e)) for e in table]
+    rows = None if table is None else [replace(e, value=_or(entries.get(e.name), e)) for e in table]
     return Started(replace(source, tensors=tensors), rows, {RECORD: record.encode()})
 
 
@@ -119,26 +119,26 @@ def _value(name: str, entries: Sequence[str], stored: Mapping[str, Stored]) -> A
     return values[0]
 
 
-def _float(name: str, each: Stored) -> Array:
-    if each.dtype not in FLOATS and each.dtype not in ("I64", "I32", "BOOL"):
-        raise UserError(f"{name} has elements of type {each.dtype}", where=WHERE, fix="save it in single precision")
-    value = as_float32(each.read(), each.dtype)
-    if each.dtype == "F64" and not np.isfinite(value).all() and np.isfinite(each.read()).all():
+def _float(name: str, stored: Stored) -> Array:
+    if stored.dtype not in FLOATS and stored.dtype not in ("I64", "I32", "BOOL"):
+        raise UserError(f"{name} has elements of type {stored.dtype}", where=WHERE, fix="save it in single precision")
+    value = as_float32(stored.read(), stored.dtype)
+    if stored.dtype == "F64" and not np.isfinite(value).all() and np.isfinite(stored.read()).all():
         raise UserError(f"{name} has values that single precision cannot represent", where=WHERE)
     return value
 
 
 def _refuse_other_constants(
-    given: Mapping[str, Stored], constants: Mapping[str, Array], table: Sequence[Entry]
+    stored: Mapping[str, Stored], constants: Mapping[str, Array], table: Sequence[Entry]
 ) -> None:
     """Raise UserError if the file has another value for a constant of the graph, which is not replaced."""
     reads = {entry.name: entry.value for entry in table if entry.is_constant and entry.value is not None}
     listed = {entry.name for entry in table if not entry.is_constant}
-    known = {name: array for name, array in {**constants, **reads}.items() if name not in listed}
+    expected = {name: array for name, array in {**constants, **reads}.items() if name not in listed}
     wrong = [
         name
-        for name, each in given.items()
-        if name in known and not np.array_equal(_plain(each), known[name], equal_nan=_is_float(known[name]))
+        for name, tensor in stored.items()
+        if name in expected and not np.array_equal(_plain(tensor), expected[name], equal_nan=_is_float(expected[name]))
     ]
     if wrong:
         raise UserError(
@@ -148,28 +148,28 @@ def _refuse_other_constants(
         )
 
 
-def _plain(each: Stored) -> Array:
-    return as_float32(each.read(), each.dtype) if each.dtype == "BF16" else each.read()
+def _plain(stored: Stored) -> Array:
+    return as_float32(stored.read(), stored.dtype) if stored.dtype == "BF16" else stored.read()
 
 
 def _is_float(array: Array) -> bool:
     return bool(np.issubdtype(array.dtype, np.floating))
 
 
-def _with_value(entry: Entry, given: Mapping[str, Stored]) -> Entry:
-    each = given.get(entry.name)
-    if each is None or entry.is_constant:
+def _with_value(entry: Entry, stored: Mapping[str, Stored]) -> Entry:
+    tensor = stored.get(entry.name)
+    if tensor is None or entry.is_constant:
         return entry
-    value = np.array(each.read())
-    if each.dtype != entry.dtype:
-        value = as_dtype(as_float32(value, each.dtype), entry.dtype)
+    value = np.array(tensor.read())
+    if tensor.dtype != entry.dtype:
+        value = as_dtype(as_float32(value, tensor.dtype), entry.dtype)
     return replace(entry, value=value)
 
 
-def _note(description: str, found: Match, stored: Mapping[str, Stored]) -> str:
-    read = [name for entries in found.sources.values() for name in entries]
+def _note(description: str, matched: Match, stored: Mapping[str, Stored]) -> str:
+    read = [name for entries in matched.sources.values() for name in entries]
     casts = sorted({stored[name].dtype for name in read} - {"F32"})
-    text = f"started from {description}: {len(found.sources)} tensors"
+    text = f"started from {description}: {len(matched.sources)} tensors"
     if casts:
         text += f", cast to fp32 from {', '.join(casts)}"
-    return text + (f"; with the model file's values: {some(found.kept)}" if found.kept else "")
+    return text + (f"; with the model file's values: {some(matched.kept)}" if matched.kept else "")

@@ -75,9 +75,9 @@ def costs_of(
         How to measure.
     """
     key = key_of(prepared, shapes_of(prepared.graph, weights, spec.data.micro_batch, length or OTHER))
-    found = recorded(folder)
-    if found is not None and found.key == key:
-        return found
+    record = recorded(folder)
+    if record is not None and record.key == key:
+        return record
     if child is None or timing is None:
         return None
     try:
@@ -96,8 +96,8 @@ def costs_of(
     for place, kind in alike.items():
         fastest[kind] = min(seconds[place], fastest.get(kind, seconds[place]))
     nodes = {result_of(node): (fastest[alike[place]], costs.operations(node)) for place, node in timed.items()}
-    made = NodeCosts(key, nodes, shapes)
-    return made if made.known else NodeCosts(key, {}, fault="the profiler recorded no time of any node")
+    measured = NodeCosts(key, nodes, shapes)
+    return measured if measured.known else NodeCosts(key, {}, fault="the profiler recorded no time of any node")
 
 
 def recorded(folder: Path) -> NodeCosts | None:
@@ -110,9 +110,9 @@ def recorded(folder: Path) -> NodeCosts | None:
 
 def copy_record(source: Path, target: Path) -> None:
     """Copy the record from one folder of graphs to another, if there is a whole one."""
-    found = recorded(source)
-    if found is not None:
-        write_atomically(target / NAME, found.to_bytes())
+    record = recorded(source)
+    if record is not None:
+        write_atomically(target / NAME, record.to_bytes())
 
 
 def why_counted(costs: NodeCosts) -> str:
@@ -149,7 +149,7 @@ def _measured(
             feeds[name] = np.ones(dims, dtype)
     seconds = child.profile(model.SerializeToString(), feeds, shapes, threads)
     names = {_name(number): number for number in range(len(model.graph.node))}
-    return {names[name]: each for name, each in seconds.items() if name in names}
+    return {names[name]: duration for name, duration in seconds.items() if name in names}
 
 
 def _name(number: int) -> str:

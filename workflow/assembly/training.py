@@ -50,8 +50,8 @@ class Training:
 
     def form(self, *, kernels: bool) -> Form:
         """The form that ranks load; `kernels`: they have ortflow's operators."""
-        wanted = (Form.HALF, *((Form.PLACED, Form.KERNELS) if kernels else ()))
-        return next((form for form in wanted if form in self.forms), Form.PLAIN)
+        preferred = (Form.HALF, *((Form.PLACED, Form.KERNELS) if kernels else ()))
+        return next((form for form in preferred if form in self.forms), Form.PLAIN)
 
 
 def training_of(
@@ -87,9 +87,9 @@ def with_loss(
 def _forms(prepared: onnx.ModelProto, build: Build, watch: Watch = unwatched) -> Forms:
     """The training graph in the forms that are made of the same gradient."""
     gradient = GRADIENT.run(prepared, build, watch)
-    placed = {Form.PLACED: PLACED.run(copied(gradient), build, watch)} if build.spec.on_gpus else {}
+    gpu = {Form.PLACED: PLACED.run(copied(gradient), build, watch)} if build.spec.on_gpus else {}
     plain = CPU.run(copied(gradient), build, watch)
-    return {Form.PLAIN: plain, Form.KERNELS: CPU_KERNELS.run(gradient, build, watch), **placed}
+    return {Form.PLAIN: plain, Form.KERNELS: CPU_KERNELS.run(gradient, build, watch), **gpu}
 
 
 def training_forms(

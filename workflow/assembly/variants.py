@@ -98,9 +98,9 @@ class Variants:
         """The costs that a run would record, measured once."""
         if self.costs is None:
             with Child() if self._timing is not None else nullcontext() as child:
-                found = costs_of(
+                costs = costs_of(
                     self._prepared, self._source.tensors, self._graphs.inputs, spec, self._length, self._graphs.root,
                     child, self._timing,
                 )  # fmt: skip
-            self.costs = found or NodeCosts("", {})
+            self.costs = costs or NodeCosts("", {})
         return self.costs

@@ -37,9 +37,9 @@ class Choices:
     def find(self, key: str) -> bytes | None:
         """What was chosen for a key; None if nothing was, or what is there is damaged."""
         for folder in self._folders():
-            found = _read(folder / _name(key), key)
-            if found is not None:
-                return self.settle(key, found)
+            algorithm = _read(folder / _name(key), key)
+            if algorithm is not None:
+                return self.settle(key, algorithm)
         return None
 
     def settle(self, key: str, algorithm: bytes) -> bytes:
@@ -50,9 +50,9 @@ class Choices:
         decided = False
         for folder in self._folders():
             with contextlib.suppress(OSError):
-                there = _publish(folder / _name(key), key, algorithm)
+                published = _publish(folder / _name(key), key, algorithm)
                 if not decided:
-                    algorithm, decided = there, True
+                    algorithm, decided = published, True
         return algorithm
 
     def _folders(self) -> list[Path]:
@@ -65,11 +65,11 @@ def fastest(seconds: Sequence[float | None]) -> int:
     Raises ValueError if all failed.
     """
     best: int | None = None
-    for place, each in enumerate(seconds):
-        if each is None:
+    for place, duration in enumerate(seconds):
+        if duration is None:
             continue
         before = None if best is None else seconds[best]
-        if before is None or each < (1 - MARGIN) * before:
+        if before is None or duration < (1 - MARGIN) * before:
             best = place
     if best is None:
         raise ValueError("no algorithm computed the product")
@@ -97,18 +97,18 @@ def _read(path: Path, key: str) -> bytes | None:
 def _publish(path: Path, key: str, algorithm: bytes) -> bytes:
     """Write a choice, unless there is a whole one; the one that is there then."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    write_atomically(own, _text(key, algorithm))
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    write_atomically(draft, _text(key, algorithm))
     try:
-        os.link(own, path)
+        os.link(draft, path)
     except FileExistsError:
-        found = _read(path, key)
-        if found is not None:
-            return found
+        published = _read(path, key)
+        if published is not None:
+            return published
         # Damaged: no rank has taken it.
-        os.replace(own, path)
+        os.replace(draft, path)
     finally:
-        own.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
     return algorithm
 
 

@@ -116,8 +116,8 @@ def _options(graph: Any, shape: Shape) -> dict[str, Any]:
         dims = [*shape.mask, shape.tokens, shape.keys]
         options["bias"] = graph.tensor(name="bias", dim=dims, stride=strides, data_type=_type(shape))
     if shape.dropout:
-        one, kind = [1, 1, 1, 1], cudnn().data_type.INT64
-        drawn = [graph.tensor(name=name, dim=one, stride=one, data_type=kind) for name in ("seed", "offset")]
+        unit, kind = [1, 1, 1, 1], cudnn().data_type.INT64
+        drawn = [graph.tensor(name=name, dim=unit, stride=unit, data_type=kind) for name in ("seed", "offset")]
         options["dropout"] = (shape.dropout, *drawn)
     return options
 
@@ -155,11 +155,11 @@ def backward(graph: Any, shape: Shape) -> list[Any]:
     dims, strides = _statistics(shape)
     stats = graph.tensor(name="stats", dim=dims, stride=strides, data_type=cudnn().data_type.FLOAT)
     options = _options(graph, shape)
-    found = graph.sdpa_backward(
+    gradients = graph.sdpa_backward(
         name="attention_grad", q=q, k=k, v=v, o=o, dO=do, stats=stats, use_deterministic_algorithm=True, **options
     )
-    made = [_made(value, shape, layout) for value, layout in zip(found, shape.layouts(), strict=True)]
-    return [do, q, k, v, o, stats, *made, *_behind(options)]
+    results = [_made(value, shape, layout) for value, layout in zip(gradients, shape.layouts(), strict=True)]
+    return [do, q, k, v, o, stats, *results, *_behind(options)]
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class _Plans:
         memory = call.scratch(max(added + plan.workspace, 1))
         if mask is not None:
             _write_bias(call, shape, mask, memory)
-        behind = [*([memory] if mask is not None else []), *(each.pointer for each in given.drawn)]
+        behind = [*([memory] if mask is not None else []), *(operand.pointer for operand in given.drawn)]
         plan.run([*pointers, *behind], memory + added, handle)
 
 
@@ -210,8 +210,8 @@ def _write_bias(call: Call, shape: Shape, mask: Tensor, pointer: int) -> None:
 def source(mask: int, bias: int) -> str:
     """CUDA C++ of the kernel for a mask of one type and scores of another."""
     condition = "true" if mask == TensorProto.BOOL else "false"
-    found = _SOURCE.replace("MASK", MASKS[mask]).replace("BIAS", HALF[bias][1]).replace("CONDITION", condition)
-    return found.replace("LOW", f"({MASKED!r}f)")
+    text = _SOURCE.replace("MASK", MASKS[mask]).replace("BIAS", HALF[bias][1]).replace("CONDITION", condition)
+    return text.replace("LOW", f"({MASKED!r}f)")
 
 
 @cache
@@ -232,8 +232,8 @@ class _Node:
     def read(self, call: Call, place: int, more: int = 0) -> Given:
         """The operands from position `place` on, with `more` inputs after them, and what follows these."""
         behind = place + (1 if self._packed else 3)
-        operands = [call.given(each) for each in range(place, behind)]
-        others = [call.given(each) for each in range(behind, behind + more)]
+        operands = [call.given(position) for position in range(place, behind)]
+        extras = [call.given(position) for position in range(behind, behind + more)]
         last = behind + more
         mask = call.inputs[last] if len(call.inputs) > last else None
         drawn = [call.given(last + 1), call.given(last + 2)] if self._dropout else []
@@ -242,7 +242,7 @@ class _Node:
         else:
             q, k, v = operands
             shape = shape_of(q, k, v, mask, self._scale, self._causal, self._heads_first)
-        return Given(operands, others, mask, drawn, replace(shape, dropout=self._dropout))
+        return Given(operands, extras, mask, drawn, replace(shape, dropout=self._dropout))
 
 
 @operator(half_inputs=(0, 1, 2), half_outputs=(0,), half_only=True)
@@ -254,7 +254,7 @@ class Attention(_Node):
         given = self.read(call, 0)
         shape = given.shape
         outputs = call.output(0, shape.rows), call.output(1, shape.statistics)
-        pointers = [*shape.parts([each.pointer for each in given.operands]), *outputs]
+        pointers = [*shape.parts([operand.pointer for operand in given.operands]), *outputs]
         plans().run(call, forward, pointers, given)
 
 
@@ -270,6 +270,6 @@ class AttentionGrad(_Node):
             shape.rows, shape.rows, shape.statistics, TensorProto.FLOAT
         ):  # fmt: skip
             raise OrtflowError(f"a gradient of attention of shape {do.shape} for a result of shape {shape.rows}")
-        outputs = [call.output(place, each.shape) for place, each in enumerate(given.operands)]
-        read = [do.pointer, *shape.parts([each.pointer for each in given.operands]), o.pointer, stats.pointer]
+        outputs = [call.output(place, operand.shape) for place, operand in enumerate(given.operands)]
+        read = [do.pointer, *shape.parts([operand.pointer for operand in given.operands]), o.pointer, stats.pointer]
         plans().run(call, backward, [*read, *shape.parts(outputs)], given)

@@ -70,7 +70,7 @@ class Shape:
         """Layouts of queries, keys and values, and of their gradients."""
         sizes = [(self.tokens, self.heads), *[(self.keys, self.shared)] * 2]
         if self.packed:
-            return [self._layout(*each, self.width) for each in sizes]
+            return [self._layout(*size, self.width) for size in sizes]
         return [
             self._layout(tokens, heads, self.size if first else heads * self.size, first)
             for (tokens, heads), first in zip(sizes, self.heads_first, strict=True)
@@ -96,10 +96,10 @@ def shape_of(
 ) -> Shape:  # fmt: skip
     """The key for operands of these shapes. Raises OrtflowError if shapes or types do not match."""
     by_tokens = []
-    for each, first in zip((q, k, v), heads_first, strict=True):
-        if len(each.shape) != 4:
-            raise OrtflowError(f"attention of a value of shape {each.shape}")
-        a, b, c, d = each.shape
+    for tensor, first in zip((q, k, v), heads_first, strict=True):
+        if len(tensor.shape) != 4:
+            raise OrtflowError(f"attention of a value of shape {tensor.shape}")
+        a, b, c, d = tensor.shape
         by_tokens.append((a, c, b, d) if first else (a, b, c, d))
     batch, tokens, heads, size = by_tokens[0]
     keys, shared = by_tokens[1][1:3]

@@ -72,8 +72,8 @@ def _sums(
 
 def _sizes(x: Tensor, vectors: Sequence[Tensor]) -> tuple[int, int]:
     rows, width = rows_and_width(x)
-    if not rows * width or any(each.shape != (width,) for each in vectors):
-        raise OrtflowError(f"a normalisation of {list(x.shape)} with {[list(each.shape) for each in vectors]}")
+    if not rows * width or any(vector.shape != (width,) for vector in vectors):
+        raise OrtflowError(f"a normalisation of {list(x.shape)} with {[list(vector.shape) for vector in vectors]}")
     return rows, width
 
 
@@ -90,10 +90,19 @@ class BatchStatistics:
         x, scale, bias = (call.given(place) for place in range(3))
         old = [call.given(place) for place in range(3, len(call.inputs))]
         rows, width = _sizes(x, (scale, bias, *old))
-        made = [*(call.output(place, (width,)) for place in range(5)), call.output(5, ())]
-        running = [*(each.pointer for each in old), *(call.output(6 + place, (width,)) for place in range(len(old)))]
+        results = [*(call.output(place, (width,)) for place in range(5)), call.output(5, ())]
+        running = [
+            *(tensor.pointer for tensor in old),
+            *(call.output(6 + place, (width,)) for place in range(len(old))),
+        ]
         sums = _sums(call, "batch_norm", {"X": (x.pointer, x.type)}, rows, width)
-        pointers = (*(each.pointer for each in (x, scale, bias)), sums.part, sums.arrived, *made, *(running or [0] * 4))
+        pointers = (
+            *(tensor.pointer for tensor in (x, scale, bias)),
+            sums.part,
+            sums.arrived,
+            *results,
+            *(running or [0] * 4),
+        )
         numbers = *map(c_float, (self._epsilon, self._momentum, self._fresh)), c_int64(rows), c_int64(width)
         call.launch(sums.text, "batch_statistics", sums.grid, _THREADS, *map(c_void_p, pointers), *numbers)
 
@@ -110,11 +119,11 @@ class BatchGradients:
         dy, x, scale, mean, inverse, *of_relu = (call.given(place) for place in range(len(call.inputs)))
         rows, width = _sizes(x, (scale, mean, inverse, *of_relu))
         _same_shape(x, dy)
-        made = [call.output(place, (width,)) for place in range(5)]
+        results = [call.output(place, (width,)) for place in range(5)]
         images = {"X": (x.pointer, x.type), "G": (dy.pointer, dy.type)}
         sums = _sums(call, "batch_norm_gradient", images, rows, width, rectified=bool(of_relu))
-        given = [each.pointer for each in (x, dy, scale, mean, inverse, *of_relu)]
-        _launch(call, sums, [*given, *([] if of_relu else [0, 0]), 0, 0, 0], made, rows, width)
+        pointers = [tensor.pointer for tensor in (x, dy, scale, mean, inverse, *of_relu)]
+        _launch(call, sums, [*pointers, *([] if of_relu else [0, 0]), 0, 0, 0], results, rows, width)
 
 
 @operator(half_inputs=(0, 1, 5, 6), half_outputs=(5,))
@@ -126,24 +135,26 @@ class BatchGradientsOfSum:
 
     def run(self, call: Call) -> None:
         """See Operator."""
-        one, x, scale, mean, inverse, other, y = (call.given(place) for place in range(7))
+        gradient, x, scale, mean, inverse, other, y = (call.given(place) for place in range(7))
         rows, width = _sizes(x, (scale, mean, inverse))
-        _same_shape(x, one, other, y)
-        made, dy = [call.output(place, (width,)) for place in range(5)], call.output(5, x.shape)
-        images = {key: (each.pointer, each.type) for key, each in zip(_TYPES, (x, one, other, y), strict=False)}
+        _same_shape(x, gradient, other, y)
+        results, dy = [call.output(place, (width,)) for place in range(5)], call.output(5, x.shape)
+        images = {
+            key: (tensor.pointer, tensor.type) for key, tensor in zip(_TYPES, (x, gradient, other, y), strict=False)
+        }
         images["DY"] = dy, call.types[5]
         sums = _sums(call, "batch_norm_gradient", images, rows, width)
-        given = [each.pointer for each in (x, one, scale, mean, inverse)]
-        _launch(call, sums, [*given, 0, 0, other.pointer, y.pointer, dy], made, rows, width)
+        pointers = [tensor.pointer for tensor in (x, gradient, scale, mean, inverse)]
+        _launch(call, sums, [*pointers, 0, 0, other.pointer, y.pointer, dy], results, rows, width)
 
 
-def _same_shape(x: Tensor, *others: Tensor) -> None:
-    for each in others:
-        if each.shape != x.shape:
-            raise OrtflowError(f"the gradient is {list(each.shape)}, and what was normalised {list(x.shape)}")
+def _same_shape(x: Tensor, *tensors: Tensor) -> None:
+    for tensor in tensors:
+        if tensor.shape != x.shape:
+            raise OrtflowError(f"the gradient is {list(tensor.shape)}, and what was normalised {list(x.shape)}")
 
 
-def _launch(call: Call, sums: _Sums, given: Sequence[int], made: Sequence[int], rows: int, width: int) -> None:
-    pointers = *given, sums.part, sums.arrived, *made
+def _launch(call: Call, sums: _Sums, sources: Sequence[int], targets: Sequence[int], rows: int, width: int) -> None:
+    pointers = *sources, sums.part, sums.arrived, *targets
     numbers = c_int64(rows), c_int64(width)
     call.launch(sums.text, "batch_gradients", sums.grid, _THREADS, *map(c_void_p, pointers), *numbers)

@@ -23,14 +23,14 @@ class BatchNorms:
         """The mean of a batch -> what is normalised by it, channels last, and the slope and offset that do so."""
 
     def forward(self, node: onnx.NodeProto) -> None:
-        given, image = attributes_of(node), node.input[0]
-        if not given.get("training_mode", 0) or given.get("momentum", 0.9) != 0 or image not in self._turned.made:
+        flags, image = attributes_of(node), node.input[0]
+        if not flags.get("training_mode", 0) or flags.get("momentum", 0.9) != 0 or image not in self._turned.made:
             return
         if len(node.output) != 3 or not all(node.output):
             return
         (out, mean, variance), channels = node.output, (self._w.dims(image) or ())[1:2]
         x, inputs = self._turned.last(image), list(node.input[1:3])
-        settings = {"epsilon": float(given.get("epsilon", 1e-5))}
+        settings = {"epsilon": float(flags.get("epsilon", 1e-5))}
         ratio = correction_of(self._w, (x, image), mean, variance)
         correction = ratio.output[0] if ratio is not None else f"{out}/correction"
         updates = updates_of(self._w, node, correction, channels) if ratio is not None else None
@@ -47,10 +47,10 @@ class BatchNorms:
             made_of.append(self._vector(update.new, channels))
             settings |= {"momentum": update.momentum, "fresh": update.fresh}
         self._w.add("BatchStatistics", [x, *inputs], made_of, **settings)
-        made = self._turned.new(f"{out}/last", image)
-        self._w("Add", self._product(x, slope, f"{out}/scaled", image), offset, output=made)
-        self._applied[mean] = made, slope, offset
-        self._turned.back(made, out)
+        result = self._turned.new(f"{out}/last", image)
+        self._w("Add", self._product(x, slope, f"{out}/scaled", image), offset, output=result)
+        self._applied[mean] = result, slope, offset
+        self._turned.back(result, out)
 
     def backward(self, node: onnx.NodeProto) -> None:
         gradient, image, scale, mean, inverse = node.input
@@ -79,9 +79,9 @@ class BatchNorms:
         else:
             self._w.add("BatchGradients", inputs, made_of)
         parts = self._product(dy, slope, f"{out}/of_gradient", image), self._product(x, factor, f"{out}/of_x", image)
-        both = self._w("Add", *parts, output=self._turned.new(f"{out}/both", image))
+        total = self._w("Add", *parts, output=self._turned.new(f"{out}/both", image))
         self._w.describe(out, TensorProto.FLOAT, self._w.dims(image))
-        self._turned.back(self._w("Add", both, offset, output=self._turned.new(f"{out}/last", image)), out)
+        self._turned.back(self._w("Add", total, offset, output=self._turned.new(f"{out}/last", image)), out)
 
     def _rectified(self, gradient: str, x: str, mean: str, zero: str, image: str, out: str) -> str:
         """The gradient where what is normalised is larger than zero, computed again by the node that reads it."""

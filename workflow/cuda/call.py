@@ -126,9 +126,9 @@ class Call:
 
     def given(self, place: int) -> Tensor:
         """A required input."""
-        found = self.inputs[place]
-        assert found is not None
-        return found
+        tensor = self.inputs[place]
+        assert tensor is not None
+        return tensor
 
     def output(self, place: int, shape: Sequence[int]) -> int:
         """Device pointer to an output, allocated by ONNX Runtime."""
@@ -155,20 +155,20 @@ class Call:
 
     def shards(self, channel: int) -> Shards:
         """What exchanges parameters and gradients for the graph of this channel."""
-        found = self._owner.shards.get(channel)
-        if found is None:
+        exchange = self._owner.shards.get(channel)
+        if exchange is None:
             raise OrtflowError(f"channel {channel} of a graph is not connected to an exchange of parameters")
-        return found
+        return exchange
 
     def copy(self, target: int, source: int, size: int) -> None:
         """Queue a copy of bytes on the device."""
         self._owner.copy(target, source, size)
 
-    def collect(self, kind: int, channel: int, parts: int, given: Tensor, made: int) -> None:
+    def collect(self, kind: int, channel: int, parts: int, source: Tensor, target: int) -> None:
         """Queue a collective over the ranks of a channel; `made` is the pointer to its result."""
         if self._owner.on_collective is None:
             raise OrtflowError("no communicator is connected to this process's sessions")
-        self._owner.on_collective(kind, channel, parts, given, made)
+        self._owner.on_collective(kind, channel, parts, source, target)
 
     def launch(
         self,

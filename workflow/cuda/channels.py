@@ -39,14 +39,14 @@ class ChannelsLast:
             raise OrtflowError(f"an image of few channels of {list(x.shape)}")
         samples, channels, height, width = x.shape
         rows, columns = self._sizes or (height, width)
-        made = stored(channels, self._block)
-        y = call.output(0, (samples, rows, columns, made))
-        count = samples * rows * columns * made // PADDED
-        if max(channels * height * width, rows * columns * made) >= _LARGEST:
+        depth = stored(channels, self._block)
+        y = call.output(0, (samples, rows, columns, depth))
+        count = samples * rows * columns * depth // PADDED
+        if max(channels * height * width, rows * columns * depth) >= _LARGEST:
             raise OrtflowError(f"an image of few channels of {list(x.shape)}: a sample is too large")
         if count:
             high, wide = self._block
-            numbers = ("PADDED", PADDED), ("STORED", made), ("CHANNELS", channels), ("HIGH", high), ("WIDE", wide)
+            numbers = ("PADDED", PADDED), ("STORED", depth), ("CHANNELS", channels), ("HIGH", high), ("WIDE", wide)
             text = source("channels", (("X", x.type), ("Y", call.types[0])), numbers)
             call.launch(
                 text, "channels_last", blocks(count, _BLOCK), _BLOCK, c_void_p(x.pointer), c_void_p(y), c_int64(count),

@@ -26,14 +26,14 @@ class Collective:
 
     def run(self, call: Call) -> None:
         """Queue the collective."""
-        given = call.given(0)
-        shape = list(given.shape)
+        source = call.given(0)
+        shape = list(source.shape)
         if self._kind == _GATHER:
             shape[0] *= self._parts
         elif self._kind == _SCATTER:
             shape[0] //= self._parts
-        made = call.output(0, shape)
+        target = call.output(0, shape)
         if len(call.types) > 1:
             call.output(1, ())
-        if made and prod(given.shape):
-            call.collect(self._kind, self._channel, self._parts, given, made)
+        if target and prod(source.shape):
+            call.collect(self._kind, self._channel, self._parts, source, target)

@@ -86,9 +86,11 @@ class Plan:
     def settle(self, call: Call, pointers: Pointers, spare: int, handle: Any) -> None:
         """Choose the algorithm, and wait for the GPU to measure if it was not chosen before. See `_run`."""
         key, names = f"{call.gpu}, {self.key}", self._names()
-        found = choices().find(key)
+        known_name = choices().find(key)
         self.settled = True
-        if found is not None and any(name.encode() == found and self._selects(place) for place, name in names):
+        if known_name is not None and any(
+            name.encode() == known_name and self._selects(place) for place, name in names
+        ):
             return
         tried: list[tuple[int, str]] = []
         seconds: list[float | None] = []
@@ -100,8 +102,8 @@ class Plan:
             place, name = tried[fastest(seconds)]
         except ValueError as error:
             raise OrtflowError(f"cuDNN: {error} of {self.key}") from error
-        kept = choices().settle(key, name.encode())
-        if not any(each.encode() == kept and self._selects(other) for other, each in names):
+        settled = choices().settle(key, name.encode())
+        if not any(candidate.encode() == settled and self._selects(other) for other, candidate in names):
             self._selects(place)
 
     def _names(self) -> list[tuple[int, str]]:
@@ -118,10 +120,10 @@ class Plan:
 
     def _seconds(self, call: Call, pointers: Pointers, spare: int, handle: Any) -> float | None:
         memory = call.scratch(max(spare + self.workspace, 1))
-        given = pointers(memory)
+        arguments = pointers(memory)
         try:
-            self.run(given, memory + spare, handle)
-            return seconds_of(runtime(), call.stream, lambda: self.run(given, memory + spare, handle), ROUNDS)
+            self.run(arguments, memory + spare, handle)
+            return seconds_of(runtime(), call.stream, lambda: self.run(arguments, memory + spare, handle), ROUNDS)
         except Exception:  # noqa: BLE001 - the types are only defined in the package
             return None
 
@@ -186,9 +188,9 @@ class Plans:
             try:
                 self._plans[key] = Plan(shape, write, handle, rounds=rounds)
             except Exception as error:  # noqa: BLE001 - the types are only defined in the package
-                why = " ".join(str(error).split())[:300]
+                reason = " ".join(str(error).split())[:300]
                 raise OrtflowError(
-                    f"cuDNN does not support the {write.__name__.replace('_', ' ')} of {shape}: {why}"
+                    f"cuDNN does not support the {write.__name__.replace('_', ' ')} of {shape}: {reason}"
                 ) from None
         return self._plans[key]
 
@@ -278,7 +280,7 @@ class ConvolutionWeightGrad(_Node):
             _run(call, shape, weight_gradient, lambda _: (dy.pointer, x.pointer, dw))
             return
         spare = -(-BYTES[shape.type] * math.prod(shape.weight) // _ALIGNED) * _ALIGNED
-        made = _run(call, shape, weight_gradient, lambda memory: (dy.pointer, x.pointer, memory), spare)
+        target = _run(call, shape, weight_gradient, lambda memory: (dy.pointer, x.pointer, memory), spare)
         if self._block:
             function, count = "out_of_blocks", outputs * channels * math.prod(sizes)
             numbers = [*kernel, stored, channels, *sizes, *self._block]
@@ -286,5 +288,5 @@ class ConvolutionWeightGrad(_Node):
             function, count, numbers = "channels_first", outputs * channels, [places, stored, channels]
         call.launch(
             source("convolution", (("X", shape.type),)), function, blocks(count, _BLOCK), _BLOCK,
-            c_void_p(made), c_void_p(dw), c_int64(count), *map(c_int, numbers),
+            c_void_p(target), c_void_p(dw), c_int64(count), *map(c_int, numbers),
         )  # fmt: skip

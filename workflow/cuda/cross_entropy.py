@@ -35,9 +35,9 @@ class _Loss:
         self._ignore = c_int64(int(attributes.get("ignore", _NO_LABEL)))
         self._start, self._total = int(attributes.get("start", 0)), attributes.get("total")
 
-    def _classes(self, here: int) -> tuple[c_int64, c_int64]:
+    def _classes(self, count: int) -> tuple[c_int64, c_int64]:
         """The first class of the logits, and the number of all classes, if `here` of them have logits."""
-        return c_int64(self._start), c_int64(here if self._total is None else int(self._total))
+        return c_int64(self._start), c_int64(count if self._total is None else int(self._total))
 
 
 @operator(half_inputs=(1,))
@@ -73,14 +73,14 @@ class CrossEntropyShare(_Loss):
         """The logit of a label that is neither a class nor ignored is NaN."""
         labels, scores = call.given(0), call.given(1)
         rows, classes = _sizes(labels, scores)
-        made = [call.output(place, (rows,)) for place in range(3)]
+        results = [call.output(place, (rows,)) for place in range(3)]
         if not rows:
             return
         group, block = _threads(classes)
         text = source("cross_entropy", (("X", scores.type),), (("GROUP", group), ("BLOCK", block)))
         call.launch(
             text, "cross_entropy_share", blocks(rows, block // group), block,
-            *map(c_void_p, (labels.pointer, scores.pointer, *made)),
+            *map(c_void_p, (labels.pointer, scores.pointer, *results)),
             self._ignore, *self._classes(classes), c_int64(rows), c_int(classes),
         )  # fmt: skip
 
@@ -153,10 +153,10 @@ def _kept(classes: int, kind: int) -> tuple[tuple[str, int], ...] | None:
         return None
     group, block = _threads(classes)
     words = 2 * BYTES[kind]
-    kept, registers = max(1, -(-(classes // 8) // group)), _REGISTERS // words
-    if max(kept - registers, 0) * 4 * words * block > _SHARED:
+    chunks, registers = max(1, -(-(classes // 8) // group)), _REGISTERS // words
+    if max(chunks - registers, 0) * 4 * words * block > _SHARED:
         return None
-    return ("GROUP", group), ("BLOCK", block), ("KEPT", kept), ("IN_REGISTERS", min(kept, registers))
+    return ("GROUP", group), ("BLOCK", block), ("KEPT", chunks), ("IN_REGISTERS", min(chunks, registers))
 
 
 def _sizes(labels: Tensor, scores: Tensor) -> tuple[int, int]:

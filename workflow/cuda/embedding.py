@@ -80,8 +80,8 @@ class TableGrad:
         keys, at = other_keys, other_at
         launch("bounds", blocks(height + 1, 256), 256, (keys, starts), c_int64(entries), c_int64(height))
         if entries >= run:
-            given = keys, at, gradient.pointer, part
-            launch("runs", (entries // run, columns.tiles), 256, given, c_int64(width), c_int(run))
+            sources = keys, at, gradient.pointer, part
+            launch("runs", (entries // run, columns.tiles), 256, sources, c_int64(width), c_int(run))
         pointers = keys, at, starts, gradient.pointer, part, addend.pointer if addend else 0, table
         sizes_ = c_int64(entries), c_int64(height), c_int64(width), c_int(run)
         launch("rows", (blocks(height, columns.groups), columns.tiles), 256, pointers, *sizes_)

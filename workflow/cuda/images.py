@@ -45,21 +45,21 @@ def put(rewriter: Rewriter) -> None:
 
 def windows_of(rewriter: Rewriter, image: str, weight: str, node: onnx.NodeProto) -> dict[str, object] | None:
     """The attributes of our convolution; None if cuDNN is not known to support it."""
-    sizes, given = (rewriter.dims(image) or ())[1:], attributes_of(node)
+    sizes, flags = (rewriter.dims(image) or ())[1:], attributes_of(node)
     dims = [size for size in rewriter.dims(weight) or () if isinstance(size, int)]
     if len(dims) != RANK or len(sizes) != RANK - 1 or not all(isinstance(size, int) for size in sizes):
         return None
-    pads = list(given.get("pads", [])) or [0] * (2 * AXES)
-    if given.get("auto_pad", b"NOTSET") != b"NOTSET" or pads[:AXES] != pads[AXES:]:
+    pads = list(flags.get("pads", [])) or [0] * (2 * AXES)
+    if flags.get("auto_pad", b"NOTSET") != b"NOTSET" or pads[:AXES] != pads[AXES:]:
         return None
-    group, outputs, channels = int(given.get("group", 1)), *dims[:2]
+    group, outputs, channels = int(flags.get("group", 1)), *dims[:2]
     # cuDNN adds up halves where a group has one channel.
     few = group > 1 and min(channels, outputs // group) < _CHANNELS
     if few or not (rewriter.is_fp32(image) and rewriter.is_fp32(weight)):
         return None
     ones = [1] * AXES
-    found = {name: list(given.get(name, [])) or ones for name in ("strides", "dilations")}
-    return {"group": group, "kernel_shape": list(dims[AXES:]), **found, "pads": pads, "channels_last": 1}
+    lists = {name: list(flags.get(name, [])) or ones for name in ("strides", "dilations")}
+    return {"group": group, "kernel_shape": list(dims[AXES:]), **lists, "pads": pads, "channels_last": 1}
 
 
 def _is_ours(rewriter: Rewriter, node: onnx.NodeProto) -> bool:
@@ -121,8 +121,8 @@ class _Images:
         key = value, str(attributes)
         if key not in self._padded:
             # Another convolution may read the same image in other blocks.
-            others = sum(name == value for name, _ in self._padded)
-            self._padded[key] = f"{value}/padded{f'.{others}' if others else ''}"
+            count = sum(name == value for name, _ in self._padded)
+            self._padded[key] = f"{value}/padded{f'.{count}' if count else ''}"
             samples, channels, *pixels = self._w.dims(value) or ()
             sizes = attributes.get("sizes", pixels)
             assert isinstance(sizes, list)
@@ -139,18 +139,18 @@ class _Images:
         out = node.output[0]
         few = self._few(image, weight, windows)
         if few is not None:
-            given, shaped = self._pad(image, few, few.of_image), self._pad(weight, few, few.of_weight)
+            image_last, shaped = self._pad(image, few, few.of_image), self._pad(weight, few, few.of_weight)
             windows = few.windows
         else:
-            given, shaped = self._turned.last(image), self._weight(weight)
+            image_last, shaped = self._turned.last(image), self._weight(weight)
         self._w.drop(node)
-        made = self._turned.new(f"{out}/last", out)
+        result = self._turned.new(f"{out}/last", out)
         biased = bool(bias and bias[0])
-        alone = self._turned.new(f"{out}/unbiased", out) if biased else made
-        self._w.add("Convolution", [given, shaped], [alone], **windows)
+        unbiased = self._turned.new(f"{out}/unbiased", out) if biased else result
+        self._w.add("Convolution", [image_last, shaped], [unbiased], **windows)
         if biased:
-            self._w("Add", alone, bias[0], output=made)
-        self._turned.back(made, out)
+            self._w("Add", unbiased, bias[0], output=result)
+        self._turned.back(result, out)
 
     def _convolution_gradient(self, node: onnx.NodeProto) -> None:
         gradient, image, weight = node.input
@@ -171,30 +171,30 @@ class _Images:
             self._w.describe(of_bias, TensorProto.FLOAT, dims[:1])
             self._w.add("ColumnSums", [dy], [of_bias], axes=RANK - 1)
         if of_image:
-            made = self._turned.new(f"{of_image}/last", image)
-            self._w.add("ConvolutionDataGrad", [dy, self._weight(weight)], [made], **windows, sizes=sizes)
+            result = self._turned.new(f"{of_image}/last", image)
+            self._w.add("ConvolutionDataGrad", [dy, self._weight(weight)], [result], **windows, sizes=sizes)
             self._w.describe(of_image, TensorProto.FLOAT, self._w.dims(image))
-            self._turned.back(made, of_image)
+            self._turned.back(result, of_image)
 
     def _max_pool(self, node: onnx.NodeProto) -> None:
-        image, given = node.input[0], attributes_of(node)
+        image, flags = node.input[0], attributes_of(node)
         indices = node.output[1] if len(node.output) > 1 else ""
-        readers = [each for each in self._w.nodes("MaxPoolGrad", MICROSOFT) if each.input[2] == indices]
+        readers = [reader for reader in self._w.nodes("MaxPoolGrad", MICROSOFT) if reader.input[2] == indices]
         if indices and not self._w.are_read_by(indices, readers):
             return
-        fits = given.get("auto_pad", b"NOTSET") == b"NOTSET" and not given.get("ceil_mode", 0)
-        fits = fits and prod(given["kernel_shape"]) <= NOWHERE
+        fits = flags.get("auto_pad", b"NOTSET") == b"NOTSET" and not flags.get("ceil_mode", 0)
+        fits = fits and prod(flags["kernel_shape"]) <= NOWHERE
         dims = self._w.dims(image) or ()
         if image not in self._made or not fits or not all(isinstance(size, int) for size in dims[1:]):
             return
         out = node.output[0]
         x = self._turned.last(image)
-        windows: dict[str, object] = {name: list(given[name]) for name in (*_WINDOWS, "kernel_shape") if name in given}
+        windows: dict[str, object] = {name: list(flags[name]) for name in (*_WINDOWS, "kernel_shape") if name in flags}
         self._w.drop(node)
-        made = self._turned.new(f"{out}/last", out)
+        result = self._turned.new(f"{out}/last", out)
         places = [self._turned.new(f"{out}/places", out, TensorProto.UINT8)] if indices else []
-        self._w.add("MaxPool", [x], [made, *places], **windows)
-        self._turned.back(made, out)
+        self._w.add("MaxPool", [x], [result, *places], **windows)
+        self._turned.back(result, out)
         if indices:
             self._pools[indices] = places[0], {**windows, "sizes": list(dims[2:])}
 
@@ -203,26 +203,26 @@ class _Images:
         if indices not in self._pools:
             return
         (places, windows), out = self._pools[indices], node.output[0]
-        given = [self._turned.last(gradient), places]
+        inputs = [self._turned.last(gradient), places]
         self._w.drop(node)
-        made = self._turned.new(f"{out}/last", image)
-        self._w.add("MaxPoolGrad", given, [made], **windows)
+        result = self._turned.new(f"{out}/last", image)
+        self._w.add("MaxPoolGrad", inputs, [result], **windows)
         self._w.describe(out, TensorProto.FLOAT, self._w.dims(image))
-        self._turned.back(made, out)
+        self._turned.back(result, out)
 
     def _mean(self, node: onnx.NodeProto) -> None:
         """A mean over all pixels."""
-        image, given, out = node.input[0], attributes_of(node), node.output[0]
-        axes = self._w.integers(node.input[1]) if len(node.input) > 1 else list(given.get("axes", []))
-        alone = node.op_type == "GlobalAveragePool"
-        if image not in self._made or not (alone or sorted(axis % RANK for axis in axes or ()) == _PIXELS):
+        image, flags, out = node.input[0], attributes_of(node), node.output[0]
+        axes = self._w.integers(node.input[1]) if len(node.input) > 1 else list(flags.get("axes", []))
+        is_global = node.op_type == "GlobalAveragePool"
+        if image not in self._made or not (is_global or sorted(axis % RANK for axis in axes or ()) == _PIXELS):
             return
         x, dims = self._turned.last(image), self._w.dims(image) or ()
         self._w.drop(node)
         means = f"{out}/last"
         self._w.describe(means, TensorProto.FLOAT, (dims[0], 1, 1, dims[1]))
         self._w.add("PixelMeans", [x], [means])
-        if alone or given.get("keepdims", 1):
+        if is_global or flags.get("keepdims", 1):
             self._w.describe(out, TensorProto.FLOAT, (*dims[:2], 1, 1))
             self._turned.back(means, out)
         else:
@@ -232,13 +232,13 @@ class _Images:
         """A gradient that is the same for all pixels: as large as an image with channels last."""
         (value, size), out = node.input, node.output[0]
         maker = self._w.maker(size)
-        like = maker.input[0] if maker is not None and maker.op_type == "Shape" and not maker.attribute else ""
-        if like not in self._made or len(self._w.dims(value) or ()) != RANK:
+        model = maker.input[0] if maker is not None and maker.op_type == "Shape" and not maker.attribute else ""
+        if model not in self._made or len(self._w.dims(value) or ()) != RANK:
             return
-        given, shape = self._turned.last(value), self._w("Shape", self._turned.last(like), output=f"{out}/shape")
+        source, shape = self._turned.last(value), self._w("Shape", self._turned.last(model), output=f"{out}/shape")
         self._w.drop(node)
-        self._w.describe(out, TensorProto.FLOAT, self._w.dims(like))
-        self._turned.back(self._w("Expand", given, shape, output=self._turned.new(f"{out}/last", like)), out)
+        self._w.describe(out, TensorProto.FLOAT, self._w.dims(model))
+        self._turned.back(self._w("Expand", source, shape, output=self._turned.new(f"{out}/last", model)), out)
 
     def _size(self, node: onnx.NodeProto) -> None:
         if node.input[0] in self._made:
@@ -251,13 +251,13 @@ class _Images:
             return
         if any(len(self._w.dims(name) or ()) != RANK for name in images):
             return
-        given = [self._turned.last(name) if name in images else name for name in node.input]
+        inputs = [self._turned.last(name) if name in images else name for name in node.input]
         if node.op_type == "Greater":
-            given[0] = self._apart(node.input[0])
+            inputs[0] = self._apart(node.input[0])
         self._w.drop(node)
-        made = self._turned.new(f"{out}/last", out, self._w.element(out))
-        self._w.write(node.op_type, given, [made], node.domain, **attributes_of(node))
-        self._turned.back(made, out)
+        result = self._turned.new(f"{out}/last", out, self._w.element(out))
+        self._w.write(node.op_type, inputs, [result], node.domain, **attributes_of(node))
+        self._turned.back(result, out)
 
     def _apart(self, image: str) -> str:
         """An image for the gradient of its Relu.

@@ -31,22 +31,24 @@ class Join:
         values = [call.given(place) for place in range(len(call.inputs))]
         first = values[0]
         axis = self._axis % len(first.shape)
-        others = {(each.type, each.shape[:axis], each.shape[axis + 1 :], len(each.shape)) for each in values}
-        if len(others) != 1 or call.types[0] != first.type:
-            raise OrtflowError(f"values of {[list(each.shape) for each in values]} cannot be joined along axis {axis}")
-        length = sum(each.shape[axis] for each in values)
+        layouts = {(tensor.type, tensor.shape[:axis], tensor.shape[axis + 1 :], len(tensor.shape)) for tensor in values}
+        if len(layouts) != 1 or call.types[0] != first.type:
+            raise OrtflowError(
+                f"values of {[list(tensor.shape) for tensor in values]} cannot be joined along axis {axis}"
+            )
+        length = sum(tensor.shape[axis] for tensor in values)
         out = call.output(0, (*first.shape[:axis], length, *first.shape[axis + 1 :]))
         rows, inner, offset = math.prod(first.shape[:axis]), math.prod(first.shape[axis + 1 :]), 0
-        whole = length * inner
-        for each in values:
-            width = each.shape[axis] * inner
+        joined = length * inner
+        for tensor in values:
+            width = tensor.shape[axis] * inner
             if rows * width:
-                steps = math.gcd(width, whole, offset)
-                lanes = vector(steps, [(each.pointer, each.type), (out, each.type)])
-                text = source("join", (("X", each.type),), (("VECTOR", lanes),))
-                grid = min(-(-size_of(each) // (lanes * _BLOCK)), _LARGEST_GRID)
+                steps = math.gcd(width, joined, offset)
+                lanes = vector(steps, [(tensor.pointer, tensor.type), (out, tensor.type)])
+                text = source("join", (("X", tensor.type),), (("VECTOR", lanes),))
+                grid = min(-(-size_of(tensor) // (lanes * _BLOCK)), _LARGEST_GRID)
                 call.launch(
-                    text, "join", grid, _BLOCK, c_void_p(each.pointer), c_void_p(out),
-                    *map(c_int64, (rows, width, whole, offset)),
+                    text, "join", grid, _BLOCK, c_void_p(tensor.pointer), c_void_p(out),
+                    *map(c_int64, (rows, width, joined, offset)),
                 )  # fmt: skip
             offset += width

@@ -139,16 +139,16 @@ class Library:
         if found is not None and len(found) == ctypes.sizeof(_Algorithm):
             algorithm = _Algorithm.from_buffer_copy(found)
             # A file that is whole may still come from a library with the same number and other algorithms.
-            if any(bytes(each) == found for each in proposed):
+            if any(bytes(proposal) == found for proposal in proposed):
                 return _Plan(operation, layouts, algorithm), True
         if place is None:
             return plan, len(proposed) == 1
         try:
-            best = proposed[fastest([self._seconds(plan, each, place) for each in proposed])]
+            best = proposed[fastest([self._seconds(plan, proposal, place) for proposal in proposed])]
         except ValueError as error:
             raise OrtflowError(f"cuBLASLt: {error} of {shape}") from error
         settled = self._kept.settle(key, bytes(best))
-        if not any(bytes(each) == settled for each in proposed):
+        if not any(bytes(proposal) == settled for proposal in proposed):
             settled = bytes(best)
         return _Plan(operation, layouts, _Algorithm.from_buffer_copy(settled)), True
 
@@ -167,7 +167,7 @@ class Library:
         self, shape: Shape, alignments: tuple[int, ...]
     ) -> tuple[c_void_p, tuple[c_void_p, c_void_p, c_void_p], list[Any]]:
         """The operation, the layouts of its matrices, and the algorithms that the library proposes, best first."""
-        operation, preference, found = c_void_p(), c_void_p(), c_int()
+        operation, preference, count = c_void_p(), c_void_p(), c_int()
         self._call("MatmulDescCreate", byref(operation), c_int(_COMPUTE_32F), c_int(TYPES[int(TensorProto.FLOAT)]))
         self._set("MatmulDescSetAttribute", operation, _TRANSA, c_int32(shape.turn_b))
         self._set("MatmulDescSetAttribute", operation, _TRANSB, c_int32(shape.turn_a))
@@ -187,22 +187,24 @@ class Library:
         first, second, out = layouts
         self._call(
             "MatmulAlgoGetHeuristic", self._handle, operation, first, second, out, out, preference, c_int(PROPOSED),
-            proposed, byref(found),
+            proposed, byref(count),
         )  # fmt: skip
         self._call("MatmulPreferenceDestroy", preference)
         algorithms = [
-            _Algorithm.from_buffer_copy(bytes(each.algorithm)) for each in proposed[: found.value] if not each.state
+            _Algorithm.from_buffer_copy(bytes(proposal.algorithm))
+            for proposal in proposed[: count.value]
+            if not proposal.state
         ]
         if not algorithms:
             raise OrtflowError(f"cuBLASLt has no algorithm for {shape}")
         return operation, layouts, algorithms
 
     def _layout(self, kind: int, rows: int, columns: int) -> c_void_p:
-        made = c_void_p()
+        layout = c_void_p()
         self._call(
-            "MatrixLayoutCreate", byref(made), c_int(TYPES[kind]), c_uint64(rows), c_uint64(columns), c_int64(rows)
+            "MatrixLayoutCreate", byref(layout), c_int(TYPES[kind]), c_uint64(rows), c_uint64(columns), c_int64(rows)
         )
-        return made
+        return layout
 
     def _set(self, function: str, owner: c_void_p, name: int, value: Any) -> None:
         self._call(function, owner, c_int(name), byref(value), c_size_t(ctypes.sizeof(value)))

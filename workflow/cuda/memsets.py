@@ -54,7 +54,7 @@ def memsets_as_kernels(compiler: Compiler, graph: int) -> int:
     They stay in a graph that allocates memory, which cannot be changed, and where the driver does not describe their
     edges by the ends alone. Raises OrtflowError.
     """
-    driver, found = compiler.driver, 0
+    driver, count = compiler.driver, 0
     if not all(hasattr(driver, name) for name in _FUNCTIONS):
         return 0
     kinds = {node: _kind(driver, node) for node in _listed(driver.cuGraphGetNodes, ctypes.c_void_p(graph)) or ()}
@@ -66,8 +66,8 @@ def memsets_as_kernels(compiler: Compiler, graph: int) -> int:
             continue
         _check(driver.cuGraphMemsetNodeGetParams(ctypes.c_void_p(node), ctypes.byref(memset)))
         if memset.height == 1 and memset.size <= LARGEST:
-            found += _replace(compiler, graph, node, memset)
-    return found
+            count += _replace(compiler, graph, node, memset)
+    return count
 
 
 def _kind(driver: Any, node: int) -> int:
@@ -110,10 +110,10 @@ def _listed(query: Any, of: ctypes.c_void_p) -> list[int] | None:
     count = ctypes.c_size_t()
     if query(of, None, ctypes.byref(count)):
         return None
-    found = (ctypes.c_void_p * count.value)()
-    if count.value and query(of, found, ctypes.byref(count)):
+    nodes = (ctypes.c_void_p * count.value)()
+    if count.value and query(of, nodes, ctypes.byref(count)):
         return None
-    return [int(node or 0) for node in found]
+    return [int(node or 0) for node in nodes]
 
 
 def _array(nodes: list[int]) -> _Nodes:

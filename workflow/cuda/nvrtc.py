@@ -84,8 +84,8 @@ def compiled(nvrtc: Any, source: str, architecture: str, options: Sequence[str] 
 
 def headers() -> list[Path]:
     """Folders with CUDA's headers in NVIDIA's packages."""
-    found = importlib.util.find_spec("nvidia")
-    folders = found.submodule_search_locations if found is not None else None
+    package = importlib.util.find_spec("nvidia")
+    folders = package.submodule_search_locations if package is not None else None
     places = [Path(folder, f"cu{major() or 13}", "include") for folder in folders or ()]
     return [folder for place in places for folder in (place, place / "cccl") if folder.is_dir()]
 

@@ -126,16 +126,20 @@ class Operators:
             halves = {TensorProto.FLOAT16, TensorProto.BFLOAT16}.issuperset(outputs[:-1] if sums else outputs)
             options = ROUNDED if halves else EXACT
             handle = self._fused_function(_text(attributes["source"]), int(attributes["lanes"]), options, sums=sums)
-            kept = [one for one in node.attribute if one.name.startswith(("inputs_of_", "summed"))]
+            attributes_kept = [
+                attribute for attribute in node.attribute if attribute.name.startswith(("inputs_of_", "summed"))
+            ]
         else:
             operator = table.OPERATORS[node.op_type](
                 {key: _text(value) if isinstance(value, bytes) else value for key, value in attributes.items()}
             )
             self._nodes.append((operator, inputs, outputs))
-            handle, kept = len(self._nodes) - 1, []
-        kept = [onnx.AttributeProto.FromString(one.SerializeToString()) for one in kept]
+            handle, attributes_kept = len(self._nodes) - 1, []
+        attributes_kept = [
+            onnx.AttributeProto.FromString(attribute.SerializeToString()) for attribute in attributes_kept
+        ]
         del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute("handle", handle)])
+        node.attribute.extend([*attributes_kept, helper.make_attribute("handle", handle)])
         node.op_type = f"{node.op_type}_{_signature(inputs)}_{_signature(outputs)}"
         numbers = (ctypes.c_int * (len(inputs) + len(outputs)))(*inputs, *outputs)
         name, counts = node.op_type.encode(), (ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs)))
@@ -147,19 +151,19 @@ class Operators:
         if source not in self._fused:
             names = SUMMING if sums else KERNELS
             functions = [self.compiler.function(source, name, options) for name in names]
-            both = [None] * len(KERNELS) + functions if sums else functions + [None] * len(SUMMING)
-            self._fused[source] = int(self._library.ortflow_cuda_function(*both, lanes))
+            handles = [None] * len(KERNELS) + functions if sums else functions + [None] * len(SUMMING)
+            self._fused[source] = int(self._library.ortflow_cuda_function(*handles, lanes))
         return self._fused[source]
 
     def _run(self, handle: int, call: int, inputs: Any) -> int:
         """Run a node. If it fails, the message is stored where the C code reads it."""
         try:
-            operator, given, made = self._nodes[handle]
+            operator, input_types, output_types = self._nodes[handle]
             tensors = [
                 None if kind < 0 else Tensor(inputs[i].data or 0, tuple(inputs[i].dims[: inputs[i].rank]), kind)
-                for i, kind in enumerate(given)
+                for i, kind in enumerate(input_types)
             ]
-            operator.run(Call(self, call, tensors, made))
+            operator.run(Call(self, call, tensors, output_types))
             return 0
         except Exception as error:  # noqa: BLE001 - an exception cannot pass through C
             words = f"{type(operator).__name__}: {error}".encode()[:1000] + b"\0"

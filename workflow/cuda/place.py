@@ -64,9 +64,9 @@ def place(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto:
 
 
 def _norms(rewriter: Rewriter) -> None:
-    for found in norm.norms(rewriter):
-        rewriter.drop(found.node)
-        rewriter.add(found.operator, found.inputs, found.outputs, **found.attributes)
+    for match in norm.norms(rewriter):
+        rewriter.drop(match.node)
+        rewriter.add(match.operator, match.inputs, match.outputs, **match.attributes)
 
 
 def _sums(rewriter: Rewriter) -> None:

@@ -73,10 +73,10 @@ class MaxPool(_Node):
     def run(self, call: Call) -> None:
         """See Operator."""
         x = call.given(0)
-        made = self._made(x.shape)
-        y, places = call.output(0, made), call.output(1, made) if len(call.types) > 1 else 0
+        pooled = self._made(x.shape)
+        y, places = call.output(0, pooled), call.output(1, pooled) if len(call.types) > 1 else 0
         values = {"X": (x.pointer, x.type), "Y": (y, call.types[0])}
-        self._launch(call, "max_pool", values, (x.pointer, y, places), x.shape, made, of_image=False)
+        self._launch(call, "max_pool", values, (x.pointer, y, places), x.shape, pooled, of_image=False)
 
 
 @operator(half_inputs=(0,), half_outputs=(0,), half_only=True)
@@ -91,10 +91,10 @@ class MaxPoolGrad(_Node):
         """See Operator. Raises OrtflowError if shapes do not match."""
         dy, places = call.given(0), call.given(1)
         image = (dy.shape[0], *self._sizes, dy.shape[-1])
-        made = self._made(image)
-        if dy.shape != made or places.shape != made:
+        pooled = self._made(image)
+        if dy.shape != pooled or places.shape != pooled:
             raise OrtflowError(f"a gradient of {list(dy.shape)} for a pooling of {list(image)} to {list(places.shape)}")
         dx = call.output(0, image)
         values = {"G": (dy.pointer, dy.type), "D": (dx, call.types[0])}
         pointers = dy.pointer, places.pointer, dx
-        self._launch(call, "max_pool_gradient", values, pointers, image, made, of_image=True)
+        self._launch(call, "max_pool_gradient", values, pointers, image, pooled, of_image=True)

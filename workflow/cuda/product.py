@@ -64,25 +64,25 @@ class Product:
         library(call.gpu).run(replace(shape, residual=bool(residual)), place, measures=not call.captured)
 
 
-def spread_sum(call: Call, one: Tensor, other: Tensor) -> None:
+def spread_sum(call: Call, first: Tensor, other: Tensor) -> None:
     """Output 0 is the sum of two tensors of equal width, broadcast to each other; see spread_sum.cu.
 
     Raises OrtflowError if their shapes do not match.
     """
     try:
-        shape = np.broadcast_shapes(one.shape, other.shape)
+        shape = np.broadcast_shapes(first.shape, other.shape)
     except ValueError:
         shape = ()
-    if not shape or one.shape[-1] != other.shape[-1]:
-        raise OrtflowError(f"a product of shape {list(one.shape)} and a residual of shape {list(other.shape)}")
-    out, axes, count = call.output(0, shape), leading_axes(shape, one.shape, other.shape), math.prod(shape)
+    if not shape or first.shape[-1] != other.shape[-1]:
+        raise OrtflowError(f"a product of shape {list(first.shape)} and a residual of shape {list(other.shape)}")
+    out, axes, count = call.output(0, shape), leading_axes(shape, first.shape, other.shape), math.prod(shape)
     if len(axes) > AXES:
         raise OrtflowError(f"a sum of shape {list(shape)} is more than a kernel takes")
     if not count:
         return
-    text = source("spread_sum", (("X", one.type), ("M", other.type), ("Y", call.types[0])), (("WIDTH", shape[-1]),))
+    text = source("spread_sum", (("X", first.type), ("M", other.type), ("Y", call.types[0])), (("WIDTH", shape[-1]),))
     blocks = min(-(-count // _THREADS), LARGEST_GRID)
-    pointers = map(c_void_p, (one.pointer, other.pointer, out))
+    pointers = map(c_void_p, (first.pointer, other.pointer, out))
     call.launch(text, "spread_sum", blocks, _THREADS, *pointers, spread_of(axes), c_int(len(axes)), c_int64(count))
 
 
@@ -101,5 +101,5 @@ def shape_of(
         raise OrtflowError("a product of factors that are not both fp16 or both bf16")
     if bias is not None and bias.type != result:
         raise OrtflowError("a bias of another element type than the product's result")
-    found = Shape(a.type, result, math.prod(leading), columns, depth, turn_a, turn_b, bias is not None)
-    return found, (*leading, columns)
+    shape = Shape(a.type, result, math.prod(leading), columns, depth, turn_a, turn_b, bias is not None)
+    return shape, (*leading, columns)

@@ -39,25 +39,25 @@ def before_relu(rewriter: Rewriter, masked: str, normalised: str) -> tuple[str, 
     tuple or None
         None if `masked` is something else.
     """
-    found = _condition(rewriter, masked)
-    if found is None:
+    condition = _condition(rewriter, masked)
+    if condition is None:
         return None
-    _, gradient, relu, zero = found
+    _, gradient, relu, zero = condition
     return (gradient, zero) if relu.input[0] == normalised else None
 
 
 def sum_before_relu(rewriter: Rewriter, masked: str) -> Sum | None:
     """The two gradients of a Relu's result whose sum, where the condition holds, is `masked`; None if it is not."""
-    found = _condition(rewriter, masked)
-    if found is None:
+    condition = _condition(rewriter, masked)
+    if condition is None:
         return None
-    product, gradient, relu, _ = found
+    product, gradient, relu, _ = condition
     add, result, dims = rewriter.made_by(gradient, "Add"), str(relu.output[0]), rewriter.dims(masked)
     if add is None or dims is None or any(rewriter.dims(name) != dims for name in (*add.input, result)):
         return None
     # A Transpose back may be left that nobody reads.
-    others = [reader for reader in rewriter.readers(gradient) if reader is not product]
-    if gradient in rewriter.outputs or any(rewriter.is_read(name) for each in others for name in each.output):
+    readers = [reader for reader in rewriter.readers(gradient) if reader is not product]
+    if gradient in rewriter.outputs or any(rewriter.is_read(name) for node in readers for name in node.output):
         return None
     return Sum(add.input[0], add.input[1], result, product)
 
@@ -81,5 +81,5 @@ def _condition(rewriter: Rewriter, masked: str) -> tuple[onnx.NodeProto, str, on
 
 
 def _orders(product: onnx.NodeProto) -> tuple[tuple[str, str], tuple[str, str]]:
-    one, other = product.input
-    return (one, other), (other, one)
+    first, other = product.input
+    return (first, other), (other, first)

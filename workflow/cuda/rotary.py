@@ -51,7 +51,7 @@ class Rotary:
             of_value = _swapped(strides_of(_swapped(heads_first), rank))
         axes = merged_axes(heads_first, of_value, strides_of(table, rank))
         half = x.shape[-1] // 2
-        tables = [(one.pointer, one.type) for one in (cosine, sine)]
+        tables = [(tensor.pointer, tensor.type) for tensor in (cosine, sine)]
         lanes = min(4, vector(half, [(x.pointer, x.type), (y, call.types[0]), *tables]))
         if len(axes) > AXES or count // (2 * half) >= 2**32 or any(kind != TensorProto.FLOAT for _, kind in tables):
             raise OrtflowError(f"rotary positions of a value {list(x.shape)} are more than a kernel takes")
@@ -83,5 +83,5 @@ def _fits(table: Sequence[int], shape: Sequence[int]) -> bool:
         missing >= 0
         and bool(table)
         and table[-1] == shape[-1]
-        and all(size in (1, whole) for size, whole in zip(table, shape[missing:], strict=True))
+        and all(size in (1, full) for size, full in zip(table, shape[missing:], strict=True))
     )

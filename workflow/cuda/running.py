@@ -47,9 +47,9 @@ def updates_of(
     of_variance = _update(rewriter, unbiased[0].output[0], channels) if len(unbiased) == 1 else None
     if of_mean is None or of_variance is None:
         return None
-    same = (of_mean.momentum, of_mean.fresh) == (of_variance.momentum, of_variance.fresh)
+    alike = (of_mean.momentum, of_mean.fresh) == (of_variance.momentum, of_variance.fresh)
     before = rewriter.needed_by([of_mean.old, of_variance.old])
-    return (of_mean, of_variance) if same and id(node) not in before else None
+    return (of_mean, of_variance) if alike and id(node) not in before else None
 
 
 def _update(rewriter: Rewriter, batch: str, channels: Dims) -> Update | None:
@@ -59,11 +59,11 @@ def _update(rewriter: Rewriter, batch: str, channels: Dims) -> Update | None:
         if fresh is None or add is None or not _is(add, "Add"):
             continue
         for name in add.input:
-            kept = rewriter.made_for(add, name, "Mul")
-            if kept is None or kept is scaled:
+            product = rewriter.made_for(add, name, "Mul")
+            if product is None or product is scaled:
                 continue
-            for old in kept.input:
-                momentum = _factor(rewriter, kept, old)
+            for old in product.input:
+                momentum = _factor(rewriter, product, old)
                 if momentum is not None and rewriter.is_fp32(old) and rewriter.dims(old) == channels:
                     makers = _makers(rewriter, add)
                     return Update(old, makers[-1].output[0], momentum, fresh, makers)
@@ -85,8 +85,8 @@ def _factor(rewriter: Rewriter, node: onnx.NodeProto, value: str) -> float | Non
 
 
 def _products(rewriter: Rewriter, value: str, factor: str) -> list[onnx.NodeProto]:
-    both = {value, factor}
-    return [node for node in rewriter.readers(value) if _is(node, "Mul") and set(node.input) == both]
+    factors = {value, factor}
+    return [node for node in rewriter.readers(value) if _is(node, "Mul") and set(node.input) == factors]
 
 
 def _is_correction(rewriter: Rewriter, ratio: onnx.NodeProto, images: Collection[str], mean: str) -> bool:
@@ -98,7 +98,7 @@ def _is_correction(rewriter: Rewriter, ratio: onnx.NodeProto, images: Collection
     if elements is None or less is None:
         return False
     ones = less.input[1], *fewer.input[1:]
-    if less.input[0] != ratio.input[0] or len(ones) != 2 or any(rewriter.number(one, mean) != 1 for one in ones):
+    if less.input[0] != ratio.input[0] or len(ones) != 2 or any(rewriter.number(unit, mean) != 1 for unit in ones):
         return False
     size, width = (rewriter.made_by(name, "Size") for name in elements.input)
     return size is not None and width is not None and size.input[0] in images and width.input[0] == mean

@@ -25,10 +25,15 @@ class Scalars:
 
     def run(self, call: Call) -> None:
         """See Operator. Raises OrtflowError if an input has more than one element."""
-        given = [call.given(place) for place in range(len(call.inputs))]
-        if any(size_of(each) != 1 for each in given):
-            raise OrtflowError(f"single numbers, and the inputs are {[list(each.shape) for each in given]}")
-        made = [call.output(place, (1,) * rank) for place, rank in enumerate(self._ranks)]
+        scalars = [call.given(place) for place in range(len(call.inputs))]
+        if any(size_of(scalar) != 1 for scalar in scalars):
+            raise OrtflowError(f"single numbers, and the inputs are {[list(scalar.shape) for scalar in scalars]}")
+        targets = [call.output(place, (1,) * rank) for place, rank in enumerate(self._ranks)]
         call.launch(
-            self._source, "scalars", 1, 1, *map(c_void_p, [*(each.pointer for each in given), *made]), options=EXACT
+            self._source,
+            "scalars",
+            1,
+            1,
+            *map(c_void_p, [*(scalar.pointer for scalar in scalars), *targets]),
+            options=EXACT,
         )

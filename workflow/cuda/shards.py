@@ -38,8 +38,8 @@ class ShardsBegin:
     def run(self, call: Call) -> None:
         """Takes memory for the parameters."""
         call.output(0, (1,))
-        made = [call.output(place + 1, shape) for place, shape in enumerate(self._shapes)]
-        call.shards(self._channel).begin(self._number, made)
+        targets = [call.output(place + 1, shape) for place, shape in enumerate(self._shapes)]
+        call.shards(self._channel).begin(self._number, targets)
 
 
 @operator()
@@ -53,10 +53,10 @@ class ShardsReady:
         """Computes nothing; copies where ONNX Runtime has given an output memory of its own."""
         call.shards(self._channel).ready(self._number)
         for place, kind in enumerate(call.types):
-            given = call.given(place)
-            made = call.output(place, given.shape)
-            if made != given.pointer:
-                call.copy(made, given.pointer, prod(given.shape) * BYTES[kind])
+            value = call.given(place)
+            target = call.output(place, value.shape)
+            if target != value.pointer:
+                call.copy(target, value.pointer, prod(value.shape) * BYTES[kind])
 
 
 @operator()
@@ -70,8 +70,8 @@ class ShardsSend:
     def run(self, call: Call) -> None:
         """Computes nothing."""
         call.output(0, (1,))
-        given = [call.given(place + 1).pointer for place in range(self._given)]
-        call.shards(self._channel).send(self._number, given, self._held)
+        pointers = [call.given(place + 1).pointer for place in range(self._given)]
+        call.shards(self._channel).send(self._number, pointers, self._held)
 
 
 def shapes_of(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -92,13 +92,13 @@ def rounded(launcher: Launcher, runtime: Runtime, stream: int, target: int, star
         _launch(launcher, text, "round_to", stream, start, target, count)
 
 
-def added(launcher: Launcher, stream: int, target: int, more: int, count: int) -> None:
+def added(launcher: Launcher, stream: int, target: int, addend: int, count: int) -> None:
     """Queue target += more, `count` fp32 elements, on a stream."""
     text = source("shards", (("X", TensorProto.FLOAT),), (("VECTOR", _VECTOR),))
-    _launch(launcher, text, "add_to", stream, more, target, count)
+    _launch(launcher, text, "add_to", stream, addend, target, count)
 
 
-def _launch(launcher: Launcher, text: str, name: str, stream: int, given: int, made: int, count: int) -> None:
+def _launch(launcher: Launcher, text: str, name: str, stream: int, source: int, target: int, count: int) -> None:
     blocks = max(1, min(_BLOCKS, -(-count // (_THREADS * _VECTOR))))
-    arguments = c_void_p(given), c_void_p(made), c_int64(count)
+    arguments = c_void_p(source), c_void_p(target), c_int64(count)
     launcher.launch(text, name, blocks, _THREADS, arguments, stream=stream)

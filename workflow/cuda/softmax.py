@@ -44,15 +44,17 @@ class Softmax(_Scaled):
         axes = leading_axes(shape, x.shape, mask.shape if mask else ())
         if len(axes) > AXES or rows >= 2**32:
             raise OrtflowError(f"a softmax of shape {list(shape)} is more than a kernel takes")
-        whole = [bool(one) and _is_whole(one.shape, width) for one in (x, mask) if one is not None]
-        read = [one for one, is_whole in zip((x, mask), whole, strict=False) if one is not None and is_whole]
-        layout = rows_of(width, vector(width, [(one.pointer, one.type) for one in read] + [(y, call.types[0])]))
+        is_full = [bool(tensor) and _is_whole(tensor.shape, width) for tensor in (x, mask) if tensor is not None]
+        read = [tensor for tensor, is_whole in zip((x, mask), is_full, strict=False) if tensor is not None and is_whole]
+        layout = rows_of(
+            width, vector(width, [(tensor.pointer, tensor.type) for tensor in read] + [(y, call.types[0])])
+        )
         text = source(
             "softmax",
             (("X", x.type), ("M", mask.type if mask else _FLOAT), ("Y", call.types[0])),
             (
-                *layout.numbers(width), ("MASKED", int(mask is not None)), ("X_WHOLE", int(whole[0])),
-                ("M_WHOLE", int(whole[-1])),
+                *layout.numbers(width), ("MASKED", int(mask is not None)), ("X_WHOLE", int(is_full[0])),
+                ("M_WHOLE", int(is_full[-1])),
             ),
         )  # fmt: skip
         pointers = x.pointer, mask.pointer if mask else 0, y
@@ -75,9 +77,11 @@ class SoftmaxGrad(_Scaled):
         dx = call.output(0, y.shape)
         if not rows * width:
             return
-        given: Sequence[Tensor] = dy, y
+        tensors: Sequence[Tensor] = dy, y
         layout = rows_of(
-            width, vector(width, [*((one.pointer, one.type) for one in given), (dx, call.types[0])]), widest=512
+            width,
+            vector(width, [*((tensor.pointer, tensor.type) for tensor in tensors), (dx, call.types[0])]),
+            widest=512,
         )
         text = source("softmax_gradient", (("G", dy.type), ("Y", y.type), ("D", call.types[0])), layout.numbers(width))
         pointers = dy.pointer, y.pointer, dx

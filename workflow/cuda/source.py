@@ -47,9 +47,11 @@ def vector(width: int, tensors: Iterable[tuple[int, int]]) -> int:
     """Elements to read at a time: 8, 4, 2 or 1, limited by rows of `width` and the (pointer, element type) of each
     tensor.
     """
-    found = list(tensors)
+    pointers = list(tensors)
     for lanes in (8, 4, 2):
-        if width % lanes == 0 and all(pointer % min(lanes * BYTES.get(kind, 16), 16) == 0 for pointer, kind in found):
+        if width % lanes == 0 and all(
+            pointer % min(lanes * BYTES.get(kind, 16), 16) == 0 for pointer, kind in pointers
+        ):
             return lanes
     return 1
 

@@ -17,20 +17,20 @@ class Spread(ctypes.Structure):
 
 def leading_axes(shape: Sequence[int], x: Sequence[int], mask: Sequence[int]) -> list[tuple[int, int, int]]:
     """`merged_axes` of values of the shapes `x` and `mask`, which are broadcast to `shape`."""
-    return merged_axes(shape, *(strides_of(one, len(shape)) for one in (x, mask)))
+    return merged_axes(shape, *(strides_of(operand, len(shape)) for operand in (x, mask)))
 
 
 def merged_axes(shape: Sequence[int], x: Sequence[int], mask: Sequence[int]) -> list[tuple[int, int, int]]:
     """(size, stride of x, stride of the mask) of all axes but the last; axes that are contiguous in both are merged."""
-    found: list[tuple[int, int, int]] = []
+    axes: list[tuple[int, int, int]] = []
     for size, of_x, of_mask in zip(shape[:-1], x[:-1], mask[:-1], strict=True):
         if size == 1:
             continue
-        if found and found[-1][1:] == (of_x * size, of_mask * size):
-            found[-1] = (found[-1][0] * size, of_x, of_mask)
+        if axes and axes[-1][1:] == (of_x * size, of_mask * size):
+            axes[-1] = (axes[-1][0] * size, of_x, of_mask)
         else:
-            found.append((size, of_x, of_mask))
-    return found
+            axes.append((size, of_x, of_mask))
+    return axes
 
 
 def spread_of(axes: Sequence[tuple[int, int, int]]) -> Spread:
@@ -43,8 +43,8 @@ def spread_of(axes: Sequence[tuple[int, int, int]]) -> Spread:
 
 def strides_of(shape: Sequence[int], rank: int) -> list[int]:
     """Stride of each axis of a value that is broadcast to `rank` axes, in elements; 0 for an axis of length 1."""
-    whole, found, step = [1] * (rank - len(shape)) + list(shape), [0] * rank, 1
+    padded, strides, step = [1] * (rank - len(shape)) + list(shape), [0] * rank, 1
     for axis in reversed(range(rank)):
-        found[axis] = step if whole[axis] != 1 else 0
-        step *= whole[axis]
-    return found
+        strides[axis] = step if padded[axis] != 1 else 0
+        step *= padded[axis]
+    return strides

@@ -28,9 +28,9 @@ class Turned:
             self.w("Transpose", image, output=self.of[image], perm=LAST)
         return self.of[image]
 
-    def new(self, name: str, like: str, element: int = TensorProto.FLOAT) -> str:
+    def new(self, name: str, model: str, element: int = TensorProto.FLOAT) -> str:
         """A described value of the sizes of an image, channels last."""
-        dims = self.w.dims(like)
+        dims = self.w.dims(model)
         self.w.describe(name, element, None if dims is None else tuple(dims[axis] for axis in LAST))
         return name
 

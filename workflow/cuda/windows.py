@@ -35,8 +35,8 @@ class Windows:
         """Those of a node."""
 
         def numbers(name: str, default: int, count: int = AXES) -> Any:
-            found = attributes.get(name)
-            return tuple(int(each) for each in found) if found else (default,) * count
+            values = attributes.get(name)
+            return tuple(int(value) for value in values) if values else (default,) * count
 
         return cls(
             int(attributes.get("group", 1)),
@@ -100,15 +100,15 @@ def shape_of(
     Raises OrtflowError if shapes or types do not match, and for halves with channels first: cuDNN has algorithms for
     them that round partial sums and do not say so.
     """
-    given = [each for each in (image, weight, made) if each is not None]
-    if not windows.channels_last and any(each.type != TensorProto.FLOAT for each in given):
+    tensors = [value for value in (image, weight, made) if value is not None]
+    if not windows.channels_last and any(value.type != TensorProto.FLOAT for value in tensors):
         raise OrtflowError("a convolution of halves with channels first")
-    if any(len(each.shape) != AXES + 2 or each.type != given[0].type for each in given):
-        raise OrtflowError(f"a convolution of {[list(each.shape) for each in given]}")
+    if any(len(value.shape) != AXES + 2 or value.type != tensors[0].type for value in tensors):
+        raise OrtflowError(f"a convolution of {[list(value.shape) for value in tensors]}")
 
     def plain(tensor: Tensor) -> tuple[int, ...]:
-        first, *others = tensor.shape
-        return (first, others[-1], *others[:-1]) if windows.channels_last else tensor.shape
+        first, *sizes = tensor.shape
+        return (first, sizes[-1], *sizes[:-1]) if windows.channels_last else tensor.shape
 
     if image is not None:
         samples, channels, height, width = plain(image)
@@ -120,11 +120,11 @@ def shape_of(
     source = weight if weight is not None else made
     assert source is not None
     outputs = plain(source)[0 if weight is not None else 1]
-    found = Shape(given[0].type, (samples, channels, height, width), outputs, windows)
-    expected = {"weight": (weight, found.weight), "result": (made, found.made)}
+    result = Shape(tensors[0].type, (samples, channels, height, width), outputs, windows)
+    expected = {"weight": (weight, result.weight), "result": (made, result.made)}
     for name, (tensor, dims) in expected.items():
         if tensor is not None and plain(tensor) != dims:
-            raise OrtflowError(f"the {name} of a convolution of {list(found.image)} is {plain(tensor)}, not {dims}")
-    if min(*found.made, *found.image) < 1 or channels % windows.group or outputs % windows.group:
-        raise OrtflowError(f"a convolution of {list(found.image)} by {list(found.weight)}")
-    return found
+            raise OrtflowError(f"the {name} of a convolution of {list(result.image)} is {plain(tensor)}, not {dims}")
+    if min(*result.made, *result.image) < 1 or channels % windows.group or outputs % windows.group:
+        raise OrtflowError(f"a convolution of {list(result.image)} by {list(result.weight)}")
+    return result

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ortflow.workflow.spec import train as spec_train
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.errors import OrtflowError
 
 
-HALF_PRECISIONS = ("fp16", "bf16")
-"""Values of `train.precision` that store numbers in 16 bits."""
+HALF_PRECISIONS = spec_train.HALF_PRECISIONS
 
 
 class Buffer(Protocol):

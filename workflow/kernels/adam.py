@@ -10,12 +10,12 @@ from ortflow.workflow.graph.ir.rewriter import Rewriter
 def put(rewriter: Rewriter) -> None:
     """Replace the nodes that write new parameters; nodes that output only a change (LAMB) stay."""
     for node in rewriter.nodes("AdamOptimizer", MICROSOFT):
-        given = attributes_of(node)
-        next_step, moment_1, moment_2, parameters, *further = node.output
+        flags = attributes_of(node)
+        next_step, moment_1, moment_2, parameters, *outputs = node.output
         if (
-            (given["do_bias_correction"], given["weight_decay_mode"]) != (1, 0)
+            (flags["do_bias_correction"], flags["weight_decay_mode"]) != (1, 0)
             or not parameters
-            or any(further)
+            or any(outputs)
             or rewriter.is_read(next_step)
         ):
             continue
@@ -25,8 +25,8 @@ def put(rewriter: Rewriter) -> None:
             "Adam",
             [step, rate, *buffers],
             [moment_1, moment_2, parameters],
-            beta_1=given["alpha"],
-            beta_2=given["beta"],
-            epsilon=given["epsilon"],
-            decay=given["lambda"],
+            beta_1=flags["alpha"],
+            beta_2=flags["beta"],
+            epsilon=flags["epsilon"],
+            decay=flags["lambda"],
         )

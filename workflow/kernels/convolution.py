@@ -42,8 +42,8 @@ def _put_gradients(rewriter: Rewriter) -> None:
         if of_weight:
             rewriter.add("ConvWeightGrad", [described, gradient, data], [of_weight])
         if of_bias:
-            others = [0, *range(2, len(dims))]
-            rewriter("ReduceSum", gradient, rewriter.ints(*others), output=of_bias, keepdims=0)
+            axes = [0, *range(2, len(dims))]
+            rewriter("ReduceSum", gradient, rewriter.ints(*axes), output=of_bias, keepdims=0)
         if of_data:
             shape = rewriter("Shape", data, output=f"{of_data}/shape")
             rewriter.add("ConvDataGrad", [described, shape, gradient, weight], [of_data])
@@ -62,9 +62,9 @@ def _put_forward(rewriter: Rewriter) -> None:
         axes = len(dims) - 2
         behind = list(attributes_of(node).get("pads", []))[axes:] or [0] * axes
         described = rewriter.ints(*geometry), rewriter.ints(*behind)
-        given = [*described, *(name for name in node.input if name)]
+        inputs = [*described, *(name for name in node.input if name)]
         rewriter.drop(node)
-        rewriter.add("Conv", given, list(node.output))
+        rewriter.add("Conv", inputs, list(node.output))
 
 
 def _put_transposed(rewriter: Rewriter) -> None:
@@ -87,14 +87,14 @@ def _put_transposed(rewriter: Rewriter) -> None:
         batch = rewriter("Shape", x, output=f"{node.output[0]}/batch", start=0, end=1)
         rest = rewriter.ints(channels, *sizes)
         shape = rewriter("Concat", batch, rest, output=f"{node.output[0]}/shape", axis=0)
-        given = [rewriter.ints(*geometry), shape, x, weight, *bias]
-        rewriter.add("ConvDataGrad", given, list(node.output))
+        inputs = [rewriter.ints(*geometry), shape, x, weight, *bias]
+        rewriter.add("ConvDataGrad", inputs, list(node.output))
 
 
 def _fits(weight: Sequence[object], groups: int) -> bool:
     """Whether the sizes are known, and the matrix products would not consist mostly of padding."""
-    known = all(isinstance(size, int) for size in weight)
-    return known and (not _is_direct(weight, groups) or _places(weight) <= MOST_PLACES)
+    fixed = all(isinstance(size, int) for size in weight)
+    return fixed and (not _is_direct(weight, groups) or _places(weight) <= MOST_PLACES)
 
 
 def _is_direct(weight: Sequence[object], groups: int) -> bool:

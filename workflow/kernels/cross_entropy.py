@@ -14,34 +14,34 @@ _NO_LABEL = -(2**63)
 
 def put(rewriter: Rewriter) -> None:
     """Replace losses without class weights, and their gradients, if no other node reads the log-probabilities."""
-    known = {id(node) for node in gradients(rewriter)}
+    entropies = {id(node) for node in gradients(rewriter)}
     for node in losses(rewriter):
         if len(node.output) != 2:
             continue
         (scores, labels), (loss, logarithms) = node.input, node.output
         readers = rewriter.readers(logarithms)
-        alike = (id(each) in known and ignored(each) == ignored(node) for each in readers)
+        alike = (id(reader) in entropies and ignored(reader) == ignored(node) for reader in readers)
         if logarithms in rewriter.outputs or not all(alike):
             continue
         sums = f"{logarithms}.sums"
         rewriter.drop(node, *readers)
         rewriter.add("CrossEntropy", [labels, scores], [loss, sums], ignore=ignored(node))
-        for each in readers:
-            inputs = [each.input[2], each.input[0], scores, sums]
-            rewriter.add("CrossEntropyGrad", inputs, each.output, ignore=ignored(node))
-            rewriter.describe_like(each.output[0], scores)
+        for reader in readers:
+            inputs = [reader.input[2], reader.input[0], scores, sums]
+            rewriter.add("CrossEntropyGrad", inputs, reader.output, ignore=ignored(node))
+            rewriter.describe_like(reader.output[0], scores)
 
 
 def losses(rewriter: Rewriter) -> list[onnx.NodeProto]:
     """Summed cross-entropy losses of rows without class weights: nodes (logits, labels)."""
-    found = rewriter.nodes("SoftmaxCrossEntropyLoss")
-    return [node for node in found if len(node.input) == 2 and _fits(rewriter, node, *node.input)]
+    nodes = rewriter.nodes("SoftmaxCrossEntropyLoss")
+    return [node for node in nodes if len(node.input) == 2 and _fits(rewriter, node, *node.input)]
 
 
 def gradients(rewriter: Rewriter) -> list[onnx.NodeProto]:
     """Their gradients: nodes (gradient of the sum, log-probabilities, labels)."""
-    found = rewriter.nodes("SoftmaxCrossEntropyLossGrad", MICROSOFT)
-    return [node for node in found if len(node.input) == 3 and _fits(rewriter, node, *node.input[1:])]
+    nodes = rewriter.nodes("SoftmaxCrossEntropyLossGrad", MICROSOFT)
+    return [node for node in nodes if len(node.input) == 3 and _fits(rewriter, node, *node.input[1:])]
 
 
 def _fits(rewriter: Rewriter, node: onnx.NodeProto, scores: str, labels: str) -> bool:

@@ -39,20 +39,20 @@ def put(rewriter: Rewriter) -> None:
             rewriter.graph.initializer.append(numpy_helper.from_array(np.array([number], np.int64), numbers[number]))
         seeds = [SEED, numbers[number]]
         x, y, mask = node.input[0], node.output[0], [*node.output, ""][1]
-        again = [each for reader in rewriter.readers(mask) for each in _again(rewriter, reader, mask, flags["scale"])]
+        again = [pair for reader in rewriter.readers(mask) for pair in _again(rewriter, reader, mask, flags["scale"])]
         for gone, _, _ in again:
             rewriter.drop(*gone)
         rewriter.drop(node)
-        for given, made in ((x, y), *((given, made) for _, given, made in again)):
-            rewriter.describe(made, TensorProto.FLOAT, rewriter.dims(given))
-            rewriter.add(OPERATOR, [*seeds, given], [made], **flags)
+        for source, target in ((x, y), *((source, target) for _, source, target in again)):
+            rewriter.describe(target, TensorProto.FLOAT, rewriter.dims(source))
+            rewriter.add(OPERATOR, [*seeds, source], [target], **flags)
         if mask and rewriter.is_read(mask):
-            shape, one = rewriter("Shape", x, output=f"{mask}/shape"), numpy_helper.from_array(np.ones(1, np.float32))
-            ones, kept = rewriter("ConstantOfShape", shape, output=f"{mask}/ones", value=one), f"{mask}/kept"
-            for name in (ones, kept):
+            shape, unit = rewriter("Shape", x, output=f"{mask}/shape"), numpy_helper.from_array(np.ones(1, np.float32))
+            ones, positions = rewriter("ConstantOfShape", shape, output=f"{mask}/ones", value=unit), f"{mask}/kept"
+            for name in (ones, positions):
                 rewriter.describe(name, TensorProto.FLOAT, rewriter.dims(x))
-            rewriter.add(OPERATOR, [*seeds, ones], [kept], **flags)
-            rewriter("Cast", kept, output=mask, to=TensorProto.BOOL)
+            rewriter.add(OPERATOR, [*seeds, ones], [positions], **flags)
+            rewriter("Cast", positions, output=mask, to=TensorProto.BOOL)
     give_seed(rewriter.graph, rewriter.all_nodes())
 
 
@@ -89,12 +89,12 @@ def _again(rewriter: Rewriter, reader: onnx.NodeProto, mask: str, scale: float) 
             yield [reader, scaled], scaled.input[0], reader.output[0]
     elif reader.op_type == "Or" and reader.input[0] == mask:
         gated, cast = rewriter.made_for(reader, reader.input[1], "And"), rewriter.only_reader(reader.output[0])
-        kept = rewriter.only_reader(cast.output[0]) if cast is not None and cast.op_type == "Cast" else None
-        if gated is None or gated.input[0] != mask or cast is None or kept is None or kept.op_type != "Mul":
+        product = rewriter.only_reader(cast.output[0]) if cast is not None and cast.op_type == "Cast" else None
+        if gated is None or gated.input[0] != mask or cast is None or product is None or product.op_type != "Mul":
             return
-        scaled = rewriter.made_for(kept, kept.input[0], "Div")
-        if scaled is not None and kept.input[1] == cast.output[0] and _is(rewriter, scaled.input[1], 1 / scale):
-            yield [reader, gated, cast, kept, scaled], scaled.input[0], kept.output[0]
+        scaled = rewriter.made_for(product, product.input[0], "Div")
+        if scaled is not None and product.input[1] == cast.output[0] and _is(rewriter, scaled.input[1], 1 / scale):
+            yield [reader, gated, cast, product, scaled], scaled.input[0], product.output[0]
 
 
 def _is(rewriter: Rewriter, name: str, number: float) -> bool:

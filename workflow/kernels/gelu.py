@@ -15,9 +15,9 @@ _OPERATORS = {
 
 def put(rewriter: Rewriter) -> None:
     """Replace ONNX Runtime's Gelu nodes; those with a bias stay."""
-    for operator, (ours, approximate) in _OPERATORS.items():
+    for operator, (kernel, approximate) in _OPERATORS.items():
         for node in rewriter.nodes(operator, MICROSOFT):
-            count = 2 if ours == "GeluGrad" else 1
+            count = 2 if kernel == "GeluGrad" else 1
             if len(node.input) == count and rewriter.fits(node.input[-1]):
                 rewriter.drop(node)
-                rewriter.add(ours, node.input, node.output, approximate=approximate)
+                rewriter.add(kernel, node.input, node.output, approximate=approximate)

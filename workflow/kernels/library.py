@@ -79,16 +79,16 @@ def library_at(level: str) -> Library:
     from ortflow.workflow.cache_folders import cache_folders  # not at the top: as a program, this file is alone
 
     machine = platform.machine()
-    name, ours = _name(machine, level), f"ortflow's own, for {level}"
+    name, purpose = _name(machine, level), f"ortflow's own, for {level}"
     for folder in (*BROUGHT, *cache_folders("kernels")):
         if (folder / name).exists() and _fault(folder / name) is None:
-            return Library(folder / name, ours)
+            return Library(folder / name, purpose)
     reason = no_library()
     for folder in cache_folders("kernels"):
         for compiler in compilers():
             fault = compile_kernels(compiler, machine, level, folder)
             if fault is None:
-                return Library(folder / name, ours)
+                return Library(folder / name, purpose)
             reason = f"{shlex.join(compiler)} failed: {fault}"
     return Library(None, f"ONNX Runtime's, because {reason}")
 
@@ -149,7 +149,7 @@ def compilers() -> Iterator[list[str]]:
 
 def compile_kernels(compiler: Sequence[str], machine: str, level: str, folder: Path) -> str | None:
     """Compile into the folder; returns a short error message, or None."""
-    instructions = [f"-m{one}" for one in LEVELS[machine][level]]
+    instructions = [f"-m{flag}" for flag in LEVELS[machine][level]]
     sources = sorted(map(str, SOURCES.glob("*.c")))
     check = _fault if machine == platform.machine() else None
     return compile_to(folder / _name(machine, level), [*compiler, *FLAGS, *instructions, *sources, "-lm"], check)
@@ -185,9 +185,9 @@ def compile_to(
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as work:
             Path(work, MARK).touch()
             _sweep(path.parent, Path(work, MARK).stat().st_mtime)
-            made = Path(work, path.name)
+            output = Path(work, path.name)
             result = subprocess.run(
-                [*command, "-o", str(made), "-lpthread"],
+                [*command, "-o", str(output), "-lpthread"],
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -203,12 +203,12 @@ def compile_to(
             if result.returncode != 0:
                 lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
                 return lines[0].strip() if lines else f"exit code {result.returncode}"
-            fault = check(made) if check is not None else None
+            fault = check(output) if check is not None else None
             if fault is not None:
                 return fault
-            with made.open("rb+") as file:
+            with output.open("rb+") as file:
                 os.fsync(file.fileno())
-            os.replace(made, path)
+            os.replace(output, path)
     except subprocess.TimeoutExpired:
         return f"not finished after {seconds:g} s"
     except OSError as error:
@@ -232,10 +232,10 @@ def _sweep(folder: Path, now: float) -> None:
 
     `now` is the time of the file system's clock, since a file server's clock may differ from the machine's.
     """
-    for left in folder.glob("making-*"):
-        mark = left / MARK
-        if not left.is_symlink() and mark.is_file() and now - mark.stat().st_mtime > _STALE:
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.glob("making-*"):
+        mark = leftover / MARK
+        if not leftover.is_symlink() and mark.is_file() and now - mark.stat().st_mtime > _STALE:
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def main() -> int:
@@ -248,10 +248,11 @@ def main() -> int:
         default=platform.machine(),
         help="machine type, if $CC is a cross-compiler: arm64 is macOS, aarch64 Linux (default: this machine's)",
     )
-    asked, compiler = parser.parse_args(), next(compilers(), ["cc"])
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    options, compiler = parser.parse_args(), next(compilers(), ["cc"])
+    options.folder.mkdir(parents=True, exist_ok=True)
     faults = {
-        level: compile_kernels(compiler, asked.machine, level, asked.folder) for level in LEVELS.get(asked.machine, {})
+        level: compile_kernels(compiler, options.machine, level, options.folder)
+        for level in LEVELS.get(options.machine, {})
     }
     for level, fault in faults.items():
         if fault is not None:

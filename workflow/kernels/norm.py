@@ -38,12 +38,12 @@ def put(rewriter: Rewriter) -> None:
 
 def norms(rewriter: Rewriter) -> Iterator[Norm]:
     """Layer and RMS normalisations over the last axis and their gradients, all fp32 and with all outputs present."""
-    for operator, domain, name, given, made in _NORMS:
+    for operator, domain, name, most, count in _NORMS:
         for node in rewriter.nodes(operator, domain):
             inputs, outputs = [n for n in node.input if n], [n for n in node.output if n]
             gradient = domain == MICROSOFT
-            x, vectors = (inputs[1], inputs[2:3]) if gradient else (inputs[0], inputs[1:given])
-            if len(outputs) == made and _is_normal(rewriter, node, x, vectors):
+            x, vectors = (inputs[1], inputs[2:3]) if gradient else (inputs[0], inputs[1:most])
+            if len(outputs) == count and _is_normal(rewriter, node, x, vectors):
                 epsilon = {} if gradient else {"epsilon": float(attributes_of(node).get("epsilon", _EPSILON))}
                 yield Norm(name, node, inputs, outputs, epsilon)
 

@@ -20,7 +20,7 @@ def put(rewriter: Rewriter) -> None:
 
 
 def _replace(rewriter: Rewriter, node: onnx.NodeProto) -> None:
-    given = attributes_of(node)
+    flags = attributes_of(node)
     bias: list[str] = []
     if not any(rewriter.is_fp32(name) for name in (*node.input, *node.output)):
         return
@@ -28,41 +28,41 @@ def _replace(rewriter: Rewriter, node: onnx.NodeProto) -> None:
         if len(node.input) > 2 and node.input[2]:
             dims = rewriter.dims(node.input[2])
             columns = rewriter.dims(node.output[0])
-            if given.get("beta", 1.0) != 1.0 or dims is None or columns is None or dims != columns[-1:]:
+            if flags.get("beta", 1.0) != 1.0 or dims is None or columns is None or dims != columns[-1:]:
                 return
             bias = [node.input[2]]
     else:
         ranks = [len(dims) if (dims := rewriter.dims(name)) is not None else 0 for name in node.input]
-        if min(ranks) < 2 or max(ranks) > MOST_AXES or given.get("transBatchA") or given.get("transBatchB"):
+        if min(ranks) < 2 or max(ranks) > MOST_AXES or flags.get("transBatchA") or flags.get("transBatchB"):
             return
     rewriter.drop(node)
     rewriter.add(
         "Product",
         [*node.input[:2], *bias],
         node.output,
-        turn_a=int(given.get("transA", 0)),
-        turn_b=int(given.get("transB", 0)),
+        turn_a=int(flags.get("transA", 0)),
+        turn_b=int(flags.get("transB", 0)),
         view_a=0,
         view_b=0,
         view_y=0,
-        alpha=float(given.get("alpha", 1.0)),
+        alpha=float(flags.get("alpha", 1.0)),
     )
 
 
 def _see_through(rewriter: Rewriter, node: onnx.NodeProto) -> None:
     """Merge the Transposes next to the product into it, and the addition of a bias."""
-    given, inputs, output = attributes_of(node), list(node.input), node.output[0]
+    flags, inputs, output = attributes_of(node), list(node.input), node.output[0]
     gone = [node]
     for place, view in ((0, "view_a"), (1, "view_b")):
         inputs[place], order = _behind_transposes(rewriter, inputs[place])
-        given[view] = _number(order) if list(order) != sorted(order) else 0
+        flags[view] = _number(order) if list(order) != sorted(order) else 0
     reader = rewriter.only_reader(output)
     order = _order(reader)
     # The output's last axis is a row or column axis of the product; product.c supports no other.
     if len(inputs) == 2 and reader is not None and order and order[-1] >= len(order) - 2:
         gone.append(reader)
         output = reader.output[0]
-        given["view_y"] = _number(order)
+        flags["view_y"] = _number(order)
     elif len(inputs) == 2 and reader is not None and reader.op_type == "Add":
         bias = _bias(rewriter, reader, output)
         if bias is not None:
@@ -70,7 +70,7 @@ def _see_through(rewriter: Rewriter, node: onnx.NodeProto) -> None:
             inputs.append(bias)
             output = reader.output[0]
     rewriter.drop(*gone)
-    rewriter.add("Product", inputs, [output], **given)
+    rewriter.add("Product", inputs, [output], **flags)
 
 
 def _behind_transposes(rewriter: Rewriter, value: str) -> tuple[str, Sequence[int]]:
@@ -78,13 +78,13 @@ def _behind_transposes(rewriter: Rewriter, value: str) -> tuple[str, Sequence[in
 
     The factor's last axis in memory remains a row or column axis; anything else would be packed element by element.
     """
-    found: tuple[str, Sequence[int]] = value, ()
+    origin: tuple[str, Sequence[int]] = value, ()
     turns: Sequence[int] = ()
     while (turn := rewriter.maker(value)) is not None and (order := _order(turn)):
         value, turns = turn.input[0], [order[axis] for axis in turns] if turns else order
         if len(turns) - 1 in turns[-2:]:
-            found = value, turns
-    return found
+            origin = value, turns
+    return origin
 
 
 def _order(node: onnx.NodeProto | None) -> Sequence[int]:

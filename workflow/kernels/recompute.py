@@ -39,9 +39,9 @@ def put(rewriter: Rewriter, length: int) -> None:
 def _is_attention(rewriter: Rewriter, product: onnx.NodeProto, length: int) -> bool:
     """Whether it is a batched product of two computed values with a large result matrix."""
     dims = rewriter.dims(product.output[0])
-    made = [name for name in product.input if rewriter.maker(name) is not None]
-    own = product.op_type == "Product" and product.domain == CPU_DOMAIN
-    if not own or not len(made) == len(product.input) == 2 or dims is None or len(dims) < 3:
+    factors = [name for name in product.input if rewriter.maker(name) is not None]
+    is_kernel = product.op_type == "Product" and product.domain == CPU_DOMAIN
+    if not is_kernel or not len(factors) == len(product.input) == 2 or dims is None or len(dims) < 3:
         return False
     return all((axis if isinstance(axis, int) else length) >= LONG for axis in dims[-2:])
 

@@ -34,21 +34,21 @@ def put(rewriter: Rewriter) -> None:
     for add in rewriter.nodes("Add"):
         if rewriter.maker(add.output[0]) is not add:
             continue  # part of a rotation that was replaced before
-        found = _rotation(rewriter, add) or _gradient(rewriter, add)
-        if found is not None and _fits(rewriter, found):
-            _replace(rewriter, found)
+        rotation = _rotation(rewriter, add) or _gradient(rewriter, add)
+        if rotation is not None and _fits(rewriter, rotation):
+            _replace(rewriter, rotation)
 
 
-def _replace(rewriter: Rewriter, found: _Rotation) -> None:
-    given, made, gone, tokens_first = found.given, found.made, found.nodes, 0
-    forward = found.operator == "Rotary"
-    swap = rewriter.maker(given) if forward else rewriter.only_reader(made)
+def _replace(rewriter: Rewriter, rotation: _Rotation) -> None:
+    source, target, gone, tokens_first = rotation.given, rotation.made, rotation.nodes, 0
+    forward = rotation.operator == "Rotary"
+    swap = rewriter.maker(source) if forward else rewriter.only_reader(target)
     swaps = swap is not None and swap.op_type == "Transpose" and attributes_of(swap).get("perm") == _SWAP
-    if swap is not None and swaps and (not forward or rewriter.are_read_by(given, gone)):
-        given, made = (swap.input[0], made) if forward else (given, swap.output[0])
+    if swap is not None and swaps and (not forward or rewriter.are_read_by(source, gone)):
+        source, target = (swap.input[0], target) if forward else (source, swap.output[0])
         gone, tokens_first = [*gone, swap], 1
     rewriter.drop(*gone)
-    rewriter.add(found.operator, [given, found.cosine, found.sine], [made], tokens_first=tokens_first)
+    rewriter.add(rotation.operator, [source, rotation.cosine, rotation.sine], [target], tokens_first=tokens_first)
 
 
 def _rotation(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
@@ -74,10 +74,10 @@ def _rotation(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
 
 def _gradient(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
     """The sum of dy cos, b's part of dy sin at the place of a, and minus a's part at that of b."""
-    found = _padded(rewriter, add) or _joined(rewriter, add)
-    if found is None:
+    terms = _padded(rewriter, add) or _joined(rewriter, add)
+    if terms is None:
         return None
-    along, upper, lower, others = found
+    along, upper, lower, remaining = terms
     negative = rewriter.made_for(lower.reader, lower.value, "Neg")
     if negative is None:
         return None
@@ -92,7 +92,7 @@ def _gradient(rewriter: Rewriter, add: onnx.NodeProto) -> _Rotation | None:
     if dy is None:
         return None
     cosine, sine = (node.input[1 - list(node.input).index(dy)] for node in (along, turned))
-    return _Rotation("RotaryGrad", dy, cosine, sine, add.output[0], set_of([*others, negative, *halves, turned]))
+    return _Rotation("RotaryGrad", dy, cosine, sine, add.output[0], set_of([*remaining, negative, *halves, turned]))
 
 
 class _Read(NamedTuple):
@@ -122,7 +122,7 @@ def _padded(rewriter: Rewriter, add: onnx.NodeProto) -> _Parts | None:
         inner = rewriter.made_for(add, value, "Add")
         if inner is not None and len(adds) == 1:
             adds.append(inner)
-            terms += [(each, inner) for each in inner.input]
+            terms += [(term, inner) for term in inner.input]
         else:
             terms.append((value, add))
     if len(terms) != 3:
@@ -172,10 +172,12 @@ def _half(rewriter: Rewriter, value: str, reader: onnx.NodeProto) -> _Half | Non
 def _place(rewriter: Rewriter, pad: onnx.NodeProto) -> int | None:
     """Which half of the last axis of the result a Pad of zeros fills."""
     dims, pads = rewriter.dims(pad.input[0]), rewriter.integers(pad.input[1])
-    more = [value for value in pad.input[2:] if value]
+    optional = [value for value in pad.input[2:] if value]
     if dims is None or pads is None or attributes_of(pad).get("mode", b"constant") not in (b"constant", "constant"):
         return None
-    if more and (len(more) > 1 or pad.input[2] != more[0] or rewriter.number(more[0], pad.input[0]) != 0):
+    if optional and (
+        len(optional) > 1 or pad.input[2] != optional[0] or rewriter.number(optional[0], pad.input[0]) != 0
+    ):
         return None
     rank, half = len(dims), width_of(dims)
     begins, ends = pads[:rank], pads[rank:]
@@ -184,10 +186,10 @@ def _place(rewriter: Rewriter, pad: onnx.NodeProto) -> int | None:
     return {(0, half): 0, (half, 0): 1}.get((begins[-1], ends[-1]))
 
 
-def _fits(rewriter: Rewriter, found: _Rotation) -> bool:
+def _fits(rewriter: Rewriter, rotation: _Rotation) -> bool:
     """Whether all values are fp32, and the tables have one shape, which does not broadcast the rotated value."""
-    dims, table = rewriter.dims(found.given), _table(rewriter, found.cosine)
-    if not rewriter.fits(found.given) or dims is None or table is None or _table(rewriter, found.sine) != table:
+    dims, table = rewriter.dims(rotation.given), _table(rewriter, rotation.cosine)
+    if not rewriter.fits(rotation.given) or dims is None or table is None or _table(rewriter, rotation.sine) != table:
         return False
     width = width_of(dims)
     return (
@@ -195,15 +197,15 @@ def _fits(rewriter: Rewriter, found: _Rotation) -> bool:
         and width is not None
         and table[-1] == width
         and all(
-            size == 1 or (size is not None and size == whole)
-            for size, whole in zip(table, dims[len(dims) - len(table) :], strict=True)
+            size == 1 or (size is not None and size == size_of_all)
+            for size, size_of_all in zip(table, dims[len(dims) - len(table) :], strict=True)
         )
     )
 
 
 def _table(rewriter: Rewriter, value: str) -> Dims | None:
     """Shape of an fp32 table that the graph computes or contains; None for anything else."""
-    tensor = next((each for each in rewriter.graph.initializer if each.name == value), None)
+    tensor = next((initializer for initializer in rewriter.graph.initializer if initializer.name == value), None)
     if tensor is not None:
         return (
             tuple(tensor.dims) if tensor.data_type == TensorProto.FLOAT and 1 <= len(tensor.dims) <= MOST_AXES else None

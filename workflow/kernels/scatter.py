@@ -15,16 +15,16 @@ def put(rewriter: Rewriter) -> None:
         if _fits(rewriter, data, indices):
             rewriter.drop(node)
             expand = _expand(rewriter, indices)
-            given = [*expand.input[::-1]] if expand is not None else [rewriter.ints(1), indices]
-            rewriter.add("GatherElements", [*given, data], list(node.output), axis=_axis(rewriter, node))
+            inputs = [*expand.input[::-1]] if expand is not None else [rewriter.ints(1), indices]
+            rewriter.add("GatherElements", [*inputs, data], list(node.output), axis=_axis(rewriter, node))
     for node in rewriter.nodes("ScatterElements"):
         data, indices, updates = node.input
         adds = attributes_of(node).get("reduction") == b"add"
         if adds and rewriter.is_fp32(updates) and _fits(rewriter, data, indices):
             rewriter.drop(node)
             expand = _expand(rewriter, indices)
-            given = [indices if expand is None else expand.input[0], updates, data]
-            rewriter.add("ScatterAdd", given, list(node.output), axis=_axis(rewriter, node))
+            inputs = [indices if expand is None else expand.input[0], updates, data]
+            rewriter.add("ScatterAdd", inputs, list(node.output), axis=_axis(rewriter, node))
 
 
 def _fits(rewriter: Rewriter, data: str, indices: str) -> bool:

@@ -29,9 +29,9 @@ def _forward(rewriter: Rewriter, node: onnx.NodeProto) -> None:
         if add.input[0] != add.input[1] and all(rewriter.fits(v) for v in add.input):
             inputs = [scores, next(v for v in add.input if v != scores)]
             gone.append(add)
-    found = _scaled(rewriter, inputs[0], gone[-1])
-    if found is not None:
-        multiply, inputs[0], scale = found
+    scaling = _scaled(rewriter, inputs[0], gone[-1])
+    if scaling is not None:
+        multiply, inputs[0], scale = scaling
         gone.append(multiply)
     rewriter.drop(*gone)
     rewriter.add("Softmax", inputs, node.output, scale=scale)
@@ -59,9 +59,9 @@ def _backward(rewriter: Rewriter, node: onnx.NodeProto) -> None:
     output, scale, gone = node.output[0], 1.0, [node]
     reader = rewriter.only_reader(output)
     if reader is not None and reader.op_type in ("Mul", "Div"):
-        found = factor_of(rewriter, reader)
-        if found is not None and found[1] == output:
+        scaling = factor_of(rewriter, reader)
+        if scaling is not None and scaling[1] == output:
             gone.append(reader)
-            output, scale = reader.output[0], found[2]
+            output, scale = reader.output[0], scaling[2]
     rewriter.drop(*gone)
     rewriter.add("SoftmaxGrad", node.input, [output], scale=scale)

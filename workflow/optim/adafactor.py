@@ -24,17 +24,17 @@ def update(build: Builder, optimizer: Adafactor, segments: Sequence[Segment]) ->
     """Append the update of `segments`, each of which is one parameter."""
     count = steps(build)
     new = single(build, build("Pow", count, double(build, optimizer.beta2_decay)))
-    kept = build("Sub", build.constant([1.0], "float32"), new)
+    rate_of_moment = build("Sub", build.constant([1.0], "float32"), new)
     longest = single(build, build("Div", double(build, 1.0), build("Sqrt", count)))
     first, second = (build.constant([epsilon], "float32") for epsilon in optimizer.epsilon)
     for i, segment in enumerate(segments):
         parameters, gradients, shape = f"parameters.{i}", f"gradients.{i}", segment.shape or ()
         size, rate = math.prod(shape), build.rate(segment.lr_scale)
         if len(shape) >= 2 and min(shape[-2:]) > 1:
-            square = _factored(build, i, segment, shape, kept, new, first)
+            square = _factored(build, i, segment, shape, rate_of_moment, new, first)
         else:
             squares = build("Mul", build("Mul", gradients, gradients), new)
-            square = build("Add", build("Mul", f"{_MOMENT}.{i}", kept), squares, output=f"{_MOMENT}.{i}.out")
+            square = build("Add", build("Mul", f"{_MOMENT}.{i}", rate_of_moment), squares, output=f"{_MOMENT}.{i}.out")
             if len(shape) >= 2:
                 square = _of_vector(build, square, segment, shape, first)
         smallest = build.constant([optimizer.epsilon[0] ** 2], "float32")
@@ -50,14 +50,14 @@ def update(build: Builder, optimizer: Adafactor, segments: Sequence[Segment]) ->
 
 def _of_vector(build: Builder, square: str, segment: Segment, shape: tuple[int, ...], smallest: str) -> str:
     """r c / mean(r) where one axis has length 1: then mean(r) is c or r, and the other of them is the moment."""
-    whole = shaped(build, square, shape)
-    mean = build("ReduceMean", whole, build.constant([-2, -1], "int64"), keepdims=1)
-    scaled = build("Mul", whole, build("Div", mean, build("Max", mean, smallest)))
+    squares = shaped(build, square, shape)
+    mean = build("ReduceMean", squares, build.constant([-2, -1], "int64"), keepdims=1)
+    scaled = build("Mul", squares, build("Div", mean, build("Max", mean, smallest)))
     return padded(build, [scaled], math.prod(shape), segment)
 
 
 def _factored(
-    build: Builder, i: int, segment: Segment, shape: tuple[int, ...], kept: str, new: str, smallest: str
+    build: Builder, i: int, segment: Segment, shape: tuple[int, ...], rate_of_moment: str, new: str, smallest: str
 ) -> str:
     """v of a tensor, padded. Its segment of the moment has r, then c, then zeros."""
     row_shape, column_shape = (*shape[:-1], 1), (*shape[:-2], 1, shape[-1])
@@ -67,7 +67,7 @@ def _factored(
 
     def averaged(of: tuple[int, ...], start: int, axis: int) -> str:
         mean = build("ReduceMean", squares, build.constant([axis], "int64"), keepdims=1)
-        old = build("Mul", shaped(build, f"{_MOMENT}.{i}", of, start), kept)
+        old = build("Mul", shaped(build, f"{_MOMENT}.{i}", of, start), rate_of_moment)
         return build("Add", old, build("Mul", mean, new))
 
     row, column = averaged(row_shape, 0, -1), averaged(column_shape, rows, -2)

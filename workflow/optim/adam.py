@@ -62,11 +62,11 @@ def kernel(
     change_out: str = "",
 ) -> None:
     """Append the fused kernel for segment `i`, which reads `step.i`: new moments, and parameters or their change."""
-    kept = [f"{moment}.{i}" for moment in moments(optimizer)]
+    states = [f"{moment}.{i}" for moment in moments(optimizer)]
     build.write(
         "AdamOptimizer",
-        [rate, f"step.{i}", f"parameters.{i}", gradients, *kept],
-        [f"next_step.{i}", *(f"{moment}.out" for moment in kept), parameters_out, change_out],
+        [rate, f"step.{i}", f"parameters.{i}", gradients, *states],
+        [f"next_step.{i}", *(f"{moment}.out" for moment in states), parameters_out, change_out],
         domain=MICROSOFT,
         alpha=optimizer.betas[0],
         beta=optimizer.betas[1],

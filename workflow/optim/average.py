@@ -27,8 +27,8 @@ def average_rate(section: Ema | Swa, pace: Pace, averaged: int) -> tuple[float, 
     if not after.passed(start):
         return 1.0, False
     # Weights behind a step count: those behind the step that ends at `start` are the first, unless it is the beginning.
-    taken, before = (math.floor(each.since(start).periods(every)) for each in (after, pace))
-    if taken == before:
+    updates, before = (math.floor(step.since(start).periods(every)) for step in (after, pace))
+    if updates == before:
         return 0.0, False
     if isinstance(section, Swa):
         return 1 / (averaged + 1), True
@@ -44,9 +44,9 @@ def update(build: Builder, segments: Sequence[Segment]) -> None:
     if not any(segment.averaged for segment in segments):
         return
     rate = build.input(RATE, 1)
-    kept = build("Sub", build.constant([1.0], "float32"), rate)
+    share = build("Sub", build.constant([1.0], "float32"), rate)
     for i, segment in enumerate(segments):
         average = build.input(f"{BUFFER}.{i}", segment.count)
-        old = build("Mul", average, kept)
+        old = build("Mul", average, share)
         build("Add", old, build("Mul", f"parameters.{i}.out", rate), output=f"{average}.out")
         build.output(f"{average}.out", segment.count)

@@ -61,10 +61,10 @@ def square_sums_graph(pieces: int, *, fused: bool = False) -> onnx.ModelProto:
         A kernel of ours sums the squares of each.
     """
     build = Builder("squares", domains=[CUDA_DOMAIN] if fused else [])
-    given = [build.input(f"piece.{number}", f"n{number}") for number in range(pieces)]
+    gradients = [build.input(f"piece.{number}", f"n{number}") for number in range(pieces)]
     total = ""
-    for each in given:
-        squares = build.own("SquareSum", each, onnx.TensorProto.DOUBLE) if fused else build.square_sum(each)
+    for gradient in gradients:
+        squares = build.own("SquareSum", gradient, onnx.TensorProto.DOUBLE) if fused else build.square_sum(gradient)
         total = build("Add", total, squares) if total else squares
     build("Identity", total, output="squares")
     build.output("squares", 1, onnx.TensorProto.DOUBLE)
@@ -113,15 +113,15 @@ def queued_gradient_graph(*, fused: bool = False, shared: bool = False) -> onnx.
     loss, weight = build.input("loss", 1), build.input("weight", 1)
     loss_scale = build.input("loss_scale", 1)
     max_norm = build.input("max_norm", 1)
-    one, zero = build.constant([1.0], "float32"), build.constant([0.0], "float32")
-    inverse = build("Div", one, build("Mul", weight, loss_scale))
+    unit, zero = build.constant([1.0], "float32"), build.constant([0.0], "float32")
+    inverse = build("Div", unit, build("Mul", weight, loss_scale))
     if shared:
         squares = build.input("squares", 1, onnx.TensorProto.DOUBLE)
     else:
         squares = build.own("SquareSum", gradients, onnx.TensorProto.DOUBLE) if fused else build.square_sum(gradients)
     norm = build("Mul", build.root(squares), inverse, output="norm")
     allowed = build("Div", max_norm, build("Add", norm, build.constant([EPSILON], "float32")))
-    clip = build("Min", allowed, one)
+    clip = build("Min", allowed, unit)
     finite = [build("Equal", build("Sub", value, value), zero) for value in (loss, norm)]
     useful = build("And", build("And", *finite), build("Greater", weight, zero))
     nothing = build.constant([math.nan], "float32")

@@ -44,12 +44,12 @@ def update_of(optimizer: Optimizer, segments: Sequence[Segment], *, kernels: boo
     build.input("learning_rate", 1)
     build.input("step", 1, TensorProto.INT64)
     for i, segment in enumerate(segments):
-        kept = [f"{name}.{i}" for name in ("parameters", *moments(optimizer))]
+        states = [f"{name}.{i}" for name in ("parameters", *moments(optimizer))]
         if optimizer.name == "muon" and segment.shape is not None:
-            kept = [f"{name}.{i}" for name in ("parameters", "moment_1")]
-        for name in (*kept, f"gradients.{i}"):
+            states = [f"{name}.{i}" for name in ("parameters", "moment_1")]
+        for name in (*states, f"gradients.{i}"):
             build.input(name, segment.count)
-        for name in kept:
+        for name in states:
             build.output(f"{name}.out", segment.count)
     UPDATES[optimizer.name](build, optimizer, segments)
     average.update(build, segments)

@@ -44,11 +44,11 @@ def guarded(model: onnx.ModelProto, *, multiplied: bool = False, change: str = G
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         nodes.append(node)
-        made = [name for name in node.output if name in new]
+        results = [name for name in node.output if name in new]
         for names in (node.input, node.output):
             for place, name in enumerate(names):
                 names[place] = new[name][0] if name in new else name
-        for out in made:
+        for out in results:
             value, old, gradients = new[out]
             # One per output: if nodes are fused, the condition stays inside its group.
             is_number = f"{out}/is_number"

@@ -20,11 +20,11 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
     """Append the update of `segments`, each of which is one parameter."""
     if build.kernels:
         for i, segment in enumerate(segments):
-            kept = [f"{moment}.{i}" for moment in moments(optimizer)]
+            states = [f"{moment}.{i}" for moment in moments(optimizer)]
             build.write(
                 "Lamb",
-                ["step", build.rate(segment.lr_scale), f"parameters.{i}", f"gradients.{i}", *kept],
-                [*(f"{moment}.out" for moment in kept), f"parameters.{i}.out"],
+                ["step", build.rate(segment.lr_scale), f"parameters.{i}", f"gradients.{i}", *states],
+                [*(f"{moment}.out" for moment in states), f"parameters.{i}.out"],
                 domain=CPU_DOMAIN,
                 beta_1=optimizer.betas[0],
                 beta_2=optimizer.betas[1],
@@ -62,8 +62,8 @@ def square_sums(build: Builder, name: str, count: int, output: str | None = None
 
 def trust_ratios(build: Builder, weights: str, changes: str) -> str:
     """Append r for each tensor, fp32 [tensors], from the sums of squares of w and u, double [tensors]."""
-    both = build("Greater", build("Min", weights, changes), build.constant([0.0], "float64"))
-    return build.root(build("Where", both, build("Div", weights, changes), build.constant([1.0], "float64")))
+    positive = build("Greater", build("Min", weights, changes), build.constant([0.0], "float64"))
+    return build.root(build("Where", positive, build("Div", weights, changes), build.constant([1.0], "float64")))
 
 
 def scaled_rates(build: Builder, ratios: str, segments: Sequence[Segment]) -> str:

@@ -53,8 +53,8 @@ def apply_graph(pieces: Sequence[Piece], tensors: int) -> onnx.ModelProto:
         for name in ("parameters", "change"):
             build.input(f"{name}.{i}", piece.count)
         build.output(f"parameters.{i}.out", piece.count)
-    here = build.constant([piece.number for piece in pieces], "int64")
-    ratios = build("Gather", lamb.trust_ratios(build, *sums), here)
+    numbers = build.constant([piece.number for piece in pieces], "int64")
+    ratios = build("Gather", lamb.trust_ratios(build, *sums), numbers)
     lamb.apply(build, lamb.scaled_rates(build, ratios, pieces), len(pieces))
     average.update(build, pieces)
     return build.model()

@@ -24,10 +24,10 @@ def update(build: Builder, optimizer: Lion, segments: Sequence[Segment]) -> None
         rate = build.rate(segment.lr_scale)
         parameters, gradients, moment = f"parameters.{i}", f"gradients.{i}", f"moment.{i}"
         # b2 m is the only reader of m: b1 m comes from it, so that m can be written in place.
-        kept = build("Mul", moment, constant(second))
+        average = build("Mul", moment, constant(second))
         new = build("Mul", gradients, constant(1 - first))
-        mixed = build("Add", build("Mul", kept, constant(first / second)), new)
-        build("Add", kept, build("Mul", gradients, constant(1 - second)), output=f"{moment}.out")
+        mixed = build("Add", build("Mul", average, constant(first / second)), new)
+        build("Add", average, build("Mul", gradients, constant(1 - second)), output=f"{moment}.out")
         sign = build("Where", build("Less", mixed, constant(0.0)), constant(-1.0), constant(0.0))
         sign = build("Where", build("Greater", mixed, constant(0.0)), constant(1.0), sign)
         weights = decayed(build, parameters, segment.weight_decay, rate)

@@ -26,8 +26,8 @@ _SMALLEST = 1e-7
 
 def update(build: Builder, optimizer: Muon, segments: Sequence[Segment]) -> None:
     """Append the update of `segments`, each of which is one parameter; those with a shape are matrices."""
-    others = [i for i, segment in enumerate(segments) if segment.shape is None]
-    if others:
+    vectors = [i for i, segment in enumerate(segments) if segment.shape is None]
+    if vectors:
         adam.own_steps(build, len(segments))
     for i, segment in enumerate(segments):
         if segment.shape is not None:
@@ -67,7 +67,7 @@ def _matrix(build: Builder, optimizer: Muon, i: int, segment: Segment, shape: tu
 
 
 def _step(build: Builder, matrix: str) -> str:
-    a, b, c = (build.constant([each], "float32") for each in COEFFICIENTS)
+    a, b, c = (build.constant([coefficient], "float32") for coefficient in COEFFICIENTS)
     gram = build("MatMul", matrix, build("Transpose", matrix, perm=[1, 0]))
     inner = build("Add", build("Mul", gram, b), build("Mul", build("MatMul", gram, gram), c))
     return build("Add", build("Mul", matrix, a), build("MatMul", inner, matrix))

@@ -24,14 +24,14 @@ def update(build: Builder, optimizer: NAdam, segments: Sequence[Segment]) -> Non
     """Append the update of `segments`."""
     first, second = optimizer.betas
     count = steps(build)
-    one = double(build, 1.0)
-    here, ahead = _mu(build, optimizer, count), _mu(build, optimizer, build("Add", count, one))
+    unit = double(build, 1.0)
+    now, ahead = _mu(build, optimizer, count), _mu(build, optimizer, build("Add", count, unit))
     product = _product(build, optimizer, count)
-    of_gradient = build("Div", build("Sub", one, here), build("Sub", one, product))
-    of_moment = build("Div", ahead, build("Sub", one, build("Mul", product, ahead)))
+    of_gradient = build("Div", build("Sub", unit, now), build("Sub", unit, product))
+    of_moment = build("Div", ahead, build("Sub", unit, build("Mul", product, ahead)))
     # (g a + m b) / (sqrt(v / c) + epsilon), and the root's factor is a number.
     of_gradient, of_moment = single(build, of_gradient), single(build, of_moment)
-    of_root = single(build, build("Div", one, build("Sqrt", correction(build, second, count))))
+    of_root = single(build, build("Div", unit, build("Sqrt", correction(build, second, count))))
     epsilon = build.constant([optimizer.epsilon], "float32")
     for i, segment in enumerate(segments):
         rate = build.rate(segment.lr_scale)

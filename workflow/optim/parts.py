@@ -13,9 +13,9 @@ from ortflow.workflow.optim.builder import Builder
 
 def average(build: Builder, moment: str, value: str, beta: float) -> str:
     """Append `moment` = beta `moment` + (1 - beta) `value`, and return its new value."""
-    kept = build("Mul", moment, build.constant([beta], "float32"))
+    decayed = build("Mul", moment, build.constant([beta], "float32"))
     added = build("Mul", value, build.constant([1 - beta], "float32"))
-    return build("Add", kept, added, output=f"{moment}.out")
+    return build("Add", decayed, added, output=f"{moment}.out")
 
 
 def regularized(build: Builder, parameters: str, gradients: str, decay: float) -> str:

@@ -35,12 +35,12 @@ def update(build: Builder, optimizer: RAdam, segments: Sequence[Segment]) -> Non
 
 def _factors(build: Builder, optimizer: RAdam) -> tuple[str, str]:
     """a and b of the update m (a / (sqrt(v) + epsilon) + b), fp32 [1], one of which is 0."""
-    count, zero, one = steps(build), double(build, 0.0), double(build, 1.0)
+    count, zero, unit = steps(build), double(build, 0.0), double(build, 1.0)
     first, second = (correction(build, beta, count) for beta in optimizer.betas)
-    power = build("Mul", build("Sub", one, second), build("Mul", count, double(build, 2.0)))
+    power = build("Mul", build("Sub", unit, second), build("Mul", count, double(build, 2.0)))
     longest = 2 / (1 - optimizer.betas[1]) - 1
     length = build("Sub", double(build, longest), build("Div", power, second))
-    inverse = build("Div", one, first)
+    inverse = build("Div", unit, first)
     if longest <= 5:
         return single(build, build("Mul", inverse, zero)), single(build, inverse)
     scale = double(build, longest / ((longest - 4) * (longest - 2)))

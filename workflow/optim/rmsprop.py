@@ -28,6 +28,6 @@ def update(build: Builder, optimizer: RmsProp, segments: Sequence[Segment]) -> N
         root = build("Add", build("Sqrt", square), build.constant([optimizer.epsilon], "float32"))
         change = build("Div", change, root)
         if optimizer.momentum:
-            kept = build("Mul", f"momentum.{i}", build.constant([optimizer.momentum], "float32"))
-            change = build("Add", kept, change, output=f"momentum.{i}.out")
+            velocity = build("Mul", f"momentum.{i}", build.constant([optimizer.momentum], "float32"))
+            change = build("Add", velocity, change, output=f"momentum.{i}.out")
         build("Sub", parameters, build("Mul", change, rate), output=f"{parameters}.out")

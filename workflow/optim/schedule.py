@@ -109,7 +109,7 @@ def _factor(
     if name == "step":
         return float(schedule.gamma ** math.floor(after.periods(_every(schedule))))
     if name == "multi_step":
-        passed = sum(after.passed(parse_duration(each)) for each in schedule.milestones)
+        passed = sum(after.passed(parse_duration(milestone)) for milestone in schedule.milestones)
         return float(schedule.gamma**passed)
     if name == "exponential":
         return float(schedule.gamma ** float(after.periods(_every(schedule))))
@@ -127,13 +127,13 @@ def _factor(
         assert schedule.decay is not None
         decay = pace.length(parse_duration(schedule.decay))
         return final + (1 - final) * float(min(max(total - step, Fraction(0)) / decay, Fraction(1)))
-    left = float(max(total - step, Fraction(0)) / max(total - warmup, Fraction(1)))
+    remaining = float(max(total - step, Fraction(0)) / max(total - warmup, Fraction(1)))
     if name == "linear":
-        shape = left
+        shape = remaining
     elif name == "polynomial":
-        shape = left**schedule.power
+        shape = remaining**schedule.power
     elif name == "cosine":
-        shape = (1 + math.cos(math.pi * (1 - left))) / 2
+        shape = (1 + math.cos(math.pi * (1 - remaining))) / 2
     else:
         assert_never(name)
     return final + (1 - final) * shape

@@ -67,10 +67,10 @@ def segments_of(train: TrainSection, index: FlatIndex) -> list[Segment]:
 
 def by_thaw(cuts: Sequence[AnySegment]) -> dict[int | None, list[AnySegment]]:
     """Segments by the group that is frozen at first; those of no such group under None."""
-    found: dict[int | None, list[AnySegment]] = {}
+    groups: dict[int | None, list[AnySegment]] = {}
     for cut in cuts:
-        found.setdefault(cut.frozen, []).append(cut)
-    return found
+        groups.setdefault(cut.frozen, []).append(cut)
+    return groups
 
 
 def segments(optimizer: Optimizer, index: FlatIndex, treat: Treat = lambda name: PLAIN) -> list[Segment]:
@@ -80,8 +80,8 @@ def segments(optimizer: Optimizer, index: FlatIndex, treat: Treat = lambda name:
     tensors and state are in no segment. `treat` tells what is special about a parameter.
     """
     decays = {"decay": optimizer.weight_decay, "no_decay": 0.0}
-    known = OPTIMIZERS[optimizer.name]
-    found: list[Segment] = []
+    properties = OPTIMIZERS[optimizer.name]
+    result: list[Segment] = []
     for entry in index:
         if entry.tensor.group not in decays or not entry.tensor.count:
             continue
@@ -90,19 +90,23 @@ def segments(optimizer: Optimizer, index: FlatIndex, treat: Treat = lambda name:
         if entry.tensor.group == "decay" and special.weight_decay is not None:
             decay = special.weight_decay
         stop = -(-entry.end // ALIGNMENT) * ALIGNMENT
-        shape, scale = entry.tensor.shape if known.shapes else None, special.lr_scale
+        shape, scale = entry.tensor.shape if properties.shapes else None, special.lr_scale
         if optimizer.name == "muon" and not optimizer.has(entry.name, entry.tensor.shape):
             shape, scale = None, scale if special.own_lr else scale * optimizer.adamw_lr / optimizer.lr
         segment = Segment(entry.offset, stop, decay, lr_scale=scale, frozen=special.frozen, shape=shape)
-        if not known.whole_tensors and found and _alike(found[-1], segment, index):
-            found[-1] = replace(found[-1], stop=stop)
+        if not properties.whole_tensors and result and _alike(result[-1], segment, index):
+            result[-1] = replace(result[-1], stop=stop)
         else:
-            found.append(segment)
-    return found
+            result.append(segment)
+    return result
 
 
-def _alike(one: Segment, next_one: Segment, index: FlatIndex) -> bool:
+def _alike(segment: Segment, following: Segment, index: FlatIndex) -> bool:
     """Whether two segments that follow each other are updated alike; decay and no decay stay apart, even if it is 0."""
     edge = index.span("no_decay")[0]
-    same = (one.weight_decay, one.lr_scale, one.frozen) == (next_one.weight_decay, next_one.lr_scale, next_one.frozen)
-    return same and next_one.start != edge
+    alike = (segment.weight_decay, segment.lr_scale, segment.frozen) == (
+        following.weight_decay,
+        following.lr_scale,
+        following.frozen,
+    )
+    return alike and following.start != edge

@@ -28,8 +28,8 @@ def update(build: Builder, optimizer: Sgd, segments: Sequence[Segment]) -> None:
             change = build("Add", change, build("Mul", parameters, decay))
         if optimizer.momentum:
             momentum = build.constant([optimizer.momentum], "float32")
-            kept = build("Mul", f"{MOMENT}.{i}", momentum)
-            summed = build("Add", kept, change, output=f"{MOMENT}.{i}.out")
+            velocity = build("Mul", f"{MOMENT}.{i}", momentum)
+            summed = build("Add", velocity, change, output=f"{MOMENT}.{i}.out")
             change = build("Add", change, build("Mul", summed, momentum)) if optimizer.nesterov else summed
         build("Sub", parameters, build("Mul", change, build.rate(segment.lr_scale)), output=f"{parameters}.out")
 
@@ -40,7 +40,7 @@ def _kernel(build: Builder, optimizer: Sgd, i: int, segment: Segment) -> None:
     inputs = [build.rate(segment.lr_scale), f"parameters.{i}", f"gradients.{i}"]
     if optimizer.momentum:
         outputs = [f"parameters.{i}.out", f"{MOMENT}.{i}.out"]
-        further = {"momentum": optimizer.momentum, "nesterov": int(optimizer.nesterov)}
-        build.write("SgdMomentum", [*inputs, f"{MOMENT}.{i}"], outputs, domain=CPU_DOMAIN, decay=decay, **further)
+        attributes = {"momentum": optimizer.momentum, "nesterov": int(optimizer.nesterov)}
+        build.write("SgdMomentum", [*inputs, f"{MOMENT}.{i}"], outputs, domain=CPU_DOMAIN, decay=decay, **attributes)
     else:
         build.write("Sgd", inputs, [f"parameters.{i}.out"], domain=CPU_DOMAIN, decay=decay)

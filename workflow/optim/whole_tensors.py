@@ -53,8 +53,10 @@ def norm_graphs(optimizer: Optimizer, whole: Sequence[Segment]) -> NormGraphs:
         return NormGraphs(
             partial(lamb_shares.change_graph, optimizer), lamb_shares.apply_graph, ("weights", "changes"), True
         )
-    some = [Piece(each.start, each.stop, each.weight_decay, number) for number, each in enumerate(whole[:1])]
-    count = len(_Update(optimizer, some).sums)
+    first = [
+        Piece(segment.start, segment.stop, segment.weight_decay, number) for number, segment in enumerate(whole[:1])
+    ]
+    count = len(_Update(optimizer, first).sums)
     return NormGraphs(partial(_first, optimizer), partial(_second, optimizer), tuple(_norm(k) for k in range(count)))
 
 
@@ -82,17 +84,17 @@ def _second(optimizer: Optimizer, pieces: Sequence[Piece], tensors: int) -> onnx
     update = _Update(optimizer, pieces)
     model = update.build.model()
     graph = model.graph
-    made: list[onnx.NodeProto] = []
+    nodes: list[onnx.NodeProto] = []
     places = "pieces"
     graph.initializer.append(numpy_helper.from_array(np.array([piece.number for piece in pieces]), places))
     for number, values in enumerate(update.sums):
         graph.input.append(helper.make_tensor_value_info(_norm(number), TensorProto.DOUBLE, [tensors]))
         # One Gather: ONNX Runtime 1.19.2 makes a Split of several, and gives two of them the same name.
-        here = f"{_norm(number)}.here"
-        made.append(helper.make_node("Gather", [_norm(number), places], [here], axis=0))
-        made.append(helper.make_node("Split", [here], values, axis=0, num_outputs=len(pieces)))
-    known = {name for values in update.sums for name in values}
-    replace(graph.node, [*made, *(node for node in graph.node if known.isdisjoint(node.output))])
+        local = f"{_norm(number)}.here"
+        nodes.append(helper.make_node("Gather", [_norm(number), places], [local], axis=0))
+        nodes.append(helper.make_node("Split", [local], values, axis=0, num_outputs=len(pieces)))
+    sums = {name for values in update.sums for name in values}
+    replace(graph.node, [*nodes, *(node for node in graph.node if sums.isdisjoint(node.output))])
     prune(graph)
     drop_unread_inputs(graph)
     return model
@@ -133,10 +135,10 @@ class _Update:
     def _pieces_of_values(self) -> dict[str, set[int]]:
         """The pieces whose elements a value has; values that have none are left out."""
         graph, owners = self.build.graph, dict[str, set[int]]()
-        for given in graph.input:
-            _, _, number = given.name.rpartition(".")
+        for value in graph.input:
+            _, _, number = value.name.rpartition(".")
             if number.isdigit():
-                owners[given.name] = {int(number)}
+                owners[value.name] = {int(number)}
         inner = self._nodes_of_sums()
         for place, node in enumerate(graph.node):
             read = set().union(*(owners.get(name, set()) for name in walk.inputs(node)))

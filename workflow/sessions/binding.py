@@ -128,13 +128,13 @@ class Binding:
         """
         self.forget(outputs)
         self.run()
-        made = self._binding.get_outputs() if outputs else []
+        values = self._binding.get_outputs() if outputs else []
         places = {name: place for place, name in enumerate(self._bound)}
-        return {name: made[places[name]] for name in outputs}
+        return {name: values[places[name]] for name in outputs}
 
-    def keep(self, made: Mapping[str, onnxruntime.OrtValue]) -> None:
+    def keep(self, values: Mapping[str, onnxruntime.OrtValue]) -> None:
         """Let later runs write what `run_for` has made to the same memory, until `forget`."""
-        for name, value in made.items():
+        for name, value in values.items():
             self._kept[name] = value
             self._binding.bind_ortvalue_output(name, value)
 

@@ -70,7 +70,7 @@ def take_error() -> BaseException | None:
     return error
 
 
-def compute(kind: Kind, given: Array, made: Array, communicator: Communicator) -> None:
+def compute(kind: Kind, source: Array, target: Array, communicator: Communicator) -> None:
     """One collective over flat arrays.
 
     Parameters
@@ -80,24 +80,24 @@ def compute(kind: Kind, given: Array, made: Array, communicator: Communicator) -
     made
         The result. For the reductions to all it contains `given` already.
     """
-    if not given.size or communicator.world_size == 1:
+    if not source.size or communicator.world_size == 1:
         # Nothing to exchange; a single part's rows are the whole.
-        if made.size and kind > Kind.ALL_REDUCE_MAX:
-            np.copyto(made, given)
+        if target.size and kind > Kind.ALL_REDUCE_MAX:
+            np.copyto(target, source)
     elif kind == Kind.ALL_REDUCE:
-        communicator.all_reduce(HostBuffer(made))
+        communicator.all_reduce(HostBuffer(target))
     elif kind == Kind.ALL_REDUCE_MAX:
-        np.max(_gathered(given, communicator), axis=0, out=made)
+        np.max(_gathered(source, communicator), axis=0, out=target)
     elif kind == Kind.ALL_GATHER:
-        if given.size % ALIGNMENT == 0:
-            _rows(made, communicator)[communicator.rank] = given
-            communicator.all_gather(HostBuffer(made))
+        if source.size % ALIGNMENT == 0:
+            _rows(target, communicator)[communicator.rank] = source
+            communicator.all_gather(HostBuffer(target))
         else:
-            _rows(made, communicator)[:] = _gathered(given, communicator)
+            _rows(target, communicator)[:] = _gathered(source, communicator)
     elif kind == Kind.REDUCE_SCATTER:
-        shares = _padded(_rows(given, communicator))
+        shares = _padded(_rows(source, communicator))
         communicator.reduce_scatter(HostBuffer(shares.reshape(-1)))
-        np.copyto(made, shares[communicator.rank, : made.size])
+        np.copyto(target, shares[communicator.rank, : target.size])
     else:
         raise OrtflowError(f"a collective of kind {kind!r} has no kernel")
 
@@ -115,11 +115,11 @@ def _padded(rows: Array) -> Array:
     return padded
 
 
-def _gathered(given: Array, communicator: Communicator) -> Array:
+def _gathered(source: Array, communicator: Communicator) -> Array:
     """Each part's value as a row."""
-    world, count = communicator.world_size, given.size
-    rows = np.zeros((world, count + -count % ALIGNMENT), given.dtype)
-    rows[communicator.rank, :count] = given
+    world, count = communicator.world_size, source.size
+    rows = np.zeros((world, count + -count % ALIGNMENT), source.dtype)
+    rows[communicator.rank, :count] = source
     communicator.all_gather(HostBuffer(rows.reshape(-1)))
     return rows[:, :count]
 
@@ -132,7 +132,7 @@ def _array(pointer: int | None, count: int, dtype: Any) -> Array:
 
 
 def _run(
-    kind: int, channel: int, parts: int, element: int, given: int | None, given_count: int, made: int | None,
+    kind: int, channel: int, parts: int, element: int, source: int | None, given_count: int, target: int | None,
     made_count: int, words: int, room: int,
 ) -> int:  # fmt: skip
     """A node's turn."""
@@ -143,7 +143,7 @@ def _run(
         if communicator.world_size != parts:
             raise OrtflowError(f"channel {channel} has {communicator.world_size} ranks, and the graph {parts} parts")
         dtype = TYPES[element]
-        compute(Kind(kind), _array(given, given_count, dtype), _array(made, made_count, dtype), communicator)
+        compute(Kind(kind), _array(source, given_count, dtype), _array(target, made_count, dtype), communicator)
         return 0
     except BaseException as error:  # noqa: BLE001 - anything would be lost on its way through C
         keep_error(error)

@@ -27,20 +27,20 @@ def flops_of(operator: str, inputs: Sequence[Shape], outputs: Sequence[Shape]) -
     return 2 * math.prod(larger) * math.prod(inputs[1][1:])
 
 
-def _product(left: Shape, right: Shape, result: Shape) -> int | None:
+def _product(first: Shape, right: Shape, result: Shape) -> int | None:
     """Of `batch` products of [m, k] and [k, n], in any order of the axes: |left| |right| / |result| = batch k^2.
 
     Operators of ours also read matrices with the heads between other axes, so the batch is what makes k an axis of
     both. None if that is not the case for exactly one k.
     """
     size = math.prod(result)
-    if not size or min(len(left), len(right)) < 2:
+    if not size or min(len(first), len(right)) < 2:
         return None
-    sizes, inner_sizes = math.prod(left) * math.prod(right), set()
-    for batch in {1, *(math.prod(shape[:-2]) for shape in (left, right, result))}:
+    sizes, inner_sizes = math.prod(first) * math.prod(right), set()
+    for batch in {1, *(math.prod(shape[:-2]) for shape in (first, right, result))}:
         inner = math.isqrt(sizes // (size * batch))
         if inner * inner * size * batch == sizes and all(
-            inner in shape or inner in (math.prod(shape[:-1]), math.prod(shape[1:])) for shape in (left, right)
+            inner in shape or inner in (math.prod(shape[:-1]), math.prod(shape[1:])) for shape in (first, right)
         ):
             inner_sizes.add(inner)
     return 2 * size * inner_sizes.pop() if len(inner_sizes) == 1 else None

@@ -35,9 +35,9 @@ def stored_type(kind: int) -> np.dtype[Any]:
 def serve(operators: Operators, device: CudaDevice, channels: Mapping[int, Communicator]) -> None:
     """Let the collectives of all sessions with these operators use these communicators, by channel."""
 
-    def collect(kind: int, channel: int, parts: int, given: Tensor, made: int) -> None:
+    def collect(kind: int, channel: int, parts: int, source: Tensor, target: int) -> None:
         with errors_kept():
-            perform(kind, channel, parts, given, made)
+            perform(kind, channel, parts, source, target)
 
     def perform(kind: int, channel: int, parts: int, given: Tensor, made: int) -> None:
         communicator = channels.get(channel)

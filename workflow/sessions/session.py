@@ -137,16 +137,18 @@ class Sessions:
         if self.operators is not None and CUDA_DOMAIN.encode() in content:
             content = self.operators.bind(content)
             options.register_custom_ops_library(str(self.operators.path))
-        wanted = self.device.providers()
+        providers = self.device.providers()
         self.device.memory_moves()
         try:
-            session = Session(content, options, providers=wanted, disabled_optimizers=[*self.settings.disabled] or None)
+            session = Session(
+                content, options, providers=providers, disabled_optimizers=[*self.settings.disabled] or None
+            )
         except SESSION_ERRORS as error:
             if ran_out(str(error)):
                 raise self.device.failure(str(error)) from error
             name = model.name if isinstance(model, Path) else "graph"
             raise OrtflowError(f"ONNX Runtime refuses {name}: {error}") from error
-        first = wanted[0] if isinstance(wanted[0], str) else wanted[0][0]
+        first = providers[0] if isinstance(providers[0], str) else providers[0][0]
         if first not in session.get_providers():
             # ONNX Runtime only logs this, and uses the next provider.
             raise OrtflowError(f"ONNX Runtime cannot load its {first}")
@@ -198,14 +200,14 @@ def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
 
 
 @functools.cache
-def _share_memory(where: str, index: int) -> None:
+def _share_memory(device: str, index: int) -> None:
     """Create one arena per device, from which all sessions of this process allocate."""
     kind = onnxruntime.OrtMemoryInfo(
-        where, onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, index, onnxruntime.OrtMemType.DEFAULT
+        device, onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, index, onnxruntime.OrtMemType.DEFAULT
     )
     # Grow by the requested size, not to the next power of two, over whose rest small values would scatter.
     config = onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1})
-    if where == "Cpu":
+    if device == "Cpu":
         onnxruntime.create_and_register_allocator(kind, config)
         return
     onnxruntime.create_and_register_allocator_v2("CUDAExecutionProvider", kind, {"device_id": str(index)}, config)

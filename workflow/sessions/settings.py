@@ -35,5 +35,5 @@ class Outcome:
 def merged(settings: Iterable[Settings]) -> Settings:
     """The union of the settings of all machines of a run."""
     settings = list(settings)
-    names = {name for each in settings for name in each.disabled}
-    return Settings(tuple(sorted(names)), all(each.optimised for each in settings))
+    names = {name for setting in settings for name in setting.disabled}
+    return Settings(tuple(sorted(names)), all(setting.optimised for setting in settings))

@@ -42,10 +42,10 @@ def forget(channel: int) -> None:
     _listeners.pop(channel, None)
 
 
-def _run(channel: int, number: int, given: int, inputs: Any, made: int, outputs: Any) -> int:
+def _run(channel: int, number: int, input_count: int, inputs: Any, output_count: int, outputs: Any) -> int:
     """A node's turn."""
     try:
-        _listeners[channel](number, inputs[:given], outputs[:made])
+        _listeners[channel](number, inputs[:input_count], outputs[:output_count])
     except BaseException as error:  # noqa: BLE001 - anything would be lost on its way through C
         keep_error(error)
         return 1

@@ -12,6 +12,9 @@ from ortflow.workflow.spec.groups import LayerDecay, ParameterGroup
 from ortflow.workflow.spec.optimizers import Optimizer, moments
 from ortflow.workflow.spec.schedules import Schedule
 
+HALF_PRECISIONS = ("fp16", "bf16")
+"""Values of `train.precision` that store numbers in 16 bits."""
+
 
 class Evaluation(Section):
     """When to evaluate; evaluation also runs after the last step."""

@@ -33,6 +33,7 @@ from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, Lion, Sgd
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
+from ortflow.workflow.spec.train import HALF_PRECISIONS
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
 GRAPH = "graph"
@@ -142,7 +143,7 @@ def _device(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.train.loss_scale != "dynamic" and spec.train.precision != "fp16":
         what = f"is {spec.train.loss_scale:g}, and only training in fp16 scales its loss"
         yield Problem(("train", "loss_scale"), what, "leave it out", others=(("train", "precision"),))
-    if spec.train.precision in ("fp16", "bf16"):
+    if spec.train.precision in HALF_PRECISIONS:
         path, what = ("train", "precision"), f"is {spec.train.precision}, which needs ortflow's kernels"
         if spec.resources.kernels != "auto":
             both = f"{what}, and resources.kernels is {spec.resources.kernels}"
