@@ -154,3 +154,95 @@ def test_convolutions_in_half_precision(cuda: Runtime) -> None:
         assert (results[1] - results[0]).norm() <= 3e-2 * results[0].norm()
         mine, other = module.head.weight.grad, eager.head.weight.grad
         assert (mine - other).norm() <= 5e-2 * other.norm()
+
+
+def plans_of(module: Any) -> list[Any]:
+    """The sessions of all structures of a module."""
+    return [plan for each in module._engine._structures.values() for one in each for plan in one._known.values()]
+
+
+def loss_of(module: Any, batch: Any) -> Any:
+    with torch.autocast("cuda", torch.bfloat16):
+        return module(batch, batch)[1]
+
+
+def gradients(module: Any) -> list[Any]:
+    return [parameter.grad.clone() for parameter in module.parameters()]
+
+
+def test_captured_steps_are_those_of_queued_ones(cuda: Runtime) -> None:
+    torch.manual_seed(9)
+    module = Gpt(width=64, dropout=0.1).to(DEVICE)
+    batches = [(tokens(4, 32), tokens(4, 32)) for _ in range(STEPS)]
+    curves = []
+    for captured in (True, False):
+        ours = ORTModule(copy.deepcopy(module), cuda_graphs=captured)
+        torch.manual_seed(10)
+        curves.append(curve(ours, batches, torch.bfloat16))
+        (plan,) = plans_of(ours)
+        if captured:
+            assert (plan.forward.obstacle, plan.backward.obstacle) == (None, None)
+            assert plan.forward.captured
+            assert plan.backward.captured
+    assert curves[0] == pytest.approx(curves[1], abs=2e-3)
+
+
+def test_what_captured_calls_return_is_not_overwritten(cuda: Runtime) -> None:
+    """Outputs, gradients that are held, sums of gradients, two calls before a backward pass, other sizes."""
+    torch.manual_seed(11)
+    eager, module = pair(Gpt(width=64))
+    batches = [tokens(4, 32) for _ in range(24)]
+    outputs, held = [], []
+    for batch in batches[:12]:
+        module.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            logits, loss = module(batch, batch)
+        loss.backward()
+        outputs.append((logits, loss, logits.clone(), loss.clone()))
+        held.append([(p.grad, p.grad.clone()) for p in module.parameters()])
+    (plan,) = plans_of(module)
+    assert plan.forward.captured
+    assert plan.backward.captured
+    for logits, loss, logits_then, loss_then in outputs:
+        assert torch.equal(logits, logits_then)
+        assert torch.equal(loss, loss_then)
+    for step in held:
+        for now, then in step:
+            assert torch.equal(now, then)
+    for add_up in ("two backward passes", "two calls before one", "another size between"):
+        for each in (eager, module):
+            each.zero_grad()
+            if add_up == "two calls before one":
+                first, second = loss_of(each, batches[12]), loss_of(each, batches[13])
+                (first + second).backward()
+                continue
+            loss_of(each, batches[12]).backward()
+            if add_up == "another size between":
+                loss_of(each, batches[14][:2, :16].contiguous()).backward()
+            loss_of(each, batches[13]).backward()
+        for mine, other in zip(gradients(module), gradients(eager), strict=True):
+            assert (mine - other).norm() <= 3e-2 * other.norm() + 1e-6, add_up
+    again = loss_of(module, batches[15])
+    again.backward(retain_graph=True)
+    before = gradients(module)
+    module.zero_grad()
+    again.backward(retain_graph=True)
+    loss_of(module, batches[16]).backward()
+    with pytest.raises(RuntimeError, match="overwritten the values"):
+        again.backward()
+    assert before
+
+
+def test_captured_statistics_of_convolutions(cuda: Runtime) -> None:
+    torch.manual_seed(12)
+    eager, module = pair(Images())
+    for _ in range(10):
+        x = torch.randn(4, 3, 16, 16, device=DEVICE)
+        for each in (eager, module):
+            each.zero_grad()
+            each(x).square().mean().backward()
+        for (name, mine), other in zip(module.named_buffers(), eager.buffers(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5, msg=name)
+        for (name, mine), other in zip(module.named_parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-4, msg=name)
+    assert all(plan.forward.captured for plan in plans_of(module))

@@ -100,7 +100,7 @@ def build_graphs(
         for graph in (training.plain, evaluate):
             check_constants(graph, section.path)
         # Ranks open the graph with ortflow's operators where it loads, and never this one.
-        replaced = training.faster is not None and has_kernels(library.result())
+        replaced = Form.KERNELS in training.forms and has_kernels(library.result())
         check_loads(child, files[TRAIN.name], "training", forward, optimized=not replaced)
         check_loads(child, files["eval.onnx"], "evaluation", forward)
         if section.graphs.optimizer:
@@ -116,10 +116,10 @@ def build_graphs(
             shapes = batch_shapes(inputs, spec.data.micro_batch, length, lengths or {})
             unrecomputed = training_of(forward, without_recomputation(spec), source, batch, length) if shapes else None
             if shapes and unrecomputed:
-                has_kernels = Form.KERNELS.of(TRAIN).name in files and library.result() is not None
-                has_kernels = spec.resources.kernels == "auto" if spec.on_gpus else has_kernels
+                kernels = Form.KERNELS.of(TRAIN).name in files and library.result() is not None
+                kernels = spec.resources.kernels == "auto" if spec.on_gpus else kernels
                 scope = " for the undivided model" if spec.divides else ""
-                notes.append(saving(training, unrecomputed, shapes, order, kernels=has_kernels, whole=scope))
+                notes.append(saving(training, unrecomputed, shapes, order, kernels=kernels, whole=scope))
         measured = None
         if wants_costs(spec) and training.prepared is not None:
             measured = costs_of(training.prepared, source.tensors, inputs, spec, length, out, child, timing)
