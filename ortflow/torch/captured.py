@@ -19,6 +19,8 @@ from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaDevice
 
 Tensors = Mapping[str, torch.Tensor]
+LARGEST_ON_HOST = 64
+"""Elements of a tensor on the host, such as sizes, that are compared with those at the capture."""
 _OVERWRITTEN = (
     "a later call of the ORTModule has overwritten the values that this backward pass needs: it is the second one of a"
     " call (retain_graph=True); pass cuda_graphs=False to ORTModule"
@@ -64,7 +66,7 @@ class CapturedGraph:
         self._graph, self._device, self._stable = graph, device, frozenset(stable)
         self._stream = torch.cuda.ExternalStream(device.stream, device=device.index)
         # Nobody reads a note: a graph that is not captured is only slower.
-        self._repeated = Repeated(device, name, self._queue, lambda line: None, obstacle or graph.obstacle)
+        self._repeated = Repeated(device, name, self._queue, lambda line: None, obstacle)
         self._given: dict[str, torch.Tensor] = {}
         """Memory of the graph for inputs that are not stable."""
         self._into: dict[str, torch.Tensor] = {}
@@ -100,7 +102,7 @@ class CapturedGraph:
     def run(self, given: Tensors, into: Tensors | None = None, lease: Lease | None = None) -> dict[str, torch.Tensor]:
         """See Graph; `lease` is of the call that later reads the kept values."""
         current, feed = torch.cuda.current_stream(self._device.index), self._placed(given)
-        memory = feed and tuple((name, t.data_ptr(), tuple(t.shape)) for name, t in feed.items())
+        memory = feed and tuple((name, tuple(t.shape), _contents(t)) for name, t in feed.items())
         busy = any(other.pending for other in self._leases)
         if feed is None or (self.captured and (busy or memory != self._memory)):
             self._stream.wait_stream(current)
@@ -139,11 +141,13 @@ class CapturedGraph:
         return made
 
     def _placed(self, given: Tensors) -> dict[str, torch.Tensor] | None:
-        """The inputs as the captured graph reads them; None if their sizes are not those of the first call."""
+        """The inputs as the captured graph reads them; None if it cannot, or not in the sizes of the first call."""
         feed: dict[str, torch.Tensor] = {}
         for name in self._graph.inputs:
             tensor = given[name]
-            if name in self._stable and self._graph.reads_in_place(name, tensor):
+            if self._graph.copies_to_host(name, tensor) or (not tensor.is_cuda and tensor.numel() > LARGEST_ON_HOST):
+                return None
+            if not tensor.is_cuda or (name in self._stable and self._graph.reads_in_place(name, tensor)):
                 feed[name] = tensor
                 continue
             if name not in self._given:
@@ -156,3 +160,8 @@ class CapturedGraph:
     def _queue(self) -> None:
         """Called by `Repeated`: outright, or while the stream is captured."""
         self._run = self._graph.queue(self._feed, self._into, waits=not self._device.capturing)
+
+
+def _contents(tensor: torch.Tensor) -> object:
+    """What a captured graph has of an input: its address, or the numbers that the host has read from it."""
+    return tensor.data_ptr() if tensor.is_cuda else tuple(tensor.reshape(-1).tolist())

@@ -78,11 +78,9 @@ class Graph:
         if on_gpu:
             self._queued.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
-    @property
-    def obstacle(self) -> str:
-        """Why it cannot be captured as a CUDA graph, as far as its session tells; empty if it can."""
-        copied = sorted({*self._read_on_host, *self._on_host})
-        return f"{copied[0]!r} is copied to or from the host" if copied else ""
+    def copies_to_host(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether ONNX Runtime reads a tensor on the host that is on the GPU."""
+        return tensor.is_cuda and name in self._read_on_host
 
     def reads_in_place(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether a tensor is bound where it is, without a conversion."""
@@ -142,7 +140,7 @@ class Graph:
                 tensor = tensor.to(KINDS[kind][0])
             if not tensor.is_contiguous():
                 tensor = tensor.contiguous()
-            if name in self._read_on_host and tensor.is_cuda:
+            if self.copies_to_host(name, tensor):
                 # Bound on the GPU, it would be copied at once, on another stream than the one that computes it.
                 tensor = tensor.cpu()
             held.append(tensor)
