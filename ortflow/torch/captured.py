@@ -72,7 +72,7 @@ class CapturedGraph:
         self._into: dict[str, torch.Tensor] = {}
         """Memory of the graph for outputs that a caller wants in tensors of its own."""
         self._feed: dict[str, torch.Tensor] = {}
-        self._run: Queued | None = None
+        self._queued: list[Queued] = []
         self._captured_run: Queued | None = None
         self._made: dict[str, torch.Tensor] = {}
         """The outputs of the captured graph."""
@@ -130,11 +130,11 @@ class CapturedGraph:
             for lease in self._leases:
                 lease.overwrite()
             self._leases.clear()
-        self._run = None
+        self._queued.clear()
         self._repeated.run(self._memory)
-        run, self._run = self._run, None
-        if run is None:
+        if not self._queued:
             return self._made
+        run = self._queued.pop()
         made = self._graph.results(run, self._into)
         if self.captured:
             self._made, self._captured_run = made, run
@@ -159,7 +159,7 @@ class CapturedGraph:
 
     def _queue(self) -> None:
         """Called by `Repeated`: outright, or while the stream is captured."""
-        self._run = self._graph.queue(self._feed, self._into, waits=not self._device.capturing)
+        self._queued = [self._graph.queue(self._feed, self._into, waits=not self._device.capturing)]
 
 
 def _contents(tensor: torch.Tensor) -> object:
