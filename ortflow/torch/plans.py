@@ -97,7 +97,8 @@ class Plans:
             if not captures:
                 return graph
             assert isinstance(sessions.device, CudaDevice)
-            stable = {*self._traced.tensors, *pair.kept}
+            # Buffers that a call changes are copies where it can be repeated (`function`).
+            stable = {*self._traced.tensors, *pair.kept} - {*self.forward.moved}
             return CapturedGraph(graph, sessions.device, name, stable, obstacle_of(model))
 
         forward = opened(pair.forward, "the forward graph", pair.aliases)
