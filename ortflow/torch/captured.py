@@ -15,34 +15,13 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 
 from ortflow.torch.execution import Graph, Queued
+from ortflow.torch.leases import Lease, any_captured, any_pending, note_captured, note_queued
 from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaDevice
 
 Tensors = Mapping[str, torch.Tensor]
 LARGEST_ON_HOST = 64
 """Elements of a tensor on the host, such as sizes, that are compared with those at the capture."""
-_OVERWRITTEN = (
-    "a later call of the ORTModule has overwritten the values that this backward pass needs: it is the second one of a"
-    " call (retain_graph=True); pass cuda_graphs=False to ORTModule"
-)
-
-
-class Lease:
-    """What a call of the forward graph leaves for the backward pass."""
-
-    def __init__(self) -> None:
-        self.pending = True
-        """No backward pass has read it."""
-        self._valid = True
-
-    def overwrite(self) -> None:
-        """Called when the memory gets values of another call."""
-        self._valid = False
-
-    def check(self) -> None:
-        """Raise RuntimeError if the values are not those of the call."""
-        if not self._valid:
-            raise RuntimeError(_OVERWRITTEN)
 
 
 class CapturedGraph:
@@ -96,23 +75,27 @@ class CapturedGraph:
         return self._repeated.captured
 
     def handed_out(self, made: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
-        """See Graph. Copies: also what is queued apart may be where the captured graph has values in between."""
-        return [made[name].clone() if self.captured else made[name] for name in names]
+        """See Graph. Copies: also what is queued apart may be where a captured graph has values in between."""
+        return [made[name].clone() if any_captured() else made[name] for name in names]
 
     def run(self, given: Tensors, into: Tensors | None = None, lease: Lease | None = None) -> dict[str, torch.Tensor]:
         """See Graph; `lease` is of the call that later reads the kept values."""
         current, feed = torch.cuda.current_stream(self._device.index), self._placed(given)
         memory = feed and tuple((name, tuple(t.shape), _contents(t)) for name, t in feed.items())
-        busy = any(other.pending for other in self._leases)
-        if feed is None or (self.captured and (busy or memory != self._memory)):
+        busy = any(other.pending for other in self._leases) or any_pending()
+        apart = feed is None or (self.captured and (busy or memory != self._memory))
+        if feed is None or apart:
             self._stream.wait_stream(current)
-            made = self._graph.run(given, into)
+            # There, the graph reads inputs behind their conversions.
+            with torch.cuda.stream(self._stream):
+                made = self._graph.run(given, into)
             current.wait_stream(self._stream)
         else:
             for name, tensor in self._given.items():
                 tensor.copy_(given[name])
             for name, tensor in (into or {}).items():
-                if name not in self._into:
+                # Other sizes than before come only until the graph is captured: it reads inputs of one size.
+                if name not in self._into or self._into[name].shape != tensor.shape:
                     self._into[name] = torch.empty_like(tensor)
             self._feed, self._memory = feed, memory
             self._stream.wait_stream(current)
@@ -123,6 +106,8 @@ class CapturedGraph:
                 made = made | dict(into)
         if lease is not None and self.captured:
             self._leases.add(lease)
+        if lease is not None and (apart or not self.captured):
+            note_queued(lease)
         return made
 
     def _repeat(self) -> dict[str, torch.Tensor]:
@@ -138,6 +123,7 @@ class CapturedGraph:
         made = self._graph.results(run, self._into)
         if self.captured:
             self._made, self._captured_run = made, run
+            note_captured(self)
         return made
 
     def _placed(self, given: Tensors) -> dict[str, torch.Tensor] | None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ortflow.torch.leases import Lease, any_captured, note_queued
 from ortflow.workflow.device import Device
 from ortflow.workflow.onnx_runtime import native, onnxruntime
 from ortflow.workflow.sessions.binding import read_on_host
@@ -98,7 +99,7 @@ class Graph:
         self,
         given: Mapping[str, torch.Tensor],
         into: Mapping[str, torch.Tensor] | None = None,
-        lease: object = None,
+        lease: Lease | None = None,
     ) -> dict[str, torch.Tensor]:
         """Run the graph.
 
@@ -121,11 +122,14 @@ class Graph:
         UserError
             If a node refuses what it is given.
         """
+        if lease is not None and self._device.kind == "cuda":
+            note_queued(lease)
         return self.results(self.queue(given, into), into)
 
     def handed_out(self, made: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[torch.Tensor]:
-        """These outputs of a run, for a caller that may keep them."""
-        return [made[name] for name in names]
+        """These outputs of a run, for a caller that may keep them: copies where captured graphs write such memory."""
+        copies = self._device.kind == "cuda" and any_captured()
+        return [made[name].clone() if copies else made[name] for name in names]
 
     def queue(
         self, given: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor] | None = None, *, waits: bool = True

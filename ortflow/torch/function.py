@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ortflow.torch.captured import Lease
+from ortflow.torch.leases import Lease
 from ortflow.torch.plans import Plan
 
 _TWICE = b"ORTModule has no second derivatives: a gradient that it has computed cannot be differentiated again"
@@ -105,9 +105,9 @@ class Call(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             for name, (shape, _) in zip(owner.wanted, ctx.sources, strict=True)
             if name in reached
         }
+        lease.pending = False
         if into:
             plan.backward.run(feed, into)
-        lease.pending = False
         return tuple(
             into[f"{name}_grad"].to(dtype) if name in reached else None
             for name, (_, dtype) in zip(owner.wanted, ctx.sources, strict=True)

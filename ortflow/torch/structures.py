@@ -58,8 +58,9 @@ class Structure:
             made = dict(zip(self.results, Call.apply(self, plan, feed, *map(feed.get, self.wanted)), strict=True))
         else:
             with torch.no_grad():
-                made = plan.forward.run(feed)
-                self.moved(made)
+                every = plan.forward.run(feed)
+                self.moved(every)
+            made = dict(zip(self.results, plan.forward.handed_out(every, self.results), strict=True))
         return self.traced.result([tensor_of(each, made, given, tensors) for each in self.traced.outputs])
 
     def plan_for(self, roots: frozenset[str], feed: Tensors) -> Plan:

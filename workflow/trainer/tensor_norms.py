@@ -1,6 +1,6 @@
 """Sums the squares of whole tensors over the ranks that hold pieces of them, to the same bits on every rank.
 
-LAMB's trust ratios depend on them. Called by the trainer of a divided model (`part`).
+LAMB's trust ratios depend on them. Called by `divided_reduction`.
 """
 
 from __future__ import annotations
