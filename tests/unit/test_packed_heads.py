@@ -17,9 +17,13 @@ OUTPUTS = ["q", "k", "v"]
 
 
 def model(
-    *, perm: tuple[int, ...] = (2, 0, 3, 1, 4), whole: bool = False, ends: tuple[int, ...] = (1, 2, 3)
+    *,
+    perm: tuple[int, ...] = (2, 0, 3, 1, 4),
+    whole: bool = False,
+    ends: tuple[int, ...] = (1, 2, 3),
+    tokens: int = TOKENS,
 ) -> onnx.ModelProto:
-    constants = {"shape": [-1, TOKENS, 3, HEADS, SIZE], "zero": [0], "one": [1], "two": [2]}
+    constants = {"shape": [-1, tokens, 3, HEADS, SIZE], "zero": [0], "one": [1], "two": [2]}
     constants |= {f"end.{place}": [end] for place, end in enumerate(ends)}
     node = helper.make_node
     nodes = [node("Reshape", ["x", "shape"], ["five"]), node("Transpose", ["five"], ["turned"], perm=perm)]
@@ -53,7 +57,7 @@ def test_the_projection_is_divided() -> None:
         np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("other", [{"perm": (2, 0, 1, 3, 4)}, {"whole": True}, {"ends": (1, 3, 3)}])
+@pytest.mark.parametrize("other", [{"perm": (2, 0, 1, 3, 4)}, {"whole": True}, {"ends": (1, 3, 3)}, {"tokens": 1}])
 def test_other_graphs_stay(other: dict[str, Any]) -> None:
     before = model(**other)
     assert unpack_heads(before) == before

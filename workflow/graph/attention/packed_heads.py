@@ -78,8 +78,11 @@ def _found(model: onnx.ModelProto) -> list[_Packed]:
             or not dims[4]
         ):
             continue
-        before = shapes.shape(types, reshape.input[0])
-        if before is None or len(before) != _PARTS or before[2] != _PARTS * dims[3] * dims[4]:
+        before, after_reshape = (shapes.named_shape(types, name) for name in (reshape.input[0], node.input[0]))
+        if before is None or after_reshape is None or len(before) != 3 or before[2] != _PARTS * dims[3] * dims[4]:
+            continue
+        # If batch or tokens stay, the other ones do, too. Frames or windows may become samples here.
+        if not any(size is not None and size == after_reshape[axis] for axis, size in enumerate(before[:2])):
             continue
         parts: dict[int, onnx.NodeProto] = {}
         inner = readers.get(node.output[0], [])
