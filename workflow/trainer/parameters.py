@@ -33,6 +33,9 @@ class Parameters(Protocol):
     def after_load(self) -> None:
         """Use what was loaded into `saved`."""
 
+    def end_training(self) -> None:
+        """Release what is only saved."""
+
 
 class WholeParameters:
     """The whole flat buffer."""
@@ -65,4 +68,7 @@ class WholeParameters:
         """See the protocol: they are saved from where they are."""
 
     def after_load(self) -> None:
+        """See the protocol."""
+
+    def end_training(self) -> None:
         """See the protocol."""

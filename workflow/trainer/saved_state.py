@@ -33,7 +33,7 @@ class SavedState(Protocol):
         """The bytes that a rank stores, given those of what it holds."""
 
     def end_training(self) -> None:
-        """Forget the moments."""
+        """Forget the moments, and copies for checkpoints."""
 
 
 class HeldState:
@@ -63,6 +63,7 @@ class HeldState:
     def end_training(self) -> None:
         """See the protocol."""
         self._moments = {}
+        self._parameters.end_training()
 
 
 class WholeModelState:

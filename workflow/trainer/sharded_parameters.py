@@ -90,6 +90,10 @@ class ShardedParameters:
             self._swap(self._saved_by, self._held_by, self.saved, self.here)
             self._swap(self._saved_by, lambda rank: self._behind, self.saved, self.here)
 
+    def end_training(self) -> None:
+        """See the protocol. Nothing is saved behind it."""
+        self.saved = self.shard
+
     def _swap(self, have: Callable[[int], Range], want: Callable[[int], Range], source: Sliced, to: Sliced) -> None:
         """Send elements from the ranks that have them to the ranks that need them."""
         me = self._ranks.rank
