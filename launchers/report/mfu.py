@@ -24,7 +24,8 @@ def mfu_curve(events: Sequence[Mapping[str, Any]], profile: Profile | None) -> l
         return []
     work = profile.flops / mean(counts)
     each = profile.peak[0] / profile.world_size
-    sizes = {int(one.get("attempt", 0)): one["world_size"] for one in events if one["event"] == "attempt_start"}
+    starts = (event for event in events if event["event"] == "attempt_start")
+    sizes = {int(start.get("attempt", 0)): start.get("world_size") or profile.world_size for start in starts}
     return [
         (float(event["step"]), 100 * work * event["samples"] / event["seconds"] / (each * ranks))
         for event in _steps(events)

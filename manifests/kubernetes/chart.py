@@ -68,28 +68,28 @@ def _older(schema: Any) -> Any:
         return [_older(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    schema_2019: dict[str, Any] = {}
+    draft_7: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref":
-            schema_2019[key] = value.replace("#/$defs/", "#/definitions/")
+            draft_7[key] = value.replace("#/$defs/", "#/definitions/")
         elif key == "$defs":
-            schema_2019["definitions"] = _older(value)
+            draft_7["definitions"] = _older(value)
         elif key == "prefixItems":
-            schema_2019["items"] = _older(value)
+            draft_7["items"] = _older(value)
         elif key == "maximum" and value > LARGEST:
-            schema_2019[key] = LARGEST
+            draft_7[key] = LARGEST
         elif key == "minimum" and value < -LARGEST:
-            schema_2019[key] = -LARGEST
+            draft_7[key] = -LARGEST
         elif key == "properties":
             required = schema.get("required", ())
-            schema_2019[key] = {
+            draft_7[key] = {
                 name: _older(below) if name in required else _or_null(_older(below)) for name, below in value.items()
             }
         elif key in ("discriminator", "$schema"):
             continue
         else:
-            schema_2019[key] = _older(value)
-    return schema_2019
+            draft_7[key] = _older(value)
+    return draft_7
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:

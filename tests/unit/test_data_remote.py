@@ -125,6 +125,11 @@ def test_secrets_of_a_url_are_in_no_message(served: tuple[Path, str, list[str]])
     section = DataSet(path=[f"{secret}/table.csv?key=hush", "b.csv"])
     assert section.title == f"{url}/table.csv?… and 1 more"
     assert DataSet(path="s3://bucket/part-?.csv").title == "s3://bucket/part-?.csv"
+    assert DataSet(path="https://me:hush@host?key=hush").title == "https://host?…"
+    error = OSError("404, url=URL('https://host/a%20b?key=hush'), from http://me:hush@other/")
+    assert remote._line(error, "https://host/a b?key=hush") == (
+        "404, url=URL('https://host/a%20b?…'), from http://other/"
+    )
 
 
 def test_failures_are_sentences(

@@ -15,13 +15,13 @@ from ortflow.workflow.steps.input_files import input_hashes, refuse_other_files
 from ortflow.workflow.trainer import Report
 
 FILES = {
-    "model.loss.terms.0.loss.teacher": "teacher.onnx",
+    "model.loss.terms[0].loss.teacher": "teacher.onnx",
     "model.graphs.optimizer": "update.onnx",
     "data.train.text.tokenizer": "tokenizer.json",
     "data.train.transforms[0].onnx": "augment.onnx",
     "data.train.transforms[1].function": "change.py",
     "data.train.transforms[2].function": "changes_of_a_package.py",
-    "model.metrics.0.path": "metric.onnx",
+    "model.metrics[0].path": "metric.onnx",
     "data.eval.transforms[0].function": "change.py",
     "data.eval_sets.other.text.tokenizer": "other.json",
 }

@@ -23,6 +23,7 @@ from kubernetes_runs import EVERYTHING, any_run_file, contents_of, rendered, run
 from ortflow import __version__
 from ortflow.manifests.kubernetes import dump, names
 from ortflow.manifests.kubernetes.chart import main
+from ortflow.manifests.kubernetes.options import RULES
 from ortflow.manifests.kubernetes.values import canonical, defaults
 from ortflow.workflow.spec.file.document import parse_document
 
@@ -76,6 +77,14 @@ def test_values_are_the_defaults_of_the_run_file() -> None:
     assert yaml.safe_load((CHART / "values.yaml").read_text()) == defaults()
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (about["version"], about["appVersion"]) == (__version__, __version__)
+
+
+def test_the_supervisor_has_the_same_rights_as_by_render() -> None:
+    lines = (CHART / "templates/supervisor-role.yaml").read_text().splitlines()
+    rights = [yaml.safe_load(line.removeprefix("- ")) for line in lines if line.startswith("- {")]
+    assert [(right["apiGroups"], right["resources"], right["verbs"]) for right in rights] == [
+        ([group], resources, verbs) for group, resources, verbs in RULES
+    ]
 
 
 def test_every_value_has_a_comment() -> None:

@@ -19,12 +19,14 @@ import yaml
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.sinks.__main__ import settings_of
 from ortflow.workflow.sinks.delivery import Delivery
 from ortflow.workflow.sinks.following import Following
 from ortflow.workflow.sinks.kinds import check_packages
 from ortflow.workflow.sinks.metrics import metrics_of
 from ortflow.workflow.sinks.process import SinkProcess
 from ortflow.workflow.sinks.protocol import Run
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.sinks import InstalledSink
 
 SECONDS = 120.0
@@ -68,6 +70,21 @@ def test_events_of_an_attempt_are_read_once_although_the_file_is_replaced(tmp_pa
         file.write(b'{"event": "step", "step": 4, "attempt": 1, "rank": 0, "time": 9e9')
     assert list(following.new()) == []
     log.close()
+
+
+def test_services_get_no_secrets(tmp_path: Path) -> None:
+    hook = "https://chat.example.org/hooks/hush"
+    keys = {
+        "name": "gpt",
+        "model": {"path": "gpt.onnx", "loss": {"kind": "cross_entropy"}},
+        "data": {"train": {"path": ["https://me:hush@host/a.csv?key=hush", "b.csv"]}, "micro_batch": 8},
+        "train": {"steps": 1, "optimizer": {"name": "adamw", "lr": 1e-3}},
+        "monitor": {"notify": [{"on": ["failed"], "webhook": hook}]},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys))
+    settings = settings_of(load_run_file(tmp_path / "run.yaml", others=False))
+    assert settings["data"]["train"]["path"] == ["https://host/a.csv?…", "b.csv"]
+    assert "hush" not in str(settings)
 
 
 class _Failing:

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import posixpath
+import re
 import shutil
 import sys
 import threading
@@ -35,6 +36,7 @@ from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.spec.locations import without_secrets
 
 _HTTP = ("http", "https")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\")<>]+")
 _INSTALL = "install it with: pip install 'ortflow[remote]'"
 _CREDENTIALS = "give credentials by the variables or files of its package, such as AWS_ACCESS_KEY_ID"
 _PURPOSE = "remote"
@@ -251,5 +253,6 @@ def _source(url: str, source: str) -> str:
 
 
 def _line(error: BaseException, url: str) -> str:
-    """The first line of an error's text, which may contain the URL."""
-    return str(error).partition("\n")[0].replace(url, without_secrets(url)) or type(error).__name__
+    """The first line of an error's text, which may contain the URL, also quoted in another way or redirected."""
+    text = str(error).partition("\n")[0].replace(url, without_secrets(url))
+    return _URL.sub(lambda match: without_secrets(match[0]), text) or type(error).__name__

@@ -23,8 +23,10 @@ from ortflow.workflow.sinks.kinds import maker_of, name_of
 from ortflow.workflow.sinks.metrics import metrics_of
 from ortflow.workflow.sinks.protocol import Run, State
 from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.locations import without_secrets
+from ortflow.workflow.spec.run import RunSpec
 
-PRIVATE: dict[str, Any] = {"backends": True, "monitor": {"sinks"}, "program": {"env"}, "run_dir": True}
+PRIVATE: dict[str, Any] = {"backends": True, "monitor": {"notify", "sinks"}, "program": {"env"}, "run_dir": True}
 """Keys of the run file that stay here: addresses, and environments that may contain secrets."""
 PERIOD = 0.5
 """Seconds between two readings of the record."""
@@ -41,7 +43,7 @@ def main(root: str, attempt: str) -> None:
         identity=xxhash.xxh3_128_hexdigest(first or os.fsencode(root)),
         folder=run_dir.root,
         attempt=int(attempt),
-        settings=spec.model_dump(mode="json", exclude_none=True, exclude=PRIVATE),
+        settings=settings_of(spec),
     )
     record, log = _own_output()
 
@@ -76,6 +78,21 @@ def main(root: str, attempt: str) -> None:
     for end in ends:
         end.join()
     os._exit(0)  # packages wait for their own threads at the interpreter's end, some for ever
+
+
+def settings_of(spec: RunSpec) -> dict[str, Any]:
+    """What services get of a run file."""
+    settings: dict[str, Any] = _without_secrets(spec.model_dump(mode="json", exclude_none=True, exclude=PRIVATE))
+    return settings
+
+
+def _without_secrets(value: Any) -> Any:
+    """Keys and values without the passwords and signatures of URLs, such as those of sets."""
+    if isinstance(value, dict):
+        return {key: _without_secrets(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(item) for item in value]
+    return without_secrets(value) if isinstance(value, str) else value
 
 
 def _own_output() -> tuple[int, int]:

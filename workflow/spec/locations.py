@@ -23,9 +23,9 @@ def without_secrets(text: str) -> str:
     if url is None:
         return text
     scheme, _, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
     if scheme in ("http", "https"):  # for others, ? is part of a pattern
-        path = re.sub(r"\?.*", "?…", path)
+        rest = re.sub(r"\?.*", "?…", rest)
+    host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 

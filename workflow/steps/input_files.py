@@ -14,8 +14,9 @@ from pathlib import Path
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph_hashes import hash_of
 from ortflow.workflow.spec.data import DataSet
-from ortflow.workflow.spec.file.paths import START, own_inputs, value_at
+from ortflow.workflow.spec.file.paths import START, numbered, own_inputs, value_at
 from ortflow.workflow.spec.locations import url_of
+from ortflow.workflow.spec.problem import dotted
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
 
@@ -57,7 +58,7 @@ def _files(spec: TrainerRunSpec) -> Iterator[tuple[str, str]]:
     for keys in own_inputs(spec):
         path = None if keys in _ELSEWHERE or (keys[0] == "data" and keys[-1] == "path") else value_at(values, keys)
         if isinstance(path, str) and url_of(path) is None:
-            yield ".".join(keys), path
+            yield dotted(numbered(keys)), path
     yield from _of_transforms("data.train", spec.data.train)
     yield from _of_transforms("data.eval", spec.data.eval)
     for name, section in spec.data.eval_sets.items():
