@@ -233,6 +233,35 @@ def test_what_captured_calls_return_is_not_overwritten(cuda: Runtime) -> None:
     assert before
 
 
+def test_captured_graphs_leave_other_values_as_they_are(cuda: Runtime) -> None:
+    """Results of calls without gradients, a call that waits for its backward pass, and inputs that are converted."""
+    torch.manual_seed(13)
+    eager, module = pair(Gpt(width=64))
+    batches = [tokens(4, 32) for _ in range(16)]
+    for batch in batches[:8]:
+        module.zero_grad()
+        loss_of(module, batch).backward()
+    (plan,) = plans_of(module)
+    assert plan.forward.captured
+    assert plan.backward.captured
+    results = []
+    for batch in batches[8:12]:
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            logits, _ = module(batch, batch)
+        results.append((logits, logits.clone()))
+        loss_of(module, batch).backward()
+    for now, then in results:
+        assert torch.equal(now, then)
+    for each in (eager, module):
+        each.zero_grad()
+        first, second = loss_of(each, batches[12]), loss_of(each, batches[13])
+        first.backward()
+        second.backward()
+        loss_of(each, batches[14][:2, :16]).backward()
+    for mine, other in zip(gradients(module), gradients(eager), strict=True):
+        assert (mine - other).norm() <= 3e-2 * other.norm() + 1e-6
+
+
 def test_captured_statistics_of_convolutions(cuda: Runtime) -> None:
     torch.manual_seed(12)
     eager, module = pair(Images())
