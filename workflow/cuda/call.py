@@ -165,7 +165,7 @@ class Call:
         self._owner.copy(target, source, size)
 
     def collect(self, kind: int, channel: int, parts: int, source: Tensor, target: int) -> None:
-        """Queue a collective over the ranks of a channel; `made` is the pointer to its result."""
+        """Queue a collective over the ranks of a channel; `target` is the pointer to its result."""
         if self._owner.on_collective is None:
             raise OrtflowError("no communicator is connected to this process's sessions")
         self._owner.on_collective(kind, channel, parts, source, target)

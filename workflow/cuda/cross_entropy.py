@@ -36,7 +36,7 @@ class _Loss:
         self._start, self._total = int(attributes.get("start", 0)), attributes.get("total")
 
     def _classes(self, count: int) -> tuple[c_int64, c_int64]:
-        """The first class of the logits, and the number of all classes, if `here` of them have logits."""
+        """The first class of the logits, and the number of all classes, if `count` of them have logits."""
         return c_int64(self._start), c_int64(count if self._total is None else int(self._total))
 
 

@@ -75,10 +75,10 @@ def compute(kind: Kind, source: Array, target: Array, communicator: Communicator
 
     Parameters
     ----------
-    given
-        This part's value; unchanged, unless it is `made` itself.
-    made
-        The result. For the reductions to all it contains `given` already.
+    source
+        This part's value; unchanged, unless it is `target` itself.
+    target
+        The result. For the reductions to all it contains `source` already.
     """
     if not source.size or communicator.world_size == 1:
         # Nothing to exchange; a single part's rows are the whole.
