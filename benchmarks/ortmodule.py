@@ -109,7 +109,7 @@ class Work:
         own = copy.deepcopy(self._module)
         run: Any = own
         if name.startswith("ortmodule"):
-            run = ORTModule(own, verify=self._options.verify and name == "ortmodule")
+            run = ORTModule(own, verify=self._options.verify and name == "ortmodule", cuda_graphs=True)
         elif name != "eager":
             torch.compiler.reset()  # sizes of another mode's graphs would become dynamic
             run = torch.compile(own, mode=name, dynamic=False)

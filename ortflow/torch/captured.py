@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 
 from ortflow.torch.execution import Graph, Queued
-from ortflow.torch.leases import Lease, any_captured, any_pending, note_captured, note_queued
+from ortflow.torch.leases import Lease, any_captured, any_pending, note_captured, note_queued, overwrite_arena
 from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaDevice
 
@@ -115,6 +115,7 @@ class CapturedGraph:
             for lease in self._leases:
                 lease.overwrite()
             self._leases.clear()
+            overwrite_arena()
         self._queued.clear()
         self._repeated.run(self._memory)
         if not self._queued:

@@ -11,7 +11,7 @@ import weakref
 
 _OVERWRITTEN = (
     "a later call of the ORTModule has overwritten the values that this backward pass needs: it is the second one of a"
-    " call (retain_graph=True); pass cuda_graphs=False to ORTModule"
+    " call (retain_graph=True); leave out cuda_graphs=True"
 )
 
 
@@ -50,6 +50,13 @@ def any_captured() -> bool:
 def note_queued(lease: Lease) -> None:
     """Called with that of a call whose values are in the arena."""
     _in_arena.add(lease)
+
+
+def overwrite_arena() -> None:
+    """Called before a captured graph is launched: what is left of calls in the arena may not be read again."""
+    for lease in _in_arena:
+        lease.overwrite()
+    _in_arena.clear()
 
 
 def any_pending() -> bool:

@@ -35,7 +35,7 @@ class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     cache
         Folder for graphs that later processes use.
     cuda_graphs
-        Whether the passes of a training step are captured as CUDA graphs on a GPU.
+        Whether the passes of a training step are captured as CUDA graphs on a GPU, which then hold their memory.
 
     Raises
     ------
@@ -52,7 +52,7 @@ class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         fallback: str | None = None,
         memory_level: int | None = None,
         cache: str | os.PathLike[str] | None = None,
-        cuda_graphs: bool = True,
+        cuda_graphs: bool = False,
     ) -> None:
         _check(module)
         super().__init__()

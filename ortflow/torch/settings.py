@@ -58,7 +58,7 @@ class Settings:
     fallback: str | None = None
     memory_level: int = 0
     cache: Path | None = None
-    cuda_graphs: bool = True
+    cuda_graphs: bool = False
     debug: DebugOptions = field(default_factory=DebugOptions)
 
 
@@ -83,7 +83,7 @@ def settings(
     fallback: str | None = None,
     memory_level: int | None = None,
     cache: str | os.PathLike[str] | None = None,
-    cuda_graphs: bool = True,
+    cuda_graphs: bool = False,
     variables: Mapping[str, str] = os.environ,
 ) -> Settings:
     """The settings: keywords, then variables, then defaults. Raises UserError."""

@@ -190,7 +190,7 @@ def test_captured_steps_are_those_of_queued_ones(cuda: Runtime) -> None:
 def test_what_captured_calls_return_is_not_overwritten(cuda: Runtime) -> None:
     """Outputs, gradients that are held, sums of gradients, two calls before a backward pass, other sizes."""
     torch.manual_seed(11)
-    eager, module = pair(Gpt(width=64))
+    eager, module = pair(Gpt(width=64), cuda_graphs=True)
     batches = [tokens(4, 32) for _ in range(24)]
     outputs, held = [], []
     for batch in batches[:12]:
@@ -236,7 +236,7 @@ def test_what_captured_calls_return_is_not_overwritten(cuda: Runtime) -> None:
 def test_captured_graphs_leave_other_values_as_they_are(cuda: Runtime) -> None:
     """Results of calls without gradients, a call that waits for its backward pass, and inputs that are converted."""
     torch.manual_seed(13)
-    eager, module = pair(Gpt(width=64))
+    eager, module = pair(Gpt(width=64), cuda_graphs=True)
     batches = [tokens(4, 32) for _ in range(16)]
     for batch in batches[:8]:
         module.zero_grad()
@@ -264,7 +264,7 @@ def test_captured_graphs_leave_other_values_as_they_are(cuda: Runtime) -> None:
 
 def test_captured_statistics_of_convolutions(cuda: Runtime) -> None:
     torch.manual_seed(12)
-    eager, module = pair(Images())
+    eager, module = pair(Images(), cuda_graphs=True)
     for _ in range(10):
         x = torch.randn(4, 3, 16, 16, device=DEVICE)
         for each in (eager, module):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cluster import ENDS, Cluster, Run
-from project import FEW_CORES
+from project import FEW_CORES, Project
 from testbed import wait_until
 from tutorials import commands, run_shell, write_files
 
@@ -18,7 +19,10 @@ LONG = " train.epochs=3000 checkpoint.every_steps=20"
 
 @pytest.mark.rotates("Slurm tutorial")
 def test_the_first_slurm_job(cluster_of: Cluster) -> None:
-    folder = cluster_of.project.folder
+    # Its model.onnx is another one than that of the project.
+    folder = cluster_of.project.folder / "tutorial"
+    folder.mkdir()
+    cluster_of = replace(cluster_of, project=Project(folder))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**cluster_of.testbed.environment, **FEW_CORES, "PATH": path}
     write_files("only-onnx", folder)
