@@ -81,6 +81,6 @@ def _origin(module: str) -> str | None:
     """The file of a module; None if there is none, which the transform reports."""
     try:
         description = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
+    except Exception:  # noqa: BLE001 - a parent package is imported, whose code may raise anything
         return None
     return None if description is None else description.origin
