@@ -73,12 +73,13 @@ def own_step(folder: Path, options: argparse.Namespace) -> tuple[Callable[[], by
     from safetensors.numpy import load_file
 
     from ortflow.workflow.device.cpu import CpuDevice
-    from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+    from ortflow.workflow.graph.forms import Form
+    from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.kernels.library import library_for
     from ortflow.workflow.sessions.session import Sessions
 
     graphs, library = GraphSet.load(folder / options.side), library_for("auto")
-    path = with_kernels_of(graphs.train) if library is not None else graphs.train
+    path = Form.KERNELS.of(graphs.train) if library is not None else graphs.train
     session = Sessions(CpuDevice(), options.threads, "error", library.path if library else None).open(path)
     tokens = batch_of(options)
     feeds = {**load_file(graphs.initial), "tokens": tokens[:, :-1], "labels": tokens[:, 1:]}

@@ -34,7 +34,8 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Device
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.optim.gradient import gradient_graph
@@ -158,12 +159,12 @@ def graphs_of(
     graphs = build_graphs(spec, folder / "graphs", lengths=lengths)
     rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
     own = with_kernels(optimizer_graph(rule, cuts, kernels=True))
-    for path, each in ((graphs.optimizer, optimizer_graph(rule, cuts)), (with_kernels_of(graphs.optimizer), own)):
+    for path, each in ((graphs.optimizer, optimizer_graph(rule, cuts)), (Form.KERNELS.of(graphs.optimizer), own)):
         path.write_bytes(compose(each).SerializeToString())
     if on_gpus:
         write_forms(graphs, spec.train.precision)
     scaling = gradient_graph()
-    for path, each in ((graphs.gradient, scaling), (with_kernels_of(graphs.gradient), with_kernels(scaling))):
+    for path, each in ((graphs.gradient, scaling), (Form.KERNELS.of(graphs.gradient), with_kernels(scaling))):
         path.write_bytes(each.SerializeToString())
     return graphs
 

@@ -16,7 +16,8 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM, GraphSet, half_of
+from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM, GraphSet
 from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
@@ -77,7 +78,7 @@ def test_the_gradient_is_that_of_fp32(cuda: Runtime, device: CudaDevice, graphs:
     rounding = CudaDevice(cuda, cuda.describe(0), precision=precision)
     exact = gradients(device, files, files.train, 1.0)
     scale = SCALE if precision == "fp16" else 1.0
-    mine, again = (gradients(rounding, files, half_of(files.train), scale) for _ in range(2))
+    mine, again = (gradients(rounding, files, Form.HALF.of(files.train), scale) for _ in range(2))
     assert float(mine[LOSS_SUM]) == pytest.approx(float(exact[LOSS_SUM]), rel=1e-3)
     apart = {}
     for name, array in exact.items():

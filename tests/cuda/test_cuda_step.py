@@ -27,8 +27,9 @@ from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import TO_DEVICE, Runtime
 from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.optimize.on_cuda import on_cuda
-from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of
+from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
@@ -67,8 +68,8 @@ def trainer_on(
     graphs.gradient.write_bytes(gradient_graph().SerializeToString())
     write_forms(graphs, spec.train.precision)
     if whole is not None:
-        fused_of(graphs.train).unlink(missing_ok=True)
-        on_cuda_of(graphs.train).write_bytes(whole.SerializeToString())
+        Form.FUSED.of(graphs.train).unlink(missing_ok=True)
+        Form.CUDA.of(graphs.train).write_bytes(whole.SerializeToString())
     sessions = Sessions(device, 1, "error")
     trainer = open_trainer(graphs, spec, sessions, SoloCommunicator(), Report(note=log.append))
     trainer.load_tensors(load_file(graphs.initial))

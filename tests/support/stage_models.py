@@ -21,10 +21,11 @@ from ortflow.workflow.assembly.training import with_loss
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.objective.loss import outputs_of
 from ortflow.workflow.graph.optimize import rewrites
-from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
+from ortflow.workflow.graph.types import LOSS_SUM
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.parallel.stage import gradient_from_next, gradient_of
 from ortflow.workflow.spec.run import TrainerRunSpec
@@ -194,7 +195,7 @@ def chain(
 
     `kernels`: of the graphs with ortflow's operators for CPUs. `library`: those that other graphs need.
     """
-    form, library = (with_kernels_of, LIBRARY.path) if kernels else (_same, library)
+    form, library = (Form.KERNELS.of, LIBRARY.path) if kernels else (_same, library)
     known: list[dict[str, Array]] = []
     arriving: dict[str, Array] = {}
     results: dict[str, Array] = {}

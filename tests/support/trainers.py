@@ -8,7 +8,8 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.optim.gradient import gradient_graph
@@ -31,10 +32,10 @@ def write_update(graphs: GraphSet, spec: TrainerRunSpec) -> None:
     """Write the update's graphs beside the others."""
     rule, cuts = spec.train.optimizer, segments_of(spec.train, graphs.index)
     plain, own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
-    for path, each in ((graphs.optimizer, plain), (with_kernels_of(graphs.optimizer), own)):
+    for path, each in ((graphs.optimizer, plain), (Form.KERNELS.of(graphs.optimizer), own)):
         path.write_bytes(compose(each).SerializeToString())
     scaling = gradient_graph()
-    for path, each in ((graphs.gradient, scaling), (with_kernels_of(graphs.gradient), with_kernels(scaling))):
+    for path, each in ((graphs.gradient, scaling), (Form.KERNELS.of(graphs.gradient), with_kernels(scaling))):
         path.write_bytes(each.SerializeToString())
 
 

@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 
 from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, GraphSet, with_kernels_of
+from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, GraphSet
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.layout import Entry
@@ -57,7 +58,7 @@ class FlatRun:
         for name, values in load_file(graphs.initial).items():
             self.view("parameters", name)[...] = values
 
-        faster = with_kernels_of(graphs.train)
+        faster = Form.KERNELS.of(graphs.train)
         assert LIBRARY is None or faster.exists(), graphs.notes
         self.train = _session(faster if LIBRARY else graphs.train)
         self.train_binding = self.train.io_binding()

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ortflow
-from ortflow.workflow.graph.types import LOSS_SUM, SEED, with_kernels_of
+from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.graph.types import LOSS_SUM, SEED
 from ortflow.workflow.kernels.dropout import attributes
 
 RATIOS = 0.1, 0.25, 0.5
@@ -70,8 +71,8 @@ def test_gradients_are_pytorch_s_with_the_same_masks(tmp_path: Path, seed: int) 
     ortflow.export_for_training(module, x, tmp_path / "m.onnx", input_names=["x"])
     graphs = built(tmp_path / "m.onnx")
     feeds = {**tensors_of(graphs), "x": x.numpy(), "labels": labels.numpy(), SEED: np.array([seed])}
-    found = run_graph(with_kernels_of(graphs.train), feeds, kernels=LIBRARY.path)
-    drawn = [node for node in onnx.load(with_kernels_of(graphs.train)).graph.node if node.op_type == "Dropout"]
+    found = run_graph(Form.KERNELS.of(graphs.train), feeds, kernels=LIBRARY.path)
+    drawn = [node for node in onnx.load(Form.KERNELS.of(graphs.train)).graph.node if node.op_type == "Dropout"]
     assert {node.domain for node in drawn} == {"ortflow"}
     rows = (ROWS, TOKENS, WIDTH)
     with_masks(module, seed, [(ROWS, HEADS, TOKENS, TOKENS), rows, rows])

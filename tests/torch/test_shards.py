@@ -14,10 +14,11 @@ from sharing_ranks import SAMPLES, Job, graphs_of, run_ranks, train
 from workshop import CASES, Workshop
 
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.shards import layers
 from ortflow.workflow.graph.shards.graphs import layers_in, sharded
 from ortflow.workflow.graph.shards.program import Fetch, Send
-from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.graph.types import GraphSet
 
 STEPS = 20
 SMALL = "64"
@@ -50,7 +51,7 @@ def test_layers_are_the_blocks_of_the_model(name: str, exporter: str, opset: int
     for block in BLOCKS.get(name, ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"]):
         homes = {layer.name for layer in found for each in layer.tensors if f"{block}." in each}
         assert len(homes) == 1, (block, homes)
-    parts = sharded(graphs.train, with_kernels_of(graphs.train), graphs.eval, graphs.index)
+    parts = sharded(graphs.train, Form.KERNELS.of(graphs.train), graphs.eval, graphs.index)
     for model, program in (parts.train, parts.eval):
         onnx.checker.check_model(without_ours(model))
         fetched = [each for step in program if isinstance(step, Fetch) for each in step.tensors]

@@ -18,9 +18,10 @@ from philox import kept
 
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.domains import CPU_DOMAIN, CUDA_DOMAIN
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.intake.inspect import findings
 from ortflow.workflow.graph.ir.origin import DROPOUT
-from ortflow.workflow.graph.types import LOSS_SUM, SEED, GraphSet, half_of, placed_of, with_kernels_of
+from ortflow.workflow.graph.types import LOSS_SUM, SEED, GraphSet
 from ortflow.workflow.kernels.dropout import attributes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -90,13 +91,13 @@ def test_the_gradient_is_that_of_the_mask(tmp_path: Path, seed: int) -> None:
     """Differences of a loss that numpy computes with its own mask."""
     graphs, given = built(perceptron(tmp_path / "m.onnx")), batch()
     tensors = tensors_of(graphs)
-    found = run_graph(with_kernels_of(graphs.train), {**tensors, **given, SEED: np.array([seed])}, kernels=LIBRARY.path)
+    found = run_graph(Form.KERNELS.of(graphs.train), {**tensors, **given, SEED: np.array([seed])}, kernels=LIBRARY.path)
     mask = kept(seed, 0, int(FLAGS["dropped"]), (5, 9))
     w, u = tensors["w"].astype("d"), tensors["u"].astype("d")
     assert off(found[LOSS_SUM], np.asarray(loss_of(w, u, given, mask))) < 1e-6
     assert off(found["w_grad"], numeric_gradient(lambda at: loss_of(at, u, given, mask), w)) < 1e-5
     assert off(found["u_grad"], numeric_gradient(lambda at: loss_of(w, at, given, mask), u)) < 1e-5
-    assert not dropouts(with_kernels_of(graphs.train), "")
+    assert not dropouts(Form.KERNELS.of(graphs.train), "")
 
 
 @needs_kernels
@@ -110,25 +111,25 @@ def test_a_mask_that_a_model_reads_is_drawn_for_it(tmp_path: Path) -> None:
     ]
     graphs = built(perceptron(tmp_path / "m.onnx", *more, read="sum", outputs=("d", "mask")))
     given, tensors = batch(), tensors_of(graphs)
-    found = run_graph(with_kernels_of(graphs.train), {**tensors, **given, SEED: np.array([8])}, kernels=LIBRARY.path)
+    found = run_graph(Form.KERNELS.of(graphs.train), {**tensors, **given, SEED: np.array([8])}, kernels=LIBRARY.path)
     mask = kept(8, 0, int(FLAGS["dropped"]), (5, 9))
     w, u = tensors["w"].astype("d"), tensors["u"].astype("d")
     assert off(found[LOSS_SUM], np.asarray(loss_of(w, u, given, mask, 3 * mask))) < 1e-6
     assert off(found["w_grad"], numeric_gradient(lambda at: loss_of(at, u, given, mask, 3 * mask), w)) < 1e-5
-    assert len(dropouts(with_kernels_of(graphs.train), CPU_DOMAIN)) == 3
+    assert len(dropouts(Form.KERNELS.of(graphs.train), CPU_DOMAIN)) == 3
 
 
 @needs_kernels
 def test_graphs_for_gpus_drop_what_those_for_cpus_drop(tmp_path: Path) -> None:
     graphs = gpt(tmp_path, **GPU)
     assert len(dropouts(graphs.train, "")) == 7
-    assert not dropouts(placed_of(graphs.train), "")
-    assert len(dropouts(placed_of(graphs.train), CUDA_DOMAIN)) == 2 * 7
+    assert not dropouts(Form.PLACED.of(graphs.train), "")
+    assert len(dropouts(Form.PLACED.of(graphs.train), CUDA_DOMAIN)) == 2 * 7
     found = {}
     for seed in (1, 2):
         feeds = feeds_of(graphs, seed)
-        expected = run_graph(with_kernels_of(graphs.train), feeds, kernels=LIBRARY.path)
-        placed = compose(composed(onnx.load(placed_of(graphs.train))))
+        expected = run_graph(Form.KERNELS.of(graphs.train), feeds, kernels=LIBRARY.path)
+        placed = compose(composed(onnx.load(Form.PLACED.of(graphs.train))))
         found[seed] = run_graph(placed, feeds, kernels=LIBRARY.path)
         for name, array in expected.items():
             assert off(found[seed][name], array) < 2e-5, name
@@ -139,7 +140,7 @@ def test_what_a_run_without_dropout_reads_has_no_seed(tmp_path: Path) -> None:
     graphs = gpt(tmp_path, **GPU, train__precision="bf16")
     for path in (graphs.eval, graphs.infer, graphs.train):
         assert not seeded(path)
-    for path in (with_kernels_of(graphs.train), placed_of(graphs.train), half_of(graphs.train)):
+    for path in (Form.KERNELS.of(graphs.train), Form.PLACED.of(graphs.train), Form.HALF.of(graphs.train)):
         assert seeded(path)
     for path in (graphs.eval, graphs.infer):
         assert not [node for node in onnx.load(path).graph.node if node.op_type == "Dropout"]
@@ -154,9 +155,9 @@ def test_a_ratio_that_varies_is_left_to_onnx_runtime(tmp_path: Path) -> None:
     drop.input[1] = "varying"
     onnx.save(model, tmp_path / "m.onnx")
     graphs = built(tmp_path / "m.onnx")
-    assert len(dropouts(with_kernels_of(graphs.train), "")) == 1
-    assert not dropouts(with_kernels_of(graphs.train), CPU_DOMAIN)
-    assert not seeded(with_kernels_of(graphs.train))
+    assert len(dropouts(Form.KERNELS.of(graphs.train), "")) == 1
+    assert not dropouts(Form.KERNELS.of(graphs.train), CPU_DOMAIN)
+    assert not seeded(Form.KERNELS.of(graphs.train))
 
 
 @needs_kernels
@@ -165,7 +166,7 @@ def test_numbers_that_a_file_brings_are_not_used(tmp_path: Path) -> None:
     (drop,) = [node for node in model.graph.node if node.op_type == "Dropout"]
     drop.metadata_props.add(key=DROPOUT, value="eleven")
     onnx.save(model, tmp_path / "m.onnx")
-    found = dropouts(with_kernels_of(built(tmp_path / "m.onnx").train), CPU_DOMAIN)
+    found = dropouts(Form.KERNELS.of(built(tmp_path / "m.onnx").train), CPU_DOMAIN)
     assert {node.input[1] for node in found} == {"ortflow.dropout.0"}
 
 
@@ -181,7 +182,7 @@ def test_dropouts_without_effect_have_no_number_that_others_would_shift_by(tmp_p
         tensor.CopyFrom(onnx.numpy_helper.from_array(np.float32(ratio), "ratio"))
         onnx.save(model, path)
         graphs = built(path)
-        numbers.append(sorted({node.input[1] for node in dropouts(with_kernels_of(graphs.train), CPU_DOMAIN)}))
+        numbers.append(sorted({node.input[1] for node in dropouts(Form.KERNELS.of(graphs.train), CPU_DOMAIN)}))
     assert numbers[1] == numbers[0][1:]
 
 

@@ -14,8 +14,9 @@ from trainers import trainer_on
 
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.order import sort_nodes
-from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import MicroBatch, Report
@@ -96,7 +97,7 @@ def test_a_right_gradient_passes_and_nothing_has_changed(model: Path) -> None:
 @pytest.mark.parametrize("tensor", ["w", "u", "scale"])
 def test_a_gradient_that_is_not_the_loss_s_is_named(model: Path, tensor: str, factor: float) -> None:
     graphs = built(model)
-    for path in (graphs.train, with_kernels_of(graphs.train)):
+    for path in (graphs.train, Form.KERNELS.of(graphs.train)):
         if path.exists():
             spoil(path, f"{tensor}_grad", factor)
     with pytest.raises(UserError, match=f"gradient of '{tensor}' disagrees with") as caught:
@@ -108,7 +109,7 @@ def test_a_gradient_that_is_not_the_loss_s_is_named(model: Path, tensor: str, fa
 @needs_kernels
 def test_a_wrong_kernel_is_named_by_the_first_node_that_differs(model: Path) -> None:
     graphs = built(model)
-    faster = with_kernels_of(graphs.train)
+    faster = Form.KERNELS.of(graphs.train)
     spoil(faster, "t", 1.5)
     with pytest.raises(UserError, match="kernels") as caught:
         trainer_of(model, graphs).training.checker.gradient.run(batch(), 5)
@@ -135,7 +136,7 @@ def test_kernels_may_differ_at_a_kink_but_not_everywhere(tmp_path: Path, factor:
     ]
     model = save_model(tmp_path / "m.onnx", nodes, [value("x", ["batch", 6])], [value("y", ["batch", 3])], tensors)
     graphs = built(model)
-    faster = with_kernels_of(graphs.train)
+    faster = Form.KERNELS.of(graphs.train)
     spoil(faster, "hb", 1e-9, "Add")
     if factor == 1:
         assert trainer_of(model, graphs).training.checker.gradient.run(batch(), 5) is not None
@@ -160,7 +161,7 @@ def test_branches_that_begin_at_zero_are_not_refused(tmp_path: Path) -> None:
 def test_wrong_gradients_of_branches_that_begin_at_zero_are_named(tmp_path: Path, tensor: str, factor: float) -> None:
     model = residual(tmp_path / "model.onnx")
     graphs = built(model)
-    for path in (graphs.train, with_kernels_of(graphs.train)):
+    for path in (graphs.train, Form.KERNELS.of(graphs.train)):
         if path.exists():
             spoil(path, f"{tensor}_grad", factor)
     with pytest.raises(UserError, match=f"gradient of '{tensor}' disagrees with"):

@@ -12,7 +12,7 @@ from test_gradient_check import spoil
 from trainers import trainer_on
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.types import with_kernels_of
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.trainer import MicroBatch
 
 
@@ -51,7 +51,7 @@ def test_a_right_gradient_between_equal_elements_passes(lowest: int, highest: in
 def test_a_wrong_one_is_named(factor: float, tmp_path: Path) -> None:
     model = pooled(tmp_path, 0, 0)
     graphs = built(model)
-    for path in (graphs.train, with_kernels_of(graphs.train)):
+    for path in (graphs.train, Form.KERNELS.of(graphs.train)):
         if path.exists():
             spoil(path, "image_grad", factor)
     with pytest.raises(UserError, match="gradient of 'image' disagrees with"):

@@ -14,8 +14,8 @@ from kernels import LIBRARY, needs_kernels
 from onnx import helper
 
 from ortflow.workflow.assembly.build import build_graphs
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.optimize.order import results_first
-from ortflow.workflow.graph.types import with_kernels_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
 from model import Config, build
@@ -45,7 +45,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     made = build_graphs(run_file(path), folder, TOKENS)
     window = np.random.default_rng(0).integers(0, VOCABULARY, (1, TOKENS + 1))
     np.savez(folder / "feeds.npz", **tensors_of(made), tokens=window[:, :-1], labels=window[:, 1:])
-    return with_kernels_of(made.train), folder / "feeds.npz"
+    return Form.KERNELS.of(made.train), folder / "feeds.npz"
 
 
 @needs_kernels

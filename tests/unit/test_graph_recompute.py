@@ -19,10 +19,11 @@ from onnx import helper
 
 from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.edit import constants_of
 from ortflow.workflow.graph.ir.origin import SCOPES
 from ortflow.workflow.graph.optimize.recompute import scopes_of
-from ortflow.workflow.graph.types import SEED, GraphSet, with_kernels_of
+from ortflow.workflow.graph.types import SEED, GraphSet
 from ortflow.workflow.onnx_runtime import onnxruntime
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -62,7 +63,7 @@ def test_every_output_keeps_its_bits(
 ) -> None:
     found = []
     for graphs in (graphs_of(), graphs_of(*patterns)):
-        path, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, None)
+        path, library = (Form.KERNELS.of(graphs.train), LIBRARY.path) if kernels else (graphs.train, None)
         found.append(run_graph(path, feeds(graphs), threads=2, kernels=library))
     kept, again = found
     assert kept.keys() == again.keys()
@@ -82,7 +83,7 @@ def test_dropped_values_come_from_their_masks(wanted: Any, kernels: bool, tmp_pa
         spec = run_file(path)
         section = spec.model.model_copy(update={"recompute": recompute})
         graphs = build_graphs(spec.model_copy(update={"model": section}), tmp_path / name)
-        train, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, None)
+        train, library = (Form.KERNELS.of(graphs.train), LIBRARY.path) if kernels else (graphs.train, None)
         onnxruntime.set_seed(3)
         found.append(run_graph(train, {**feeds(graphs), SEED: np.array([3])}, kernels=library))
     kept, again = found
@@ -129,7 +130,7 @@ def test_layers_take_less_memory(graphs_of: Callable[..., GraphSet], kernels: bo
     for name, patterns in (("kept", ()), ("again", ("h.*",))):
         graphs = graphs_of(*patterns)
         np.savez(tmp_path / "feeds.npz", **feeds(graphs, 64))
-        path, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, "")
+        path, library = (Form.KERNELS.of(graphs.train), LIBRARY.path) if kernels else (graphs.train, "")
         words = [sys.executable, "-c", MEASURE, str(path), str(tmp_path / "feeds.npz"), str(library)]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         sizes[name] = int(done.stdout)

@@ -15,6 +15,7 @@ from graph_build_models import built, save_model, value
 from onnx import TensorProto, helper
 from sharing_ranks import perceptron
 
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.memory.concrete import concrete
 from ortflow.workflow.graph.memory.plan import peak_of, sizes_of
@@ -23,7 +24,6 @@ from ortflow.workflow.graph.shards.exchange import OPERATOR, TOKEN, with_exchang
 from ortflow.workflow.graph.shards.graphs import layers_in
 from ortflow.workflow.graph.shards.layers import Layer, block_of, layers_of
 from ortflow.workflow.graph.shards.program import Fetch, Program, Send
-from ortflow.workflow.graph.types import with_kernels_of
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.sessions.shards import listen
@@ -140,7 +140,7 @@ def test_a_training_graph_gives_the_same_with_parameters_that_are_fetched(tmp_pa
     assert [layer.tensors for layer in found] == [("a", "first"), ("b", "second"), ("third",)]
     random = np.random.default_rng(0)
     batch = {"x": random.normal(size=(8, 5)).astype("float32"), "labels": random.integers(0, 3, 8)}
-    for path in (graphs.train, with_kernels_of(graphs.train)):
+    for path in (graphs.train, Form.KERNELS.of(graphs.train)):
         plain = onnx.load(path)
         model, program = with_exchange(plain, found, shapes, CHANNEL)
         rank = Rank(tensors, program)

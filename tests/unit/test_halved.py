@@ -19,8 +19,9 @@ from onnx import TensorProto
 from safetensors.numpy import load_file
 
 from ortflow.workflow.fusion import halved as form
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.element_types import element_types
-from ortflow.workflow.graph.types import LOSS_SCALE, GraphSet, half_of
+from ortflow.workflow.graph.types import LOSS_SCALE, GraphSet
 from ortflow.workflow.onnx_runtime import onnxruntime
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -39,7 +40,7 @@ def graphs_in(folder: Path, precision: str, **changes: Any) -> GraphSet:
 
 @pytest.mark.parametrize(("precision", "kind"), [("fp16", TensorProto.FLOAT16), ("bf16", TensorProto.BFLOAT16)])
 def test_what_stands_in_the_graph_of_a_gpt(tmp_path: Path, precision: str, kind: int) -> None:
-    model = onnx.load(half_of(graphs_in(tmp_path, precision).train))
+    model = onnx.load(Form.HALF.of(graphs_in(tmp_path, precision).train))
     types, counts = element_types(model), Counter(node.op_type for node in model.graph.node)
     assert (counts["Attention"], counts["AttentionGrad"]) == (2, 2)
     assert (counts["CrossEntropyWithGrad"], counts["TableGrad"]) == (1, 1)
@@ -96,7 +97,7 @@ def test_without_rounding_the_gradient_is_that_of_the_fp32_graph(
     monkeypatch.setattr(form, "on_cuda", lambda model: model)
     monkeypatch.setattr(form, "fused", lambda model: model)
     graphs = graphs_in(tmp_path, "fp16", model__recompute=again)
-    train = onnx.load(half_of(graphs.train))
+    train = onnx.load(Form.HALF.of(graphs.train))
     assert sum(node.op_type == "Attention" for node in train.graph.node) == 2 + layers
     random = np.random.default_rng(0)
     feeds = {name: random.integers(0, GPT.vocabulary, (4, GPT.context)) for name in ("tokens", "labels")}

@@ -15,7 +15,7 @@ from kernels import LIBRARY, needs_kernels, normal, off
 from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.types import with_kernels_of
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.kernels.graph import with_kernels
 
 pytestmark = needs_kernels
@@ -300,7 +300,7 @@ def test_a_transformer_has_our_operators_throughout_and_the_same_gradients(gpt: 
     random = np.random.default_rng(0)
     feeds |= {name: random.integers(0, 256, (4, 32)) for name in ("tokens", "labels")}
     expected = run_graph(graphs.train, feeds)
-    ours = onnx.load(with_kernels_of(graphs.train))
+    ours = onnx.load(Form.KERNELS.of(graphs.train))
     found = run_graph(ours, feeds, kernels=LIBRARY.path)
     for name, array in expected.items():
         assert off(found[name], array) < 2e-5, name
@@ -321,5 +321,5 @@ def test_a_graph_that_onnx_runtime_refuses_with_our_operators_is_trained_without
 
     monkeypatch.setattr(targets, "with_kernels", broken)
     graphs = built(gpt)
-    assert not with_kernels_of(graphs.train).exists()
+    assert not Form.KERNELS.of(graphs.train).exists()
     assert any("ONNX Runtime's own kernels" in note and "Nonesuch" in note for note in graphs.notes)

@@ -13,7 +13,7 @@ from graph_build_models import run_file, run_graph, tensors_of
 from kernels import LIBRARY, needs_kernels
 
 from ortflow.workflow.assembly.build import build_graphs
-from ortflow.workflow.graph.types import with_kernels_of
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.kernels import recompute
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -40,9 +40,9 @@ def test_the_gradients_keep_their_bits(model: Path) -> None:
     random = np.random.default_rng(0)
     window = random.integers(0, 11, (2, TOKENS + 1))
     feeds = {**tensors_of(short), "tokens": window[:, :-1], "labels": window[:, 1:]}
-    kept = run_graph(with_kernels_of(short.train), feeds, threads=2, kernels=LIBRARY.path)
+    kept = run_graph(Form.KERNELS.of(short.train), feeds, threads=2, kernels=LIBRARY.path)
     long = build_graphs(run_file(model), model.parent / "long", TOKENS)
-    again = run_graph(with_kernels_of(long.train), feeds, threads=2, kernels=LIBRARY.path)
+    again = run_graph(Form.KERNELS.of(long.train), feeds, threads=2, kernels=LIBRARY.path)
     assert kept.keys() == again.keys()
     for name, array in kept.items():
         np.testing.assert_array_equal(again[name], array, err_msg=name)
@@ -51,15 +51,15 @@ def test_the_gradients_keep_their_bits(model: Path) -> None:
 def test_only_long_sequences_are_recomputed(model: Path) -> None:
     for length, again in ((0, 0), (TOKENS - 1, 0), (TOKENS, 2)):
         graphs = build_graphs(run_file(model), model.parent / str(length), length)
-        names = softmaxes(with_kernels_of(graphs.train))
+        names = softmaxes(Form.KERNELS.of(graphs.train))
         assert len([name for name in names if name.endswith(".again")]) == again
         assert len(names) == 2 + again
 
 
 def test_the_forward_pass_keeps_none_of_the_weights(model: Path) -> None:
     graphs = build_graphs(run_file(model), model.parent / "long", TOKENS)
-    graph = onnx.load(with_kernels_of(graphs.train)).graph
-    for name in softmaxes(with_kernels_of(graphs.train)):
+    graph = onnx.load(Form.KERNELS.of(graphs.train)).graph
+    for name in softmaxes(Form.KERNELS.of(graphs.train)):
         readers = [node.op_type for node in graph.node if name in node.input]
         assert readers.count("SoftmaxGrad") == int(name.endswith(".again"))
         assert len(readers) == (2 if name.endswith(".again") else 1)

@@ -19,8 +19,8 @@ from ortflow.workflow.fusion import halved as form
 from ortflow.workflow.fusion.packed import pack
 from ortflow.workflow.graph.attention.find import GRADIENT, OPERATOR
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.edit import attributes_of
-from ortflow.workflow.graph.types import half_of
 from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -212,7 +212,7 @@ def test_the_example_gpt_computes_the_same(
         tmp_path / "model.onnx", resources__gpus_per_rank=1, data__micro_batch=4, train__precision="bf16",
         model__recompute=again,
     )  # fmt: skip
-    (before,), after = given, onnx.load(half_of(graphs.train))
+    (before,), after = given, onnx.load(Form.HALF.of(graphs.train))
     assert (operators(before)["Split"], operators(after)["Split"]) == (count, 0)
     assert operators(before)["Concat"] - operators(after)["Concat"] == GPT.layers
     random = np.random.default_rng(0)

@@ -21,9 +21,10 @@ from ortflow.workflow.assembly import stage_forms
 from ortflow.workflow.assembly.stages import Division, StageGraphs
 from ortflow.workflow.fusion import halved
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.element_types import element_types
-from ortflow.workflow.graph.types import LOSS_SCALE, SEED, fused_of, on_cuda_of
+from ortflow.workflow.graph.types import LOSS_SCALE, SEED
 from ortflow.workflow.parallel.stage import HALF, StageSet
 
 SCALE = 8.0
@@ -55,7 +56,7 @@ def chained(made: StageGraphs, feeds: dict[str, Array], form: Callable[[Path], P
     return chain(dataclasses.replace(made, files=files), feeds, library=LIBRARY.path)
 
 
-@pytest.mark.parametrize("form", [on_cuda_of, fused_of])
+@pytest.mark.parametrize("form", [Form.CUDA.of, Form.FUSED.of])
 @pytest.mark.parametrize("name", ["transformer", "convolutions"])
 def test_in_fp32_a_gpu_s_stages_compute_the_undivided_gradient(
     name: str, form: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -94,7 +95,7 @@ def test_both_passes_of_a_stage_draw_the_masks_of_the_undivided_graph(
     model = opened(stage_models.transformer(tmp_path / "m.onnx", dropout=0.3))
     made = divided(model, tmp_path, precision, cut="h.1.output")
     batch = {**batch_of("transformer"), SEED: np.array([77])}
-    feeds, form = {**model.source.tensors, **batch}, fused_of
+    feeds, form = {**model.source.tensors, **batch}, Form.FUSED.of
     if precision == "bf16":
         made.write()
         made, form = dataclasses.replace(made, stages=StageSet.load(tmp_path, HALF)), lambda path: path

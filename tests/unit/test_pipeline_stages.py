@@ -15,7 +15,7 @@ from stage_models import assert_same, batch_of, chain, evaluated, opened
 
 from ortflow.workflow.assembly.stages import Division, build_stages
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.types import with_kernels_of
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.parallel.stage import StageSet
 
 MODELS = ["transformer", "convolutions", "skipping"]
@@ -95,7 +95,7 @@ def test_activations_are_saved_once_and_weights_not_at_all(tmp_path: Path) -> No
     model = model_of("transformer", tmp_path)
     made = model.divided(Division(2, cuts=[["h.1.output"]]), tmp_path)
     for number, stage in enumerate(made.stages.stages):
-        for form in (lambda path: path, with_kernels_of):
+        for form in (lambda path: path, Form.KERNELS.of):
             forward = onnx.load_from_string(made.files[form(made.stages.forward(number))]).graph
             backward = onnx.load_from_string(made.files[form(made.stages.backward(number))]).graph
             saved = {v.name for v in forward.output} & {v.name for v in backward.input}

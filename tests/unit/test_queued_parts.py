@@ -27,9 +27,10 @@ from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.element_types import element_types
-from ortflow.workflow.graph.types import GraphSet, fused_of, half_of
+from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.gpu_collectives import serve
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
@@ -205,13 +206,15 @@ def test_parts_run_the_same_collectives_in_every_form(precision: str, tmp_path: 
     assert kinds[:half] == kinds[half:]
     train_onnx = Path("train.onnx")
     named = dict(kinds)
-    assert named[fused_of(train_onnx).name].count(Kind.ALL_REDUCE) == named["train.onnx"].count(Kind.ALL_REDUCE) >= 16
-    assert (half_of(train_onnx).name in named) == (precision == "bf16")
-    fused = onnx.load(graphs.root / "part-0" / fused_of(train_onnx))
+    assert (
+        named[Form.FUSED.of(train_onnx).name].count(Kind.ALL_REDUCE) == named["train.onnx"].count(Kind.ALL_REDUCE) >= 16
+    )
+    assert (Form.HALF.of(train_onnx).name in named) == (precision == "bf16")
+    fused = onnx.load(graphs.root / "part-0" / Form.FUSED.of(train_onnx))
     operators = {node.op_type for node in fused.graph.node if node.domain == CUDA_DOMAIN}
     assert {"LayerNormalization", "Fused", "Collective"} <= operators
     if precision == "bf16":
-        half = onnx.load(graphs.root / "part-0" / half_of(train_onnx))
+        half = onnx.load(graphs.root / "part-0" / Form.HALF.of(train_onnx))
         operators = {node.op_type for node in half.graph.node}
         assert {"CrossEntropyShare", "CrossEntropyGrad"} <= operators
         assert not operators & {"SharedCrossEntropy", "ReduceMax", "GatherElements", "ScatterElements"}

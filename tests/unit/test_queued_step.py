@@ -19,7 +19,8 @@ from trainers import opened, trainer_on, write_update
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.graph.types import LOSS_SUM, GraphSet, with_kernels_of
+from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.graph.types import LOSS_SUM, GraphSet
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import StepOutcome
@@ -252,7 +253,7 @@ def test_dropout_of_ortflow_is_captured_and_draws_from_each_seed(
     graphs, steps = built(model), steps_of([[8] * accumulation] * 8)
     drawn = [[next(seeds) for _ in batches] for batches in steps]
     changes: dict[str, Any] = {"train__gradient_accumulation": accumulation}
-    ours = onnx.load(with_kernels_of(graphs.train))
+    ours = onnx.load(Form.KERNELS.of(graphs.train))
     assert "Dropout" in {node.op_type for node in ours.graph.node if node.domain == "ortflow"}
 
     def on_cpu() -> GraphTrainer:
@@ -260,7 +261,7 @@ def test_dropout_of_ortflow_is_captured_and_draws_from_each_seed(
         write_update(graphs, spec)
         # Only the training graph has ortflow's kernels, so that everything else has the same bits.
         for graph in (graphs.optimizer, graphs.gradient):
-            with_kernels_of(graph).unlink()
+            Form.KERNELS.of(graph).unlink()
         return opened(graphs, spec, SoloCommunicator())
 
     def outcomes(trainer: GraphTrainer, given: list[list[int]]) -> list[float]:

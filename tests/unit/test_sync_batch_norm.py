@@ -16,8 +16,9 @@ from real_ranks import all_good
 from ortflow.workflow.assembly import build
 from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
-from ortflow.workflow.graph.types import GraphSet, synced_of, with_kernels_of
+from ortflow.workflow.graph.types import GraphSet, synced_of
 
 Array = npt.NDArray[np.generic]
 COUNTS = (3, 5)
@@ -98,7 +99,7 @@ def test_unequal_ranks_compute_what_one_does(kernels: bool, tmp_path: Path, monk
     feeds = {**tensors_of(graphs), **samples()}
     whole = run_graph(graphs.train, feeds)
     np.savez(tmp_path / "feeds.npz", **feeds)
-    path = with_kernels_of(synced_of(graphs.train)) if kernels else synced_of(graphs.train)
+    path = Form.KERNELS.of(synced_of(graphs.train)) if kernels else synced_of(graphs.train)
     here = Path(__file__).parent
     all_good(2, PROGRAM, str(path), str(tmp_path), str(here), str(here.parent / "support"))
     ranks = [dict(np.load(tmp_path / f"rank-{rank}.npz")) for rank in range(2)]

@@ -28,7 +28,7 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import OPERATOR, ROWS, TOKEN, Bucket, buckets_of, with_buckets
 from ortflow.workflow.fusion.table_rows import TableRows, with_rows
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
-from ortflow.workflow.graph.types import half_of
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.trainer.overlap import Overlap
 from ortflow.workflow.trainer.table_exchange import TableExchange, gathered_size
@@ -317,7 +317,7 @@ def test_the_size_of_the_buffers_is_what_is_allocated(kind: int) -> None:
 
 def test_tables_are_found_in_what_is_built(tmp_path: Path) -> None:
     graphs = tables_in(tmp_path)
-    form, elements = onnx.load(half_of(graphs.train)), graphs.elements(8)
+    form, elements = onnx.load(Form.HALF.of(graphs.train)), graphs.elements(8)
     _, rows = with_rows(form, graphs.index, elements, 2, least=1)
     entries = 8 * LENGTH
     assert rows == [TableRows("shared", entries, BF16, adds=True), TableRows("other", entries, BF16, adds=False)]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.data.inputs import BatchInput
-from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.rundir import write_atomically
 
@@ -37,10 +36,6 @@ SYNCED = Path("synced.onnx")
 def synced_of(graph: Path) -> Path:
     """Path of SYNCED beside the training graph."""
     return graph.with_name(SYNCED.name)
-
-
-with_kernels_of, on_cuda_of, fused_of = Form.KERNELS.of, Form.CUDA.of, Form.FUSED.of
-placed_of, half_of = Form.PLACED.of, Form.HALF.of
 
 
 @dataclass(frozen=True)

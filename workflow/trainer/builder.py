@@ -18,8 +18,9 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.device import Device
 from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.head import check_export
-from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of, placed_of, with_kernels_of
+from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.graph_hashes import damage, hashes_of
 from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.parallel.division import folder_of
@@ -131,12 +132,12 @@ class GraphBuilder(TrainerBuilder):
         if not graphs.user_optimizer_graph:
             rule, cuts = spec.train.optimizer, segments_of(spec.train, graphs.index)
             plain, own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
-            for path, each in ((graphs.optimizer, plain), (with_kernels_of(graphs.optimizer), own)):
+            for path, each in ((graphs.optimizer, plain), (Form.KERNELS.of(graphs.optimizer), own)):
                 write_atomically(path, compose(each).SerializeToString())
         if spec.on_gpus:
             write_forms(graphs, spec.train.precision)
         scaling = gradient_graph()
-        for path, each in ((graphs.gradient, scaling), (with_kernels_of(graphs.gradient), with_kernels(scaling))):
+        for path, each in ((graphs.gradient, scaling), (Form.KERNELS.of(graphs.gradient), with_kernels(scaling))):
             write_atomically(path, each.SerializeToString())
         return graphs
 
@@ -267,19 +268,19 @@ def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:
     from ortflow.workflow.optim.gradient import queued_gradient_graph
     from ortflow.workflow.optim.guard import guarded
 
-    placed = onnx.load(placed_of(graphs.train)) if placed_of(graphs.train).exists() else None
+    placed = onnx.load(Form.PLACED.of(graphs.train)) if Form.PLACED.of(graphs.train).exists() else None
     for form, train in gpu_forms(onnx.load(graphs.train), placed).items():
         write_atomically(form.of(graphs.train), train.SerializeToString())
-    write_atomically(on_cuda_of(graphs.gradient), queued_gradient_graph().SerializeToString())
-    write_atomically(on_cuda_of(graphs.optimizer), guarded(onnx.load(graphs.optimizer)).SerializeToString())
+    write_atomically(Form.CUDA.of(graphs.gradient), queued_gradient_graph().SerializeToString())
+    write_atomically(Form.CUDA.of(graphs.optimizer), guarded(onnx.load(graphs.optimizer)).SerializeToString())
     update = guarded(onnx.load(graphs.optimizer), multiplied=True)
     if precision in HALVES:
         update = writing_rounded(update, HALVES[precision])
     update, taken = fuse(update)
     if taken:
         scaling = scalars_in_one(queued_gradient_graph(fused=True))
-        write_atomically(fused_of(graphs.optimizer), scalars_in_one(update)[0].SerializeToString())
-        write_atomically(fused_of(graphs.gradient), scaling[0].SerializeToString())
+        write_atomically(Form.FUSED.of(graphs.optimizer), scalars_in_one(update)[0].SerializeToString())
+        write_atomically(Form.FUSED.of(graphs.gradient), scaling[0].SerializeToString())
 
 
 def about_model(error: UserError, spec: TrainerRunSpec) -> UserError:

@@ -8,7 +8,8 @@ from pathlib import Path
 import xxhash
 
 from ortflow.workflow.environment import ASKED
-from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.library import levels, library_for, source_key
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.runtimes import installed_runtime
@@ -18,10 +19,10 @@ from ortflow.workflow.sessions.session import Sessions
 def environment_of(graphs: GraphSet, kernels: str, sessions: Sessions) -> dict[str, str]:
     """The record of this rank; `kernels` is the run file's setting."""
     library = library_for(kernels)
-    ours = library.path if library is not None and with_kernels_of(graphs.train).exists() else None
+    ours = library.path if library is not None and Form.KERNELS.of(graphs.train).exists() else None
     trained = [
         graphs.train,
-        with_kernels_of(graphs.train),
+        Form.KERNELS.of(graphs.train),
         *([graphs.optimizer] if graphs.user_optimizer_graph else []),
     ]
     return {

@@ -39,8 +39,9 @@ from worker import Reference, export, in_double_precision
 from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.fusion import halved
 from ortflow.workflow.fusion.half import HALVES, MOVERS
+from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.element_types import element_types
-from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM, LOSS_WEIGHT, GraphSet, half_of
+from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM, LOSS_WEIGHT, GraphSet
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 Gradients = Mapping[str, np.ndarray]
@@ -122,7 +123,7 @@ def distance(found: Gradients, exact: Gradients) -> float:
 def distances(case: Case, precision: str, folder: Path) -> tuple[float, float]:
     """Root mean squares over the batches: ours and autocast's."""
     graphs = graphs_of(case, precision, folder)
-    model = composed(compose_attention(rounded(onnx.load(half_of(graphs.train)), HALVES[precision])))
+    model = composed(compose_attention(rounded(onnx.load(Form.HALF.of(graphs.train)), HALVES[precision])))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -14,7 +14,8 @@ from collections.abc import Collection
 import numpy as np
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, with_kernels_of
+from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
@@ -40,8 +41,8 @@ AT_A_TIME = 16
 def key_of(graphs: GraphSet, kernels: str) -> str:
     """A hash of everything that determines the gradient: graphs, kernels, runtime and the check itself."""
     key = hashlib.sha256(f"{VERSION} {onnxruntime.__version__} {kernels}".encode() + graphs.train.read_bytes())
-    for form in (with_kernels_of, on_cuda_of, fused_of, half_of):
-        path = form(graphs.train)
+    for form in (Form.KERNELS, Form.CUDA, Form.FUSED, Form.HALF):
+        path = form.of(graphs.train)
         key.update(path.read_bytes() if path.exists() else b"")
     return key.hexdigest()
 
