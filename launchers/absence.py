@@ -1,4 +1,4 @@
-"""A run that was preempted, or has ended otherwise to be restarted, and is not back: since when, and who is told.
+"""A run that was preempted, or has ended and is to be restarted, and is not back. Sends its notices.
 
 Nothing of a run may be alive while it waits in a queue. Three processes therefore look: the supervisor, if it lives;
 where the scheduler can start one later, a job of seconds that the last supervisor has submitted (`python -m
@@ -41,6 +41,8 @@ class Absence:
     """Unix time."""
     step: int
     cause: str
+    lost: bool
+    """The next supervisor has recorded the end, possibly hours later."""
 
     def ended_by(self, record: Mapping[str, Any]) -> bool:
         """Whether an event of rank 0 shows that the run is back."""
@@ -52,21 +54,24 @@ def absence(records: Records) -> Absence | None:
     end = next((record for record in reversed(records) if record.get("event") in ("end", "stop")), None)
     if end is None or end["event"] == "stop" or end.get("next") != "restart" or "time" not in end:
         return None
-    return Absence(int(end["attempt"]), float(end["time"]), int(end.get("step") or 0), str(end.get("cause") or ""))
+    return Absence(
+        int(end["attempt"]),
+        float(end["time"]),
+        int(end.get("step") or 0),
+        str(end.get("cause") or ""),
+        lost=end.get("outcome") == Outcome.LOST.value,
+    )
 
 
 def current(run: RunDir) -> Absence | None:
     """The absence of a run that is not back yet; None if there is none."""
-    records = run.read_attempts()
-    gone = absence(records)
+    gone = absence(run.read_attempts())
     if gone is None:
         return None
     events = last_records(run.events(0))
     if any(gone.ended_by(event) for event in events):
         return None
-    end = next(record for record in reversed(records) if record.get("event") == "end")
-    if end.get("outcome") == Outcome.LOST.value and events and "time" in events[-1]:
-        # Its end was recorded by the next supervisor, possibly hours later.
+    if gone.lost and events and "time" in events[-1]:
         gone = replace(gone, since=min(gone.since, float(events[-1]["time"])))
     return gone
 

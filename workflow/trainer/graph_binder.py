@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,3 +70,17 @@ def feed(binding: Binding, batch: MicroBatch, seed: int) -> None:
         binding.feed(VALID, np.array([batch.count], np.int64))
     if SEED in binding.inputs:
         binding.feed(SEED, np.array([seed], np.int64))
+
+
+def feed_training(binding: Binding, batch: MicroBatch, seed: int) -> None:
+    """The same of a training graph. The random numbers of a pass are repeated by a resumed run."""
+    feed(binding, batch, seed)
+    # Dropout's masks come from ONNX Runtime's global generator.
+    onnxruntime.set_seed(seed)
+
+
+def feed_ahead(binding: Binding, batches: Sequence[MicroBatch]) -> None:
+    """Begin to copy the first micro-batch of a step. Further ones are copied while the first one is computed."""
+    first = next((batch for batch in batches if batch.count), None)
+    for name, array in first.arrays.items() if first is not None else ():
+        binding.prefetch(name, array)

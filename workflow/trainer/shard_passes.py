@@ -31,7 +31,7 @@ from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.context import StepContext
 from ortflow.workflow.trainer.exchange import Exchange
-from ortflow.workflow.trainer.graph_binder import GraphBinder, feed
+from ortflow.workflow.trainer.graph_binder import GraphBinder, feed_ahead, feed_training
 from ortflow.workflow.trainer.metric_sums import MetricSums, metric_shapes
 from ortflow.workflow.trainer.sharded_parameters import ShardedParameters
 from ortflow.workflow.trainer.whole_passes import Scores, evaluated_by
@@ -158,9 +158,7 @@ class ShardPasses:
         for number, (batch, seed) in enumerate(zip(batches, seeds, strict=True)):
             passes = self._further_run if number else self._first_run
             if batch.count:
-                feed(self.first, batch, seed)
-                # Dropout's masks come from ONNX Runtime's global generator: a resumed run repeats them.
-                onnxruntime.set_seed(seed)
+                feed_training(self.first, batch, seed)
                 passes.run(self.first.fed)
                 self.exchange.watch()
             else:
@@ -180,10 +178,8 @@ class ShardPasses:
         """See `Passes`."""
 
     def prefetch(self, batches: Sequence[MicroBatch]) -> None:
-        """See `Passes`. Further micro-batches are copied while the first one is computed."""
-        first = next((batch for batch in batches if batch.count), None)
-        for name, array in first.arrays.items() if first is not None else ():
-            self.first.prefetch(name, array)
+        """See `Passes`."""
+        feed_ahead(self.first, batches)
 
     def evaluate(self, batch: MicroBatch, seed: int, scores: Scores) -> npt.NDArray[np.float32]:
         """See `Passes`."""

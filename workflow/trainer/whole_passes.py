@@ -16,7 +16,7 @@ from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.buffers import UpdateMemory
 from ortflow.workflow.trainer.context import StepContext
-from ortflow.workflow.trainer.graph_binder import GraphBinder, feed
+from ortflow.workflow.trainer.graph_binder import GraphBinder, feed, feed_ahead, feed_training
 from ortflow.workflow.trainer.metric_sums import GATHERED, MetricSums, metric_shapes
 from ortflow.workflow.trainer.parameters import Parameters
 from ortflow.workflow.trainer.work import TrainGraph, Work
@@ -141,9 +141,7 @@ class WholePasses:
 
     def _run_one(self, batch: MicroBatch, seed: int, *, fresh: bool) -> None:
         binding, passes = (self.first, self._first_run) if fresh else (self._further, self._further_run)
-        feed(binding, batch, seed)
-        # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
-        onnxruntime.set_seed(seed)
+        feed_training(binding, batch, seed)
         self.refresh()
         passes.run(binding.fed)
         if self._parts is not None:
@@ -167,10 +165,8 @@ class WholePasses:
             self.graph.rounded.updated()
 
     def prefetch(self, batches: Sequence[MicroBatch]) -> None:
-        """See the protocol. Further micro-batches are copied while the first one is computed."""
-        first = next((batch for batch in batches if batch.count), None)
-        for name, array in first.arrays.items() if first is not None else ():
-            self.first.prefetch(name, array)
+        """See the protocol."""
+        feed_ahead(self.first, batches)
 
     def evaluate(self, batch: MicroBatch, seed: int, scores: Scores) -> npt.NDArray[np.float32]:
         """See the protocol."""
