@@ -7,22 +7,19 @@ from typing import Any
 import pytest
 from cluster import Cluster, Run, slow
 from project import evaluations
-from searches import killed_in_between, rows
+from searches import SEARCH, check_continued, killed_in_between
 from testbed import wait_until
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
 
-SEARCH: dict[str, Any] = {
-    "train__steps": 8,
-    "train__evaluation": {"every_steps": 4},
+SHAPE: dict[str, Any] = {
     "resources": {"cpus_per_rank": 1, "memory": "800Mi"},
     "backends__slurm__mpi": "pmi2",
-    "tune": {"space": {"train.optimizer.lr": [0.005, 0.0005, 0.002]}, "sampler": "grid"},
 }
 
 
 def test_a_search_is_killed_and_continued(cluster_of: Cluster) -> None:
-    cluster_of.write("search", **SEARCH, **slow(1.0))
+    cluster_of.write("search", **SEARCH, **SHAPE, **slow(1.0))
     search = ("tune", "search.yaml", "--backend", "slurm", "--at-once", "2")
     runs = [Run(cluster_of, f"search-{number}") for number in range(3)]
     folder, environment = cluster_of.project.folder, cluster_of.testbed.environment
@@ -32,15 +29,8 @@ def test_a_search_is_killed_and_continued(cluster_of: Cluster) -> None:
     wait_until(lambda: runs[0].status()["state"] == "finished", 90, runs[0].transcript)
     done = cluster_of.ortflow(*search, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "search-0 is finished, and is followed" in done.stdout
-    assert "search-2 starts: train.optimizer.lr=0.002" in done.stdout
     losses = [evaluations(run.run_dir)[-1][1] for run in runs]
-    assert rows(done.stdout) == [
-        [f"search-{number}", rate, "3", "finished", "8", f"{loss:.6g}"]
-        for number, rate, loss in zip(range(3), ("0.005", "0.0005", "0.002"), losses, strict=True)
-    ]
+    check_continued(done.stdout, losses, "slurm")
     assert [len(run.records("submit")) for run in runs] == [1, 1, 1], "no trial is repeated"
-    assert f"best: search-{losses.index(min(losses))}, loss" in done.stdout
-    assert "; ortflow submit --backend slurm " in done.stdout
     checked = cluster_of.ortflow("validate", "runs/search.sweep/best.yaml")
     assert checked.returncode == 0, checked.stderr

@@ -1,4 +1,4 @@
-"""A search of `ortflow tune` on a cluster that is killed in between, and its table."""
+"""A search of `ortflow tune` on a cluster that is killed in between and continued, and its table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+RATES = (0.005, 0.0005, 0.002)
+SEARCH: dict[str, Any] = {
+    "train__steps": 8,
+    "train__evaluation": {"every_steps": 4},
+    "tune": {"space": {"train.optimizer.lr": [*RATES]}, "sampler": "grid"},
+}
+"""Of a run file: three trials, search-0 to search-2, of 8 steps."""
 PATIENCE = 180.0
 """Seconds until the search has come so far."""
 
@@ -35,3 +43,15 @@ def rows(output: str) -> list[list[str]]:
     below = output[output.index("NAME") :].splitlines()[1:]
     lines = [[word for word in line.split() if word != "*"] for line in below]
     return [words for words in lines if len(words) == 6 and "-" in words[0]]
+
+
+def check_continued(output: str, losses: Sequence[float], backend: str) -> None:
+    """What a continued search prints whose first trial ended while no search followed it; `losses` are the trials'."""
+    assert "search-0 is finished, and is followed" in output
+    assert "search-2 starts: train.optimizer.lr=0.002" in output
+    assert rows(output) == [
+        [f"search-{number}", f"{rate}", "3", "finished", "8", f"{loss:.6g}"]
+        for number, (rate, loss) in enumerate(zip(RATES, losses, strict=True))
+    ]
+    assert f"best: search-{losses.index(min(losses))}, loss" in output
+    assert f"; ortflow submit --backend {backend} " in output
