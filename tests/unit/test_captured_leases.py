@@ -43,3 +43,13 @@ def test_values_of_another_call_are_not_read() -> None:
     lease.overwrite()
     with pytest.raises(RuntimeError, match="retain_graph=True"):
         lease.check()
+
+
+def test_a_launch_ends_the_use_of_values_in_the_arena() -> None:
+    """Also of a call that was queued node by node, whose backward pass has run once (retain_graph=True)."""
+    lease = leases.Lease()
+    leases.note_queued(lease)
+    lease.pending = False
+    leases.overwrite_arena()
+    with pytest.raises(RuntimeError, match="retain_graph=True"):
+        lease.check()
