@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,8 +60,20 @@ class Failure:
             return "no cluster and no whole run is in it"
         if TRACEBACK in self.text:
             return "a traceback of the product"
-        statements = "\n".join(line for line in self.text.splitlines() if line.startswith((">", "E ")))
+        statements = "\n".join(self._statements())
         return next((kind for kind, words in FINAL.items() if re.search(words, statements, re.IGNORECASE)), None)
+
+    def _statements(self) -> Iterator[str]:
+        """Lines of the source that failed, and what pytest says of them.
+
+        The further lines of an assertion's message are not among them: they are what the test prints of a run, and
+        each transcript of a run has the word loss.
+        """
+        lines = self.text.splitlines()
+        for line, previous in zip(lines, ["", *lines], strict=False):
+            explains = re.match(r"E +(assert |[-+] |where )", line)
+            if line.startswith(">") or explains or (line.startswith("E ") and not previous.startswith("E ")):
+                yield line
 
 
 def failures(report: Path) -> list[Failure]:

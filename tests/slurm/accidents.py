@@ -314,6 +314,9 @@ class Accidents:
             how = self.look()
             if "out of disk on" in (how["waits"] or "") or how["state"] == "finished":
                 return True
+            if self._testbed.job(self._run.job)["JobState"] != "RUNNING":
+                # An accident before this one, such as a preemption at the end of its grace, has ended the attempt.
+                return True
         raise AssertionError(f"the disk is full, and nothing says so\n{how}\n{self._run.transcript()}")
 
     def _freed(self, ballast: Path) -> None:

@@ -23,8 +23,7 @@ def test_a_search_is_killed_and_continued(cluster_of: Cluster) -> None:
     search = ("tune", "search.yaml", "--backend", "slurm", "--at-once", "2")
     runs = [Run(cluster_of, f"search-{number}") for number in range(3)]
     folder, environment = cluster_of.project.folder, cluster_of.testbed.environment
-    killed_in_between(search, folder, environment, lambda: min(runs[0].steps(), runs[1].steps()) >= 1)
-    assert not runs[2].run_dir.exists(), "two at a time"
+    killed_in_between(search, folder, environment, runs[0].steps)
     # One trial ends while no search follows it.
     wait_until(lambda: runs[0].status()["state"] == "finished", 90, runs[0].transcript)
     done = cluster_of.ortflow(*search, timeout=150)

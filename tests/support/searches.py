@@ -22,20 +22,30 @@ PATIENCE = 180.0
 
 
 def killed_in_between(
-    arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str], reached: Callable[[], bool]
+    arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str], newest_step: Callable[[], int]
 ) -> None:
-    """Start `ortflow ARGUMENTS` in a folder, and kill it when `reached` says so."""
-    command = [sys.executable, "-m", "ortflow", *arguments]
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, cwd=folder, env=dict(environment), text=True, **streams) as search:
+    """Start `ortflow ARGUMENTS` in a folder, and kill it when two trials are submitted and the first one trains.
+
+    The second one may wait for cores until the first has ended; by then the search would have submitted a third.
+    """
+    command = [sys.executable, "-u", "-m", "ortflow", *arguments]
+    log = folder / "killed-search.log"
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            command, cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        ) as search,
+    ):
         end = time.monotonic() + PATIENCE
-        while not reached() and search.poll() is None and time.monotonic() < end:
+        while not (under_way := "search-1 starts" in log.read_text() and newest_step() >= 1):
+            if search.poll() is not None or time.monotonic() > end:
+                break
             time.sleep(0.2)
-        running, there = search.poll() is None, reached()
+        running = search.poll() is None
         search.send_signal(signal.SIGKILL)
-        output, _ = search.communicate()
-    assert running, f"the search has ended\n{output}"
-    assert there, f"the trials have not come so far\n{output}"
+    assert running, f"the search has ended\n{log.read_text()}"
+    assert under_way, f"the trials have not come so far\n{log.read_text()}"
+    assert "search-2" not in log.read_text(), "two at a time"
 
 
 def rows(output: str) -> list[list[str]]:

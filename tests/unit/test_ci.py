@@ -242,6 +242,20 @@ def test_whole_runs_against_pytorch_may_be_unlucky(file: str, reason: str | None
     assert (failure.reason_not_to_repeat is None) == (reason is None)
 
 
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        ("E  AssertionError: nothing is said\nE    step 3 loss 5.3\nE  assert None", None),
+        ("E  AssertionError: nothing is said\nE    step 3\nE  assert losses == [5.3]", "a wrong number"),
+        ("E  AssertionError: another loss\nE    step 3\nE  assert None", "a wrong number"),
+        (">  assert same(gradients)\nE  AssertionError", "a wrong number"),
+    ],
+)
+def test_what_a_failed_test_prints_of_a_run_is_no_reason(shown: str, reason: str | None) -> None:
+    failure = load("once_more").Failure("slurm", "tests/slurm/test_it.py::test_it", f"def test_it():\n{shown}\n")
+    assert failure.reason_not_to_repeat == reason
+
+
 def page_with(rows: int, test: str = "tests/unit/test_ci.py::test_a_file_is_a_module[x]") -> str:
     head = "".join(line for line in (ROOT / "tests/unstable.md").read_text().splitlines(True) if "`tests/" not in line)
     return head + "".join(f"| `{test}` | 2026-11-28 | none known |\n" for _ in range(rows))
