@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,11 +34,13 @@ RETURNS = ("step", "program_start")
 
 @dataclass(frozen=True)
 class Absence:
-    """The end of an attempt that another one is to follow."""
+    """The end of an attempt that another one is to follow, and after which no attempt has made a step."""
 
     attempt: int
     since: float
     """Unix time."""
+    ended: float
+    """Unix time of the newest end: that of a later attempt, if one has ended before a step."""
     step: int
     cause: str
     lost: bool
@@ -49,14 +51,27 @@ class Absence:
         return record.get("event") in RETURNS and int(record.get("attempt", -1)) > self.attempt
 
 
-def absence(records: Records) -> Absence | None:
-    """The absence that began with the newest end; None if the run is not to be restarted. Pure."""
-    end = next((record for record in reversed(records) if record.get("event") in ("end", "stop")), None)
-    if end is None or end["event"] == "stop" or end.get("next") != "restart" or "time" not in end:
+def absence(records: Records, returned: Collection[int] = ()) -> Absence | None:
+    """The absence of a run since the last attempt that was back; None if the run is not to be restarted. Pure.
+
+    `returned`: the attempts in which the run was back.
+    """
+    ends: list[dict[str, Any]] = []
+    for record in reversed(records):
+        if record.get("event") not in ("end", "stop"):
+            continue
+        if record["event"] == "stop" or record.get("next") != "restart" or "time" not in record:
+            break
+        ends.append(record)
+        if record["attempt"] in returned:
+            break
+    if not ends:
         return None
+    end = ends[-1]
     return Absence(
         int(end["attempt"]),
         float(end["time"]),
+        float(ends[0]["time"]),
         int(end.get("step") or 0),
         str(end.get("cause") or ""),
         lost=end.get("outcome") == Outcome.LOST.value,
@@ -65,15 +80,20 @@ def absence(records: Records) -> Absence | None:
 
 def current(run: RunDir) -> Absence | None:
     """The absence of a run that is not back yet; None if there is none."""
-    gone = absence(run.read_attempts())
-    if gone is None:
-        return None
     events = last_records(run.events(0))
-    if any(gone.ended_by(event) for event in events):
+    gone = absence(run.read_attempts(), attempts_back(events))
+    if gone is None or any(gone.ended_by(event) for event in events):
         return None
-    if gone.lost and events and "time" in events[-1]:
-        gone = replace(gone, since=min(gone.since, float(events[-1]["time"])))
-    return gone
+    times = [float(event["time"]) for event in events if event.get("attempt") == gone.attempt and "time" in event]
+    return replace(gone, since=min(gone.since, max(times))) if gone.lost and times else gone
+
+
+def attempts_back(events: Records) -> set[int]:
+    """The attempts in which the run was back, by the newest events of rank 0. Pure."""
+    back = {int(event.get("attempt", -1)) for event in events if event.get("event") in RETURNS}
+    # A rewind has removed steps that are to be repeated, and names their attempts.
+    rewinds = [event for event in events if event.get("event") == "rewind"]
+    return back | {int(span[0]) for event in rewinds for span in event.get("spans") or ()}
 
 
 class AbsenceNotices:

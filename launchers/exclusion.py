@@ -16,6 +16,8 @@ from ortflow.launchers.records import Outcome, Records
 from ortflow.launchers.tail import newest
 from ortflow.workflow.rundir import RunDir
 
+RETAIN = "retain"
+"""The event of a record with excluded nodes that stay in use."""
 BLAMES = 2
 """Ends of attempts after which the node that they are blamed on is excluded."""
 _CRASH = re.compile(r"\brank \d+ was killed by SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE)(?! \(out of memory\))")
@@ -28,6 +30,22 @@ def excluded(records: Records) -> dict[str, str]:
         for record in _of_this_budget(records)
         for node, reason in (record.get("excludes") or {}).items()
     }
+
+
+def retained(records: Records) -> dict[str, str]:
+    """Excluded nodes that stay in use because the scheduler refuses to replace them, each with its reason."""
+    return {
+        str(node): str(record.get("why"))
+        for record in _of_this_budget(records)
+        if record.get("event") == RETAIN
+        for node in record.get("nodes") or ()
+    }
+
+
+def exclusion_reasons(records: Records) -> dict[str, str]:
+    """The excluded nodes, each with its reason and, if it stays in use, the reason of that."""
+    stays = {node: f"; it stays in use: {why}" for node, why in retained(records).items()}
+    return {node: reason + stays.get(node, "") for node, reason in excluded(records).items()}
 
 
 def is_among(node: str, names: Iterable[str]) -> bool:

@@ -1,9 +1,9 @@
 """Pure functions over the records of attempts.jsonl.
 
-Written by the run's supervisor. Five kinds of record: `submit` (a launcher accepted the run; `new_budget` if
-earlier failures no longer count), `start` and `end` of an attempt, `stop` (stopped without a running attempt), and
-`changed` (keys of the run file that change from the next attempt on). An `end` has the outcome, its cause, and
-the `next` action: restart or stop.
+Written by the run's supervisor. Six kinds of record: `submit` (a launcher accepted the run; `new_budget` if
+earlier failures no longer count), `start` and `end` of an attempt, `stop` (stopped without a running attempt),
+`changed` (keys of the run file that change from the next attempt on), and `retain` (`exclusion`). An `end` has the
+outcome, its cause, and the `next` action: restart or stop.
 """
 
 from __future__ import annotations

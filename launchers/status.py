@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ortflow.launchers.best import Best, best_of, main_metric
-from ortflow.launchers.exclusion import excluded
+from ortflow.launchers.exclusion import exclusion_reasons
 from ortflow.launchers.lines import counted
 from ortflow.launchers.locks import holder_of
 from ortflow.launchers.plain import total_steps
@@ -146,7 +146,7 @@ def read_status(
         waits=_lack(run) if found.active else None,
         ranks=elastic_ranks(records) if found.active else None,
         preflight=_preflight(reported),
-        excluded_nodes=excluded(records),
+        excluded_nodes=exclusion_reasons(records),
     )
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ortflow.launchers import processes
+from ortflow.launchers.absence import current
 from ortflow.launchers.batch.current_job import Answer, CurrentJob, Fate, message_of, requeue
 from ortflow.launchers.batch.elastic import AllocatedNodes
 from ortflow.launchers.batch.job_validity import is_on_record, submission_of
@@ -273,7 +274,11 @@ class RunSupervisor:
         command = shlex.join([sys.executable, "-m", "ortflow.launchers.absence", str(self._run.root)])
         path = os.environ.get("PYTHONPATH")
         exports = [f"export PYTHONPATH={shlex.quote(path)}"] if path else []
-        for seconds in sorted({sink.not_back_seconds for sink in sinks}):
+        gone = current(self._run) if sinks else None
+        # An earlier attempt may have begun the absence.
+        passed = gone.ended - gone.since if gone is not None else 0.0
+        for limit in sorted({sink.not_back_seconds for sink in sinks}):
+            seconds = max(1.0, limit - passed)
             try:
                 write_atomically(script, "\n".join(["#!/bin/sh", *exports, LEAVE, f"exec {command}", ""]).encode())
                 self._job.remind(script, seconds, f"{self._spec.name}-not-back", self._run.root / "logs/not-back.log")

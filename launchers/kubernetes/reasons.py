@@ -45,13 +45,18 @@ _TAKEN = {
 }
 
 
-def fault_of(pod: Object, events: Sequence[Object]) -> str | None:
-    """Why a pod that is not being deleted does not work; None if it works or has ended."""
+def fault_of(pod: Object, events: Sequence[Object], excluded: Sequence[str] = ()) -> str | None:
+    """Why a pod that is not being deleted does not work; None if it works or has ended.
+
+    `excluded`: the nodes that it may not be on.
+    """
     scheduled = objects.condition(pod, "PodScheduled")
     if objects.phase(pod) == "Pending" and scheduled is not None and scheduled.get("status") == "False":
         if scheduled.get("reason") == "SchedulingGated":
             return "is held back by a scheduling gate, as of a queue"
         message = str(scheduled.get("message") or "the scheduler gives no reason")
+        if excluded and scheduled.get("reason") == "Unschedulable":
+            return _no_other_node(excluded, message)
         return f"cannot be scheduled: {scheduler_reason(message, _resources(pod))}"
     if objects.phase(pod) == "Pending" and scheduled is None:
         scheduler = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
@@ -76,14 +81,26 @@ def _resources(pod: Object) -> str:
     return "resources" if objects.holds_ranks(pod) else "backends.kubernetes.launcher_resources"
 
 
+def _no_other_node(excluded: Sequence[str], message: str) -> str:
+    # The scheduler counts the excluded nodes as those that "didn't match Pod's node affinity/selector".
+    return (
+        f"has no node: no other node has room, and {', '.join(excluded)} {'is' if len(excluded) == 1 else 'are'} "
+        f"excluded ({_plain_reason(message)}); add a node, or cancel the run and resume it to admit all nodes again"
+    )
+
+
 def scheduler_reason(message: str, resources: str = "resources") -> str:
     """The scheduler's own message without its part on preemption, and a fix.
 
     `resources` is the section with the pod's resources.
     """
-    text = _BESIDE.split(" ".join(message.split()))[0]
+    text = _plain_reason(message)
     hint = next((fix for pattern, fix in _HINTS if re.search(pattern, text)), None)
     return f"{text}; {hint.replace('{resources}', resources)}" if hint else text
+
+
+def _plain_reason(message: str) -> str:
+    return _BESIDE.split(" ".join(message.split()))[0]
 
 
 def _waiting(pod: Object, container: Object, own_events: Sequence[Object]) -> str:

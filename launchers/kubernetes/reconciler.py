@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortflow.launchers.budget import decide
-from ortflow.launchers.exclusion import excluded
+from ortflow.launchers.exclusion import excluded, retained
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
 from ortflow.launchers.kubernetes.avoidance import avoided
@@ -107,7 +107,7 @@ Action = DeletePod | EndPod | AvoidNodes | EndRetries | Resubmit | Done
 
 
 def reconcile(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> list[Action]:
-    """The actions to take now; none if the operator is working on it."""
+    """The actions to take now, in their order; none if the operator is working on it."""
     if view.mpijob is None:
         return [Done(view.gone or "the MPIJob was deleted")]
     lost: list[Action] = [_lost(pod) for pod in view.pods if _is_lost(pod, view.now)]
@@ -122,13 +122,21 @@ def reconcile(view: View, records: Sequence[dict[str, Any]], restart: Restart) -
         return [Done(f"the operator rejects the MPIJob: {reason}")]
     if (reason := given_up(view, records)) is not None:
         return [*lost, *_end_retries(view, reason)]
+    return [*lost, *_avoid_nodes(view.mpijob, records), *_replace_workers(view, records)]
+
+
+def _avoid_nodes(mpijob: Object, records: Sequence[dict[str, Any]]) -> list[AvoidNodes]:
+    out, before = set(excluded(records)) - set(retained(records)), avoided(mpijob)
+    return [] if out <= before else [AvoidNodes(tuple(sorted(out | before)))]
+
+
+def _replace_workers(view: View, records: Sequence[dict[str, Any]]) -> list[DeletePod]:
+    """Dead workers, and those on nodes that the template excludes already: the operator creates others elsewhere."""
+    assert view.mpijob is not None
     workers = objects.of_role(view.pods, "worker")
-    out = set(excluded(records))
-    if not out <= avoided(view.mpijob):
-        # What the operator creates after this has the new template: pods are deleted with the next snapshot.
-        return [*lost, AvoidNodes(tuple(sorted(out)))]
-    excluded_workers = [pod for pod in workers if objects.node(pod) in out and _stays(pod)]
-    return [*lost, *(_dead(pod) for pod in workers if _is_dead(pod)), *map(_on_excluded, excluded_workers)]
+    out = set(excluded(records)) & avoided(view.mpijob)
+    dead = [_dead(pod) for pod in workers if _is_dead(pod)]
+    return [*dead, *(_on_excluded(pod) for pod in workers if objects.node(pod) in out and _stays(pod))]
 
 
 def _is_lost(pod: Object, now: float) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ortflow.launchers.base import Submission
 from ortflow.launchers.elastic import ElasticNodes
-from ortflow.launchers.exclusion import excluded
+from ortflow.launchers.exclusion import excluded, retained
 from ortflow.launchers.interpreter import check, examine
 from ortflow.launchers.kubernetes.account import ensure_account
 from ortflow.launchers.kubernetes.attempt import PodAttempt
@@ -198,7 +198,12 @@ class RunSupervisor:
     def _replaces_nodes(self, nodes: Collection[str]) -> bool:
         """Whether the reconciler gives the run workers on other nodes; the launcher's own pod stays where it is."""
         backend = self._spec.backends.kubernetes
+        if self._retained().keys() & set(nodes):
+            return False
         return backend.supervisor and not (backend.launcher_as_worker and self._pod.node in nodes)
+
+    def _retained(self) -> dict[str, str]:
+        return retained(self._run.read_attempts())
 
     def _begun(self) -> bool:
         return begun(self._run.read_attempts(), self._pod.submission)
@@ -240,8 +245,8 @@ class RunSupervisor:
         self._log_stream.message(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
         out = excluded(self._run.read_attempts())
         out = out if self._replaces_nodes(out) else {}
-        unready_workers = UnreadyWorkers(self._pod, self._log_stream.message, self._clock, out)
         say = self._log_stream.message
+        unready_workers = UnreadyWorkers(self._pod, say, self._clock, out, self._retained)
         return wait_for(hosts, self._pod.ssh_port, WAIT, self._check_for_stop, say, unready_workers, self._clock)
 
     def _start(self, number: int, mpi: Mpi) -> PodAttempt:

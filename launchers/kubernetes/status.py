@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes import avoidance, objects
 from ortflow.launchers.kubernetes.api import Object
 from ortflow.launchers.kubernetes.reasons import end_reason, fault_of, reported_end
 from ortflow.launchers.kubernetes.snapshot import View
@@ -222,8 +222,9 @@ def _missing(workers: Sequence[Object], worker_count: int, view: View) -> str | 
     """Why workers are missing; None if the container of each one runs."""
     going = [pod for pod in workers if objects.deleted_at(pod) is not None]
     ended = [pod for pod in workers if objects.has_ended(pod) and pod not in going]
+    out = sorted(avoidance.avoided(view.mpijob or {}))
     for pod in workers:
-        if pod not in going and (reason := fault_of(pod, view.events)) is not None:
+        if pod not in going and (reason := fault_of(pod, view.events, out)) is not None:
             return f"worker {_place(pod)} {reason}"
     if ended:
         return f"worker {_place(ended[0])} is dead ({end_reason(ended[0])}): `ortflow supervise` has it replaced"

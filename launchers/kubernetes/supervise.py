@@ -19,6 +19,7 @@ from pathlib import Path
 
 from typing_extensions import assert_never
 
+from ortflow.launchers.exclusion import RETAIN
 from ortflow.launchers.kubernetes import avoidance, objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
 from ortflow.launchers.kubernetes.changes import wait
@@ -36,11 +37,12 @@ from ortflow.launchers.kubernetes.reconciler import (
     reconcile,
 )
 from ortflow.launchers.kubernetes.refusals import refusal
+from ortflow.launchers.kubernetes.retries import Retries
 from ortflow.launchers.kubernetes.snapshot import View, take_snapshot
 from ortflow.launchers.kubernetes.submitting import new_suffix, owner
 from ortflow.launchers.records import Outcome, State, state
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, OrtflowError
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import run_directory
@@ -48,6 +50,8 @@ from ortflow.workflow.spec.run import Restart
 
 PERIOD = 3.0
 """Seconds between two snapshots of a run in which something happens."""
+TRIES = 5
+"""Refusals that may pass, in a row, after which workers stay on the nodes that they were to leave."""
 BIRTH = 60.0
 """Seconds for which the MPIJob may be missing: this pod is made before it."""
 ONCE_ONLY = ("ORTFLOW_NEW_BUDGET", "ORTFLOW_FRESH")
@@ -71,7 +75,7 @@ def supervise(
     charge: SupervisedRun, cluster: Cluster, report: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
 ) -> int:
     """Supervise the run until it has ended; returns ortflow's exit code."""
-    last, begun = "", clock.monotonic()
+    last, begun, retries = "", clock.monotonic(), Retries(PERIOD, clock)
     while True:
         try:
             view = take_snapshot(cluster, charge.place)
@@ -79,11 +83,14 @@ def supervise(
                 clock.sleep(PERIOD)
                 continue
             charge.refresh(view)
-            for action in reconcile(view, charge.run.read_attempts(), charge.restart):
-                report(str(action))
+            actions = reconcile(view, charge.run.read_attempts(), charge.restart)
+            retries.forget_others(actions)
+            for action in filter(retries.is_due, actions):
+                if not retries.count(action):
+                    report(str(action))
                 if isinstance(action, Done):
                     return _end(charge, action)
-                carry_out(action, charge, cluster, view, clock)
+                _try(action, charge, cluster, view, report, retries, clock)
             last = ""
             wait(view, cluster, charge.place.namespace, PERIOD, clock)
             continue
@@ -93,6 +100,25 @@ def supervise(
                 report(f"{message}; trying again")
                 last = message
         clock.sleep(PERIOD)
+
+
+def _try(
+    action: Action, charge: SupervisedRun, cluster: Cluster, view: View, report: Callable[[str], None],
+    retries: Retries, clock: Clock,
+) -> None:  # fmt: skip
+    """Carry out an action; if the API server refuses it, the others go on without it until it is due again."""
+    try:
+        carry_out(action, charge, cluster, view, clock)
+    except Refused as error:
+        reason, count = refusal(error), retries.refused(action)
+        if isinstance(action, AvoidNodes) and (isinstance(reason, UserError) or count >= TRIES):
+            nodes = sorted(set(action.nodes) - avoidance.avoided(view.mpijob or {}))
+            report(f"{reason}; workers stay on {', '.join(nodes)}")
+            charge.run.record_attempt(event=RETAIN, nodes=nodes, why=str(reason))
+        elif count == 1:
+            report(f"{reason}; trying again, later each time")
+    else:
+        retries.succeeded(action)
 
 
 def _was_there(charge: SupervisedRun) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from ortflow.launchers.kubernetes.hosts import short
 from ortflow.launchers.kubernetes.pod import Pod
@@ -24,9 +24,13 @@ class UnreadyWorkers:
         report: Callable[[str], None],
         clock: Clock = SYSTEM_CLOCK,
         excluded: Collection[str] = (),
+        retained: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._pod, self._report, self._clock, self._excluded = pod, report, clock, excluded
+        self._retained = retained
+        """The excluded nodes that workers cannot leave, and why."""
         self._reported: set[str] = set()
+        """Messages."""
         self._until: float | None = None
 
     def __call__(self, host: str, address: str) -> bool:
@@ -34,10 +38,10 @@ class UnreadyWorkers:
         if leaves(self._pod, short(host), address):
             return True
         if (node := is_on(self._pod, short(host), address, self._excluded)) is not None:
-            if short(host) not in self._reported:
-                self._reported.add(short(host))
-                self._report(f"{short(host)} is on {node}, which is excluded: waiting for it on another node")
-            return True
+            if (why := self._retained().get(node)) is None:
+                self._say_once(f"{short(host)} is on {node}, which is excluded: waiting for it on another node")
+                return True
+            self._say_once(f"{short(host)} is on {node}, which is excluded, and stays there: {why}")
         if not other_key(self._pod, short(host), key_digest(keys())):
             return False
         if self._until is None:
@@ -48,3 +52,8 @@ class UnreadyWorkers:
         elif self._clock.monotonic() > self._until:
             raise OrtflowError("the run's ssh Secret was replaced, and its key has not arrived: the next pod has it")
         return True
+
+    def _say_once(self, message: str) -> None:
+        if message not in self._reported:
+            self._reported.add(message)
+            self._report(message)

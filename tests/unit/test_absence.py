@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from test_slurm_run_supervisor import RUN, FakeController, PlannedRanks
 from views import Lines
 
 from ortflow.launchers import notices
-from ortflow.launchers.absence import absence, current
+from ortflow.launchers.absence import absence, attempts_back, current
 from ortflow.launchers.batch.run_supervisor import RunSupervisor
 from ortflow.launchers.batch.stopping import SIGNALS
 from ortflow.launchers.stop import Stop
@@ -79,6 +80,25 @@ def test_a_run_that_is_back_in_time_is_not_mentioned(tmp_path: Path) -> None:
     sinks = [Notify(on=["not_back"], not_back_seconds=60.0, command=writes(tmp_path / "a"))]
     supervise(RunDir(tmp_path / "run"), FakeClock(), sinks, first_step=30.0)
     assert messages(tmp_path / "a") == []
+
+
+def test_attempts_that_end_before_a_step_do_not_begin_the_absence_anew(tmp_path: Path) -> None:
+    """Preempted every 40 s while it starts: no attempt waits as long as the limit."""
+    sinks = [Notify(on=["not_back"], not_back_seconds=60.0, command=writes(tmp_path / "a"))]
+    run, clock = RunDir(tmp_path / "run"), FakeClock()
+
+    def start(number: int) -> FakeAttempt:
+        if number in (1, 2):
+            return FakeAttempt(clock, number, code=EXIT_PREEMPTED, seconds=40.0)
+        clock.after(1.0, lambda: write_step(run, number, 1 + number))
+        code = EXIT_DONE if number == 3 else EXIT_PREEMPTED
+        return FakeAttempt(clock, number, code=code, seconds=5.0)
+
+    job = Job(run, 1, Restart(backoff=Backoff(first=0.0), hung_seconds=None), start, lambda: None, notify=sinks)
+    Supervisor(job, Lines(), Stop(run.stop_request, clock=clock), clock).supervise()
+    told = {one["event"]: one["text"] for one in messages(tmp_path / "a")}
+    assert mentions(told["not_back"], "not back 1:00 min after attempt 0 ended at step 1"), told
+    assert told["back"].startswith("back 1:2"), told
 
 
 def preempted_on_slurm(root: Path, controller: FakeController) -> None:
@@ -158,6 +178,13 @@ def test_what_an_absence_is() -> None:
     gone = absence([end])
     assert gone is not None
     assert (gone.attempt, gone.since, gone.step) == (2, 5.0, 9)
+    later = [end, {**end, "attempt": 3, "time": 7.0}]
+    assert absence(later) == replace(gone, ended=7.0)
+    rewind = {"event": "rewind", "attempt": 4, "spans": [[3, 6.0, 7.0]]}
+    again = absence(later, attempts_back([{"event": "step", "attempt": 2}, rewind]))
+    assert again is not None
+    assert (again.attempt, again.since) == (3, 7.0), "the rewound record does not have its steps any more"
+    assert absence([{**end, "attempt": 1, "next": "stop"}, *later]) == replace(gone, ended=7.0)
     assert gone.ended_by({"event": "program_start", "attempt": 3})
     assert not gone.ended_by({"event": "step", "attempt": 2})
     assert absence([end, {"event": "start", "attempt": 3}]) == gone

@@ -32,6 +32,7 @@ from ortflow.launchers.kubernetes.reconciler import (
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, SupervisedRun, successor, supervise
 from ortflow.launchers.records import Outcome
+from ortflow.launchers.status import read_status
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import Backoff, Restart
 
@@ -89,6 +90,8 @@ def test_workers_of_excluded_nodes_come_back_elsewhere() -> None:
     end = {"event": "end", "attempt": 0, "outcome": "failure", "next": "restart", "excludes": {"n2": "slow"}}
     records = [*RUNNING, end]
     pods = [pod("worker", 0, node="n1"), pod("worker", 1, node="n2"), pod("worker", 2, node="n2", deleted=NOW + 9)]
+    dead = pod("worker", 3, node="n3", phase="Failed")
+    assert [type(one) for one in actions(records, [*pods, dead])] == [AvoidNodes, DeletePod]
     assert actions(records, pods) == [AvoidNodes(("n2",))]
     job = mpijob()
     merge(job, avoidance.change(job, ["n2"]))
@@ -246,6 +249,45 @@ def test_the_loop_repairs_resubmits_and_ends(fake: FakeCluster, tmp_path: Path) 
         messages
     )
     assert clock.sleeps == [PERIOD] * 4 + [PAUSE, PERIOD]
+
+
+EXCLUSION = {"event": "end", "attempt": 0, "outcome": "failure", "next": "restart", "excludes": {"n2": "slow"}}
+
+
+@pytest.mark.parametrize(("answer", "tries"), [("policy", 1), ("webhook_broken", 5)])
+def test_an_exclusion_that_the_api_server_refuses(fake: FakeCluster, tmp_path: Path, answer: str, tries: int) -> None:
+    """It is tried less and less often, keeps no other action waiting, and in the end the run goes on without it."""
+    run, clock, messages = RunDir(tmp_path / "run"), FakeClock(), list[str]()
+    for record in (SUBMIT, START, EXCLUSION):
+        run.record_attempt(**record)
+    dead, excluded_worker = pod("worker", 0, phase="Failed"), pod("worker", 1, node="n2")
+    fake.add(mpijob(now=NOW), batch_job(), dead, excluded_worker, pod("launcher"))
+    fake.refuse = lambda method, plural, body: answer if (method, plural) == ("PATCH", "mpijobs") else None
+    clock.after(100 * PERIOD, lambda: fake.remove("mpijobs", JOB, NAMESPACE))
+    supervise(SupervisedRun(run, Place(NAMESPACE, RUN, JOB), RESTART), connect(), messages.append, clock)
+    assert len([one for one in fake.asked if one[0] == "PATCH"]) == tries
+    waits = ["… trying again, later each time"] if tries > 1 else []
+    stays, deletes = "… workers stay on n2", f"deleting dead pod {JOB}-worker-0: …"
+    avoids, ends = "new workers are on other nodes than n2", "the MPIJob was deleted"
+    assert alike(messages, [avoids, *waits, deletes, stays, ends] if waits else [avoids, stays, deletes, ends])
+    (record,) = [one for one in run.read_attempts() if one["event"] == "retain"]
+    (reason,) = read_status(run).excluded_nodes.values()
+    assert reason == f"slow; it stays in use: {record['why']}"
+
+
+def test_what_the_api_server_refuses_for_good_keeps_nothing_else_waiting(fake: FakeCluster, tmp_path: Path) -> None:
+    run, clock, messages = RunDir(tmp_path / "run"), FakeClock(), list[str]()
+    for record in (SUBMIT, START):
+        run.record_attempt(**record)
+    lost, dead = pod("worker", 0, deleted=NOW - 60), pod("worker", 1, phase="Failed")
+    lost["metadata"]["finalizers"] = ["batch.kubernetes.io/job-tracking"]
+    fake.add(mpijob(now=NOW), batch_job(), lost, dead, pod("launcher"))
+    fake.refuse = lambda method, plural, body: "forbidden_pods" if (method, plural) == ("PATCH", "pods") else None
+    clock.after(200 * PERIOD, lambda: fake.remove("mpijobs", JOB, NAMESPACE))
+    supervise(SupervisedRun(run, Place(NAMESPACE, RUN, JOB), RESTART), connect(), messages.append, clock)
+    assert dead not in fake.of("pods")
+    assert 5 <= len([one for one in fake.asked if one[0] == "PATCH"]) < 10, "in ten minutes"
+    assert len(messages) == 4, messages
 
 
 def test_in_a_terminal_a_launcher_pod_on_a_lost_node_is_replaced(

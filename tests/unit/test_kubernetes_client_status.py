@@ -10,6 +10,7 @@ import pytest
 from kubernetes_objects import JOB, NOW, Object, batch_job, event, mpijob, pod, stamp, unschedulable
 from messages import mentions, says
 
+from ortflow.launchers.kubernetes import avoidance
 from ortflow.launchers.kubernetes.launcher import _no_log
 from ortflow.launchers.kubernetes.reasons import scheduler_reason
 from ortflow.launchers.kubernetes.snapshot import View
@@ -95,6 +96,19 @@ def test_a_quota_that_keeps_one_worker_from_being_made() -> None:
     assert mentions(how.waits or "", "waiting for workers", "1 of 2")
 
 
+NO_OTHER_NODE = (
+    "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't match Pod's node affinity/selector. "
+    "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+)
+
+
+def without(*nodes: str) -> Object:
+    job = mpijob()
+    template = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
+    template["spec"]["affinity"] = avoidance.avoiding({}, nodes)
+    return job
+
+
 WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
     ("before the operator", [], {"mpijob": mpijob(5, conditions=[])}, "the operator has not processed it yet"),
     (
@@ -104,6 +118,12 @@ WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
     (
         "no room", [pod("worker", 0), pod("worker", 1, **unschedulable(SCHEDULER))], {},
         "worker 1 cannot be scheduled: 0/2 nodes are available: 2 Insufficient cpu; lower what resources",
+    ),
+    (
+        "an excluded node", [pod("worker", 0), pod("worker", 1, **unschedulable(NO_OTHER_NODE))],
+        {"mpijob": without("n2", "n3")},
+        "worker 1 has no node: no other node has room, and n2, n3 are excluded (0/3 nodes are available: "
+        "1 Insufficient cpu, 2 node(s) didn't match Pod's node affinity/selector); add a node",
     ),
     (
         "GPUs", [pod("worker", 0, **unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."))], {},

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fake_attempts import FakeAttempt
 from fake_clock import FakeClock
+from messages import mentions
 from signal_handlers import restored
 
 from ortflow.launchers.kubernetes import ending
@@ -225,6 +226,22 @@ def test_a_worker_on_an_excluded_node_is_waited_for_elsewhere(folder: Path, cloc
     assert not unready("gpt-worker-0.gpt", "10.0.0.2"), "another pod of the name, whose report is not there yet"
     write_report(pod, "gpt-worker-0", WorkerReport("10.0.0.2", 1.0, node="n1"))
     assert not unready("gpt-worker-0.gpt", "10.0.0.2")
+
+
+def test_a_worker_that_cannot_leave_an_excluded_node_is_used(folder: Path, clock: FakeClock) -> None:
+    """The supervisor in the cluster records the refusal while the launcher waits already."""
+    run_supervisor, said = run_supervisor_of(folder, clock), list[str]()
+    pod, run = run_supervisor._pod, run_supervisor._run
+    run.root.mkdir(parents=True, exist_ok=True)
+    unready = UnreadyWorkers(pod, said.append, clock, ["n2"], run_supervisor._retained)
+    write_report(pod, "gpt-worker-0", WorkerReport("10.0.0.1", 1.0, node="n2"))
+    assert unready("gpt-worker-0.gpt", "10.0.0.1")
+    run.record_attempt(event="retain", nodes=["n2"], why="a policy")
+    assert not unready("gpt-worker-0.gpt", "10.0.0.1")
+    assert not unready("gpt-worker-0.gpt", "10.0.0.1")
+    assert mentions(said[-1], "gpt-worker-0 is on n2", "stays there: a policy")
+    assert len(said) == 2
+    assert not run_supervisor._replaces_nodes(["n2"]), "a preflight that fails on it again ends the run"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Notify(Section):
     `not_back`: it was preempted, or restarts for another reason, and has made no new step for `not_back_seconds`. When
     it makes one after that, another message says so."""
     not_back_seconds: PositiveFloat = 1800.0
-    """Seconds without a new step after an attempt's end until the message `not_back`."""
+    """Seconds without a new step, from the end of the last attempt that made one, until the message `not_back`."""
     command: list[Text] | None = Field(default=None, min_length=1)
     """Program and arguments; it gets the message as JSON on standard input, and runs in the run directory."""
     webhook: Text | None = None
