@@ -38,8 +38,9 @@ def replace_inverse_halves(model: onnx.ModelProto) -> list[str]:
 
 
 def _is_inverse_half(node: onnx.NodeProto) -> bool:
-    flags = attribute(node, "inverse", 0), attribute(node, "onesided", 0)
-    return node.op_type == "DFT" and node.domain == "" and all(flags)
+    if node.op_type != "DFT" or node.domain != "":
+        return False
+    return all(attribute(node, name, 0) for name in ("inverse", "onesided"))
 
 
 def _whole(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:

@@ -83,11 +83,13 @@ def check_inferred(model: onnx.ModelProto, where: str) -> None:
     types = {value.name: value.type for part in (model.graph.value_info, model.graph.output) for value in part}
     limits = _Sizes(model, where, only_constants=False, large_too=False)
     scope = {t.name: _Value(None, cheap=math.prod(t.dims) <= SMALL) for t in model.graph.initializer}
+    data = _Value(None)
     for node in model.graph.node:
         cheap = not any(walk.subgraphs(node)) and _is_cheap(node, [scope.get(name) for name in node.input if name])
         for name in node.output:
-            scope[name] = _Value(types.get(name), cheap=cheap)
-            limits.check(node, scope[name])
+            value = _Value(types.get(name), cheap=cheap)
+            scope[name] = value if cheap else data
+            limits.check(node, value)
 
 
 @dataclass

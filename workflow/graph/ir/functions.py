@@ -127,6 +127,8 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 
 def inline_functions(model: onnx.ModelProto) -> None:
     """Inline the model's own functions, in place. `structure` has checked that they are bounded and not recursive."""
+    if not model.functions:
+        return
     functions = {(f.domain, f.name): f for f in model.functions}
     fresh = fresh_names(model.graph)
 

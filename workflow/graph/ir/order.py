@@ -70,21 +70,24 @@ def is_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
 
 def needed_by(nodes: Sequence[onnx.NodeProto], values: Iterable[str]) -> set[int]:
     """Positions of the nodes that some of the values are computed from. Nodes must be sorted."""
+    return _needed(nodes, values)[0]
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], values: Iterable[str]) -> tuple[set[int], set[str]]:
+    """The positions of `needed_by`, and the values with all that these nodes read."""
     wanted, places = set(values), set()
     for place, node in reversed([*enumerate(nodes)]):
         if not wanted.isdisjoint(node.output):
             places.add(place)
             wanted |= walk.inputs(node)
-    return places
+    return places, wanted
 
 
 def prune(graph: onnx.GraphProto) -> None:
     """Remove the nodes, initializers and descriptions that no output needs; inputs stay. Nodes must be sorted."""
-    outputs = {value.name for value in graph.output}
-    needed = needed_by(graph.node, outputs)
+    needed, wanted = _needed(graph.node, [value.name for value in graph.output])
     kept = [node for place, node in enumerate(graph.node) if place in needed]
-    wanted = outputs.union(*map(walk.inputs, kept))
-    made = {name for node in kept for name in node.output}
+    made = {name for node in kept for name in node.output} if graph.value_info else set()
     for field, items in (
         (graph.node, kept),
         (graph.initializer, [tensor for tensor in graph.initializer if tensor.name in wanted]),

@@ -101,9 +101,15 @@ def copied(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def outputs_without_nodes(graph: onnx.GraphProto) -> list[str]:
     """Outputs that no node computes and that are neither inputs nor initializers."""
-    computed = {name for node in graph.node for name in node.output}
-    computed |= {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    return [value.name for value in graph.output if value.name not in computed]
+    outputs = [value.name for value in graph.output]
+    missing = set(outputs).difference(value.name for value in graph.input)
+    missing.difference_update(tensor.name for tensor in graph.initializer)
+    # Outputs are made at the end of most graphs, and this runs behind every pass.
+    for node in reversed(graph.node):
+        if not missing:
+            break
+        missing.difference_update(node.output)
+    return [name for name in outputs if name in missing]
 
 
 def without_needs(lists: Sequence[Passes[State]]) -> list[str]:

@@ -32,8 +32,9 @@ def nodes(top: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Each node of `top` and of its subgraphs."""
     for node in top:
         yield node
-        for graph in subgraphs(node) if node.attribute else ():
-            yield from nodes(graph.node)
+        if node.attribute:
+            for graph in _graphs_of_attributes(node):
+                yield from nodes(graph.node)
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -106,8 +107,9 @@ def inputs(node: onnx.NodeProto) -> set[str]:
     """Names that a node reads, including those captured by its subgraphs."""
     read = set(node.input)
     read.discard("")
-    for graph in subgraphs(node):
-        read |= captured(graph)
+    if node.attribute:
+        for graph in _graphs_of_attributes(node):
+            read |= captured(graph)
     return read
 
 
@@ -140,8 +142,9 @@ def with_branches(top: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Each node of `top`, and of the branches of each If."""
     for node in top:
         yield node
-        for graph in subgraphs(node) if node.attribute and is_if(node) else ():
-            yield from with_branches(graph.node)
+        if node.attribute and is_if(node):
+            for graph in _graphs_of_attributes(node):
+                yield from with_branches(graph.node)
 
 
 def is_if(node: onnx.NodeProto) -> bool:

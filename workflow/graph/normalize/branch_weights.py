@@ -24,6 +24,8 @@ def weights_of_branches_to_initializers(model: onnx.ModelProto) -> None:
     It keeps its name if no other value of the model has it. Scalars are exponents and limits rather than weights.
     """
     graph = model.graph
+    if not any(any(walk.subgraphs(node)) for node in graph.node):
+        return
     made = Counter(name for node in walk.nodes(graph.node) for name in node.output)
     for each in walk.all_graphs(model):
         made.update(value.name for value in (*each.input, *each.initializer))
