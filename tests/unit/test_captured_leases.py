@@ -31,7 +31,8 @@ def test_values_that_a_backward_pass_still_reads_hold_captured_graphs_back() -> 
 def test_values_in_a_captured_graph_hold_only_that_graph_back() -> None:
     graph, other, lease = object(), object(), leases.Lease()
     leases.note(lease, graph)
-    assert leases.any_pending(graph) and not leases.any_pending(other)
+    assert leases.any_pending(graph)
+    assert not leases.any_pending(other)
     leases.overwrite(other)
     lease.check()
     leases.overwrite(graph)
