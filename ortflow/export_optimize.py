@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator
 from itertools import count
 from typing import Any
 
+from ortflow.workflow.errors import UserError
+
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div"})
 _RANDOM = frozenset({"Dropout", "Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 
@@ -35,7 +37,14 @@ def optimize(program: Any, kept: Collection[str]) -> None:
             model.graph.inputs.append(value)
         # Folds computed constants first, so that the search below finds them.
         onnxscript.optimizer.inline(model)
-        onnxscript.optimizer.fold_constants_ir(model, should_fold=lambda node: False if _is_random(node) else None)
+        try:
+            onnxscript.optimizer.fold_constants_ir(model, should_fold=lambda node: False if _is_random(node) else None)
+        except RuntimeError as error:
+            # onnxscript 0.7.2 fails at a SplitToSequence of pieces whose size is computed: chunk() of a dynamic axis.
+            raise UserError(
+                f"onnxscript cannot optimize the exported model: {error}",
+                fix="give the sizes of axes that forward splits: leave them out of dynamic_shapes",
+            ) from error
         values |= _hide_near_identities(model)
         # Small: the weights are inputs.
         before = ir.serde.serialize_model(model)

@@ -9,13 +9,12 @@ queued node by node, on memory of its own.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
 from ortflow.torch.execution import Graph, Queued
-from ortflow.torch.leases import Lease, any_captured, any_pending, note_captured, note_queued, overwrite_arena
+from ortflow.torch.leases import ARENA, Lease, any_captured, any_pending, note, note_captured, overwrite
 from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaDevice
 
@@ -56,8 +55,6 @@ class CapturedGraph:
         self._made: dict[str, torch.Tensor] = {}
         """The outputs of the captured graph."""
         self._memory: object = None
-        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
-        """Of calls since the capture."""
 
     @property
     def inputs(self) -> dict[str, int]:
@@ -82,8 +79,7 @@ class CapturedGraph:
         """See Graph; `lease` is of the call that later reads the kept values."""
         current, feed = torch.cuda.current_stream(self._device.index), self._placed(given)
         memory = feed and tuple((name, tuple(t.shape), _contents(t)) for name, t in feed.items())
-        busy = any(other.pending for other in self._leases) or any_pending()
-        apart = feed is None or (self.captured and (busy or memory != self._memory))
+        apart = feed is None or (self.captured and (any_pending(self) or memory != self._memory))
         if feed is None or apart:
             self._stream.wait_stream(current)
             # There, the graph reads inputs behind their conversions.
@@ -104,18 +100,13 @@ class CapturedGraph:
             if into:
                 torch._foreach_copy_([*into.values()], [self._into[name] for name in into])
                 made = made | dict(into)
-        if lease is not None and self.captured:
-            self._leases.add(lease)
-        if lease is not None and (apart or not self.captured):
-            note_queued(lease)
+        if lease is not None:
+            note(lease, self if self.captured and not apart else ARENA)
         return made
 
     def _repeat(self) -> dict[str, torch.Tensor]:
         if self.captured:
-            for lease in self._leases:
-                lease.overwrite()
-            self._leases.clear()
-            overwrite_arena()
+            overwrite(self)
         self._queued.clear()
         self._repeated.run(self._memory)
         if not self._queued:

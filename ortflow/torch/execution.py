@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortflow.torch.leases import Lease, any_captured, note_queued
+from ortflow.torch.leases import Lease, any_captured, note
 from ortflow.workflow.device import Device
 from ortflow.workflow.onnx_runtime import native, onnxruntime
 from ortflow.workflow.sessions.binding import read_on_host
@@ -123,7 +123,7 @@ class Graph:
             If a node refuses what it is given.
         """
         if lease is not None and self._device.kind == "cuda":
-            note_queued(lease)
+            note(lease)
         return self.results(self.queue(given, into), into)
 
     def handed_out(self, made: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[torch.Tensor]:

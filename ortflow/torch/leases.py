@@ -15,12 +15,18 @@ _OVERWRITTEN = (
 )
 
 
+ARENA = object()
+"""The memory of values that are only in the arena."""
+
+
 class Lease:
     """What a call of the forward graph leaves for the backward pass."""
 
     def __init__(self) -> None:
         self.pending = True
         """No backward pass has read it."""
+        self.memory: object = ARENA
+        """The captured graph that has the values, or the arena."""
         self._valid = True
 
     def overwrite(self) -> None:
@@ -34,7 +40,7 @@ class Lease:
 
 
 _captured: weakref.WeakSet[object] = weakref.WeakSet()
-_in_arena: weakref.WeakSet[Lease] = weakref.WeakSet()
+_leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 def note_captured(graph: object) -> None:
@@ -47,18 +53,23 @@ def any_captured() -> bool:
     return len(_captured) > 0
 
 
-def note_queued(lease: Lease) -> None:
-    """Called with that of a call whose values are in the arena."""
-    _in_arena.add(lease)
+def note(lease: Lease, memory: object = ARENA) -> None:
+    """Called with that of a call whose values are in this memory."""
+    lease.memory = memory
+    _leases.add(lease)
 
 
-def overwrite_arena() -> None:
-    """Called before a captured graph is launched: what is left of calls in the arena may not be read again."""
-    for lease in _in_arena:
+def overwrite(graph: object) -> None:
+    """Called before a captured graph is launched: what is left of calls in its memory and the arena may not be read."""
+    for lease in _written_by(graph):
         lease.overwrite()
-    _in_arena.clear()
+        _leases.discard(lease)
 
 
-def any_pending() -> bool:
-    """Whether a captured graph must not be launched, since a backward pass still reads values in the arena."""
-    return any(lease.pending for lease in _in_arena)
+def any_pending(graph: object) -> bool:
+    """Whether a captured graph must not be launched, since a backward pass still reads what it writes."""
+    return any(lease.pending for lease in _written_by(graph))
+
+
+def _written_by(graph: object) -> list[Lease]:
+    return [lease for lease in _leases if lease.memory is ARENA or lease.memory is graph]

@@ -11,7 +11,7 @@ from ortflow.torch.comparison import compare
 from ortflow.torch.function import Call
 from ortflow.torch.graphs import differentiable, forward_of
 from ortflow.torch.plans import Plan, Plans
-from ortflow.torch.refusals import check_constants
+from ortflow.torch.refusals import FunctionCalled, check_constants
 from ortflow.torch.runtime import HALF, Place
 from ortflow.torch.settings import Settings
 from ortflow.torch.structure import Flat
@@ -21,6 +21,8 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import SEED
 
 Tensors = Mapping[str, torch.Tensor]
+FEWER: tuple[Varying, ...] = ("samples", "none")
+"""What may vary where a graph in which all sizes do cannot be made."""
 
 
 class Structure:
@@ -116,18 +118,16 @@ def structure_of(
 
     `called` is called when the module has run in PyTorch, before it is restored.
     """
-    try:
-        return _structure(
-            module, call, tensors, settings, called, place=place, trains=trains, varying=_varying(module, place)
-        )
-    except UserError as error:
-        if not call.tensors:
-            raise _with_fallback(error, settings) from None
-    # Some operators can be exported or differentiated for known sizes only.
-    try:
-        return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying="none")
-    except UserError as error:
-        raise _with_fallback(error, settings) from None
+    first = _varying(module, place)
+    # Some operators can be exported or differentiated for known sizes only, of which samples are the last to vary.
+    attempts: list[Varying] = [first, *(each for each in FEWER if each != first)] if call.tensors else [first]
+    for varying in attempts:
+        try:
+            return _structure(module, call, tensors, settings, called, place=place, trains=trains, varying=varying)
+        except UserError as error:
+            if varying == attempts[-1] or isinstance(error, FunctionCalled):
+                raise _with_fallback(error, settings) from None
+    raise AssertionError
 
 
 def _varying(module: torch.nn.Module, place: Place) -> Varying:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from rotation import rotate
 
 if TYPE_CHECKING:
-    import torch
     from workshop import Workshop
 
-    torch.set_num_threads(1)  # with models this small, threads only wait for each other
 # transformers must neither download files nor wait for the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -22,6 +21,12 @@ OTHERS = (
     r"ignore:.*legacy TorchScript-based ONNX export:DeprecationWarning",
     r"ignore:.*`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning",
 )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """With models this small, threads only wait for each other."""
+    if torch := sys.modules.get("torch"):  # imported by the tests that need it
+        torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -36,10 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    import torch
     from workshop import Workshop
 
-    torch.set_num_threads(1)  # with models this small, threads only wait for each other
     return Workshop(tmp_path_factory.mktemp("zoo"))
 
 

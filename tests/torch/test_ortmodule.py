@@ -230,6 +230,31 @@ def test_dataclasses_sizes_that_decide_and_attributes_that_change() -> None:
     close(module(given).x, eager(given).x)
 
 
+class Coupling(nn.Module):
+    """Halves of an argument whose width no layer fixes: the split's sizes are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = x.chunk(2, 1)
+        scale, shift = self.net(a).chunk(2, 1)
+        return torch.cat([a, b * torch.exp(torch.tanh(scale)) + shift], 1)
+
+
+def test_where_not_every_size_can_vary_samples_do() -> None:
+    module, plain = ORTModule(Coupling()), Coupling()
+    plain.load_state_dict(module.state_dict())
+    for size in (3, 5):
+        x = torch.randn(size, 4)
+        for each in (module, plain):
+            each.zero_grad()
+            each(x).square().sum().backward()
+        close(gradients_of(module), gradients_of(plain))
+    assert module._engine.count == 1
+
+
 @pytest.fixture
 def wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RULES["", "Tanh"]

