@@ -34,9 +34,9 @@ exports_against_torch() {
   torch_is_installed || return 0
   if [ "${ORTFLOW_TORCH:-0}" = 1 ]; then
     say "against PyTorch: every architecture, both exporters"
-    attempt torch-tests judged torch-tests tests/torch --ignore tests/torch/test_export_layouts.py --ignore tests/torch/test_program_frameworks.py
+    ORTFLOW_CASES="" attempt torch-tests judged torch-tests tests/torch --ignore tests/torch/test_export_layouts.py --ignore tests/torch/test_program_frameworks.py
   else
-    say "against PyTorch: every architecture, both exporters: part $(part 23) of the files (the whole: pytest tests/torch)"
+    say "against PyTorch: every architecture, both exporters: part $(part 23) of the files, $ORTFLOW_CASES of their cases that rotate (the whole: pytest tests/torch)"
     attempt torch-tests part_of_torch_tests
   fi
   say "exports of transformers under layouts: part $(part 59) (the whole: pytest -m 'chaos or not chaos' tests/torch/test_export_layouts.py)"
