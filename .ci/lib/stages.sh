@@ -8,8 +8,8 @@ whole_runs() {
 chaos() { # it looks at all of its shared memory: no other MPI may have any of it
   local prefix=(.ci/own_memory)
   .ci/own_memory true 2>/dev/null || prefix=()
-  say "kills, signals and damages by chance, a short round; part $(part 19) of the changes from each layout into each other"
-  ORTFLOW_LAYOUT_CHANGES=${ORTFLOW_LAYOUT_CHANGES:-5} ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 19) judged chaos -m chaos tests/chaos
+  say "kills, signals and damages by chance, a short round; part $(part 37) of the changes from each layout into each other"
+  ORTFLOW_LAYOUT_CHANGES=${ORTFLOW_LAYOUT_CHANGES:-5} ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 37) judged chaos -m chaos tests/chaos
 }
 
 torch_is_installed() { # waits for the lane that installs it
@@ -21,8 +21,8 @@ models_against_torch() { # beside the clusters, whose tests have time limits: it
   renice -n 15 -p $BASHPID >/dev/null
   torch_is_installed || return 0 # that has been said
   if [ "${ORTFLOW_SURVEY:-1}" != 0 ]; then
-    say "models that nobody here wrote, against PyTorch: part $(part 89) (the whole: python tests/torch/survey)"
-    attempt survey "$work/torch/bin/python" tests/torch/survey --part "$(part 89)"
+    say "models that nobody here wrote, against PyTorch: part $(part 179) (the whole: python tests/torch/survey)"
+    attempt survey "$work/torch/bin/python" tests/torch/survey --part "$(part 179)"
     say "files that other projects ship: part $(part 15) (the whole: python tests/torch/survey/files.py)"
     attempt files "$work/torch/bin/python" tests/torch/survey/files.py --part "$(part 15)"
   fi
@@ -34,13 +34,13 @@ exports_against_torch() {
   torch_is_installed || return 0
   if [ "${ORTFLOW_TORCH:-0}" = 1 ]; then
     say "against PyTorch: every architecture, both exporters"
-    attempt torch-tests judged torch-tests tests/torch --ignore tests/torch/test_export_layouts.py --ignore tests/torch/test_program_frameworks.py
+    ORTFLOW_CASES="" attempt torch-tests judged torch-tests tests/torch --ignore tests/torch/test_export_layouts.py --ignore tests/torch/test_program_frameworks.py
   else
-    say "against PyTorch: every architecture, both exporters: part $(part 23) of the files (the whole: pytest tests/torch)"
+    say "against PyTorch: every architecture, both exporters: part $(part 23) of the files, $ORTFLOW_CASES of their cases that rotate (the whole: pytest tests/torch)"
     attempt torch-tests part_of_torch_tests
   fi
-  say "exports of transformers under layouts: part $(part 29) (the whole: pytest -m 'chaos or not chaos' tests/torch/test_export_layouts.py)"
-  ORTFLOW_PART=$(part 29) attempt export-layouts judged export-layouts tests/torch/test_export_layouts.py
+  say "exports of transformers under layouts: part $(part 59) (the whole: pytest -m 'chaos or not chaos' tests/torch/test_export_layouts.py)"
+  ORTFLOW_PART=$(part 59) attempt export-layouts judged export-layouts tests/torch/test_export_layouts.py
 }
 
 part_of_torch_tests() {
@@ -55,8 +55,8 @@ programs_with_torch() { # a lane of its own: behind the exports it was the last,
   local pytest=$work/torch/bin/pytest
   renice -n 10 -p $BASHPID >/dev/null
   torch_is_installed || return 0
-  say "programs of other frameworks: a case of DeepSpeed, one of JAX or Horovod, one of a process (the whole: pytest -m 'chaos or not chaos' tests/torch/test_program_frameworks.py)"
-  attempt frameworks judged frameworks tests/torch/test_program_frameworks.py tests/integration/test_program_run.py::test_torchrun_starts_the_processes_of_a_node
+  say "programs of other frameworks: case $(part 7) of DeepSpeed, JAX and Horovod, and one of a process (the whole: pytest -m 'chaos or not chaos' tests/torch/test_program_frameworks.py)"
+  ORTFLOW_CASES=$(part 7) attempt frameworks judged frameworks tests/torch/test_program_frameworks.py tests/integration/test_program_run.py::test_torchrun_starts_the_processes_of_a_node
   say "sets in S3 and in Google Cloud Storage"
   attempt object-stores judged object-stores tests/unit/test_data_object_stores.py
   say "ortflow prove: part $(part 7) of the programs that forget a state (the whole: pytest -m 'chaos or not chaos' tests/integration/test_prove.py)"

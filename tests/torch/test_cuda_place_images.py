@@ -52,6 +52,7 @@ def module_of(name: str) -> Any:
     return module
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", MODELS)
 def test_models_compute_the_same(name: str, tmp_path: Path) -> None:
     size, first, wanted = MODELS[name]

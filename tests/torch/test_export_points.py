@@ -55,6 +55,7 @@ TERMS = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("point", TERMS)
 def test_what_is_wrong_only_there_is_refused(point: str, tmp_path: Path) -> None:
     assert set(TERMS) == set(POINTS)
@@ -115,6 +116,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", CHOICES)
 def test_the_choice_between_equal_elements_may_be_another(name: str, tmp_path: Path) -> None:
     """PyTorch's own follows no order."""

@@ -21,6 +21,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 CASES = [*islice(module_models.convolutions(), 3), *islice(module_models.products(), 3)]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gradients_of_a_module(case: Case, tmp_path: Path) -> None:
     module, example = case.module(), case.example()

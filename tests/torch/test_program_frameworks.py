@@ -81,13 +81,13 @@ def logged(start: str) -> tuple[int, ...]:
     return (0, 1) if start == "direct" else (0,)
 
 
-@pytest.mark.rotates("deepspeed")
+@pytest.mark.rotates("DeepSpeed, JAX and Horovod")
 def test_deepspeed_zero_is_killed_and_resumes(tmp_path: Path) -> None:
     needs("deepspeed")
     check(tmp_path, "deepspeed_engines.py", "zero", start="deepspeed")
 
 
-@pytest.mark.rotates("deepspeed")
+@pytest.mark.rotates("DeepSpeed, JAX and Horovod")
 def test_engines_that_accumulate_are_saved_after_an_update(tmp_path: Path) -> None:
     """Level 2. A checkpoint is due after step 3, in the middle of an update."""
     needs("deepspeed")
@@ -97,20 +97,20 @@ def test_engines_that_accumulate_are_saved_after_an_update(tmp_path: Path) -> No
     assert mentions(output, "is of 2 ranks, and this run has 1, but each rank had its own stage-1, stage-2, stage-3")
 
 
-@pytest.mark.rotates("deepspeed")
+@pytest.mark.rotates("DeepSpeed, JAX and Horovod")
 def test_a_deepspeed_pipeline_is_killed_and_resumes(tmp_path: Path) -> None:
     needs("deepspeed")
     check(tmp_path, "deepspeed_engines.py", "pipeline")
 
 
-@pytest.mark.rotates("jax or horovod")
+@pytest.mark.rotates("DeepSpeed, JAX and Horovod")
 @pytest.mark.parametrize("level", [1, 2])
 def test_jax_is_killed_and_resumes(tmp_path: Path, level: int) -> None:
     needs("jax")
     check(tmp_path, "jax_processes.py", f"level-{level}")
 
 
-@pytest.mark.rotates("jax or horovod")
+@pytest.mark.rotates("DeepSpeed, JAX and Horovod")
 @pytest.mark.parametrize("level", [2, 1])
 def test_horovod_is_killed_and_resumes(tmp_path: Path, level: int) -> None:
     """Without MPI, horovodrun alone brings the ranks together."""

@@ -42,6 +42,7 @@ def check_resumed(folder: Path, *arguments: str, ranks: int = 1, kill: int = 11)
         assert 0 < kill - int(second[0].split()[0]) <= 4  # the steps since the last checkpoint, and no more
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "loader", ["plain", "workers", "persistent", "generator", "sampler", "sampler-workers", "sampler-persistent"]
 )
@@ -54,12 +55,14 @@ def test_a_loader_with_its_own_state_continues(tmp_path: Path) -> None:
     check_resumed(tmp_path, "loader=stateful")
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("model", ["ddp", "fsdp"])
 def test_two_ranks_continue_bit_identically(tmp_path: Path, model: str) -> None:
     loader = "distributed" if model == "ddp" else "sampler"
     check_resumed(tmp_path, f"model={model}", f"loader={loader}", "scaler=0", ranks=2)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("model", ["ddp", "fsdp"])
 def test_another_number_of_ranks_sees_the_same_samples(tmp_path: Path, model: str) -> None:
     """Without random numbers the losses are those of one rank to rounding, whatever the ranks."""

@@ -30,6 +30,7 @@ GRIDS = [
 ]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_every_element_goes_where_it_belongs(grid: Grid) -> None:
     """Without messages: of each pair of ranks the runs, and what all of them together make of the buffers."""
@@ -192,6 +193,7 @@ world.close()
 """
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("ranks", "grids"),
     [(2, [(2, 1, 1), (1, 2, 1), (1, 1, 2)]), (4, [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 4, 1)])],

@@ -107,11 +107,13 @@ base.close()
 """
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_subsets_of_real_ranks(ranks: int) -> None:
     all_good(ranks, SUBSETS)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_messages_between_real_ranks(ranks: int) -> None:
     all_good(ranks, MESSAGES)

@@ -46,6 +46,7 @@ below.close()
 """
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_parts_over_real_ranks(ranks: int) -> None:
     all_good(ranks, PROGRAM, timeout=300)

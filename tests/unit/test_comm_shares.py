@@ -42,6 +42,7 @@ below.close()
 """
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_shares_over_real_ranks(ranks: int) -> None:
     all_good(ranks, PROGRAM)
@@ -85,6 +86,7 @@ everyone.close()
 """
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_the_first_sum_has_the_bits_of_every_later_one(ranks: int) -> None:
     """Or a resumed run, whose first sums are those of later steps, would not have the bits of an undisturbed one."""

@@ -136,6 +136,7 @@ def test_a_residual_network_is_channels_last_from_its_input_on(tmp_path: Path) -
     assert len(turned) - len(images) == 1
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("kernel", "stride", "pad", "made"), [
     (7, 2, 3, (4, 16)), (3, 2, 1, (2, 16)), (4, 4, 0, (1, 48)), (3, 1, 1, (3, 8)), (1, 2, 0, (1, 8)),
 ])  # fmt: skip

@@ -45,6 +45,7 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("width", [32, 33])
 @pytest.mark.parametrize("kind", [np.float32, np.float16])

@@ -168,6 +168,7 @@ def perceptron(path: Path) -> Path:
     return save_model(path, nodes, [value("x", ["batch", 6])], [value(before, ["batch", 3])], tensors)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_a_state_of_any_layout_is_every_layouts(ranks: int, tmp_path: Path) -> None:
     folders = []

@@ -170,6 +170,7 @@ def softmax(values: Any) -> Any:
     return raised / raised.sum(1, keepdims=True)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("classes", "tokens"), [(1000, 64), (8000, 32), (30000, 16)])
 @pytest.mark.parametrize("scale", [3.0, 10.0, 30.0])
 def test_right_gradients_with_tiny_slopes_are_not_called_wrong(classes: int, tokens: int, scale: float) -> None:

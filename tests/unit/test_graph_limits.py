@@ -211,6 +211,7 @@ def test_what_asks_for_much_is_refused(tmp_path: Path, name: str) -> None:
     assert "\n" not in output
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("verb", ["inspect", "build"])
 @pytest.mark.parametrize("name", ["ConstantOfShape", "ConstantOfShape of an exponential", "Concat of shapes"])
 def test_a_refusal_takes_less_than_a_second_and_500_mb(tmp_path: Path, name: str, verb: str) -> None:

@@ -56,6 +56,7 @@ def feeds(graphs: GraphSet, batch: int = 4) -> dict[str, Array]:
     return {**tensors_of(graphs), "tokens": window[:, :-1], "labels": window[:, 1:]}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
 @pytest.mark.parametrize("patterns", [("h.*",), ("h.0", "h.3.attn*"), ("*",)])
 def test_every_output_keeps_its_bits(
@@ -71,6 +72,7 @@ def test_every_output_keeps_its_bits(
         np.testing.assert_array_equal(again[name], array, err_msg=name)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
 @pytest.mark.parametrize("wanted", ["layers", ["h.*"]], ids=["layers", "scopes"])
 def test_dropped_values_come_from_their_masks(wanted: Any, kernels: bool, tmp_path: Path) -> None:
@@ -123,6 +125,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
 def test_layers_take_less_memory(graphs_of: Callable[..., GraphSet], kernels: bool, tmp_path: Path) -> None:
     """Measures the resident memory of a process that runs one step."""

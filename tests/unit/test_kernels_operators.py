@@ -34,6 +34,7 @@ def test_products_of_all_shapes(
     assert off(y, expected) < 2e-6
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [

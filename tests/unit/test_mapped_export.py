@@ -240,6 +240,7 @@ world.close()
 """
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_rank_0_reads_what_others_lend(ranks: int) -> None:
     all_good(ranks, LEND)

@@ -130,6 +130,7 @@ def two_networks(path: Path, condition: Sequence[onnx.NodeProto]) -> Path:
     )  # fmt: skip
 
 
+@pytest.mark.rotates
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports resident memory")
 @pytest.mark.parametrize("kind", ["then, unknown", "else, known"])
 def test_what_is_then_measured(tmp_path: Path, kind: str) -> None:

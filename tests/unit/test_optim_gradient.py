@@ -44,6 +44,7 @@ def scaled_in_place(
     return float(norm[0])
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("count", [64, 64 * 1003, 64 * 40009])
 @pytest.mark.parametrize("max_norm", [np.inf, 1e9, 0.5])

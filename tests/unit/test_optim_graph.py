@@ -182,6 +182,7 @@ def test_twenty_steps_follow_the_float64_reference(optimizer: Optimizer, threads
         assert not buffer[~used].any(), f"padding of {name}"
 
 
+@pytest.mark.rotates
 @all_optimizers
 @pytest.mark.parametrize("count", [64, 64 * 17, 64 * 16411])
 def test_in_place_is_what_out_of_place_is_every_time(optimizer: Optimizer, count: int) -> None:

@@ -30,6 +30,7 @@ def model_of(name: str, tmp_path: Path, **changes: object) -> stage_models.Model
     return opened(getattr(stage_models, name)(tmp_path / "m.onnx"), **changes)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
@@ -40,6 +41,7 @@ def test_named_cuts_change_no_gradient(name: str, count: int, kernels: bool, tmp
     assert_same(chain(made, feeds, kernels=kernels), model.undivided(feeds))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 @pytest.mark.parametrize("name", MODELS)
 def test_automatic_cuts_change_no_gradient(name: str, count: int, tmp_path: Path) -> None:

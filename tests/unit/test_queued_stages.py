@@ -161,6 +161,7 @@ def check(ranks: list[Rank], expected: tuple[list[StepOutcome], EvaluationOutcom
         np.testing.assert_allclose(found, values, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_curve_is_that_of_one_rank(
     layout: tuple[str, int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -253,6 +254,7 @@ def test_sums_and_norms_on_ranks_that_share_a_gpu(
     assert not library.sent
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_without_a_usable_gradient_leaves_nothing_to_the_next(

@@ -92,6 +92,7 @@ def run_rank(graph: str, folder: str) -> None:
     np.savez(Path(folder) / f"rank-{rank}.npz", **run_graph(Path(graph), mine, kernels=LIBRARY.path))
 
 
+@pytest.mark.rotates
 @needs_kernels
 @pytest.mark.parametrize("kernels", [False, True], ids=["plain", "kernels"])
 def test_unequal_ranks_compute_what_one_does(kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def padding(index: FlatIndex, flat: Array) -> Array:
     return flat[free]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kernels", ["auto", "onnxruntime"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["name"])
 @pytest.mark.parametrize("accumulation", [1, 2])
