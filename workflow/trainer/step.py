@@ -54,7 +54,7 @@ class Training:
 
 
 class GraphTrainer(Trainer):
-    """See the module.
+    """See the module. It has all capabilities.
 
     Parameters
     ----------
@@ -86,6 +86,7 @@ class GraphTrainer(Trainer):
         together: bool = False,
     ) -> None:
         self.index = graphs.index
+        self.prefetches = self.begins = False
         self.context, self.parameters, self._moments = context, parameters, moments
         self._saved, self.exporter, self._training = saved, exporter, training
         self._graphs, self._ranks, self.together = graphs, ranks, together
@@ -136,7 +137,7 @@ class GraphTrainer(Trainer):
         return here.slice(0, average.count), average
 
     def exchange_average(self) -> None:
-        """See the protocol. What several ranks hold has the same bits on all of them, as after an update."""
+        """See `Averaging`. What several ranks hold has the same bits on all of them, as after an update."""
         if (both := self._averaged_here()) is None:
             return
         if self._training is not None:
