@@ -74,7 +74,7 @@ def _evaluated(job: Evaluation, ranks: int) -> Evaluated:
         with found.batches(0, 1) as batches:
             outcome = found.trainer.evaluate(batches, lambda: ())
     else:
-        outcome = found.trainer.evaluate_sums(in_order(job, ranks))
+        outcome = found.trainer.training.evaluator.of_sums(in_order(job, ranks))
     if not outcome.samples:
         raise UserError("has no samples", where=str(job.asked.data))
     reading = reading_of(found.dataset)
@@ -103,7 +103,7 @@ class Evaluation:
         found = self.open(threads)
         with found.batches(rank, world_size) as batches:
             for number, batch in enumerate(batches):
-                yield found.trainer.batch_sums(batch, number * world_size + rank)
+                yield found.trainer.training.evaluator.batch_sums(batch, number * world_size + rank)
 
     def open(self, threads: int = 0, *, prepare: bool = False) -> OpenEvaluation:
         """Open samples and model, with the checkpoint's weights; `prepare` also makes the graphs. Raises UserError."""

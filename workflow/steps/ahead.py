@@ -1,7 +1,7 @@
 """Begins the passes of the next step while the present one is computed, before its loss is known.
 
 The passes change nothing of the state, so that a step still ends with all that it decides: a save, or the end of the
-run. Only for trainers that can (`Trainer.begins`). Used by step `train`.
+run. Only for trainers that can (`BeginningEarly`). Used by step `train`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ortflow.workflow.data.batches import StepBatch
 from ortflow.workflow.progress import dropout_seed
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.trainer_protocol.capabilities import BeginningEarly
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class Ahead:
         self._context, self._last = context, last
         self._begun: Work | None = None
         self._since = 0.0
-        if context.trainer.begins:
-            context.trainer.before_wait = self._begin
+        trainer = context.trainer
+        self._trainer = trainer if isinstance(trainer, BeginningEarly) and trainer.begins else None
+        if self._trainer is not None:
+            self._trainer.before_wait = self._begin
 
     def take(self) -> Work:
         """The work of the step that follows `progress`."""
@@ -61,10 +64,11 @@ class Ahead:
 
     def _begin(self) -> None:
         context, step = self._context, self._context.progress.step + 1
+        assert self._trainer is not None
         if self._last(step) or context.saver.due_after(step):
             return
         work = self._next(step + 1)
-        context.trainer.begin(work.batch.micro_batches, seeds=work.seeds, control_values=work.control_values)
+        self._trainer.begin(work.batch.micro_batches, seeds=work.seeds, control_values=work.control_values)
         self._begun = work
 
     def _next(self, step: int) -> Work:

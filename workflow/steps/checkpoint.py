@@ -19,6 +19,7 @@ from ortflow.workflow.checkpoint.manifest import FileRecord
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
+from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.disk_space import (
     POLL_PERIOD,
     RECORDS,
@@ -38,6 +39,7 @@ from ortflow.workflow.steps.identity import take_folder
 from ortflow.workflow.steps.resume import resume
 from ortflow.workflow.steps.save_period import save_period
 from ortflow.workflow.threads import start_or_call
+from ortflow.workflow.trainer_protocol.capabilities import CopyingState, DeviceState, StoringNumbers
 
 CONTROL_VALUES = 3
 """Control values that a rank adds to the step's all-reduce: still writing, failed, time for a save."""
@@ -62,14 +64,15 @@ class Saver:
         self._context, self._clock = context, context.clock
         self._section = context.spec.checkpoint
         self._store = DirectoryStore(context.run_dir.root / self._section.directory, context.location)
-        self._buffers = context.trainer.state()
+        trainer = context.trainer
+        self._buffers = trainer.state()
         world = context.world
         room = available() // (2 * context.place.local_size)
         self._writer = Writer(
             self._store, self._buffers, rank=world.rank, world_size=world.world_size, attempt=context.attempt,
-            copying=context.trainer.copying(room),
+            copying=trainer.copying(room) if isinstance(trainer, DeviceState) else Copying(),
         )  # fmt: skip
-        context.trainer.before_update = self._writer.wait_copied
+        trainer.before_update = self._writer.wait_copied
         self._save: Save | None = None
         self.saves = 0
         """Saves that were tried in this attempt, equal on all ranks."""
@@ -161,8 +164,10 @@ class Saver:
         if trouble is not None:
             self._failed(step, trouble)
             return
-        context.progress.trainer.update(context.trainer.numbers())
-        context.trainer.before_save()
+        if isinstance(context.trainer, StoringNumbers):
+            context.progress.trainer.update(context.trainer.numbers())
+        if isinstance(context.trainer, CopyingState):
+            context.trainer.before_save()
         context.events.write("checkpoint_start", step=step)
         context.monitor.flush()
         self._save = Save(step, context.progress.to_json(), self._clock.monotonic(), self._last_save)

@@ -41,6 +41,7 @@ from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
 from ortflow.workflow.steps.shard import Stream
 from ortflow.workflow.trainer import MicroBatch, Report, Scoring, TrainerBuilder
+from ortflow.workflow.trainer_protocol.capabilities import Lending, Releasing, check_capabilities, exchange_average
 from ortflow.workflow.trainers import builder_of
 from ortflow.workflow.weights.kept import FILE, RECORD
 from ortflow.workflow.weights.variants import Judge, Variant, kinds_of, write_variants
@@ -72,16 +73,19 @@ def try_export(context: Context) -> None:
     if not context.spec.export.enabled or context.progress.step:
         return
     trainer, tolerance = context.trainer, context.spec.export.tolerance
+    lending = trainer if isinstance(trainer, Lending) else None
 
     def make() -> None:
         try:
             trainer.export(output(context), samples(context)[:1], tolerance, trial=True)
         finally:
-            trainer.after_export()
+            if lending is not None:
+                lending.after_export()
 
-    trainer.before_export()
-    if not context.leads:
-        trainer.lend()
+    if lending is not None:
+        lending.before_export()
+        if not context.leads:
+            lending.lend()
     context.try_on_rank_0(make)
 
 
@@ -99,12 +103,15 @@ def export(context: Context) -> None:
                 "no weights were averaged, because train.average.start is behind the run's last step: the model has the"
                 " trained ones"
             )
-        context.trainer.exchange_average()
-    context.trainer.before_export()
+        exchange_average(context.trainer, context.spec)
+    lending = context.trainer if isinstance(context.trainer, Lending) else None
+    if lending is not None:
+        lending.before_export()
     if context.leads:
         path = output(context)
         context.stream.close()
-        context.trainer.end_training()
+        if isinstance(context.trainer, Releasing):
+            context.trainer.end_training()
         del context.saver
         try:
             difference = _export_when_there_is_room(context, path)
@@ -122,9 +129,10 @@ def export(context: Context) -> None:
             _write_variants(context, path)
             _export_best(context, path)
         finally:
-            context.trainer.after_export()
-    else:
-        context.trainer.lend()
+            if lending is not None:
+                lending.after_export()
+    elif lending is not None:
+        lending.lend()
     if context.world.broadcast_object(asked):
         context.leave(context.stop.reason or "another rank")
 
@@ -237,13 +245,13 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, f
     spec = trainer_run(moved(load_run_file(run_dir.run_file, others=False), run_dir.root), "ortflow export")
     with whole(run_dir, spec) as (builder, plan):
         trainer = builder.open(SoloCommunicator(), CpuDevice(), os.cpu_count() or 1, (), training=False)
+        check_capabilities(trainer, spec)
         targets = {name: window_for(buffer) for name, buffer in trainer.state().items()}
         store = DirectoryStore(run_dir.root / spec.checkpoint.directory)
         if (run := recorded_identity(run_dir, spec)) is not None:
             refuse_other_runs(store, run, COPIED)
         loaded = find(store, step, targets, trainer.index)
-        if spec.train.average is not None:
-            trainer.exchange_average()
+        exchange_average(trainer, spec)
         path = path or run_dir.root / spec.export.path
         batches: list[MicroBatch] = []
         stream = None

@@ -14,6 +14,7 @@ from ortflow.workflow.scalars import ScalarLog
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.save_period import save_message
 from ortflow.workflow.trainer import EvaluationOutcome, StepOutcome
+from ortflow.workflow.trainer_protocol.capabilities import Measuring, Pipelined
 
 SCALARS_SECONDS = 5.0
 """Whose scalars are written together: TensorBoard itself reads every five seconds at most."""
@@ -23,7 +24,8 @@ USAGE_SECONDS = 10.0
 
 def usage(context: Context) -> dict[str, int]:
     """Bytes of this rank's memory now and at most so far, and of its device's."""
-    return {"resident": resident(), "peak": peak(), **context.trainer.device_memory()}
+    device = context.trainer.device_memory() if isinstance(context.trainer, Measuring) else {}
+    return {"resident": resident(), "peak": peak(), **device}
 
 
 class Monitor:
@@ -140,10 +142,11 @@ class Monitor:
 
 def monitor(context: Context) -> None:
     """The step's own turn: report the total times, and close the record."""
-    held = dict(context.trainer.memory())
+    measuring = context.trainer if isinstance(context.trainer, Measuring) else None
+    held, device = (dict(measuring.memory()), measuring.device_memory()) if measuring else ({}, {})
     if "checkpoint" in held:
         held["checkpoint"] += context.saver.more_copied
-    parts = with_peak(held, peak(), context.trainer.device_memory())
+    parts = with_peak(held, peak(), device)
     context.events.write("usage", step=context.progress.step, **usage(context))
     context.events.write("memory", **parts)
     if context.leads:
@@ -174,19 +177,20 @@ def report_data_wait(context: Context) -> None:
 
 def report_waits(context: Context) -> None:
     """Rank 0 reports the fraction of the passes' time in which the ranks of a pipeline waited; called by all ranks."""
-    found = context.world.gather(context.trainer.pass_seconds())
+    seconds = context.trainer.pass_seconds() if isinstance(context.trainer, Pipelined) else None
+    found = context.world.gather(seconds)
     if found is None or None in found:
         return
-    busy, seconds = zip(*found, strict=True)
+    busy, durations = zip(*found, strict=True)
     # The rank that ends last shows how long the passes of all took.
-    idle = 1 - sum(busy) / len(busy) / max(seconds)
+    idle = 1 - sum(busy) / len(busy) / max(durations)
     spec = context.spec
     formula = bubble_by_formula(spec.parallel.pipeline, spec.accumulation, spec.parallel.chunks)
     context.events.write(
         "pipeline", idle=round(idle, 6), formula=round(formula, 6), busy_seconds=[round(each, 6) for each in busy],
-        seconds=round(max(seconds), 6),
+        seconds=round(max(durations), 6),
     )  # fmt: skip
-    shares = ", ".join(f"{each / max(seconds):.0%}" for each in busy)
+    shares = ", ".join(f"{each / max(durations):.0%}" for each in busy)
     print(
         f"pipeline: ranks waited {idle:.0%} of the passes' time, and {formula:.0%} by the formula for equal stages; "
         f"they computed for {shares}",

@@ -19,6 +19,7 @@ from ortflow.workflow.comm.mpi_errors import CallTime
 from ortflow.workflow.recording import RUN, Limits, Node, Recording
 from ortflow.workflow.spec.profile import ProfileWindow
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.trainer_protocol.capabilities import Profiling
 
 PINGS = 20
 MOST_NODES = 200_000
@@ -67,7 +68,8 @@ class Profiler:
     def _open(self) -> None:
         self._active = True
         try:
-            self._recording = self._context.trainer.record()
+            if isinstance(trainer := self._context.trainer, Profiling):
+                self._recording = trainer.record()
         except Exception as problem:  # noqa: BLE001 - ONNX Runtime's errors are only defined in its package
             self._context.monitor.warn(f"operators are not recorded: {problem}")
 
@@ -183,7 +185,7 @@ class Profiler:
         """The model's operations in a step over all ranks; None if they are not known."""
         spec, plan = self._context.spec, self._context.plan
         try:
-            once = self._context.trainer.flops()
+            once = trainer.flops() if isinstance(trainer := self._context.trainer, Profiling) else None
         except Exception as problem:  # noqa: BLE001 - the shape inference of ONNX has errors of several types
             self._context.monitor.warn(f"the model's operations are not counted: {problem}")
             return None

@@ -9,6 +9,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.environment import check_environment
+from ortflow.workflow.trainer_protocol.capabilities import CopyingState, StoringNumbers
 
 
 def resume(context: Context, store: DirectoryStore) -> tuple[int, set[int]]:
@@ -45,10 +46,12 @@ def resume(context: Context, store: DirectoryStore) -> tuple[int, set[int]]:
         context.monitor.begin()
         return 0, rejected
     loaded = load(store, step, targets, index=context.trainer.index)
-    context.trainer.after_load()
+    if isinstance(context.trainer, CopyingState):
+        context.trainer.after_load()
     context.progress = Progress.from_json(dict(loaded.manifest.progress))
     try:
-        context.trainer.restore(context.progress.trainer)
+        if isinstance(context.trainer, StoringNumbers):
+            context.trainer.restore(context.progress.trainer)
     except ValueError as error:
         raise UserError(
             f"the checkpoint {error}", where=str(store.place(step)), fix="remove it, and resume from an older one"

@@ -21,6 +21,7 @@ from ortflow.workflow.preflight.gate import gate
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.trainer_protocol.capabilities import Measuring, check_capabilities
 
 
 def runtime(context: Context) -> None:
@@ -48,7 +49,8 @@ def runtime(context: Context) -> None:
         gate(comm, device, context.place, threads, context.events)
         context.leave_if_asked()
     context.trainer = context.builder.open(context.world, device, threads, machines)
-    if device.kind == "cuda":
+    check_capabilities(context.trainer, context.spec)
+    if device.kind == "cuda" and isinstance(context.trainer, Measuring):
         device.account = context.trainer.memory  # type: ignore[attr-defined]
 
     from ortflow.workflow.steps.checkpoint import Saver

@@ -32,6 +32,7 @@ from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.tokens import count_tokens, token_labels
 from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer_protocol.capabilities import Prefetching, Releasing
 
 CHECK = "check"
 """Phase of the trainer's check before the first step, which may take longer than the rest of the step."""
@@ -250,7 +251,7 @@ def prefetched(
     prefetch: Callable[[Sequence[MicroBatch]], None],
     worthwhile: float = WORTHWHILE_SECONDS,
 ) -> ReadAhead[StepBatch]:
-    """The steps, the next one of which is given to `prefetch` in the background: see `Trainer.prefetch`."""
+    """The steps, the next one of which is given to `prefetch` in the background: see `Prefetching`."""
 
     def each() -> Iterator[list[StepBatch]]:
         for step in steps:
@@ -265,7 +266,7 @@ def shard(context: Context) -> None:
     from ortflow.workflow.steps.export import try_export
 
     (inputs, limits), trainer = context.builder.inputs(), context.trainer
-    prefetch = trainer.prefetch if trainer.prefetches else None
+    prefetch = trainer.prefetch if isinstance(trainer, Prefetching) and trainer.prefetches else None
     context.stream = Stream(context.spec, context.plan, inputs, limits, context.place, context.progress, prefetch)
     _refuse_other_version(context)
     if context.leads:
@@ -286,7 +287,8 @@ def shard(context: Context) -> None:
         else:
             context.try_on_rank_0(lambda: trainer.check(context.stream.samples()))
     context.leave_if_asked()
-    context.trainer.give_memory_back()
+    if isinstance(trainer, Releasing):
+        trainer.give_memory_back()
 
 
 def _refuse_other_version(context: Context) -> None:

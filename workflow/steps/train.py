@@ -33,6 +33,7 @@ from ortflow.workflow.steps.profile import profiler_of
 from ortflow.workflow.steps.usable import check_usable
 from ortflow.workflow.strike import strike_of
 from ortflow.workflow.trainer import EvaluationOutcome
+from ortflow.workflow.trainer_protocol.capabilities import Paced, exchange_average
 
 
 def train(context: Context) -> None:
@@ -90,6 +91,7 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
     batch, lr = work.batch, rate_of(context, total)
     rate, counts = average_of(context)
     if spec.train.average is not None or any(group.frozen_until for group in spec.train.groups):
+        assert isinstance(context.trainer, Paced)
         context.trainer.at(pace_of(context), rate)
     outcome = context.trainer.step(
         batch.micro_batches,
@@ -167,9 +169,7 @@ def evaluation_due(context: Context, step: int) -> bool:
 def evaluate(context: Context) -> bool:
     """Run the evaluation set. Returns False if a rank was asked to exit, so that there is no result."""
     start = context.clock.monotonic()
-    averages = context.spec.train.average is not None
-    if averages:
-        context.trainer.exchange_average()
+    exchange_average(context.trainer, context.spec)
     outcomes: list[EvaluationOutcome] = []
     names = [None, *context.spec.data.eval_sets]
     for name in names:
@@ -177,8 +177,7 @@ def evaluate(context: Context) -> bool:
         outcomes.append(context.trainer.evaluate(batches, lambda: [float(bool(context.stop))]))
         if outcomes[-1].control_values[0] > 0:
             break
-    if averages:
-        context.trainer.exchange_average()
+    exchange_average(context.trainer, context.spec)
     if outcomes[-1].control_values[0] > 0:
         return False
     outcome, *further = outcomes

@@ -25,14 +25,8 @@ SAMPLES, CONTROL_VALUES = 2, 3
 class StepBuffers:
     """What passes write.
 
-    Parameters
-    ----------
-    device
-        Where they are.
-    index
-        Positions of the tensors.
-    gradients
-        Elements of the gradients that a training graph writes to a flat buffer.
+    `index`: positions of the tensors. `gradients`: elements of the gradients that a training graph writes to a flat
+    buffer.
     """
 
     def __init__(self, device: Device, index: FlatIndex, gradients: int) -> None:

@@ -76,15 +76,8 @@ class Exchange:
 class CanonicalState:
     """This rank's shares of the canonical buffers.
 
-    Parameters
-    ----------
-    division
-        How the model is divided.
-    world
-        All ranks of the division's grid.
-    local
-        What this rank holds, by name: `parameters`, and buffers of trained elements. A `Shard` is this rank's
-        `layout.share` over the replicas.
+    `world`: all ranks of the division's grid. `local`: what this rank holds, by name: `parameters`, and buffers of
+    trained elements. A `Shard` is this rank's `layout.share` over the replicas.
     """
 
     def __init__(self, division: Division, world: Communicator, local: Mapping[str, Buffer | Shard]) -> None:
@@ -127,14 +120,8 @@ def swap(
 ) -> None:
     """Exchange elements with every other rank, piece by piece; collective.
 
-    Parameters
-    ----------
-    world
-        The ranks.
-    outgoing, incoming
-        Runs to send to, and to receive from, each rank: the same runs on both ranks.
-    read, write
-        Return the values of a piece of the runs; store received values.
+    `outgoing`, `incoming`: runs to send to, and to receive from, each rank: the same runs on both ranks. `read`,
+    `write`: return the values of a piece of the runs; store received values.
     """
     rank, ranks = world.rank, world.world_size
     for piece in outgoing(rank).pieces(PIECE):

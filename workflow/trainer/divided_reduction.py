@@ -44,7 +44,8 @@ class DividedReduction:
         self.after_each, device = scatter.after_each, context.device
         self._tied = TiedWeights(ties(division, ranks.place), ranks.stages, device, later=work.queued)
         self._common = CommonWeights(
-            common(division, ranks.place), ranks.parts, self._parameters, device, work.repeated
+            common(division, ranks.place), ranks.parts, self._parameters, device,
+            lambda name, run: work.repeat(name, run).run,
         )  # fmt: skip
 
     def sum_gradients(self) -> None:

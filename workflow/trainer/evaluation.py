@@ -19,14 +19,8 @@ def evaluated(
 ) -> tuple[dict[str, float], Tables]:
     """Numbers by name, the loss first, and tables.
 
-    Parameters
-    ----------
-    totals
-        The graph's outputs, summed over all batches and ranks.
-    gathered
-        Scores and truths of all ranks, by metric.
-    model
-        Section of the run file.
+    `totals`: the graph's outputs, summed over all batches and ranks. `gathered`: scores and truths of all ranks, by
+    metric.
     """
     values = {"loss": _ratio(totals, "loss")}
     if isinstance(model.loss, WeightedSum):

@@ -16,7 +16,7 @@ from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
 from ortflow.workflow.trainer.buffers import TAIL
 from ortflow.workflow.trainer.context import StepContext
 from ortflow.workflow.trainer.evaluation import Tables, evaluated, gathered_metrics, joined
-from ortflow.workflow.trainer.whole_passes import Passes, Scores
+from ortflow.workflow.trainer.passes import Passes, Scores
 
 Batches = Iterable[MicroBatch]
 
@@ -36,16 +36,8 @@ class BatchSums:
 class Evaluator:
     """See the module.
 
-    Parameters
-    ----------
-    context, passes
-        Of this rank.
-    world
-        All ranks of the run.
-    counts
-        Whether no other rank counts the same samples because both hold parts of one replica.
-    in_step
-        The batches, in step with ranks that take part in the same passes.
+    `counts`: whether no other rank counts the same samples because both hold parts of one replica. `in_step`: the
+    batches, in step with ranks that take part in the same passes.
     """
 
     def __init__(
@@ -58,11 +50,11 @@ class Evaluator:
         in_step: Callable[[Batches], Batches] = lambda batches: batches,
     ) -> None:
         self._context, self._passes, self._world, self._counts, self._in_step = context, passes, world, counts, in_step
-        self._totals = context.device.allocate(passes.metrics.count + TAIL, np.float64)
+        self._totals = context.device.allocate(passes.graphs.metrics.count + TAIL, np.float64)
 
     def run(self, batches: Batches, control_values: Callable[[], Sequence[float]]) -> EvaluationOutcome:
         """See `Trainer.evaluate`."""
-        metrics, replicas = self._passes.metrics, self._context.replicas
+        metrics, replicas = self._passes.graphs.metrics, self._context.replicas
         sums, scores = np.zeros(self._totals.count, np.float64), Scores()
         count, not_finite = metrics.count, None
         for number, batch in enumerate(self._in_step(batches)):
@@ -72,7 +64,7 @@ class Evaluator:
                     not_finite = number
                 sums[:count] += values
                 sums[count] += batch.count
-        self._passes.end_evaluation()
+        self._passes.graphs.end_evaluation()
         control = control_values()
         sums[count + 1 : count + 1 + len(control)] = control
         if not self._counts:
@@ -91,7 +83,7 @@ class Evaluator:
 
     def of_sums(self, parts: Iterable[BatchSums]) -> EvaluationOutcome:
         """The evaluation of the micro-batches whose sums these are, in order: as `run` of one rank."""
-        metrics, count, scores = self._passes.metrics, 0, Scores()
+        metrics, count, scores = self._passes.graphs.metrics, 0, Scores()
         sums, not_finite = np.zeros(metrics.count, np.float64), None
         for number, part in enumerate(parts):
             if not_finite is None and not np.isfinite(part.sums).all():
@@ -104,7 +96,7 @@ class Evaluator:
         return EvaluationOutcome(values_by_name, count, np.zeros(0), not_finite, tables)
 
     def _sums(self, batch: MicroBatch, place: int, scores: Scores) -> npt.NDArray[np.float32]:
-        return self._passes.evaluate(batch, evaluation_seed(self._context.spec.seed, place), scores)
+        return self._passes.graphs.evaluate(batch, evaluation_seed(self._context.spec.seed, place), scores)
 
     def _evaluated(
         self, totals: Mapping[str, npt.NDArray[np.float64]], scores: Scores

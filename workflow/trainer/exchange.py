@@ -43,16 +43,8 @@ class _Step:
 class Exchange:
     """Shares of all ranks, and the messages in progress between them.
 
-    Parameters
-    ----------
-    communicator
-        The ranks.
-    index
-        Positions of tensors in the flat buffer.
-    parameters, gradients
-        This rank's share; gradients are added to it.
-    library
-        The kernels of the nodes that exchange.
+    `index`: positions of tensors in the flat buffer. `parameters`, `gradients`: this rank's share; gradients are added
+    to it. `library`: the kernels of the nodes that exchange.
     """
 
     def __init__(

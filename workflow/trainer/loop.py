@@ -17,10 +17,10 @@ from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.buffers import CONTROL_VALUES, SAMPLES, TAIL, StepBuffers, UpdateInputs
 from ortflow.workflow.trainer.context import StepContext
 from ortflow.workflow.trainer.parameters import Parameters
+from ortflow.workflow.trainer.passes import Passes
 from ortflow.workflow.trainer.reduction import Reduction
 from ortflow.workflow.trainer.thaw import Thaw
 from ortflow.workflow.trainer.update import Update
-from ortflow.workflow.trainer.whole_passes import Passes
 from ortflow.workflow.trainer.work import HostWork
 
 

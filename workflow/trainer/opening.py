@@ -30,6 +30,7 @@ from ortflow.workflow.trainer.export.exporter import LentExporter, WholeExporter
 from ortflow.workflow.trainer.graph_binder import GraphBinder
 from ortflow.workflow.trainer.loop import ImmediateLoop, Loop, StepParts
 from ortflow.workflow.trainer.parameters import Parameters, WholeParameters
+from ortflow.workflow.trainer.passes import Passes
 from ortflow.workflow.trainer.reduction import AllReduce, Reduction, Scatter
 from ortflow.workflow.trainer.saved_state import HeldState, WholeModelState
 from ortflow.workflow.trainer.shard_passes import ShardPasses, check_kernels
@@ -46,7 +47,7 @@ from ortflow.workflow.trainer.stage_passes import Repeater, StagePasses
 from ortflow.workflow.trainer.step import GraphTrainer, Training
 from ortflow.workflow.trainer.thaw import Thaw
 from ortflow.workflow.trainer.update import PieceBinder, Update, WholeUpdate, whole_memory
-from ortflow.workflow.trainer.whole_passes import Passes, WholePasses
+from ortflow.workflow.trainer.whole_passes import WholePasses
 from ortflow.workflow.trainer.work import HostWork, Work
 
 if TYPE_CHECKING:

@@ -43,20 +43,9 @@ class Sums(Protocol):
 class Overlap:
     """The sums of a step.
 
-    Parameters
-    ----------
-    communicator
-        All ranks: sums what is complete last.
-    beside
-        Sums buckets beside the pass.
-    sync
-        The gradients, followed by what is summed with them.
-    trained
-        Number of gradients.
-    buckets
-        In the order in which the backward pass completes them.
-    tables
-        Whose rows the ranks exchange.
+    `communicator`: all ranks: sums what is complete last. `beside`: sums buckets beside the pass. `sync`: the
+    gradients, followed by what is summed with them. `buckets`: in the order in which the backward pass completes them.
+    `tables`: whose rows the ranks exchange.
     """
 
     def __init__(
@@ -186,14 +175,8 @@ def overlapped(
 ) -> Overlapped | None:
     """A training graph's form for GPUs with its buckets; None if its gradients are summed in one piece. Collective.
 
-    Parameters
-    ----------
-    form
-        The training graph.
-    elements
-        The most elements of a graph input in a micro-batch, where they are known.
-    sync
-        The gradients, followed by what is summed with them.
+    `elements`: the most elements of a graph input in a micro-batch, where they are known. `sync`: the gradients,
+    followed by what is summed with them.
     """
     if not isinstance(communicator, NcclCommunicator) or not communicator.one_host:
         return None

@@ -56,20 +56,8 @@ _EDGE, _ROUNDS = 64, 3
 class PeerSums:
     """The sums of a step's buckets, which begin in the order in which they were given.
 
-    Parameters
-    ----------
-    communicator
-        All ranks.
-    device, operators
-        This rank's.
-    memory
-        Of all ranks: the flat gradient, and `received`.
-    start
-        Address of this rank's flat gradient.
-    buckets
-        Parts of it.
-    received
-        The receive buffer: flags for two places a part, then the shares that others send.
+    `memory`: of all ranks: the flat gradient, and `received`. `start`: address of this rank's flat gradient.
+    `received`: the receive buffer: flags for two places a part, then the shares that others send.
     """
 
     def __init__(

@@ -63,16 +63,7 @@ class Step:
 class QueuedExchange:
     """Shares of all ranks, and the second stream.
 
-    Parameters
-    ----------
-    communicator
-        The ranks, each with its own GPU.
-    device, operators
-        This rank's.
-    index
-        Where tensors lie in the flat buffer.
-    parameters, gradients
-        This rank's share.
+    `communicator`: the ranks, each with its own GPU. `parameters`, `gradients`: this rank's share.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class QueuedLoop:
     def __init__(self, parts: StepParts, work: QueuedWork) -> None:
         device, tail, inputs = work.device, parts.buffers.tail, parts.inputs
         self._parts, self._work, self._device = parts, work, device
-        if parts.passes.scales_loss():
+        if parts.passes.graphs.scales_loss():
             work.start_loss_scale()
         state = parts.state()
         assert isinstance(tail, CudaBuffer)
@@ -43,7 +43,7 @@ class QueuedLoop:
         self._result = device.readback(tail)
         device.blas()  # created here so that no capture has to
         choices().keep_in(parts.context.graphs.root / PURPOSE)
-        self._scale = work.repeated("the scaling of the gradient", parts.update.scaling.run)
+        self._scale = work.repeat("the scaling of the gradient", parts.update.scaling.run).run
 
     def step(self, request: StepRequest) -> StepOutcome:
         """See the protocol. Queues everything, then waits for the loss while the update continues."""

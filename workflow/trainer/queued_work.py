@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.device import HALF_PRECISIONS
 from ortflow.workflow.device.capture import Repeated
@@ -37,7 +36,7 @@ from ortflow.workflow.trainer.parameters import Parameters, WholeParameters
 from ortflow.workflow.trainer.rounded import Rounded
 from ortflow.workflow.trainer.stage_passes import Repeater
 from ortflow.workflow.trainer.stage_slots import Repeat
-from ortflow.workflow.trainer.work import TrainGraph
+from ortflow.workflow.trainer.work import Repetition, TrainGraph
 
 SCALE, NORM, USEFUL = TAIL - 3, TAIL - 2, TAIL - 1
 """Elements of the tail that are filled after the all-reduce: the loss scale, and see `queued_gradient_graph`."""
@@ -160,22 +159,18 @@ class QueuedWork:
             form = scalars_in_one(model)[0] if context.sessions.operators is not None else model
             return Binding(context.sessions.open(form.SerializeToString()), self.device)
 
-        found = []
+        found: list[Callable[[], None]] = []
         if state.count:
             statistics, shape = opened(statistics_graph(context.replicas.world_size)), (state.count,)
             statistics.read_from("statistics", self._buffers.statistics, shape)
             statistics.read_from("state", state, shape)
             statistics.read_from("useful", self.in_tail(USEFUL), (1,))
             statistics.write_to("state.out", state, shape)
-            found.append(self.repeated("the change of the running statistics", statistics.run))
+            found.append(self.repeat("the change of the running statistics", statistics.run).run)
         if self.loss_scale.dynamic:
             sums = {"loss": self.in_tail(0), "weight": self.in_tail(1), "useful": self.in_tail(USEFUL)}
-            found.append(self.repeated("the change of the loss scale", self.loss_scale.adapted(opened, sums).run))
+            found.append(self.repeat("the change of the loss scale", self.loss_scale.adapted(opened, sums).run).run)
         return found
-
-    def repeated(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
-        """See the protocol."""
-        return self._captured(self._context.sessions, name, run).run
 
     def obstacle(self, sessions: Sessions, binding: Binding, graphs: Sequence[Path]) -> str:
         """See the protocol."""
@@ -183,53 +178,23 @@ class QueuedWork:
         found = next(filter(None, (obstacle_in(sessions.fastest_form_of(graph)) for graph in forms)), "")
         return copied_by(binding) or found
 
-    def passes(
-        self,
-        sessions: Sessions,
-        name: str,
-        run: Callable[[], None],
-        obstacle: str,
-        over: Communicator | None,
-    ) -> Repeated:
-        """See the protocol."""
-        return self._captured(sessions, name, run, obstacle, over)
-
-    def deferred(
-        self,
-        sessions: Sessions,
-        name: str,
-        run: Callable[[], None],
-        obstacle: str,
-        over: Communicator | None,
-    ) -> Repeated:
-        """Passes that are captured where no message is awaited."""
-        return self._captured(sessions, name, run, obstacle, over, deferred=True)
-
-    def _captured(
-        self,
-        sessions: Sessions,
-        name: str,
-        run: Callable[[], None],
-        obstacle: str = "",
-        over: Communicator | None = None,
-        *,
-        deferred: bool = False,
-    ) -> Repeated:
-        """Work that is captured as a CUDA graph, unless the run file forbids it or there is an obstacle.
+    def repeat(self, name: str, run: Callable[[], None], passes: Repetition | None = None) -> Repeated:
+        """See the protocol. Captured as a CUDA graph, unless the run file forbids it or there is an obstacle.
 
         The few passes that a check computes in fp32 are not. The log has each line once, whatever the number of works
         of a name.
         """
+        passes = passes or Repetition(self._context.sessions, "", None)
 
         def note(line: str) -> None:
             if self._context.replicas.rank == 0 and line not in self._noted:
                 self._noted.add(line)
                 self._context.report.note(line)
 
-        wanted = self._context.spec.resources.cuda_graph and sessions.device is self.device
-        agreement = OverRanks(over) if isinstance(over, NcclCommunicator) else None
+        wanted = self._context.spec.resources.cuda_graph and passes.sessions.device is self.device
+        agreement = OverRanks(passes.over) if isinstance(passes.over, NcclCommunicator) else None
         return Repeated(
-            self.device, name, run, note, obstacle, wanted=wanted, agreement=agreement, deferred=deferred
+            self.device, name, run, note, passes.obstacle, wanted=wanted, agreement=agreement, deferred=passes.deferred
         )  # fmt: skip
 
 
@@ -241,7 +206,8 @@ def repeater(work: QueuedWork, parts: NcclCommunicator | None) -> Repeater:
         drawn = next(filter(None, forms), "")
 
         def repeat(name: str, run: Callable[[], None], binding: Binding) -> Repeated:
-            return work.deferred(sessions, name, run, copied_by(binding) or drawn, parts)
+            repetition = Repetition(sessions, copied_by(binding) or drawn, parts, deferred=True)
+            return work.repeat(name, run, repetition)
 
         return repeat
 

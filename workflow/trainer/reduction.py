@@ -81,18 +81,7 @@ class AllReduce:
 class Scatter:
     """ZeRO stages 1 and 2 (Rajbhandari et al. 2020): each rank gets the sums of its share, and updates that.
 
-    Parameters
-    ----------
-    ranks
-        Those that train the same.
-    buffers
-        The step's.
-    trained
-        The trained parameters.
-    sharded
-        False in stage 0, where each rank gets and updates all.
-    after_each
-        See the protocol.
+    `ranks`: those that train the same. `sharded`: false in stage 0, where each rank gets and updates all.
     """
 
     def __init__(

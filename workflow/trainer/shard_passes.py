@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from ortflow.workflow.device.shard import Shard
@@ -22,7 +21,6 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.shards.exchange import TOKEN
 from ortflow.workflow.graph.shards.graphs import sharded
 from ortflow.workflow.graph.shards.program import Program
-from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.kernels.library import remedy
 from ortflow.workflow.memory import ITEM
 from ortflow.workflow.onnx_runtime import onnxruntime
@@ -31,11 +29,10 @@ from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.context import StepContext
 from ortflow.workflow.trainer.exchange import Exchange
-from ortflow.workflow.trainer.graph_binder import GraphBinder, feed_ahead, feed_training
-from ortflow.workflow.trainer.metric_sums import MetricSums, metric_shapes
+from ortflow.workflow.trainer.graph_binder import GraphBinder, feed_training
+from ortflow.workflow.trainer.passes import OneGraph
 from ortflow.workflow.trainer.sharded_parameters import ShardedParameters
-from ortflow.workflow.trainer.whole_passes import Scores, evaluated_by
-from ortflow.workflow.trainer.work import Work
+from ortflow.workflow.trainer.work import Repetition, Work
 
 if TYPE_CHECKING:
     from ortflow.workflow.trainer.queued_exchange import QueuedExchange
@@ -78,12 +75,11 @@ class ShardPasses:
     ) -> None:
         self._context, self._binder, self._buffers, self._work = context, binder, binder.buffers, work
         self._gradients, self._shard = gradients, parameters.shard
-        self.prefetches = work.queued
         self._token = context.device.allocate(2, np.float32)
         self._channels: set[int] = set()
         self.exchange = self._new_exchange()
         form = context.sessions.fastest_form_of(context.train_graph)
-        self._graphs = sharded(
+        self._plan = sharded(
             context.train_graph, form, context.graphs.eval, context.index, on_gpus=work.queued
         )  # fmt: skip
         if context.replicas.rank == 0:
@@ -98,7 +94,7 @@ class ShardPasses:
         return queued_exchange(context, *shares)
 
     def _note(self) -> None:
-        context, plan = self._context, self._graphs
+        context, plan = self._context, self._plan
         trained, ranks = context.index.trained, context.replicas.world_size
         counts = {entry.name: entry.tensor.count for entry in context.index}
         sizes = [sum(counts[name] for name in layer.tensors) for layer in plan.layers]
@@ -111,16 +107,14 @@ class ShardPasses:
     def open(self, sessions: Sessions) -> None:
         """See `Passes`."""
         context, work = self._context, self._work
-        self.first = self._bound(self._opened(sessions, *self._graphs.train, TRAINING), sessions)
-        self.first.prefetches = work.queued
-        session = self._opened(sessions, *self._graphs.eval, EVALUATION)
-        self._evaluation = self._with_token(self._binder.evaluation(session, sessions.device))
-        self.metrics = MetricSums(context.device, metric_shapes(self._evaluation))
-        self.metrics.tie(self._evaluation)
+        self.first = self._bound(self._opened(sessions, *self._plan.train, TRAINING), sessions)
+        session = self._opened(sessions, *self._plan.eval, EVALUATION)
+        evaluation = self._with_token(self._binder.evaluation(session, sessions.device))
+        self.graphs = OneGraph(context, self.first, evaluation, prefetches=work.queued)
         obstacle = work.obstacle(sessions, self.first, [context.graphs.train])
-        over = context.replicas
-        self._first_run = work.passes(sessions, "a micro-batch", self._run_first, obstacle, over)
-        self._further_run = work.passes(sessions, "another micro-batch", self._run_further, obstacle, over)
+        repetition = Repetition(sessions, obstacle, context.replicas)
+        self._first_run = work.repeat("a micro-batch", self._run_first, repetition)
+        self._further_run = work.repeat("another micro-batch", self._run_further, repetition)
 
     def _opened(
         self, sessions: Sessions, model: onnx.ModelProto, program: Program, channel: int
@@ -177,14 +171,6 @@ class ShardPasses:
     def updated(self) -> None:
         """See `Passes`."""
 
-    def prefetch(self, batches: Sequence[MicroBatch]) -> None:
-        """See `Passes`."""
-        feed_ahead(self.first, batches)
-
-    def evaluate(self, batch: MicroBatch, seed: int, scores: Scores) -> npt.NDArray[np.float32]:
-        """See `Passes`."""
-        return evaluated_by(self._evaluation, self.metrics, batch, seed, scores)
-
     def in_step(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield batches. While another rank has one and this one has none, takes part in the fetches."""
         left, there = iter(batches), self._context.device.allocate(1, np.float64)
@@ -199,26 +185,11 @@ class ShardPasses:
             if batch is not None:
                 yield batch
 
-    def end_evaluation(self) -> None:
-        """See `Passes`."""
-
-    def scales_loss(self) -> bool:
-        """See `Passes`."""
-        return LOSS_SCALE in self.first.inputs
-
-    def shapes_fed(self) -> dict[str, tuple[int, ...]] | None:
-        """See `Passes`."""
-        return {name: shape for name, _, shape in self.first.fed}
-
-    def compared(self, sessions: Sessions) -> list[Path]:
-        """See `Passes`."""
-        return [sessions.fastest_form_of(self._context.graphs.train)]
-
     def bind_checked(self, sessions: Sessions, model: Path | bytes) -> Binding:
         """A training graph for the check of the gradient, with exchanges on a channel of its own."""
         channel = max(self._channels) + 1
         loaded = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
-        exchanging, program = self._graphs.another(loaded, channel)
+        exchanging, program = self._plan.another(loaded, channel)
         return self._bound(self._opened(sessions, exchanging, program, channel), sessions)
 
     def forget_checked(self) -> None:
@@ -242,7 +213,7 @@ class ShardPasses:
         """See `Passes`."""
         for channel in [*self._channels]:
             self._forget(channel)
-        del self.exchange, self._evaluation, self.first, self._first_run, self._further_run
+        del self.exchange, self.graphs, self.first, self._first_run, self._further_run
 
 
 def queued_exchange(context: StepContext, parameters: Shard, gradients: Shard) -> QueuedExchange:

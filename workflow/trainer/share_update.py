@@ -69,7 +69,7 @@ class ResidentMoments:
 
     def runs(self, name: str, mine: Sequence[Piece], bind: Bind, work: Work) -> list[Callable[[], None]]:
         """See the protocol."""
-        return [work.repeated(name, bind(mine, self.moments).run)] if mine else []
+        return [work.repeat(name, bind(mine, self.moments).run).run] if mine else []
 
     def check_norms(self, graphs: NormGraphs, mine: Sequence[Piece]) -> None:
         """See the protocol."""
@@ -117,16 +117,8 @@ def note_shares(context: StepContext, memory: UpdateMemory, buffers: StepBuffers
 class ShareUpdate:
     """See the module.
 
-    Parameters
-    ----------
-    context, memory, buffers, binder, thaw, work
-        Of this rank.
-    store
-        Its moments.
-    reduction
-        Sums squares over the ranks.
-    counted
-        The elements whose squares this rank counts; None for all that it updates.
+    `reduction`: sums squares over the ranks. `counted`: the elements whose squares this rank counts; None for all that
+    it updates.
     """
 
     def __init__(
@@ -189,7 +181,7 @@ class ShareUpdate:
         for number, (start, stop) in enumerate(counted or ()):
             squaring.read_from(f"piece.{number}", own.slice(start, stop), (stop - start,))
         squaring.write_to("squares", self._squares, (1,))
-        return work.repeated("the norm of the gradient", squaring.run)
+        return work.repeat("the norm of the gradient", squaring.run).run
 
     def _by_norms(self, graphs: NormGraphs, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
         """Norms are of whole tensors, and a rank may have a piece of one: their squares are summed over the ranks."""
@@ -224,9 +216,9 @@ class ShareUpdate:
         moments = self.memory.moments
         if graphs.keeps_changes:
             first = self._store.runs("the change", mine, bind_first, work)
-            second = [work.repeated("the update", bind_second(mine, moments).run)]
+            second: list[Callable[[], None]] = [work.repeat("the update", bind_second(mine, moments).run).run]
         else:
-            first = [work.repeated("the norms", bind_first(mine, moments).run)]
+            first = [work.repeat("the norms", bind_first(mine, moments).run).run]
             second = self._store.runs("the update", mine, bind_second, work)
         return [add[0], *first, add[1], *second]
 

@@ -29,16 +29,8 @@ class _Chunk:
 class StageEvaluation:
     """See the module.
 
-    Parameters
-    ----------
-    stages
-        The stages of the whole pipeline.
-    pipeline
-        The ranks of this pipeline, in the order of the stages.
-    sessions
-        Of this rank.
-    bind
-        Ties a graph to the trainer's parameters and its metrics to where the trainer wants them.
+    `pipeline`: the ranks of this pipeline, in the order of the stages. `bind`: ties a graph to the trainer's parameters
+    and its metrics to where the trainer wants them.
     """
 
     def __init__(
@@ -63,12 +55,7 @@ class StageEvaluation:
     def run(self, batch: MicroBatch, feed: Callable[[Binding], None]) -> None:
         """Evaluate one batch. Its metrics are then on the last rank. Called by all ranks of the pipeline.
 
-        Parameters
-        ----------
-        batch
-            The same on all ranks, with at least one sample.
-        feed
-            Binds the batch to the inputs of a graph.
+        `batch`: the same on all ranks, with at least one sample. `feed`: binds the batch to the inputs of a graph.
         """
         # Each graph overwrites its outputs of the previous batch.
         self.finish()

@@ -27,29 +27,17 @@ from ortflow.workflow.trainer.buffers import UpdateMemory
 from ortflow.workflow.trainer.context import StepContext
 from ortflow.workflow.trainer.graph_binder import GraphBinder, feed
 from ortflow.workflow.trainer.metric_sums import MetricSums, Shapes, metric_shapes
+from ortflow.workflow.trainer.passes import Scores
 from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
 from ortflow.workflow.trainer.stage_runner import StageRunner
 from ortflow.workflow.trainer.stage_slots import Repeat
-from ortflow.workflow.trainer.whole_passes import Scores
 
 Repeater = Callable[[Sessions, Sequence[Path]], Repeat]
 """Makes work that a GPU repeats of the passes of graphs."""
 
 
 class StagePasses:
-    """See the module.
-
-    Parameters
-    ----------
-    context, memory, binder
-        Of this rank.
-    ranks
-        Its communicators.
-    repeater
-        None if passes are not repeated on the same memory.
-    """
-
-    prefetches = False
+    """See the module. `repeater`: None if passes are not repeated on the same memory."""
 
     def __init__(
         self,
@@ -83,16 +71,14 @@ class StagePasses:
         )  # fmt: skip
         if self._repeater is not None:
             self._runner.repeat = self._repeater(sessions, self._runner.graphs())
-        self._evaluations: list[Binding] = []
+        evaluations: list[Binding] = []
 
         def bind_evaluation(session: onnxruntime.InferenceSession) -> Binding:
-            self._evaluations.append(self._binder.evaluation(session, sessions.device))
-            return self._evaluations[-1]
+            evaluations.append(self._binder.evaluation(session, sessions.device))
+            return evaluations[-1]
 
-        self._evaluator = StageEvaluation(stages, pipeline, sessions, bind_evaluation)
-        self.metrics = MetricSums(context.device, shapes_of_all(self._evaluations, pipeline))
-        for binding in self._evaluations:
-            self.metrics.tie(binding)
+        evaluation = StageEvaluation(stages, pipeline, sessions, bind_evaluation)
+        self.graphs = StageGraphs(context, pipeline, self._runner, evaluation, evaluations)
 
     def run(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> None:
         """See `Passes`."""
@@ -107,34 +93,6 @@ class StagePasses:
     def updated(self) -> None:
         """See `Passes`. Making a CUDA graph may wait for the GPU: here, where all messages of the step are queued."""
         self._runner.prepare()
-
-    def prefetch(self, batches: Sequence[MicroBatch]) -> None:
-        """See `Passes`."""
-
-    def evaluate(self, batch: MicroBatch, seed: int, scores: Scores) -> npt.NDArray[np.float32]:
-        """See `Passes`."""
-        self._evaluator.run(batch, lambda binding: feed(binding, batch, seed))
-        return self.metrics.read()
-
-    def end_evaluation(self) -> None:
-        """See `Passes`."""
-        self._evaluator.finish()
-
-    def scales_loss(self) -> bool:
-        """See `Passes`. Only the last stage has the loss, and all have gradients that are multiplied by the scale."""
-        found = self._ranks.stages.gather(self._runner.reads(LOSS_SCALE))
-        return bool(self._ranks.stages.broadcast_object(found is not None and any(found)))
-
-    def shapes_fed(self) -> dict[str, tuple[int, ...]] | None:
-        """See `Passes`."""
-        return None
-
-    def compared(self, sessions: Sessions) -> list[Path]:
-        """See `Passes`."""
-        exact = sessions is not self._context.sessions
-        stages = StageSet.load(self._context.graphs.root) if exact else self._runner.stages
-        graphs = [stages.forward(stage.number) for stage in stages.stages]
-        return [sessions.fastest_form_of(graph) for graph in graphs]
 
     def give_memory_back(self) -> None:
         """See `Trainer.give_memory_back`."""
@@ -152,7 +110,54 @@ class StagePasses:
 
     def close(self) -> None:
         """See `Passes`."""
-        del self._runner, self._evaluator, self._evaluations
+        del self._runner, self.graphs
+
+
+class StageGraphs:
+    """The graphs of this rank's stages."""
+
+    prefetches = False
+
+    def __init__(
+        self,
+        context: StepContext,
+        pipeline: Communicator,
+        runner: StageRunner,
+        evaluation: StageEvaluation,
+        bindings: Sequence[Binding],
+    ) -> None:
+        self._context, self._pipeline, self._runner, self._evaluation = context, pipeline, runner, evaluation
+        self.metrics = MetricSums(context.device, shapes_of_all(bindings, pipeline))
+        for binding in bindings:
+            self.metrics.tie(binding)
+
+    def prefetch(self, batches: Sequence[MicroBatch]) -> None:
+        """See `PassGraphs`."""
+
+    def evaluate(self, batch: MicroBatch, seed: int, scores: Scores) -> npt.NDArray[np.float32]:
+        """See `PassGraphs`."""
+        self._evaluation.run(batch, lambda binding: feed(binding, batch, seed))
+        return self.metrics.read()
+
+    def end_evaluation(self) -> None:
+        """See `PassGraphs`."""
+        self._evaluation.finish()
+
+    def scales_loss(self) -> bool:
+        """See `PassGraphs`. Only the last stage has the loss, and all have gradients that are multiplied by its
+        scale."""
+        scaled = self._pipeline.gather(self._runner.reads(LOSS_SCALE))
+        return bool(self._pipeline.broadcast_object(scaled is not None and any(scaled)))
+
+    def shapes_fed(self) -> dict[str, tuple[int, ...]] | None:
+        """See `PassGraphs`."""
+        return None
+
+    def compared(self, sessions: Sessions) -> list[Path]:
+        """See `PassGraphs`."""
+        exact = sessions is not self._context.sessions
+        stages = StageSet.load(self._context.graphs.root) if exact else self._runner.stages
+        return [sessions.fastest_form_of(stages.forward(stage.number)) for stage in stages.stages]
 
 
 def shapes_of_all(evaluations: Sequence[Binding], pipeline: Communicator) -> Shapes:

@@ -34,24 +34,10 @@ Bind = Callable[[onnxruntime.InferenceSession, Buffer], Binding]
 class StageRunner:
     """See the module.
 
-    Parameters
-    ----------
-    stages
-        The stages of the whole pipeline.
-    kind
-        The schedule.
-    pipeline
-        The ranks of this pipeline, in the order of the stages.
-    sessions
-        Of this rank.
-    index
-        Where what this rank holds lies in its flat buffers.
-    bind
-        Ties a graph to the trainer's parameters, running statistics and sums of the loss.
-    gradients
-        The rank's flat gradients.
-    scratch
-        As large, for gradients that are added; None if steps have one micro-batch and the rank one stage.
+    `pipeline`: the ranks of this pipeline, in the order of the stages. `index`: where what this rank holds lies in its
+    flat buffers. `bind`: ties a graph to the trainer's parameters, running statistics and sums of the loss.
+    `gradients`: the rank's flat gradients. `scratch`: as large, for gradients that are added; None if steps have one
+    micro-batch and the rank one stage.
     """
 
     def __init__(
@@ -147,16 +133,10 @@ class StageRunner:
     ) -> None:
         """All passes of a step; the gradient buffer then holds the sums over the micro-batches.
 
-        Parameters
-        ----------
-        batches, seeds
-            As of `Trainer.step`, and the same on all ranks of the pipeline. Batches of no sample are left out.
-        feed
-            Feeds a micro-batch to what a graph reads of it.
-        before_forward
-            Called before each forward pass: running statistics move on.
-        after_loss
-            Called on the last stage when the loss of a micro-batch is there, in the order of the micro-batches.
+        `batches`, `seeds`: as of `Trainer.step`, and the same on all ranks of the pipeline. Batches of no sample are
+        left out. `feed`: feeds a micro-batch to what a graph reads of it. `before_forward`: called before each forward
+        pass: running statistics move on. `after_loss`: called on the last stage when the loss of a micro-batch is
+        there, in the order of the micro-batches.
         """
         work = [(batch, seed) for batch, seed in zip(batches, seeds, strict=True) if batch.count]
         if not work:

@@ -111,10 +111,7 @@ class Wire:
     ) -> Arrival:
         """Begin to receive activations; waits for their shapes if these are not known.
 
-        Parameters
-        ----------
-        into
-            Memory to receive in, by value. What is missing is added.
+        `into`: memory to receive in, by value. What is missing is added.
         """
         key = link, signature(batch)
         if key not in self._shapes:

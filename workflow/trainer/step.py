@@ -28,7 +28,7 @@ from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, StepOutcome,
 from ortflow.workflow.trainer.averaged import exchange
 from ortflow.workflow.trainer.check.checker import Checker
 from ortflow.workflow.trainer.context import StepContext
-from ortflow.workflow.trainer.evaluator import BatchSums, Evaluator
+from ortflow.workflow.trainer.evaluator import Evaluator
 from ortflow.workflow.trainer.export.exporter import Exporter
 from ortflow.workflow.trainer.loop import Loop, StepParts, StepRequest
 from ortflow.workflow.trainer.parameters import Parameters
@@ -54,22 +54,10 @@ class Training:
 
 
 class GraphTrainer(Trainer):
-    """See the module.
+    """See the module. It has all capabilities.
 
-    Parameters
-    ----------
-    context, parameters, moments
-        Of this rank.
-    saved, exporter
-        Of the whole model.
-    training
-        None for a trainer that only exports.
-    graphs
-        Of the whole model.
-    ranks
-        The communicators of a divided model; None if it is not divided.
-    together
-        See `Trainer`.
+    `training`: None for a trainer that only exports. `ranks`: the communicators of a divided model; None if it is not
+    divided.
     """
 
     def __init__(
@@ -86,13 +74,14 @@ class GraphTrainer(Trainer):
         together: bool = False,
     ) -> None:
         self.index = graphs.index
+        self.prefetches = self.begins = False
         self.context, self.parameters, self._moments = context, parameters, moments
         self._saved, self.exporter, self._training = saved, exporter, training
         self._graphs, self._ranks, self.together = graphs, ranks, together
         self.before_update: Callable[[], None] = _nothing
         self.before_wait: Callable[[], None] = _nothing
         if training is not None:
-            self.prefetches = training.parts.passes.prefetches
+            self.prefetches = training.parts.passes.graphs.prefetches
             # A divided model begins no step before the one before has ended.
             self.begins = training.loop.begins and ranks is None
 
@@ -136,7 +125,7 @@ class GraphTrainer(Trainer):
         return here.slice(0, average.count), average
 
     def exchange_average(self) -> None:
-        """See the protocol. What several ranks hold has the same bits on all of them, as after an update."""
+        """See `Averaging`. What several ranks hold has the same bits on all of them, as after an update."""
         if (both := self._averaged_here()) is None:
             return
         if self._training is not None:
@@ -190,7 +179,7 @@ class GraphTrainer(Trainer):
 
     def prefetch(self, batches: Sequence[MicroBatch]) -> None:
         """See the protocol."""
-        self.parts.passes.prefetch(batches)
+        self.parts.passes.graphs.prefetch(batches)
 
     def numbers(self) -> Mapping[str, float]:
         """See the protocol."""
@@ -215,14 +204,6 @@ class GraphTrainer(Trainer):
         outcome = self.training.evaluator.run(batches, evaluated)
         self.context.device.free_memory()
         return outcome
-
-    def batch_sums(self, batch: MicroBatch, place: int) -> BatchSums:
-        """See `Evaluator`."""
-        return self.training.evaluator.batch_sums(batch, place)
-
-    def evaluate_sums(self, parts: Iterable[BatchSums]) -> EvaluationOutcome:
-        """See `Evaluator`."""
-        return self.training.evaluator.of_sums(parts)
 
     def memory(self) -> Mapping[str, int]:
         """See the protocol."""
@@ -264,7 +245,7 @@ class GraphTrainer(Trainer):
 
         from ortflow.workflow.graph.stages.flops import flops_in
 
-        shapes = self.parts.passes.shapes_fed()
+        shapes = self.parts.passes.graphs.shapes_fed()
         if shapes is None or self._ranks is not None or self.context.spec.onnx_model.recompute:
             return None
         return flops_in(onnx.load(self._graphs.train), shapes)

@@ -48,16 +48,8 @@ def staging_of(groups: Sequence[Sequence[Piece]], moments: int) -> int:
 class Streamed:
     """The moments of a rank, by name.
 
-    Parameters
-    ----------
-    device
-        The rank's.
-    names
-        Of the moments.
-    span
-        First and last element of the rank's share, and the elements of all shares.
-    groups
-        The pieces that pass together.
+    `span`: first and last element of the rank's share, and the elements of all shares. `groups`: the pieces that pass
+    together.
     """
 
     def __init__(

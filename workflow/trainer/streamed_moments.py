@@ -67,7 +67,7 @@ class StreamedMoments:
     def runs(self, name: str, mine: Sequence[Piece], bind: Bind, work: Work) -> list[Callable[[], None]]:
         """See `MomentStore`."""
         runs = [
-            work.repeated(f"{name} of a piece", bind(group, self._streamed.here(number)).run)
+            work.repeat(f"{name} of a piece", bind(group, self._streamed.here(number)).run).run
             for number, group in enumerate(self._groups)
         ]
         return [partial(self._streamed.run, runs)] if runs else []

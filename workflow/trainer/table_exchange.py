@@ -35,16 +35,8 @@ def gathered_size(rows: TableRows, width: int, ranks: int) -> int:
 class TableExchange:
     """The gradient of one look-up.
 
-    Parameters
-    ----------
-    rows
-        The look-up.
-    communicator, device, operators
-        All ranks, and this rank's GPU.
-    gradient
-        The table's part of the flat gradient.
-    shape
-        The table's rows, and elements of a row.
+    `communicator`, `device`, `operators`: all ranks, and this rank's GPU. `gradient`: the table's part of the flat
+    gradient. `shape`: the table's rows, and elements of a row.
     """
 
     def __init__(

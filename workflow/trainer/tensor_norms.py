@@ -15,16 +15,9 @@ from ortflow.workflow.device import Buffer
 def sum_over(sums: Buffer, terms: npt.NDArray[np.bool_], pieces: Communicator, parts: Communicator) -> None:
     """Sum over the ranks of a replica's stage: its parts, and the replicas if each has a piece of every tensor.
 
-    Parameters
-    ----------
-    sums
-        This rank's terms; replaced by the sums.
-    terms
-        Whether the parts' sum includes this rank's element. It does not where the first part has all of it.
-    pieces
-        Ranks that have pieces of the same tensors (ZeRO).
-    parts
-        Ranks that share the layers.
+    `sums`: this rank's terms; replaced by the sums. `terms`: whether the parts' sum includes this rank's element. It
+    does not where the first part has all of it. `pieces`: ranks that have pieces of the same tensors (ZeRO). `parts`:
+    ranks that share the layers.
     """
     pieces.all_reduce(sums)
     sums.write(np.where(terms, sums.read(), 0))

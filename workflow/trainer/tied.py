@@ -22,16 +22,8 @@ TAG = TAGS - 1
 class TiedWeights:
     """The tied weights of one rank.
 
-    Parameters
-    ----------
-    ties
-        This rank's ties; see `ties`.
-    stages
-        The ranks of its pipeline, ordered by stage.
-    device
-        Where its buffers are.
-    later
-        Whether `take_over` leaves its messages in progress, beside the next forward pass, until `settle`.
+    `ties`: this rank's ties; see `ties`. `stages`: the ranks of its pipeline, ordered by stage. `later`: whether
+    `take_over` leaves its messages in progress, beside the next forward pass, until `settle`.
     """
 
     def __init__(self, ties: Sequence[Tie], stages: Communicator, device: Device, *, later: bool = False) -> None:
@@ -82,18 +74,8 @@ class TiedWeights:
 class CommonWeights:
     """Tensors that all parts hold.
 
-    Parameters
-    ----------
-    spans
-        Their elements of the local flat buffers; see `common`.
-    parts
-        The ranks that share the layers.
-    parameters
-        This rank's.
-    device
-        Where they are.
-    repeated
-        Makes work that a device repeats.
+    `spans`: their elements of the local flat buffers; see `common`. `parts`: the ranks that share the layers.
+    `repeated`: makes work that a device repeats.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class WholeUpdate:
         cuts = segments_of(context.spec.train, context.index)
         if not thaw:
             update = binder.bind(context.sessions.open_fastest(context.graphs.optimizer), cuts, memory.moments)
-            self._updates = [work.repeated("the update", update.run)]
+            self._updates: list[Callable[[], None]] = [work.repeat("the update", update.run).run]
             return
         self._updates = []
         for group, some in by_thaw(cuts).items():

@@ -4,80 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.buffers import UpdateMemory
 from ortflow.workflow.trainer.context import StepContext
-from ortflow.workflow.trainer.graph_binder import GraphBinder, feed, feed_ahead, feed_training
-from ortflow.workflow.trainer.metric_sums import GATHERED, MetricSums, metric_shapes
+from ortflow.workflow.trainer.graph_binder import GraphBinder, feed_training
 from ortflow.workflow.trainer.parameters import Parameters
-from ortflow.workflow.trainer.work import TrainGraph, Work
+from ortflow.workflow.trainer.passes import OneGraph
+from ortflow.workflow.trainer.work import Repetition, TrainGraph, Work
 
 if TYPE_CHECKING:
     from ortflow.workflow.comm.nccl import NcclCommunicator
 
-Scores = dict[str, list[npt.NDArray[np.float32]]]
-"""Outputs of an evaluation that are gathered, by name, in the order of the batches."""
-
-
-class Passes(Protocol):
-    """The forward and backward passes of a step, and the forward pass of an evaluation."""
-
-    prefetches: bool
-    """Whether `prefetch` copies batches."""
-    metrics: MetricSums
-
-    def open(self, sessions: Sessions) -> None:
-        """Open the graphs, or open them again with other sessions. Collective if passes are."""
-
-    def run(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> None:
-        """Compute gradients, running statistics and the summed loss of this rank's micro-batches."""
-
-    def updated(self) -> None:
-        """Called behind each update, where this rank has queued everything that others wait for."""
-
-    def prefetch(self, batches: Sequence[MicroBatch]) -> None:
-        """See `Trainer.prefetch`."""
-
-    def evaluate(self, batch: MicroBatch, seed: int, scores: Scores) -> npt.NDArray[np.float32]:
-        """The metrics' sums over a micro-batch; adds what is gathered to `scores`."""
-
-    def end_evaluation(self) -> None:
-        """Called after the last batch of an evaluation."""
-
-    def scales_loss(self) -> bool:
-        """Whether the gradients of a micro-batch are multiplied by a loss scale. Collective if passes are."""
-
-    def shapes_fed(self) -> dict[str, tuple[int, ...]] | None:
-        """Shapes of the last micro-batch by input of the training graph; None if there are several graphs."""
-
-    def compared(self, sessions: Sessions) -> list[Path]:
-        """The graphs of the forward pass as these sessions open them."""
-
-    def close(self) -> None:
-        """Release what only steps need."""
-
 
 class WholePasses:
-    """See the module.
-
-    Parameters
-    ----------
-    context, parameters, memory
-        Of this rank.
-    binder, work
-        Bind and repeat the graphs.
-    parts
-        The ranks over which queued collectives in the graph run; None if it has none.
-    """
+    """See the module. `parts`: the ranks over which queued collectives in the graph run; None if it has none."""
 
     def __init__(
         self,
@@ -90,7 +35,6 @@ class WholePasses:
     ) -> None:
         self._context, self._parameters, self._memory = context, parameters, memory
         self._binder, self._buffers, self._work, self._parts = binder, binder.buffers, work, parts
-        self.prefetches = work.queued
         self.open(context.sessions)
 
     def open(self, sessions: Sessions) -> None:
@@ -101,14 +45,13 @@ class WholePasses:
         self._further = self.first
         if scratch is not None:
             self._further = self._binder.training(self.graph.session, sessions.device, scratch, self.graph.rounded)
-        self.first.prefetches = self._further.prefetches = work.queued
-        self._evaluation = self._binder.evaluation(sessions.open(context.graphs.eval), sessions.device)
-        self.metrics = MetricSums(context.device, metric_shapes(self._evaluation))
-        self.metrics.tie(self._evaluation)
+        self._further.prefetches = work.queued
+        evaluation = self._binder.evaluation(sessions.open(context.graphs.eval), sessions.device)
+        self.graphs = OneGraph(context, self.first, evaluation, prefetches=work.queued)
         over = self._parts if self.graph.overlap is None else context.replicas
-        obstacle = work.obstacle(sessions, self.first, [context.graphs.train])
-        self._first_run = work.passes(sessions, "a micro-batch", self._run_first, obstacle, over)
-        self._further_run = work.passes(sessions, "another micro-batch", self._run_further, obstacle, over)
+        repetition = Repetition(sessions, work.obstacle(sessions, self.first, [context.graphs.train]), over)
+        self._first_run = work.repeat("a micro-batch", self._run_first, repetition)
+        self._further_run = work.repeat("another micro-batch", self._run_further, repetition)
 
     def _bound(self, session: onnxruntime.InferenceSession, sessions: Sessions) -> Binding:
         return self._binder.training(session, sessions.device, self._buffers.gradients, self.graph.rounded)
@@ -164,29 +107,6 @@ class WholePasses:
         if self.graph.rounded is not None:
             self.graph.rounded.updated()
 
-    def prefetch(self, batches: Sequence[MicroBatch]) -> None:
-        """See the protocol."""
-        feed_ahead(self.first, batches)
-
-    def evaluate(self, batch: MicroBatch, seed: int, scores: Scores) -> npt.NDArray[np.float32]:
-        """See the protocol."""
-        return evaluated_by(self._evaluation, self.metrics, batch, seed, scores)
-
-    def end_evaluation(self) -> None:
-        """See the protocol."""
-
-    def scales_loss(self) -> bool:
-        """See the protocol."""
-        return LOSS_SCALE in self.first.inputs
-
-    def shapes_fed(self) -> dict[str, tuple[int, ...]] | None:
-        """See the protocol."""
-        return {name: shape for name, _, shape in self.first.fed}
-
-    def compared(self, sessions: Sessions) -> list[Path]:
-        """See the protocol."""
-        return [sessions.fastest_form_of(self._context.graphs.train)]
-
     def bind_checked(self, sessions: Sessions, model: Path | bytes) -> Binding:
         """A training graph for the check of the gradient."""
         return self._bound(sessions.open(model), self._context.sessions)
@@ -197,16 +117,4 @@ class WholePasses:
         if self.graph.overlap is not None and operators is not None:
             operators.on_bucket = operators.on_rows = None
             self.graph.overlap.close()
-        del self.graph, self.first, self._further, self._first_run, self._further_run
-
-
-def evaluated_by(
-    evaluation: Binding, metrics: MetricSums, batch: MicroBatch, seed: int, scores: Scores
-) -> npt.NDArray[np.float32]:
-    """Run an evaluation graph; see `Passes.evaluate`."""
-    feed(evaluation, batch, seed)
-    names = sorted(name for name in evaluation.outputs if name.endswith(GATHERED))
-    for name, value in evaluation.run_for(names).items():
-        scores.setdefault(name, []).append(np.array(value.numpy()))
-    evaluation.forget(names)
-    return metrics.read()
+        del self.graph, self.graphs, self.first, self._further, self._first_run, self._further_run

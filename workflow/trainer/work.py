@@ -42,6 +42,19 @@ class Repeating(Protocol):
 
 
 @dataclass(frozen=True)
+class Repetition:
+    """How passes over a micro-batch are repeated."""
+
+    sessions: Sessions
+    obstacle: str
+    """Why they cannot be captured; empty if they may be."""
+    over: Communicator | None
+    """The ranks over which they sum."""
+    deferred: bool = False
+    """Whether they are captured only where no message is awaited."""
+
+
+@dataclass(frozen=True)
 class TrainGraph:
     """The training graph of a step, opened."""
 
@@ -81,21 +94,11 @@ class Work(Protocol):
     def squares_graph(self, pieces: int | None = None) -> onnx.ModelProto:
         """The graph that sums the squares of a buffer, or of several."""
 
-    def repeated(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
-        """Work that every step repeats on the same memory; `name` is its name in the log."""
+    def repeat(self, name: str, run: Callable[[], None], passes: Repetition | None = None) -> Repeating:
+        """Work that every step repeats on the same memory. `name`: in the log. `passes`: if it is passes."""
 
     def obstacle(self, sessions: Sessions, binding: Binding, graphs: Sequence[Path]) -> str:
         """Why passes of these graphs cannot be captured; empty if they may, or if nobody asks."""
-
-    def passes(
-        self,
-        sessions: Sessions,
-        name: str,
-        run: Callable[[], None],
-        obstacle: str,
-        over: Communicator | None,
-    ) -> Repeating:
-        """Passes over a micro-batch. `over`: the ranks over which they sum."""
 
 
 class Once:
@@ -157,21 +160,10 @@ class HostWork:
         """See the protocol."""
         return square_sum_graph() if pieces is None else square_sums_graph(pieces)
 
-    def repeated(self, name: str, run: Callable[[], None]) -> Callable[[], None]:
+    def repeat(self, name: str, run: Callable[[], None], passes: Repetition | None = None) -> Repeating:
         """See the protocol."""
-        return run
+        return Once(run)
 
     def obstacle(self, sessions: Sessions, binding: Binding, graphs: Sequence[Path]) -> str:
         """See the protocol."""
         return ""
-
-    def passes(
-        self,
-        sessions: Sessions,
-        name: str,
-        run: Callable[[], None],
-        obstacle: str,
-        over: Communicator | None,
-    ) -> Repeating:
-        """See the protocol."""
-        return Once(run)

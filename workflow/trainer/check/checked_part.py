@@ -35,17 +35,9 @@ class CheckedTensor:
 class CheckedPart:
     """What a rank holds; without `over` all parameters and gradients, and no other rank takes part.
 
-    Parameters
-    ----------
-    index
-        The tensors.
-    parameters, gradients
-        Flat buffers of the elements from `start` on; gradients are overwritten by each pass.
-    over
-        The ranks that hold the other shares. Each run of a graph sums the gradients of all of them, which have the same
-        micro-batch.
-    around
-        What a run needs around it besides: the exchange of shares.
+    `index`: the tensors. `parameters`, `gradients`: flat buffers of the elements from `start` on; gradients are
+    overwritten by each pass. `over`: the ranks that hold the other shares. Each run of a graph sums the gradients of
+    all of them, which have the same micro-batch. `around`: what a run needs around it besides: the exchange of shares.
     """
 
     def __init__(

@@ -37,16 +37,7 @@ class Checker(Protocol):
 class GradientChecker:
     """Checks one gradient on a real micro-batch.
 
-    Parameters
-    ----------
-    parts
-        Of this rank.
-    passes
-        Its passes.
-    part
-        What this rank holds.
-    precision
-        Compares precisions; None where training has only one.
+    `precision`: compares precisions; None where training has only one.
     """
 
     def __init__(

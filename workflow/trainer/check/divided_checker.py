@@ -34,18 +34,7 @@ if TYPE_CHECKING:
 class CheckedHolding:
     """What a rank holds of a divided model, as the check reads and moves it.
 
-    Parameters
-    ----------
-    parts, parameters
-        Of this rank.
-    ranks
-        Its communicators.
-    division
-        How the model is divided.
-    precision
-        Compares precisions; None where training has only one.
-    stages
-        Its passes in a pipeline.
+    `precision`: compares precisions; None where training has only one. `stages`: its passes in a pipeline.
     """
 
     def __init__(

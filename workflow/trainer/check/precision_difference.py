@@ -13,7 +13,7 @@ from ortflow.workflow.trainer.check.precision_check import compare
 from ortflow.workflow.trainer.context import StepContext
 from ortflow.workflow.trainer.device_scale import DeviceScale
 from ortflow.workflow.trainer.obstacles import draw_alike
-from ortflow.workflow.trainer.whole_passes import Passes
+from ortflow.workflow.trainer.passes import Passes
 
 Vector = npt.NDArray[np.float32]
 
@@ -28,7 +28,7 @@ class PrecisionDifference:
     def comparable(self) -> bool:
         """Whether a difference means anything."""
         sessions = self._context.sessions
-        return draw_alike([*self._passes.compared(sessions), *self._passes.compared(sessions.exact())])
+        return draw_alike([*self._passes.graphs.compared(sessions), *self._passes.graphs.compared(sessions.exact())])
 
     def warning(
         self, exact: Vector, gradient: Callable[[], Vector], finite: Callable[[Vector], bool], part: CheckedPart

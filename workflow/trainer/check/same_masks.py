@@ -20,12 +20,7 @@ from ortflow.workflow.sessions.session import Sessions
 def standard_graph(sessions: Sessions, graph: Path) -> bytes:
     """The form of a graph whose operators are all ONNX Runtime's, except for dropouts that the fastest form has.
 
-    Parameters
-    ----------
-    sessions
-        Those that will open it.
-    graph
-        The training graph.
+    `sessions`: those that will open it.
     """
     content = sessions.standard_form_of(graph).read_bytes()
     form = sessions.form_of(graph)

@@ -68,18 +68,7 @@ class WholeExporter:
 class LentExporter:
     """From the parameters of all ranks, one tensor at a time.
 
-    Parameters
-    ----------
-    context
-        Of this rank.
-    graphs
-        Of the whole model.
-    world
-        All ranks.
-    held
-        The elements of the whole model's flat buffer that a rank sends; see `LentTensors`.
-    local
-        Returns this rank's elements.
+    `held`: the elements of the whole model's flat buffer that a rank sends; see `LentTensors`.
     """
 
     def __init__(

@@ -25,16 +25,8 @@ Range = tuple[int, int]
 class LentTensors(Mapping[str, "npt.NDArray[Any]"]):
     """See the module.
 
-    Parameters
-    ----------
-    world
-        The ranks.
-    index
-        Where tensors lie in the flat buffer.
-    held
-        The elements of the buffer that a rank sends. The ranges of all ranks cover each tensor once.
-    local
-        This rank's elements, fp32.
+    `held`: the elements of the buffer that a rank sends. The ranges of all ranks cover each tensor once. `local`: this
+    rank's elements, fp32.
     """
 
     def __init__(

@@ -65,14 +65,7 @@ def export_mapped(
 class MappedTensors:
     """The tensors of a file that are mapped to memory; addressed as in a flat buffer.
 
-    Parameters
-    ----------
-    index
-        Where tensors lie in the flat buffer.
-    file
-        Contains them, fp32, in little-endian order.
-    offsets
-        The first byte of each tensor that is in the file.
+    `file`: contains them, fp32, in little-endian order. `offsets`: the first byte of each tensor that is in the file.
     """
 
     def __init__(self, index: FlatIndex, file: Path, offsets: Mapping[str, int]) -> None:
