@@ -8,6 +8,7 @@ forever.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import traceback
@@ -75,6 +76,7 @@ def execute(
             from ortflow.workflow.program import steps as of_program
             from ortflow.workflow.program.context import ProgramContext
 
+            _collect_again()
             context = ProgramContext(run_dir, spec, place, attempt, stop, events, fence, location=location)
             context.engine = Engine(of_program.STEPS, events)
             context.engine.run(context)
@@ -82,6 +84,7 @@ def execute(
             from ortflow.workflow.steps.context import Context
             from ortflow.workflow.steps.order import STEPS
 
+            _collect_again()
             assert isinstance(spec, TrainerRunSpec)
             if spec.restart.hung_seconds is not None:
                 stop.watch_for_hangs(hang := HangWatch(spec.restart.hung_seconds))
@@ -112,6 +115,7 @@ def execute(
         traceback.print_exc()
         events.write("failure", reason=f"{type(error).__name__}: {error}", exit_code=EXIT_FAILURE)
         code = EXIT_FAILURE
+    gc.enable()
     if hang is not None:
         stop.watch_for_hangs(None)
         hang.end()
@@ -125,6 +129,12 @@ def execute(
     with suppress(OSError):
         events.close()
     return code
+
+
+def _collect_again() -> None:
+    """End the pause of garbage collection in which `rank` imports; what is imported is never looked through again."""
+    gc.freeze()
+    gc.enable()
 
 
 def _record_nodes(events: EventLog, spec: RunSpec, whole: RunSpec, place: Place) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -168,6 +169,10 @@ def main(number: int, modules: list[str]) -> None:
     """Fork for each request, until the process of tests has ended."""
     for module in modules:
         __import__(module)
+    if (run := sys.modules.get("ortflow.workflow.spec.run")) is not None:
+        for kind in (run.TrainerRunSpec, run.ProgramRunSpec):  # built for the first run file, in each fork again
+            kind.model_rebuild()
+    gc.freeze()  # else each fork looks through all modules, which copies their pages
     # Not ignored: the kernel would take them away too, but with their processor time, which .ci/run lists by lane.
     signal.signal(signal.SIGCHLD, take_away)
     with socket.socket(fileno=number) as requests:

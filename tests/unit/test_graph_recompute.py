@@ -21,8 +21,7 @@ from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.edit import constants_of
-from ortflow.workflow.graph.ir.origin import SCOPES
-from ortflow.workflow.graph.optimize.recompute import scopes_of
+from ortflow.workflow.graph.ir.origin import SCOPES, scopes_of
 from ortflow.workflow.graph.types import SEED, GraphSet
 from ortflow.workflow.onnx_runtime import onnxruntime
 

@@ -30,6 +30,7 @@ SETTLE = 0.2
 _PASSING = ("mpich_shar_tmp", "ucx_shm_posix_")
 """Segments that MPICH and its UCX may name for a moment at any time, until they are mapped."""
 _SEGMENT = r"(?:mpich_shm_|mpich_shar_tmp|ucx_shm_posix_|vader_segment\.|sm_segment\.)[\w.\-]+"
+_NAME = re.compile(_SEGMENT)
 _MAPPED = re.compile(rf"/({_SEGMENT})(?: \(deleted\))?$", re.MULTILINE)
 _RECORD = re.compile(r"ortflow_mpi_\d+_[0-9a-f]{16}")
 
@@ -146,10 +147,12 @@ def sweep(folder: Path = FOLDER) -> list[str]:
 def _there(folder: Path) -> frozenset[str]:
     """The segments of this user."""
     segments = set()
-    for path in folder.glob("*"):
-        with suppress(OSError):
-            if re.fullmatch(_SEGMENT, path.name) and path.lstat().st_uid == os.getuid():
-                segments.add(path.name)
+    with suppress(OSError):  # the folder cannot be read
+        # Other programs may have thousands of files there, of which a `Path` each takes longer than MPI's start.
+        for name in filter(_NAME.fullmatch, os.listdir(folder)):
+            with suppress(OSError):
+                if (folder / name).lstat().st_uid == os.getuid():
+                    segments.add(name)
     return frozenset(segments)
 
 

@@ -46,6 +46,14 @@ def module_path(scopes: str) -> str:
     return names[-2] if len(names[-2]) <= 160 else names[-2][:157] + "..."
 
 
+def scopes_of(node: onnx.NodeProto) -> list[str]:
+    """The modules around a node, outermost first, then the prefixes of its name."""
+    noted = next((prop.value for prop in node.metadata_props if prop.key == SCOPES), "")
+    steps = node.name.strip("/").replace("/", ".").split(".")
+    beginnings = [".".join(steps[: count + 1]) for count in range(len(steps))]
+    return [scope for scope in (*names_of(noted), *beginnings) if isinstance(scope, str) and scope]
+
+
 def names_of(scopes: str) -> list[object]:
     """The list recorded under `SCOPES`; empty if it is not a list of text."""
     try:

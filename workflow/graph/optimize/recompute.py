@@ -20,7 +20,7 @@ from ortflow.workflow.graph.ir import shared_entropy, walk
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described
 from ortflow.workflow.graph.ir.order import needed_by, prune, sort_nodes
-from ortflow.workflow.graph.ir.origin import SCOPES, names_of
+from ortflow.workflow.graph.ir.origin import scopes_of
 from ortflow.workflow.graph.optimize.layers import WHERE, layer_of
 from ortflow.workflow.graph.patterns import matches
 
@@ -101,14 +101,6 @@ def _parts(
         if chosen is not None:
             parts.setdefault(chosen, []).append(node)
     return parts
-
-
-def scopes_of(node: onnx.NodeProto) -> list[str]:
-    """The modules around a node, outermost first, then the prefixes of its name."""
-    noted = next((prop.value for prop in node.metadata_props if prop.key == SCOPES), "")
-    steps = node.name.strip("/").replace("/", ".").split(".")
-    beginnings = [".".join(steps[: count + 1]) for count in range(len(steps))]
-    return [scope for scope in (*names_of(noted), *beginnings) if isinstance(scope, str) and scope]
 
 
 def _matched(scope: str, patterns: Collection[str]) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx
 
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.optimize.recompute import scopes_of
+from ortflow.workflow.graph.ir.origin import scopes_of
 
 SMALL = 1 << 12
 """Elements below which a layer joins the next one: a shorter message takes hardly less time."""
