@@ -22,7 +22,7 @@ def test_steps_are_written_within_a_second_though_nothing_follows(tmp_path: Path
     log = EventLog(tmp_path / "e.jsonl", 0, 0)
     before = time.time()
     for step in range(3):
-        log.write_soon("step", step=step, loss=float("nan"))
+        log.write_soon("step", {"step": step, "loss": float("nan")}, dict)
     after = time.time()
     until = time.monotonic() + 30
     while steps_in(log.path) != [0, 1, 2] and time.monotonic() < until:
@@ -37,17 +37,17 @@ def test_steps_are_written_within_a_second_though_nothing_follows(tmp_path: Path
 def test_no_event_stands_before_an_earlier_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD", 3600.0)
     log = EventLog(tmp_path / "e.jsonl", 0, 0)
-    log.write_soon("step", step=1)
-    log.write_soon("step", step=2)
+    log.write_soon("step", {"step": 1}, dict)
+    log.write_soon("step", {"step": 2}, dict)
     assert steps_in(log.path) == []
     log.write("checkpoint_start", step=2)
-    log.write_soon("step", step=3)
+    log.write_soon("step", {"step": 3}, dict)
     assert [(record["event"], record["step"]) for record in read_records(log.path, EVENTS)[0]] == [
         ("step", 1), ("step", 2), ("checkpoint_start", 2),
     ]  # fmt: skip
     assert log.flush()
     assert steps_in(log.path) == [1, 2, 3]
-    log.write_soon("step", step=4)
+    log.write_soon("step", {"step": 4}, dict)
     log.close()
     assert steps_in(log.path) == [1, 2, 3, 4]
 
@@ -59,7 +59,7 @@ def test_without_a_thread_each_step_is_written_at_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(module.threading.Thread, "start", start)
     log = EventLog(tmp_path / "e.jsonl", 0, 0)
     for step in (1, 2):
-        log.write_soon("step", step=step)
+        log.write_soon("step", {"step": step}, dict)
         assert steps_in(log.path) == [*range(1, step + 1)]
     log.close()
 
@@ -73,7 +73,7 @@ def test_what_the_thread_could_not_write_fails_the_next_step(tmp_path: Path) -> 
         "log = EventLog(Path(sys.argv[1]), 0, 0)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
         "for step in range(600):\n"
-        "    try: log.write_soon('step', step=step)\n"
+        "    try: log.write_soon('step', {'step': step}, dict)\n"
         "    except OSError as error: print(error.filename); break\n"
         "    time.sleep(0.1)\n"
     )

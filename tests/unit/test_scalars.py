@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
 
+from ortflow.workflow.scalar_rows import records
 from ortflow.workflow.scalars import ScalarLog
 from ortflow.workflow.steps.monitor import Monitor
 
@@ -25,6 +26,17 @@ def test_scalars_wait_for_their_period_a_flush_or_the_end(tmp_path: Path) -> Non
     sizes.append(log.path.stat().st_size)
     assert sizes[0] == sizes[1] == sizes[2] < sizes[3] < sizes[4]
     assert sizes[3] - sizes[2] == 2 * (sizes[4] - sizes[3])
+
+
+def test_records_made_together_are_those_made_one_by_one(tmp_path: Path) -> None:
+    """The same bytes, for steps of each length and values that fp32 does not have."""
+    names = ("loss", "lr", "größe/" + "x" * 200)
+    steps = [1, 2, 127, 128, 300, 16_383, 16_384, 2**31, 2**40, 2**40 + 1, 5, 6, 7]
+    odd = [float("nan"), float("inf"), -0.0, 1e300, 1e-300]
+    rows = [(1.7e9 + n / 7, step, (0.1 * n, 1e-3, odd[n % 5])) for n, step in enumerate(steps)]
+    log = ScalarLog(tmp_path, 1)
+    assert records(names, rows) == [log._record(log._message(names, *row).SerializeToString()) for row in rows]
+    log.close()
 
 
 def test_scalars_without_a_period_are_written_at_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Called throughout `train`; its own turn closes the files. It only reports: nothi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ortflow.workflow.events import warn
 from ortflow.workflow.memory import peak, resident, with_peak
@@ -20,6 +21,25 @@ SCALARS_SECONDS = 5.0
 """Whose scalars are written together: TensorBoard itself reads every five seconds at most."""
 USAGE_SECONDS = 10.0
 """Between two measurements of a rank's memory."""
+
+
+STEP_SCALARS = ("loss", "lr", "grad_norm", "samples_per_second")
+
+
+def step_fields(row: tuple[Any, ...]) -> dict[str, Any]:
+    """The fields of the event of a step; called when it is written. Pure."""
+    step, loss, lr, norm, seconds, samples, epoch, tokens, data_seconds, comm_seconds = row
+    fields = {
+        "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "seconds": round(seconds, 6), "samples": samples,
+        "epoch": epoch,
+    }  # fmt: skip
+    if tokens is not None:
+        fields["tokens"] = tokens
+    if data_seconds is not None:
+        fields["data_seconds"] = round(data_seconds, 6)
+    if comm_seconds is not None:
+        fields["comm_seconds"] = round(comm_seconds, 6)
+    return fields
 
 
 def usage(context: Context) -> dict[str, int]:
@@ -78,21 +98,16 @@ class Monitor:
         self.seconds = 0.0 if self.seconds is None else self.seconds + seconds
         if outcome.skipped is not None:
             context.events.write("skipped_step", step=step, reason=outcome.skipped)
-        context.events.write_soon(
-            "step", step=step, loss=outcome.loss, lr=lr, grad_norm=outcome.grad_norm,
-            seconds=round(seconds, 6), samples=outcome.samples, epoch=epoch,
-            **({} if tokens is None else {"tokens": tokens}),
-            **({} if data_seconds is None else {"data_seconds": round(data_seconds, 6)}),
-            **({} if comm_seconds is None else {"comm_seconds": round(comm_seconds, 6)}),
-        )  # fmt: skip
+        loss, norm, samples = outcome.loss, outcome.grad_norm, outcome.samples
+        row = (step, loss, lr, norm, seconds, samples, epoch, tokens, data_seconds, comm_seconds)
+        context.events.write_soon("step", row, step_fields)
         now = context.clock.monotonic()
         if self._measured is None or now - self._measured >= USAGE_SECONDS:
             self._measured = now
             context.events.write("usage", step=step, **usage(context))
-        speed = outcome.samples / seconds
-        self._scalars(
-            step, {"loss": outcome.loss, "lr": lr, "grad_norm": outcome.grad_norm, "samples_per_second": speed}
-        )
+        speed = samples / seconds
+        if self._writer is not None:
+            self._writer.add_row(step, STEP_SCALARS, (loss, lr, norm, speed))
         if context.leads and (step % self._every == 0 or outcome.skipped):
             skipped = f"  skipped: {outcome.skipped}" if outcome.skipped else ""
             print(

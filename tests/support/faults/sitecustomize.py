@@ -106,7 +106,7 @@ def install() -> None:
 
     EventLog.write = write  # type: ignore[method-assign]
     # Tests read the step at which a fault came in the record, which must have it by then.
-    EventLog.write_soon = write  # type: ignore[method-assign]
+    EventLog.write_soon = lambda self, event, row, fields: write(self, event, **fields(row))  # type: ignore[method-assign]
 
 
 def follow_clock(path: str) -> None:
