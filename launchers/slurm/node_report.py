@@ -116,7 +116,7 @@ def packages(names: Sequence[str]) -> dict[str, str]:
 def imports() -> str:
     """Why the ranks' imports fail; empty if they succeed. In a separate process: they may crash."""
     try:
-        result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=40)
+        result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=40, cwd="/")
     except subprocess.TimeoutExpired:
         return "importing onnxruntime takes more than 40 s"
     if result.returncode < 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -56,9 +55,15 @@ class Screen:
 
     def _report(self, run: Path) -> None:
         """Write the page in a process of its own: that of a long run takes seconds, in which the table stays alive."""
-        command = [sys.executable, "-m", "ortflow", "report", str(run.absolute())]
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        from ortflow.workflow.module_process import start_module
+
+        command = ("ortflow", "report", str(run.absolute()), "--output", str(Path(f"{run.name}.html").absolute()))
+        process = start_module(
+            *command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         self._reports.append((run.name, process))
         self.note = f"writing {run.name}.html"

@@ -91,7 +91,11 @@ def test_a_node_reports(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         environment = {**os.environ, "SLURMD_NODENAME": "n2", "SLURM_JOB_NUM_NODES": "1"}
-        subprocess.run([sys.executable, str(program), "node", str(tmp_path)], check=True, env=environment)
+        command = [sys.executable, str(program), "node", str(tmp_path)]
+        # A job starts in the folder that it was submitted from.
+        (tmp_path / "user").mkdir()
+        (tmp_path / "user/onnx.py").write_text("raise SystemExit('a module of a stranger')\n")
+        subprocess.run(command, check=True, env=environment, cwd=tmp_path / "user")
     report = json.loads((tmp_path / "n2.node.json").read_text())
     assert report["lock"] == "held"
     assert report["missing"] == [gone]

@@ -33,7 +33,8 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_keys_select_sort_show_a_log_and_write_a_report(runs: Path) -> None:
-    terminal = Terminal([*TOP, "runs"], runs, environment(), width=80)
+    # The installed command: `python -m ortflow` searches the current folder itself.
+    terminal = Terminal([str(Path(sys.executable).with_name("ortflow")), "top", "runs"], runs, environment(), width=80)
     terminal.until(lambda: "q quit" in str(terminal.screen))
     assert rows(terminal) == ["gamma", "beta", "alpha"]  # the newest first
     assert max(map(len, str(terminal.screen).splitlines())) <= 80
@@ -48,6 +49,8 @@ def test_keys_select_sort_show_a_log_and_write_a_report(runs: Path) -> None:
     terminal.press(b"\x1b")
     terminal.until(lambda: "LOSS" in str(terminal.screen))
 
+    for name in ("copy", "queue", "ortflow"):
+        (runs / f"{name}.py").write_text("raise SystemExit('a module of a stranger')\n")
     terminal.press(b"\x1bOBr")
     terminal.until(lambda: "wrote gamma.html" in str(terminal.screen))
     assert "<html" in (runs / "gamma.html").read_text()
