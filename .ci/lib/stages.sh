@@ -8,8 +8,8 @@ whole_runs() {
 chaos() { # it looks at all of its shared memory: no other MPI may have any of it
   local prefix=(.ci/own_memory)
   .ci/own_memory true 2>/dev/null || prefix=()
-  say "kills, signals and damages by chance, a short round; part $(part 37) of the changes from each layout into each other"
-  ORTFLOW_LAYOUT_CHANGES=${ORTFLOW_LAYOUT_CHANGES:-5} ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-10} ORTFLOW_PART=$(part 37) judged chaos -m chaos tests/chaos
+  say "kills, signals and damages by chance, a short round: $ORTFLOW_CASES of the random trials, part $(part 37) of the changes from each layout into each other (the whole: tools/patrol kills changes)"
+  ORTFLOW_LAYOUT_CHANGES=${ORTFLOW_LAYOUT_CHANGES:-5} ORTFLOW_CHAOS=${ORTFLOW_CHAOS:-4} ORTFLOW_TRIALS=${ORTFLOW_TRIALS:-30} ORTFLOW_PART=$(part 37) judged chaos -m chaos tests/chaos
 }
 
 torch_is_installed() { # waits for the lane that installs it

@@ -49,6 +49,7 @@ def has_no_guard(path: Path) -> bool:
     return path.suffix in (".arrow", ".onnx", ".yaml", ".jsonl") and path.parent.name != "graphs"
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("number", range(TRIALS))
 def test_a_random_damage(half: Path, whole: Path, number: int) -> None:
     chance = random.Random(number)

@@ -153,6 +153,7 @@ def hits() -> Iterator[Counter[str]]:
     print("\nkilled:", ", ".join(f"{count} {what}" for what, count in sorted(counted.items())))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("name", "trial"), CASES)
 def test_a_killed_run_ends_with_the_same_bits(
     name: str, trial: int, calm: Calm, hits: Counter[str], tmp_path: Path

@@ -82,6 +82,7 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("number", range(TRIALS))
 def test_a_random_signal(tmp_path: Path, whole: dict[int, tuple[Path, float]], number: int) -> None:
     chance = random.Random(number)

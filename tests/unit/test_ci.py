@@ -342,6 +342,15 @@ def test_a_patrol_has_every_rotating_and_every_chaos_test_of_the_clusters() -> N
         assert named == marked
 
 
+def test_a_patrol_has_every_test_file_with_cases_that_rotate() -> None:
+    """`rotates` leaves cases out of a run; each file that has it is named by a piece, or lies in a folder of one."""
+    patrol = load("patrol", ROOT / "tools" / "patrol")
+    words = {word for listed in patrol.LISTS.values() for piece in listed.pieces for word in piece.command}
+    files = {path.relative_to(ROOT) for path in ROOT.glob("tests/*/test_*.py") if "mark.rotates" in path.read_text()}
+    assert {path.parent.name for path in files} >= {"unit", "integration", "chaos", "torch", "slurm", "kubernetes"}
+    assert [str(path) for path in sorted(files) if not {str(path), str(path.parent)} & words] == []
+
+
 def test_the_table_has_each_stage_of_each_lane(tmp_path: Path) -> None:
     """Two lanes: one stage of the first lasts as long as two of the second."""
     script = (

@@ -18,7 +18,7 @@ from operators_on_gpu import rotated
 
 from ortflow.workflow.onnx_runtime import native
 
-pytestmark = [needs_kernels, pytest.mark.rotates]
+pytestmark = [needs_kernels, pytest.mark.rotates("properties of kernels")]
 CASES = 400
 SMALL = (0, 1, 1, 2, 3, 4, 5)
 MIDDLE = (1, 2, 3, 6, 7, 8, 9, 13, 14, 15, 16, 17, 28, 31, 32, 33, 48, 63, 64, 65)
