@@ -88,7 +88,8 @@ def _checksums(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
     tables, empty = _tables(size)
     crc = np.bitwise_xor.reduce(tables[np.arange(size), content], axis=1) ^ empty
     rotated = (crc >> np.uint32(15)) | (crc << np.uint32(17))
-    return (rotated + np.uint32(0xA282EAD8)).astype("<u4")
+    checksums: npt.NDArray[np.uint32] = (rotated + np.uint32(0xA282EAD8)).astype("<u4")
+    return checksums
 
 
 @functools.lru_cache(64)
