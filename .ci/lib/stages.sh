@@ -51,12 +51,14 @@ part_of_torch_tests() {
   [ ${#files[@]} = 0 ] || judged torch-tests "${files[@]}"
 }
 
+fewer_cases() { [ -z "$ORTFLOW_CASES" ] || part "$1"; } # N: in place of ORTFLOW_CASES, unless all cases run
+
 programs_with_torch() { # a lane of its own: behind the exports it was the last, alone on two cores
   local pytest=$work/torch/bin/pytest
   renice -n 10 -p $BASHPID >/dev/null
   torch_is_installed || return 0
-  say "programs of other frameworks: case $(part 7) of DeepSpeed, JAX and Horovod, and one of a process (the whole: pytest -m 'chaos or not chaos' tests/torch/test_program_frameworks.py)"
-  ORTFLOW_CASES=$(part 7) attempt frameworks judged frameworks tests/torch/test_program_frameworks.py tests/integration/test_program_run.py::test_torchrun_starts_the_processes_of_a_node
+  say "programs of other frameworks: cases $(fewer_cases 7) of DeepSpeed, JAX and Horovod, and some of a process (the whole: pytest -m 'chaos or not chaos' tests/torch/test_program_frameworks.py)"
+  ORTFLOW_CASES=$(fewer_cases 7) attempt frameworks judged frameworks tests/torch/test_program_frameworks.py tests/integration/test_program_run.py::test_torchrun_starts_the_processes_of_a_node
   say "sets in S3 and in Google Cloud Storage"
   attempt object-stores judged object-stores tests/unit/test_data_object_stores.py
   say "ortflow prove: part $(part 7) of the programs that forget a state (the whole: pytest -m 'chaos or not chaos' tests/integration/test_prove.py)"
