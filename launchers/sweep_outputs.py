@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from ortflow.workflow.errors import UserError
@@ -15,13 +15,33 @@ def refuse_shared_outputs(specs: Sequence[RunSpec]) -> None:
     for keys in OUTPUTS:
         paths = set[Path]()
         for spec in specs:
-            section = spec.model_dump(include={keys[0]})[keys[0]]
-            if not section.get("enabled", True) or (keys[0] == "monitor" and not section["tensorboard"]):
-                continue
-            path = Path(str(spec.run_dir), section[keys[1]])
-            if path in paths:
+            for written in _written(spec, keys):
+                path = Path(str(spec.run_dir), written)
+                if path in paths:
+                    raise UserError(
+                        f"is {path} for several runs of the sweep", where=".".join(keys),
+                        fix=f"give a path relative to the run directory, or vary it: --set {'.'.join(keys)}=…",
+                    )  # fmt: skip
+                paths.add(path)
+
+
+def refuse_absolute_outputs(spec: RunSpec, varied: Collection[str]) -> None:
+    """Raise UserError if all trials of a search would write to one path. `varied` are the keys of its space. Pure."""
+    for keys in OUTPUTS:
+        key = ".".join(keys)
+        if any(f"{key}.".startswith(f"{other}.") for other in varied):
+            continue
+        for path in _written(spec, keys):
+            if path.startswith(("/", "~")):
                 raise UserError(
-                    f"is {path} for several runs of the sweep", where=".".join(keys),
-                    fix=f"give a path relative to the run directory, or vary it: --set {'.'.join(keys)}=…",
-                )  # fmt: skip
-            paths.add(path)
+                    f"is {path} for all trials of the search",
+                    where=key,
+                    fix="give a path relative to the run directory",
+                )
+
+
+def _written(spec: RunSpec, keys: Sequence[str]) -> Iterator[str]:
+    """The path of an output, if the run writes it."""
+    section = spec.model_dump(include={keys[0]})[keys[0]]
+    if section.get("enabled", True) and (keys[0] != "monitor" or section["tensorboard"]):
+        yield str(section[keys[1]])

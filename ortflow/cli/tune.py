@@ -54,6 +54,7 @@ def tune(
 
     from ortflow.launchers.base import find_launcher, is_elsewhere
     from ortflow.launchers.locks import HeldError, hold
+    from ortflow.launchers.sweep_outputs import refuse_absolute_outputs
     from ortflow.launchers.sweeps import folder_of
     from ortflow.launchers.tuning.search import Search
     from ortflow.launchers.tuning.study import Record
@@ -63,6 +64,8 @@ def tune(
     launcher, given = find_launcher(backend), tuple(overrides or ())
     elsewhere = is_elsewhere(launcher)
     spec, section = _search_of(file, given, files=not elsewhere)
+    if section.trials != 1:
+        refuse_absolute_outputs(spec, section.space)
     _refuse_values(file, given, section)
     if output is not None and not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder {output.absolute().parent}", where="--output", fix="create it first")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from run_files import SMALL, reported
 
+from ortflow.cli.tune import tune
 from ortflow.launchers.base import Submission
 from ortflow.launchers.locks import hold
 from ortflow.launchers.sweeps import read_sweep
@@ -225,3 +226,17 @@ def test_what_cannot_be_searched(tune: str, message: str, tmp_path: Path) -> Non
     text = SMALL.replace("train: train.arrow", "train: train.arrow\n  eval: train.arrow") + f"tune: {tune}\n"
     (one,) = reported(tmp_path, text)
     assert message in one
+
+
+def test_trials_that_would_share_a_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second trial would find the checkpoints of the first, and fail; exports would replace each other."""
+    monkeypatch.chdir(tmp_path)
+    text = SMALL.replace("train: train.arrow", "train: train.arrow\n  eval: train.arrow")
+    Path("run.yaml").write_text(text + f"tune: {{trials: 2, space: {{{LR}: {{log: [1e-4, 1e-2]}}}}}}\n")
+    Path("model.onnx").touch()
+    Path("train.arrow").touch()
+    for key in ("checkpoint.directory", "export.path"):
+        with pytest.raises(UserError, match=f"is {tmp_path}/one for all trials") as refused:
+            tune(Path("run.yaml"), [f"{key}={tmp_path}/one"])
+        assert refused.value.where == key
+    assert not Path("runs").exists()
